@@ -1,0 +1,1 @@
+"""The training engine that devices and the host's own worker run."""

@@ -1,0 +1,1 @@
+"""The shared volume: the device's flash as a file system, on the device and on the host."""

@@ -1,0 +1,1 @@
+"""The host daemon, its fleet, federated coordination, and the command line."""

@@ -1,0 +1,1 @@
+"""Boards: what a device runs on, and how it is started."""

@@ -1,0 +1,1 @@
+"""What millpond needs of Linux and Python lacks: namespaces, mounts, passed descriptors, sd_notify."""

@@ -1,0 +1,24 @@
+"""Edge: tells systemd how a service is doing (sd_notify(3)); does nothing where there is no systemd."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+
+def notify(state: str) -> bool:
+    """Send ``READY=1``, ``STATUS=...``, ``WATCHDOG=1`` or ``STOPPING=1``; False without a service manager."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return False
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        sock.sendto(state.encode(), address)
+    return True
+
+
+def watchdog_interval() -> float | None:
+    """Seconds between two ``WATCHDOG=1``, half of what the unit asks for; None without a watchdog."""
+    microseconds = os.environ.get("WATCHDOG_USEC")
+    return int(microseconds) / 2e6 if microseconds and microseconds.isdigit() else None

@@ -1,0 +1,207 @@
+"""Edge: a process tree in namespaces of its own, with a root directory that holds only what it is given.
+
+The emulated boards, the volume server, the SSH server and the job workers are each started in one: what a
+process must not reach does not exist for it. Works as root and, with one uid, in a user namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from millpond.linux import syscalls as sys
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """One thing shown in a sandbox: ``source`` outside, at ``target`` inside."""
+
+    source: Path
+    target: Path
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """What a process tree may see.
+
+    ``binds`` None keeps the whole file system. ``network`` False gives an empty network namespace.
+    ``uid`` None stays root of the sandbox; where only one uid exists, any other uid is that one renamed.
+    """
+
+    binds: tuple[Bind, ...] | None = None
+    tmpfs: tuple[Path, ...] = (Path("/tmp"),)  # noqa: S108 - the sandbox's own
+    files: dict[str, str] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    hostname: str | None = None
+    own_network: bool = False
+    own_pids: bool = False
+    uid: int | None = None
+
+
+def has_many_uids() -> bool:
+    """Whether this user namespace can tell one user from another (more than one uid is mapped)."""
+    lines = Path("/proc/self/uid_map").read_text().splitlines()
+    return sum(int(line.split()[2]) for line in lines) > 1
+
+
+def become_root_of_namespace(flags: int) -> None:
+    """Unshare ``flags``; without privilege, in a new user namespace in which this user is root."""
+    if os.geteuid() == 0:
+        sys.unshare(flags)
+    else:
+        enter_user_namespace(0, flags)
+
+
+def enter_user_namespace(inside_uid: int, flags: int = 0) -> None:
+    """Enter a new user namespace whose only user, ``inside_uid``, is the present one."""
+    uid, gid = os.geteuid(), os.getegid()
+    sys.unshare(sys.CLONE_NEWUSER | flags)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{inside_uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{inside_uid} {gid} 1")
+
+
+def spawn(sandbox: Sandbox, body: Callable[[], int], *, keep: Sequence[int] = ()) -> int:
+    """Fork; run ``body`` in the sandbox and exit with its result. Returns the pid to wait for.
+
+    The child dies with the calling thread. With ``own_pids`` the body runs as PID 1 and everything it ever
+    started dies with it. Descriptors stay open as their close-on-exec flags say, ``keep`` in any case.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        sys.die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the kernel knew
+            os._exit(70)
+        for descriptor in keep:
+            os.set_inheritable(descriptor, True)
+        code = _inside(sandbox, body)
+    except OSError as error:
+        os.write(2, f"sandbox: {error}\n".encode())
+    finally:
+        os._exit(code)
+
+
+def _inside(sandbox: Sandbox, body: Callable[[], int]) -> int:
+    many_uids = has_many_uids()
+    flags = sys.CLONE_NEWNS
+    flags |= sys.CLONE_NEWNET if sandbox.own_network else 0
+    flags |= sys.CLONE_NEWPID if sandbox.own_pids else 0
+    flags |= sys.CLONE_NEWUTS | sys.CLONE_NEWIPC if sandbox.hostname else 0
+    renamed = sandbox.uid is not None and not many_uids
+    if renamed:
+        enter_user_namespace(sandbox.uid or 0, flags)
+    else:
+        become_root_of_namespace(flags)
+    if sandbox.own_pids and (pid := os.fork()):
+        _relay(pid)
+    if sandbox.own_pids:
+        sys.die_with_parent(signal.SIGKILL)
+    _build_root(sandbox)
+    if sandbox.hostname:
+        sys.set_hostname(sandbox.hostname)
+    if sandbox.uid is not None:
+        _drop_to(sandbox.uid, many_uids)
+    return body()
+
+
+def _relay(pid: int) -> NoReturn:
+    """Stand outside the PID namespace for its PID 1: hand on signals, and exit as it does."""
+
+    def forward(number: int, _frame: object) -> None:
+        os.kill(pid, number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, forward)
+    _, status = os.waitpid(pid, 0)
+    os._exit(exit_code(status))
+
+
+def exit_code(status: int) -> int:
+    """The exit code of a wait status, 128 + N for signal N, as shells do."""
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
+
+
+def _drop_to(uid: int, many_uids: bool) -> None:
+    if many_uids:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    sys.no_new_privileges()
+    sys.die_with_parent(signal.SIGKILL)  # a change of credentials clears it
+
+
+def _build_root(sandbox: Sandbox) -> None:
+    sys.mount("none", Path("/"), "", sys.MS_REC | sys.MS_PRIVATE)
+    if sandbox.binds is None:
+        if sandbox.own_pids:
+            sys.mount("proc", Path("/proc"), "proc", sys.MS_NOSUID | sys.MS_NODEV | sys.MS_NOEXEC)
+        return
+    root = Path("/tmp")  # noqa: S108 - covered by our own tmpfs at once
+    sys.mount("tmpfs", root, "tmpfs", sys.MS_NOSUID, "mode=755")
+    for item in sandbox.binds:
+        _show(root, item)
+    for path in sandbox.tmpfs:
+        inside(root, path).mkdir(parents=True, exist_ok=True)
+        sys.mount("tmpfs", inside(root, path), "tmpfs", sys.MS_NOSUID | sys.MS_NODEV, "mode=1777")
+    for name, text in sandbox.files.items():
+        inside(root, Path(name)).parent.mkdir(parents=True, exist_ok=True)
+        inside(root, Path(name)).write_text(text)
+    for name, target in sandbox.links.items():
+        inside(root, Path(name)).parent.mkdir(parents=True, exist_ok=True)
+        inside(root, Path(name)).symlink_to(target)
+    _mount_kernel_trees(root, sandbox.own_pids)
+    sys.pivot_root(root)
+
+
+def inside(root: Path, path: Path) -> Path:
+    """The absolute ``path`` as seen below ``root``."""
+    return root / path.relative_to("/")
+
+
+def _show(root: Path, item: Bind) -> None:
+    target = inside(root, item.target)
+    if item.source.is_symlink() and not item.source.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if item.source.is_dir():
+        target.mkdir(exist_ok=True)
+    elif not target.exists():
+        target.touch()
+    sys.bind(item.source, target, read_only=item.read_only)
+
+
+def _mount_kernel_trees(root: Path, own_pids: bool) -> None:
+    proc = root / "proc"
+    proc.mkdir(exist_ok=True)
+    if own_pids:
+        sys.mount("proc", proc, "proc", sys.MS_NOSUID | sys.MS_NODEV | sys.MS_NOEXEC)
+    else:
+        sys.bind(Path("/proc"), proc)
+    pts = root / "dev" / "pts"
+    pts.mkdir(parents=True, exist_ok=True)
+    sys.mount("devpts", pts, "devpts", sys.MS_NOSUID | sys.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    (root / "dev" / "ptmx").symlink_to("pts/ptmx")
+
+
+DEVICES = tuple(Path("/dev") / name for name in ("null", "zero", "full", "random", "urandom", "tty"))
+
+
+def system_binds() -> tuple[Bind, ...]:
+    """The read-only programs and libraries of this machine, and the harmless device nodes."""
+    trees = [Path(name) for name in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")]
+    etc = [
+        Path("/etc") / name
+        for name in ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime")
+    ]
+    found = [path for path in (*trees, *etc) if path.exists()]
+    return (*(Bind(path, path) for path in found), *(Bind(path, path, read_only=False) for path in DEVICES))

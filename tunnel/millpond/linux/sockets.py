@@ -1,0 +1,57 @@
+"""Edge: Unix sockets at paths of any length, and descriptors passed over them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+
+def listen(path: Path, *, mode: int = 0o600, backlog: int = 64) -> socket.socket:
+    """A listening stream socket at ``path``, replacing a socket that a dead server left there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+        path.unlink()
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    _at(path, server.bind)
+    path.chmod(mode)
+    server.listen(backlog)
+    return server
+
+
+def connect(path: Path, timeout: float | None = None) -> socket.socket:
+    """A stream socket connected to the server at ``path``. Raises OSError."""
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.settimeout(timeout)
+    try:
+        _at(path, client.connect)
+    except OSError:
+        client.close()
+        raise
+    return client
+
+
+def _at(path: Path, call: Callable[[str], None]) -> None:
+    """Call with an address of the path that fits the 107 bytes of sockaddr_un, however deep the path is."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        call(f"/proc/self/fd/{directory}/{path.name}")
+    finally:
+        os.close(directory)
+
+
+def send_descriptors(sock: socket.socket, descriptors: list[int]) -> None:
+    """Pass open descriptors to the peer, with one byte to carry them."""
+    socket.send_fds(sock, [b"D"], descriptors)
+
+
+def receive_descriptors(sock: socket.socket, count: int) -> list[int]:
+    """Take exactly ``count`` descriptors from the peer; raises ConnectionError if it sent anything else."""
+    data, descriptors, flags, _ = socket.recv_fds(sock, 1, count, socket.MSG_CMSG_CLOEXEC)
+    if data != b"D" or len(descriptors) != count or flags & socket.MSG_CTRUNC:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise ConnectionError(f"expected {count} descriptors, got {len(descriptors)}")
+    return descriptors

@@ -1,0 +1,100 @@
+"""Edge: the system calls that Python 3.11 has no name for."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from pathlib import Path
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_REMOUNT = 0x20
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+
+MNT_DETACH = 0x2
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NO_NEW_PRIVS = 38
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), what)
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces named by ``flags`` (CLONE_NEW*). Raises OSError."""
+    _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def mount(source: str, target: Path, kind: str, flags: int = 0, data: str = "") -> None:
+    """mount(2). Raises OSError that names the target."""
+    result = _libc.mount(
+        source.encode(), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), data.encode()
+    )
+    _check(result, str(target))
+
+
+def bind(source: Path, target: Path, *, read_only: bool = False) -> None:
+    """Show ``source`` (a file or tree, with what is mounted below it) at ``target``."""
+    mount(str(source), target, "", MS_BIND | MS_REC)
+    if read_only:
+        flags = MS_BIND | MS_REMOUNT | MS_RDONLY
+        try:
+            mount("", target, "", flags)
+        except PermissionError:  # a user namespace may not drop flags that the source carries
+            mount("", target, "", flags | _locked_flags(target))
+
+
+def _locked_flags(path: Path) -> int:
+    have = os.statvfs(path).f_flag
+    pairs = ((os.ST_NOSUID, MS_NOSUID), (os.ST_NODEV, MS_NODEV), (os.ST_NOEXEC, MS_NOEXEC))
+    noatime, relatime = (0x400, 0x400), (0x1000, 0x200000)
+    return sum(flag for bit, flag in (*pairs, noatime, relatime) if have & bit)
+
+
+def unmount(target: Path, flags: int = MNT_DETACH) -> None:
+    """umount2(2); lazy by default, so it never waits for a dead server."""
+    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(flags)), str(target))
+
+
+def pivot_root(new_root: Path) -> None:
+    """Make ``new_root``, a mount point, the root directory and forget the old root."""
+    number = _SYS_PIVOT_ROOT.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, "pivot_root is not known on this processor", os.uname().machine)
+    os.chdir(new_root)
+    _check(_libc.syscall(ctypes.c_long(number), b".", b"."), str(new_root))
+    unmount(Path())
+    os.chdir("/")
+
+
+def die_with_parent(signal: int) -> None:
+    """Have the kernel send this process ``signal`` when the thread that forked it ends."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal), 0, 0, 0), "prctl")
+
+
+def no_new_privileges() -> None:
+    """Give up set-uid programs for this process and all it starts."""
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0), "prctl")
+
+
+def set_hostname(name: str) -> None:
+    """Name the machine of this UTS namespace."""
+    _check(_libc.sethostname(name.encode(), len(name.encode())), "sethostname")

@@ -1,0 +1,1 @@
+"""The TCP/IP link between host and device, carried in NVMe-style commands."""

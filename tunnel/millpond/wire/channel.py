@@ -1,0 +1,134 @@
+"""Edge: messages over one connected stream socket (TCP, TLS or Unix), each call with a deadline.
+
+A channel is one conversation: strictly one thread sends or receives at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Protocol, TypeVar
+
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import ConnectionLost, DeadlineExceeded, LimitExceeded, ProtocolError, Refused
+from millpond.wire.frame import Head, Limits, Receiver, encode
+from millpond.wire.message import Failure, Kind, Message
+
+R = TypeVar("R", bound=Message)
+Buffer = bytes | bytearray | memoryview
+_CHUNK = 1 << 20
+
+
+class Outlet(Protocol):
+    """Sees every byte that a channel sends, before any encryption; raises to stop it."""
+
+    def passing(self, kind: Kind, data: Buffer) -> None:
+        """``data`` of ``kind`` is about to leave."""
+
+
+class Channel:
+    """Sends and receives messages. ``peer`` names the other end in errors."""
+
+    def __init__(
+        self, sock: socket.socket, peer: str, *, limits: Limits | None = None, outlet: Outlet | None = None
+    ) -> None:
+        self.sock, self.peer = sock, peer
+        self._receiver = Receiver(limits or Limits(), peer)
+        self._outlet = outlet
+        self._payload_left = 0
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, message: Message, deadline: Deadline, payload: Buffer = b"") -> None:
+        """Send a message and the raw ``payload`` behind it. Raises ConnectionLost, DeadlineExceeded."""
+        body = memoryview(payload).cast("B")
+        self._send_bytes(type(message).KIND, encode(message, len(body)), deadline)
+        for start in range(0, len(body), _CHUNK):
+            self._send_bytes(type(message).PAYLOAD_KIND, body[start : start + _CHUNK], deadline)
+
+    def _send_bytes(self, kind: Kind, data: Buffer, deadline: Deadline) -> None:
+        if self._outlet:
+            self._outlet.passing(kind, data)
+        try:
+            self.sock.settimeout(deadline.remaining())
+            self.sock.sendall(data)
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self.peer} took no data in time") from None
+        except OSError as error:
+            raise ConnectionLost(f"{self.peer}: {error.strerror or error}") from error
+
+    def receive(self, deadline: Deadline) -> Head:
+        """The next message, whatever it is. Raises ConnectionLost, DeadlineExceeded, ProtocolError."""
+        if self._payload_left:
+            raise RuntimeError("the payload of the last message was not received")
+        while True:
+            count = self._receive_some(self._receiver.buffer(), deadline)
+            if head := self._receiver.received(count):
+                self._payload_left = head.payload_size
+                return head
+
+    def receive_into(self, buffer: Buffer, deadline: Deadline) -> None:
+        """Receive the whole payload of the last message into ``buffer``, which must be of its size."""
+        view = memoryview(buffer).cast("B")
+        if len(view) != self._payload_left:
+            raise ProtocolError(f"{self.peer} sent {self._payload_left} bytes where {len(view)} belong")
+        while view:
+            view = view[self._receive_some(view, deadline) :]
+        self._payload_left = 0
+
+    def receive_payload(self, limit: int, deadline: Deadline) -> bytearray:
+        """The payload of the last message in a new buffer. Raises LimitExceeded before it allocates."""
+        if self._payload_left > limit:
+            raise LimitExceeded(
+                f"{self.peer} sent {self._payload_left} bytes; at most {limit} are accepted here"
+            )
+        data = bytearray(self._payload_left)
+        self.receive_into(data, deadline)
+        return data
+
+    def expect(self, reply: type[R], deadline: Deadline, payload: int | None = 0) -> R:
+        """The next message: a ``reply`` with ``payload`` bytes (None: any number). Raises Refused."""
+        head = self.receive(deadline)
+        if isinstance(head.message, Failure):
+            raise Refused(self.peer, head.message.code, head.message.text)
+        if not isinstance(head.message, reply):
+            raise ProtocolError(f"{self.peer} sent '{head.message.NAME}' where '{reply.NAME}' belongs")
+        if payload is not None and head.payload_size != payload:
+            raise ProtocolError(
+                f"{self.peer} sent {head.payload_size} bytes behind '{reply.NAME}', not {payload}"
+            )
+        return head.message
+
+    def call(self, request: Message, reply: type[R], deadline: Deadline, payload: Buffer = b"") -> R:
+        """Send ``request`` and return the ``reply``, which has no payload."""
+        self.send(request, deadline, payload)
+        return self.expect(reply, deadline)
+
+    def _receive_some(self, buffer: memoryview, deadline: Deadline) -> int:
+        try:
+            self.sock.settimeout(deadline.remaining())
+            count = self.sock.recv_into(buffer)
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self.peer} did not answer in time") from None
+        except OSError as error:
+            raise ConnectionLost(f"{self.peer}: {error.strerror or error}") from error
+        if count == 0:
+            raise ConnectionLost(f"{self.peer} closed the connection")
+        return count
+
+    @property
+    def closed_cleanly(self) -> bool:
+        """Whether the last received message is whole: an end of the connection here loses nothing."""
+        return self._receiver.idle and not self._payload_left
+
+    def close(self) -> None:
+        """Close the socket, waking a thread that waits in it."""
+        with contextlib.suppress(OSError):  # the peer was faster
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()

@@ -1,0 +1,76 @@
+"""Edge: mutual TLS 1.3 with the fleet's own authority, which is the only one trusted."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import ConnectionLost, DeadlineExceeded, LocalError, RemoteError
+
+HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The files that make one end of the fleet: the authority's certificate, its own, and its key."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+    @staticmethod
+    def in_directory(directory: Path) -> Identity:
+        """The three files under their usual names."""
+        return Identity(directory / "ca.pem", directory / "cert.pem", directory / "key.pem")
+
+    def context(self, *, server: bool) -> ssl.SSLContext:
+        """A context that shows this identity and demands one of the same fleet. Raises LocalError."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(self.authority)
+            context.load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise LocalError(f"{self.certificate.parent}: this identity cannot be loaded: {error}") from None
+        return context
+
+
+def connect(sock: socket.socket, context: ssl.SSLContext, name: str, deadline: Deadline) -> ssl.SSLSocket:
+    """TLS towards the peer that must prove to be ``name``. Raises RemoteError."""
+    return _handshake(sock, deadline, name, lambda: context.wrap_socket(sock, server_hostname=name))
+
+
+def accept(sock: socket.socket, context: ssl.SSLContext, name: str, deadline: Deadline) -> ssl.SSLSocket:
+    """TLS with a client that must prove to be ``name``. Raises RemoteError."""
+    tls = _handshake(sock, deadline, "a client", lambda: context.wrap_socket(sock, server_side=True))
+    names = [
+        str(value) for kind, value in (tls.getpeercert() or {}).get("subjectAltName", ()) if kind == "DNS"
+    ]
+    if name not in names:
+        tls.close()
+        raise RemoteError(
+            f"the certificate of {', '.join(names) or 'nobody'} was shown where '{name}' belongs"
+        )
+    return tls
+
+
+def _handshake(sock: socket.socket, deadline: Deadline, peer: str, wrap: object) -> ssl.SSLSocket:
+    try:
+        sock.settimeout(deadline.remaining())
+        return wrap()  # type: ignore[operator,no-any-return]
+    except TimeoutError:
+        sock.close()
+        raise DeadlineExceeded(f"{peer} did not finish the TLS handshake in time") from None
+    except ssl.SSLCertVerificationError as error:
+        sock.close()
+        raise RemoteError(f"{peer}: certificate refused: {error.verify_message}") from None
+    except ssl.SSLError as error:
+        sock.close()
+        raise RemoteError(f"{peer}: TLS failed: {error.reason or error}") from None
+    except OSError as error:
+        sock.close()
+        raise ConnectionLost(f"{peer}: {error.strerror or error}") from error
