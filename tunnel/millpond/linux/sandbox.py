@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from millpond.linux import syscalls as sys
+import millpond.linux
+from millpond.linux import syscalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +31,15 @@ class Bind:
 class Sandbox:
     """What a process tree may see.
 
-    ``binds`` None keeps the whole file system. ``network`` False gives an empty network namespace.
-    ``uid`` None stays root of the sandbox; where only one uid exists, any other uid is that one renamed.
+    ``binds`` None keeps the whole file system. ``files`` are readable by all, ``secrets`` by the sandbox's
+    user alone. ``own_network`` starts with a loopback that is down and nothing else. ``uid`` None stays root
+    of the sandbox; where only one uid exists, any other uid is that one renamed.
     """
 
     binds: tuple[Bind, ...] | None = None
     tmpfs: tuple[Path, ...] = (Path("/tmp"),)  # noqa: S108 - the sandbox's own
     files: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     hostname: str | None = None
     own_network: bool = False
@@ -52,7 +56,7 @@ def has_many_uids() -> bool:
 def become_root_of_namespace(flags: int) -> None:
     """Unshare ``flags``; without privilege, in a new user namespace in which this user is root."""
     if os.geteuid() == 0:
-        sys.unshare(flags)
+        syscalls.unshare(flags)
     else:
         enter_user_namespace(0, flags)
 
@@ -60,7 +64,7 @@ def become_root_of_namespace(flags: int) -> None:
 def enter_user_namespace(inside_uid: int, flags: int = 0) -> None:
     """Enter a new user namespace whose only user, ``inside_uid``, is the present one."""
     uid, gid = os.geteuid(), os.getegid()
-    sys.unshare(sys.CLONE_NEWUSER | flags)
+    syscalls.unshare(syscalls.CLONE_NEWUSER | flags)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{inside_uid} {uid} 1")
     Path("/proc/self/gid_map").write_text(f"{inside_uid} {gid} 1")
@@ -78,7 +82,7 @@ def spawn(sandbox: Sandbox, body: Callable[[], int], *, keep: Sequence[int] = ()
         return pid
     code = 70
     try:
-        sys.die_with_parent(signal.SIGKILL)
+        syscalls.die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:  # it died before the kernel knew
             os._exit(70)
         for descriptor in keep:
@@ -92,10 +96,10 @@ def spawn(sandbox: Sandbox, body: Callable[[], int], *, keep: Sequence[int] = ()
 
 def _inside(sandbox: Sandbox, body: Callable[[], int]) -> int:
     many_uids = has_many_uids()
-    flags = sys.CLONE_NEWNS
-    flags |= sys.CLONE_NEWNET if sandbox.own_network else 0
-    flags |= sys.CLONE_NEWPID if sandbox.own_pids else 0
-    flags |= sys.CLONE_NEWUTS | sys.CLONE_NEWIPC if sandbox.hostname else 0
+    flags = syscalls.CLONE_NEWNS
+    flags |= syscalls.CLONE_NEWNET if sandbox.own_network else 0
+    flags |= syscalls.CLONE_NEWPID if sandbox.own_pids else 0
+    flags |= syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWIPC if sandbox.hostname else 0
     renamed = sandbox.uid is not None and not many_uids
     if renamed:
         enter_user_namespace(sandbox.uid or 0, flags)
@@ -104,10 +108,10 @@ def _inside(sandbox: Sandbox, body: Callable[[], int]) -> int:
     if sandbox.own_pids and (pid := os.fork()):
         _relay(pid)
     if sandbox.own_pids:
-        sys.die_with_parent(signal.SIGKILL)
-    _build_root(sandbox)
+        syscalls.die_with_parent(signal.SIGKILL)
+    _build_root(sandbox, many_uids)
     if sandbox.hostname:
-        sys.set_hostname(sandbox.hostname)
+        syscalls.set_hostname(sandbox.hostname)
     if sandbox.uid is not None:
         _drop_to(sandbox.uid, many_uids)
     return body()
@@ -136,31 +140,44 @@ def _drop_to(uid: int, many_uids: bool) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    sys.no_new_privileges()
-    sys.die_with_parent(signal.SIGKILL)  # a change of credentials clears it
+    syscalls.no_new_privileges()
+    syscalls.die_with_parent(signal.SIGKILL)  # a change of credentials clears it
 
 
-def _build_root(sandbox: Sandbox) -> None:
-    sys.mount("none", Path("/"), "", sys.MS_REC | sys.MS_PRIVATE)
+def _write(path: Path, text: str, mode: int, owner: int | None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=mode)
+    path.write_text(text)
+    if owner is not None:
+        os.chown(path, owner, owner)
+
+
+def _build_root(sandbox: Sandbox, many_uids: bool) -> None:
+    syscalls.mount("none", Path("/"), "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     if sandbox.binds is None:
         if sandbox.own_pids:
-            sys.mount("proc", Path("/proc"), "proc", sys.MS_NOSUID | sys.MS_NODEV | sys.MS_NOEXEC)
+            syscalls.mount(
+                "proc", Path("/proc"), "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+            )
         return
     root = Path("/tmp")  # noqa: S108 - covered by our own tmpfs at once
-    sys.mount("tmpfs", root, "tmpfs", sys.MS_NOSUID, "mode=755")
+    syscalls.mount("tmpfs", root, "tmpfs", syscalls.MS_NOSUID, "mode=755")
     for item in sandbox.binds:
         _show(root, item)
     for path in sandbox.tmpfs:
         inside(root, path).mkdir(parents=True, exist_ok=True)
-        sys.mount("tmpfs", inside(root, path), "tmpfs", sys.MS_NOSUID | sys.MS_NODEV, "mode=1777")
+        syscalls.mount(
+            "tmpfs", inside(root, path), "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=1777"
+        )
     for name, text in sandbox.files.items():
-        inside(root, Path(name)).parent.mkdir(parents=True, exist_ok=True)
-        inside(root, Path(name)).write_text(text)
+        _write(inside(root, Path(name)), text, 0o644, None)
+    for name, text in sandbox.secrets.items():
+        _write(inside(root, Path(name)), text, 0o600, sandbox.uid if many_uids else None)
     for name, target in sandbox.links.items():
         inside(root, Path(name)).parent.mkdir(parents=True, exist_ok=True)
         inside(root, Path(name)).symlink_to(target)
     _mount_kernel_trees(root, sandbox.own_pids)
-    sys.pivot_root(root)
+    syscalls.pivot_root(root)
 
 
 def inside(root: Path, path: Path) -> Path:
@@ -177,19 +194,21 @@ def _show(root: Path, item: Bind) -> None:
         target.mkdir(exist_ok=True)
     elif not target.exists():
         target.touch()
-    sys.bind(item.source, target, read_only=item.read_only)
+    syscalls.bind(item.source, target, read_only=item.read_only)
 
 
 def _mount_kernel_trees(root: Path, own_pids: bool) -> None:
     proc = root / "proc"
     proc.mkdir(exist_ok=True)
     if own_pids:
-        sys.mount("proc", proc, "proc", sys.MS_NOSUID | sys.MS_NODEV | sys.MS_NOEXEC)
+        syscalls.mount("proc", proc, "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
     else:
-        sys.bind(Path("/proc"), proc)
+        syscalls.bind(Path("/proc"), proc)
     pts = root / "dev" / "pts"
     pts.mkdir(parents=True, exist_ok=True)
-    sys.mount("devpts", pts, "devpts", sys.MS_NOSUID | sys.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    syscalls.mount(
+        "devpts", pts, "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"
+    )
     (root / "dev" / "ptmx").symlink_to("pts/ptmx")
 
 
@@ -205,3 +224,10 @@ def system_binds() -> tuple[Bind, ...]:
     ]
     found = [path for path in (*trees, *etc) if path.exists()]
     return (*(Bind(path, path) for path in found), *(Bind(path, path, read_only=False) for path in DEVICES))
+
+
+def python_binds() -> tuple[Bind, ...]:
+    """This interpreter, its virtual environment and millpond's own code, read-only, where they are now."""
+    found = {Path(sys.base_prefix), Path(sys.prefix), *(Path(entry).parent for entry in millpond.__path__)}
+    outermost = [path for path in found if not any(parent in found for parent in path.parents)]
+    return tuple(Bind(path, path) for path in sorted(outermost) if not path.is_relative_to("/usr"))

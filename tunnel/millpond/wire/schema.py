@@ -23,7 +23,7 @@ def load(cls: type[T], data: object, where: str, *, strict: bool = True) -> T:
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where}: expected a table, got {_kind(data)}")
-    hints = _hints(cls)
+    hints = _hints(typing.cast(Any, cls))
     values: dict[str, Any] = {}
     for key, value in data.items():
         if key in hints:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConnectionLost, DeadlineExceeded, LocalError, RemoteError
@@ -47,9 +49,8 @@ def connect(sock: socket.socket, context: ssl.SSLContext, name: str, deadline: D
 def accept(sock: socket.socket, context: ssl.SSLContext, name: str, deadline: Deadline) -> ssl.SSLSocket:
     """TLS with a client that must prove to be ``name``. Raises RemoteError."""
     tls = _handshake(sock, deadline, "a client", lambda: context.wrap_socket(sock, server_side=True))
-    names = [
-        str(value) for kind, value in (tls.getpeercert() or {}).get("subjectAltName", ()) if kind == "DNS"
-    ]
+    certificate: Any = tls.getpeercert()
+    names = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
     if name not in names:
         tls.close()
         raise RemoteError(
@@ -58,10 +59,12 @@ def accept(sock: socket.socket, context: ssl.SSLContext, name: str, deadline: De
     return tls
 
 
-def _handshake(sock: socket.socket, deadline: Deadline, peer: str, wrap: object) -> ssl.SSLSocket:
+def _handshake(
+    sock: socket.socket, deadline: Deadline, peer: str, wrap: Callable[[], ssl.SSLSocket]
+) -> ssl.SSLSocket:
     try:
         sock.settimeout(deadline.remaining())
-        return wrap()  # type: ignore[operator,no-any-return]
+        return wrap()
     except TimeoutError:
         sock.close()
         raise DeadlineExceeded(f"{peer} did not finish the TLS handshake in time") from None

@@ -1,0 +1,62 @@
+"""Entry: ``python -m millpond.linux.confine SPEC COMMAND...`` runs a command in a sandbox.
+
+A process with threads must not build a sandbox in its own fork; it starts this instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from millpond.linux import syscalls
+from millpond.linux.sandbox import Bind, Sandbox, exit_code, spawn
+
+
+def confined(sandbox: Sandbox, command: list[str]) -> list[str]:
+    """The command line that runs ``command`` in ``sandbox``. It dies with the thread that starts it."""
+    spec = json.dumps(dataclasses.asdict(sandbox), default=str)
+    return [sys.executable, "-m", "millpond.linux.confine", spec, *command]
+
+
+def _parse(spec: str) -> Sandbox:
+    fields: dict[str, Any] = json.loads(spec)
+    if fields["binds"] is not None:
+        fields["binds"] = tuple(
+            Bind(Path(item["source"]), Path(item["target"]), item["read_only"]) for item in fields["binds"]
+        )
+    fields["tmpfs"] = tuple(Path(path) for path in fields["tmpfs"])
+    return Sandbox(**fields)
+
+
+def main() -> int:
+    """Run the command and exit as it does; SIGTERM is handed on to it."""
+    syscalls.die_with_parent(signal.SIGKILL)
+    command = sys.argv[2:]
+
+    def execute() -> int:
+        os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
+
+    descriptors = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]  # noqa: PTH208
+    pid = spawn(_parse(sys.argv[1]), execute, keep=[fd for fd in descriptors if _is_open(fd)])
+    for descriptor in descriptors:
+        if _is_open(descriptor):
+            os.close(descriptor)  # a socket must not stay open here when the command closes it
+    signal.signal(signal.SIGTERM, lambda number, _frame: os.kill(pid, number))
+    return exit_code(os.waitpid(pid, 0)[1])
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())
