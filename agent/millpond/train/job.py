@@ -10,12 +10,17 @@ from millpond.wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Where the samples lie: ``private``, ``public`` folders of every volume, ``test`` one of the host."""
+    """Where the samples lie: ``private``, ``public`` folders of every volume, ``test`` one of the host.
+
+    ``classes`` (format ``images``) names the sub-folders by label. Without it each worker takes the sorted
+    names of its own, which is right only where every worker has every class.
+    """
 
     private: str
     test: str
     public: str | None = None
     format: Literal["npy", "idx", "images"] = "npy"
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,23 @@ import socket
 
 
 def notify(state: str) -> bool:
-    """Send ``READY=1``, ``STATUS=...``, ``WATCHDOG=1`` or ``STOPPING=1``; False without a service manager."""
+    """Send ``READY=1``, ``STATUS=...``, ``WATCHDOG=1`` or ``STOPPING=1``; False if no manager takes it."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return False
     if address.startswith("@"):
         address = "\0" + address[1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        sock.sendto(state.encode(), address)
+        try:
+            sock.sendto(state.encode(), address)
+        except OSError:  # a manager that is gone must not take the service with it
+            return False
     return True
 
 
 def watchdog_interval() -> float | None:
     """Seconds between two ``WATCHDOG=1``, half of what the unit asks for; None without a watchdog."""
-    microseconds = os.environ.get("WATCHDOG_USEC")
-    return int(microseconds) / 2e6 if microseconds and microseconds.isdigit() else None
+    microseconds = os.environ.get("WATCHDOG_USEC", "")
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None  # meant for the process that started this one
+    return int(microseconds) / 2e6 if microseconds.isdigit() and int(microseconds) else None

@@ -6,9 +6,12 @@ process must not reach does not exist for it. Works as root and, with one uid, i
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,9 +34,10 @@ class Bind:
 class Sandbox:
     """What a process tree may see.
 
-    ``binds`` None keeps the whole file system. ``files`` are readable by all, ``secrets`` by the sandbox's
-    user alone. ``own_network`` starts with a loopback that is down and nothing else. ``uid`` None stays root
-    of the sandbox; where only one uid exists, any other uid is that one renamed.
+    ``binds`` None keeps the whole file system; of nested targets the deeper one is on top. ``files`` are
+    readable by all, ``secrets`` by the sandbox's user alone. ``own_network`` starts with a loopback that is
+    down and nothing else. ``uid`` None stays root of the sandbox; where only one uid exists, any other uid is
+    that one renamed.
     """
 
     binds: tuple[Bind, ...] | None = None
@@ -44,6 +48,7 @@ class Sandbox:
     hostname: str | None = None
     own_network: bool = False
     own_pids: bool = False
+    new_session: bool = False
     uid: int | None = None
 
 
@@ -77,6 +82,7 @@ def spawn(sandbox: Sandbox, body: Callable[[], int], *, keep: Sequence[int] = ()
     started dies with it. Descriptors stay open as their close-on-exec flags say, ``keep`` in any case.
     """
     parent = os.getpid()
+    _flush()  # or the child would write it a second time
     pid = os.fork()
     if pid:
         return pid
@@ -90,12 +96,26 @@ def spawn(sandbox: Sandbox, body: Callable[[], int], *, keep: Sequence[int] = ()
         code = _inside(sandbox, body)
     except OSError as error:
         os.write(2, f"sandbox: {error}\n".encode())
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - nothing may go on in a copy of the caller
+        traceback.print_exc()
     finally:
+        _flush()
         os._exit(code)
 
 
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # a daemon may have none
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+
+
 def _inside(sandbox: Sandbox, body: Callable[[], int]) -> int:
-    many_uids = has_many_uids()
+    if sandbox.new_session:  # a terminal's Ctrl-C is for whoever started this, who stops it in order
+        os.setsid()
+    many_uids = os.geteuid() == 0 and has_many_uids()  # only root may become another of them
     flags = syscalls.CLONE_NEWNS
     flags |= syscalls.CLONE_NEWNET if sandbox.own_network else 0
     flags |= syscalls.CLONE_NEWPID if sandbox.own_pids else 0
@@ -140,6 +160,8 @@ def _drop_to(uid: int, many_uids: bool) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+    elif uid:
+        syscalls.drop_capabilities()  # a new user namespace gives all of them, whatever the uid
     syscalls.no_new_privileges()
     syscalls.die_with_parent(signal.SIGKILL)  # a change of credentials clears it
 
@@ -160,15 +182,11 @@ def _build_root(sandbox: Sandbox, many_uids: bool) -> None:
                 "proc", Path("/proc"), "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
             )
         return
-    root = Path("/tmp")  # noqa: S108 - covered by our own tmpfs at once
-    syscalls.mount("tmpfs", root, "tmpfs", syscalls.MS_NOSUID, "mode=755")
-    for item in sandbox.binds:
-        _show(root, item)
-    for path in sandbox.tmpfs:
-        inside(root, path).mkdir(parents=True, exist_ok=True)
-        syscalls.mount(
-            "tmpfs", inside(root, path), "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=1777"
-        )
+    with contextlib.ExitStack() as stack:
+        sources = [_open(item.source, stack) for item in sandbox.binds]
+        root = Path("/tmp")  # noqa: S108 - covered by our own tmpfs at once
+        syscalls.mount("tmpfs", root, "tmpfs", syscalls.MS_NOSUID, "mode=755")
+        _fill(root, sandbox, sources)
     for name, text in sandbox.files.items():
         _write(inside(root, Path(name)), text, 0o644, None)
     for name, text in sandbox.secrets.items():
@@ -178,6 +196,9 @@ def _build_root(sandbox: Sandbox, many_uids: bool) -> None:
         inside(root, Path(name)).symlink_to(target)
     _mount_kernel_trees(root, sandbox.own_pids)
     syscalls.pivot_root(root)
+    if sandbox.uid is not None:  # where the user is root renamed, permissions alone would not protect it
+        flags = syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_RDONLY | syscalls.MS_NOSUID
+        syscalls.mount("", Path("/"), "", flags)
 
 
 def inside(root: Path, path: Path) -> Path:
@@ -185,16 +206,38 @@ def inside(root: Path, path: Path) -> Path:
     return root / path.relative_to("/")
 
 
-def _show(root: Path, item: Bind) -> None:
-    target = inside(root, item.target)
-    if item.source.is_symlink() and not item.source.exists():
-        return
+def _open(source: Path, stack: contextlib.ExitStack) -> Path | None:
+    """A name of ``source`` that stays good when /tmp is covered; None for a link to nothing."""
+    if source.is_symlink() and not source.exists():
+        return None
+    descriptor = os.open(source, os.O_PATH | os.O_CLOEXEC)
+    stack.callback(os.close, descriptor)
+    return Path(f"/proc/self/fd/{descriptor}")
+
+
+def _fill(root: Path, sandbox: Sandbox, sources: Sequence[Path | None]) -> None:
+    shown: list[tuple[Path, Callable[[], None]]] = []
+    for path in sandbox.tmpfs:
+        shown.append((path, functools.partial(_show_tmpfs, inside(root, path))))
+    for item, source in zip(sandbox.binds or (), sources, strict=True):
+        if source:
+            shown.append((item.target, functools.partial(_show, source, inside(root, item.target), item)))
+    for _, show in sorted(shown, key=lambda entry: len(entry[0].parts)):
+        show()
+
+
+def _show_tmpfs(target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    syscalls.mount("tmpfs", target, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=1777")
+
+
+def _show(source: Path, target: Path, item: Bind) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    if item.source.is_dir():
+    if source.is_dir():
         target.mkdir(exist_ok=True)
     elif not target.exists():
         target.touch()
-    syscalls.bind(item.source, target, read_only=item.read_only)
+    syscalls.bind(source, target, read_only=item.read_only)
 
 
 def _mount_kernel_trees(root: Path, own_pids: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -10,15 +11,34 @@ from pathlib import Path
 
 
 def listen(path: Path, *, mode: int = 0o600, backlog: int = 64) -> socket.socket:
-    """A listening stream socket at ``path``, replacing a socket that a dead server left there."""
+    """A listening stream socket at ``path``, replacing a socket that a dead server left there.
+
+    Raises OSError, EADDRINUSE when a server still listens there.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
-        path.unlink()
+        if _is_served(path):
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
+        path.unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    _at(path, server.bind)
-    path.chmod(mode)
-    server.listen(backlog)
+    try:
+        _at(path, server.bind)
+        path.chmod(mode)  # before it listens: until then nobody can connect
+        server.listen(backlog)
+    except OSError:
+        server.close()
+        raise
     return server
+
+
+def _is_served(path: Path) -> bool:
+    try:
+        connect(path, timeout=1.0).close()
+    except (ConnectionRefusedError, FileNotFoundError):
+        return False
+    except TimeoutError:  # its backlog is full
+        return True
+    return True
 
 
 def connect(path: Path, timeout: float | None = None) -> socket.socket:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import struct
 from pathlib import Path
 
 CLONE_NEWNS = 0x00020000
@@ -27,6 +28,11 @@ MNT_DETACH = 0x2
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_MOUNT_ATTR_RDONLY = 0x1
+_SYS_MOUNT_SETATTR = 442  # the same on all processors
+_CAPABILITY_VERSION_3 = 0x20080522
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -54,12 +60,23 @@ def mount(source: str, target: Path, kind: str, flags: int = 0, data: str = "") 
 def bind(source: Path, target: Path, *, read_only: bool = False) -> None:
     """Show ``source`` (a file or tree, with what is mounted below it) at ``target``."""
     mount(str(source), target, "", MS_BIND | MS_REC)
-    if read_only:
+    if read_only and not _make_tree_read_only(target):
         flags = MS_BIND | MS_REMOUNT | MS_RDONLY
         try:
             mount("", target, "", flags)
         except PermissionError:  # a user namespace may not drop flags that the source carries
             mount("", target, "", flags | _locked_flags(target))
+
+
+def _make_tree_read_only(target: Path) -> bool:
+    """With what is mounted below, which a remount leaves writable. False before Linux 5.12."""
+    attributes = ctypes.create_string_buffer(struct.pack("=4Q", _MOUNT_ATTR_RDONLY, 0, 0, 0), 32)
+    arguments = (ctypes.c_int(_AT_FDCWD), os.fsencode(target), ctypes.c_uint(_AT_RECURSIVE), attributes)
+    result = _libc.syscall(ctypes.c_long(_SYS_MOUNT_SETATTR), *arguments, ctypes.c_size_t(32))
+    if result < 0 and ctypes.get_errno() == errno.ENOSYS:
+        return False
+    _check(result, str(target))
+    return True
 
 
 def _locked_flags(path: Path) -> int:
@@ -93,6 +110,12 @@ def die_with_parent(signal: int) -> None:
 def no_new_privileges() -> None:
     """Give up set-uid programs for this process and all it starts."""
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0), "prctl")
+
+
+def drop_capabilities() -> None:
+    """Give up every capability; a program executed by root of the namespace would get them again."""
+    header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0))
+    _check(_libc.capset(header, ctypes.create_string_buffer(24)), "capset")
 
 
 def set_hostname(name: str) -> None:

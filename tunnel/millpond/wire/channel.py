@@ -7,10 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 from typing import Protocol, TypeVar
 
 from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, DeadlineExceeded, LimitExceeded, ProtocolError, Refused
+from millpond.wire.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    LimitExceeded,
+    ProtocolError,
+    Refused,
+    RemoteError,
+)
 from millpond.wire.frame import Head, Limits, Receiver, encode
 from millpond.wire.message import Failure, Kind, Message
 
@@ -90,6 +98,8 @@ class Channel:
         """The next message: a ``reply`` with ``payload`` bytes (None: any number). Raises Refused."""
         head = self.receive(deadline)
         if isinstance(head.message, Failure):
+            if head.payload_size:  # it would stay in the way of the next message
+                raise ProtocolError(f"{self.peer} sent {head.payload_size} bytes behind 'failure'")
             raise Refused(self.peer, head.message.code, head.message.text)
         if not isinstance(head.message, reply):
             raise ProtocolError(f"{self.peer} sent '{head.message.NAME}' where '{reply.NAME}' belongs")
@@ -110,6 +120,8 @@ class Channel:
             count = self.sock.recv_into(buffer)
         except TimeoutError:
             raise DeadlineExceeded(f"{self.peer} did not answer in time") from None
+        except ssl.SSLError as error:
+            raise _tls_error(self.peer, error) from error
         except OSError as error:
             raise ConnectionLost(f"{self.peer}: {error.strerror or error}") from error
         if count == 0:
@@ -121,10 +133,14 @@ class Channel:
         """Whether the last received message is whole: an end of the connection here loses nothing."""
         return self._receiver.idle and not self._payload_left
 
+    def shut_down(self) -> None:
+        """End the conversation from any thread: whoever waits in it gets ConnectionLost."""
+        with contextlib.suppress(OSError):  # the peer was faster
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the socket, waking a thread that waits in it."""
-        with contextlib.suppress(OSError):  # the peer was faster
-            self.sock.shutdown(socket.SHUT_RDWR)
+        self.shut_down()
         self.sock.close()
 
     def __enter__(self) -> Channel:
@@ -132,3 +148,10 @@ class Channel:
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
+
+
+def _tls_error(peer: str, error: ssl.SSLError) -> RemoteError:
+    """TLS 1.3 tells a client only at its first read that its certificate was refused."""
+    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+        return ConnectionLost(f"{peer} closed the connection")
+    return RemoteError(f"{peer}: TLS failed: {error.reason or error}")

@@ -107,7 +107,9 @@ class Receiver:
     def _parse_head(self) -> Message:
         try:
             name, fields = msgpack.unpackb(self._data, max_str_len=len(self._data))
-            cls = registered(name)
-            return load(cls, fields, name, strict=False)
-        except (ValueError, TypeError, KeyError, ConfigError, RecursionError) as error:
-            raise ProtocolError(f"{self._peer} sent a head that cannot be read: {error}") from None
+            return load(registered(name), fields, name, strict=False)
+        except KeyError as error:
+            raise ProtocolError(f"{self._peer} sent an unknown message: {error!s:.100}") from None
+        except (ValueError, TypeError, ConfigError, RecursionError) as error:
+            reason = str(error) or type(error).__name__
+            raise ProtocolError(f"{self._peer} sent a head that cannot be read: {reason:.200}") from None

@@ -97,9 +97,10 @@ def _convert_union(args: tuple[Any, ...], value: object, where: str, strict: boo
 
 
 def _convert_literal(args: tuple[Any, ...], value: object, where: str) -> Any:
-    if value not in args:
-        raise ConfigError(f"{where}: {value!r} is not one of {', '.join(map(str, args))}")
-    return value
+    for arg in args:
+        if type(value) is type(arg) and value == arg:  # True and 1.0 equal 1, and are not it
+            return arg
+    raise ConfigError(f"{where}: {value!r:.40} is not one of {', '.join(map(str, args))}")
 
 
 def _convert_tuple(args: tuple[Any, ...], value: object, where: str, strict: bool) -> tuple[Any, ...]:
@@ -114,10 +115,17 @@ def _convert_tuple(args: tuple[Any, ...], value: object, where: str, strict: boo
 
 def _convert_scalar(hint: Any, value: object, where: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return _float(value, where)
     if type(value) is hint:
         return value
     raise ConfigError(f"{where}: expected {_NAMES.get(hint, hint)}, got {_kind(value)}")
+
+
+def _float(value: int, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{where}: the number has too many digits") from None
 
 
 _NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", bytes: "bytes"}

@@ -1,0 +1,84 @@
+# Run `make` alone for the list of targets.
+
+PYTHON ?= $(firstword $(shell command -v python3.11 python3 2>/dev/null) python3)
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# What `make install` writes, and where. DESTDIR is not supported: a virtual environment knows its own path.
+PREFIX ?= /opt/millpond
+BINDIR ?= /usr/local/bin
+UNITDIR ?= /etc/systemd/system
+CONFDIR ?= /etc/millpond
+EXTRAS ?= agent,host,train
+
+UNITS = host/millpond-host.service agent/millpond-agent.service
+CONFIGS = $(wildcard host/*.toml agent/*.toml)
+COMMANDS = millpond millpond-agent
+STAMP = .venv/.millpond-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check install uninstall clean system
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(STAMP) system  ## an emulated fleet trains on real data, on this machine alone
+	@.venv/bin/millpond demo
+
+test: $(STAMP) system  ## all tests
+	@.venv/bin/pytest
+
+check: $(STAMP)  ## style, types and layers
+	@.venv/bin/ruff check
+	@.venv/bin/ruff format --check
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports
+
+system:
+	@images/prerequisites.sh system
+
+$(STAMP): pyproject.toml constraints.txt
+	@images/prerequisites.sh python "$(PYTHON)"
+	@test -x .venv/bin/pip || "$(PYTHON)" -m venv .venv
+	@echo "millpond: installing into .venv; torch is large, so the first time takes some minutes"
+	@.venv/bin/python $(PIP_INSTALL) -e '.[agent,host,train,demo,dev]'
+	@touch $@
+
+install:  ## the daemons for good, as systemd services: sudo make install
+	@images/prerequisites.sh python "$(PYTHON)"
+	@test ! -e "$(PREFIX)" || test -e "$(PREFIX)/.millpond-installed" || \
+	  { echo "millpond: $(PREFIX) exists and is not millpond's: choose another PREFIX" >&2; exit 1; }
+	@for command in $(COMMANDS); do link="$(BINDIR)/$$command"; \
+	  if test -e "$$link" && test "$$(readlink "$$link")" != "$(PREFIX)/bin/$$command"; then \
+	    echo "millpond: $$link exists and is not millpond's: choose another BINDIR" >&2; exit 1; fi; done
+	@install -d "$(PREFIX)" && touch "$(PREFIX)/.millpond-installed"
+	@test -x "$(PREFIX)/bin/pip" || "$(PYTHON)" -m venv "$(PREFIX)"
+	@echo "millpond: installing into $(PREFIX)"
+	@"$(PREFIX)/bin/python" $(PIP_INSTALL) '.$(if $(EXTRAS),[$(EXTRAS)])'
+	@"$(PREFIX)/bin/python" $(PIP_INSTALL) --force-reinstall --no-deps .
+	@install -d "$(BINDIR)" "$(UNITDIR)" "$(CONFDIR)"
+	@for command in $(COMMANDS); do ln -sfn "$(PREFIX)/bin/$$command" "$(BINDIR)/$$command"; done
+	@for unit in $(UNITS); do sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@CONFDIR@|$(CONFDIR)|g' "$$unit" \
+	  > "$(UNITDIR)/$$(basename "$$unit")"; done
+	@for config in $(CONFIGS); do target="$(CONFDIR)/$$(basename "$$config")"; \
+	  test -e "$$target" || install -m 0644 "$$config" "$$target"; done
+	@images/prerequisites.sh reload
+	@echo "millpond is installed. On the host:    millpond init, then systemctl enable --now millpond-host"
+	@echo "                       On a device:    systemctl enable --now millpond-agent"
+
+uninstall:  ## removes what `make install` wrote; keeps /var/lib/millpond
+	@test ! -e "$(PREFIX)" || test -e "$(PREFIX)/.millpond-installed" || \
+	  { echo "millpond: $(PREFIX) is not millpond's: nothing removed" >&2; exit 1; }
+	@images/prerequisites.sh stop "$(UNITDIR)"
+	@for unit in $(UNITS); do rm -f "$(UNITDIR)/$$(basename "$$unit")"; done
+	@for command in $(COMMANDS); do link="$(BINDIR)/$$command"; \
+	  test "$$(readlink "$$link")" != "$(PREFIX)/bin/$$command" || rm -f "$$link"; done
+	@for config in $(CONFIGS); do target="$(CONFDIR)/$$(basename "$$config")"; \
+	  if cmp -s "$$config" "$$target"; then rm -f "$$target"; fi; done
+	@rmdir "$(CONFDIR)" 2>/dev/null || test ! -d "$(CONFDIR)" || echo "millpond: kept $(CONFDIR), it was changed"
+	@rm -rf "$(PREFIX)"
+	@images/prerequisites.sh reload
+	@echo "millpond is removed; its fleet and data stay in /var/lib/millpond"
+
+clean:  ## removes what the other targets made in this folder
+	rm -rf .venv .demo .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist build
+	find agent fs host images tests tunnel -name __pycache__ -prune -exec rm -rf {} +

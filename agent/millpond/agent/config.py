@@ -1,0 +1,68 @@
+"""Edge: the agent's configuration, one TOML file."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from millpond.wire import schema
+from millpond.wire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The device's end of the tunnel: where the host reaches it, and what the interface is called."""
+
+    socket: str
+    address: str
+    interface: str = "mp0"
+    mtu: int = 65520
+
+
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    """What the gate looks for and how much a job may tell.
+
+    ``canaries`` are texts that must never leave: a connection about to carry one is cut.
+    ``tracers`` are only counted. ``errors`` "location" keeps a job's exception messages on the device.
+    ``encrypt`` "always" refuses bulk connections without TLS; "auto" does so where the link leaves the box.
+    """
+
+    canaries: dict[str, str] = field(default_factory=dict)
+    tracers: dict[str, str] = field(default_factory=dict)
+    errors: Literal["location", "full"] = "location"
+    encrypt: Literal["auto", "always"] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """The uids that serve the volume to the host and run jobs."""
+
+    volume: int = 64001
+    worker: int = 64002
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """Everything an agent needs to know. Paths are absolute."""
+
+    name: str
+    link: Link
+    flash: str = "/flash"
+    volume: str = "/volume"
+    state: str = "/var/lib/millpond"
+    identity: str = "/etc/millpond"
+    privacy: Privacy = field(default_factory=Privacy)
+    users: Users = field(default_factory=Users)
+
+
+def read(path: Path) -> AgentConfig:
+    """The configuration in ``path``. Raises ConfigError naming file and key."""
+    try:
+        return schema.load(AgentConfig, tomllib.loads(path.read_text()), path.name)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path.name}: {error}") from None

@@ -1,0 +1,126 @@
+"""Entry: the agent, the daemon on a device. ``millpond-agent --config FILE``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import ipaddress
+import logging
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from millpond.fs.layout import PRIVATE, PUBLIC, prepare
+from millpond.tunnel import spawn_end
+
+from millpond.agent.config import AgentConfig, read
+from millpond.agent.gate import Gate, Tally, patterns
+from millpond.agent.listener import Listener
+from millpond.agent.session import Device
+from millpond.agent.volume import DeviceMount, VolumeServer
+from millpond.linux.notify import notify, watchdog_interval
+from millpond.linux.sandbox import has_many_uids
+from millpond.wire.control import CONTROL_PORT
+from millpond.wire.errors import LocalError, MillpondError
+from millpond.wire.tls import Identity
+
+log = logging.getLogger("millpond.agent")
+LOG_LINES = 1000
+
+
+class _Lines(logging.Handler):
+    """Keeps the last lines of the log for the host to ask for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=LOG_LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+def _start_logging() -> _Lines:
+    lines = _Lines()
+    form = "%(asctime)s %(levelname)s %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, handlers=[logging.StreamHandler(), lines])
+    return lines
+
+
+def _give_parts_to_their_users(config: AgentConfig) -> None:
+    prepare(Path(config.flash))
+    if has_many_uids() and os.geteuid() == 0:
+        os.chown(Path(config.flash, PRIVATE), config.users.worker, config.users.worker)
+        os.chown(Path(config.flash, PUBLIC), config.users.volume, config.users.volume)
+
+
+@contextlib.contextmanager
+def running(
+    config: AgentConfig, config_path: Path, lines: deque[str]
+) -> Iterator[dict[str, Callable[[], bool]]]:
+    """The agent's parts, started lowest first, stopped in reverse. Yields how to ask each if it lives."""
+    with contextlib.ExitStack() as stack:
+        _give_parts_to_their_users(config)
+        link = config.link
+        end = spawn_end(
+            "device", Path(link.socket), link.interface, link.address, mtu=link.mtu, name=config.name
+        )
+        stack.callback(end.stop)
+        mount = DeviceMount(config)
+        stack.callback(mount.stop)
+        volume = VolumeServer(config, config_path)
+        stack.callback(volume.stop)
+        gate = Gate(patterns(config.privacy), Tally())
+        device = Device(config, importlib.metadata.version("millpond"), gate, volume, lines)
+        context = Identity.in_directory(Path(config.identity)).context(server=True)
+        listener = Listener(device, context, str(ipaddress.ip_interface(link.address).ip), CONTROL_PORT)
+        stack.callback(listener.stop)
+        yield {
+            "the tunnel's end": lambda: end.alive,
+            "the volume's mount": lambda: mount.process.poll() is None,
+            "the volume's server": lambda: volume.process.poll() is None,
+        }
+
+
+def _watch(parts: dict[str, Callable[[], bool]], stop: threading.Event) -> None:
+    """Return when told to stop. Raises LocalError when an essential part has died: the service manager
+    starts the whole agent again, which is simpler and surer than mending it in place.
+    """
+    interval = min(watchdog_interval() or 1.0, 1.0)
+    while not stop.wait(interval):
+        for name, alive in parts.items():
+            if not alive():
+                raise LocalError(f"{name} died")
+        notify("WATCHDOG=1")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until SIGTERM. Exit codes: 0 stopped, 1 a part died, 2 cannot start."""
+    parser = argparse.ArgumentParser(prog="millpond-agent", description="The daemon on a millpond device.")
+    parser.add_argument("--config", type=Path, default=Path("/etc/millpond/agent.toml"), metavar="FILE")
+    arguments = parser.parse_args(argv)
+    lines = _start_logging().lines
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    started = False
+    try:
+        config = read(arguments.config)
+        with running(config, arguments.config, lines) as parts:
+            started = True
+            notify("READY=1")
+            log.info("%s is ready at %s", config.name, config.link.address)
+            _watch(parts, stop)
+            notify("STOPPING=1")
+    except (MillpondError, OSError) as error:
+        log.error("%s", error)
+        return 1 if started else 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""Edge: a job's worker on the device: one process without network that may read the private data.
+
+The worker trains; the agent relays. All that the worker says goes to the host through the agent's gate, and
+the worker ends when the host's connections end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path, PurePosixPath
+
+from millpond.agent.config import AgentConfig
+from millpond.linux.confine import confined
+from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.train.protocol import GetInitial, Initial, Prepare, Ready, Train, Trained
+from millpond.wire.channel import Channel
+from millpond.wire.deadline import NEVER, Deadline
+from millpond.wire.errors import ConnectionLost, ProtocolError, Refused
+from millpond.wire.frame import Limits
+from millpond.wire.message import Failure, Message
+
+log = logging.getLogger(__name__)
+
+PREPARE_SECONDS = 300.0  # a cold ARM board needs half a minute for `import torch` alone
+SEND_SECONDS = 60.0
+LOG_BYTES = 4 << 20
+_DIED = "the worker process died; the job's log on the device may say why"
+_REPLY_WITH_PARAMETERS = (Trained, Initial)
+_BULK_REQUESTS = (Train, GetInitial)
+
+
+def check_folders(folders: tuple[str, ...]) -> None:
+    """Refuse data folders that lead out of the volume."""
+    for folder in folders:
+        path = PurePosixPath(folder)
+        if path.is_absolute() or ".." in path.parts:
+            raise Refused("", "data", f"the data folder '{folder}' is not inside the volume")
+
+
+class Worker:
+    """The process of one job. ``prepare`` first; then each bulk request is relayed by ``relay``."""
+
+    def __init__(self, config: AgentConfig, name: str) -> None:
+        self.name = name
+        ours, theirs = socket.socketpair()
+        self._channel = Channel(ours, f"the worker of {name}", limits=Limits(payload=1 << 34))
+        self._size = 0
+        self._busy = threading.Lock()
+        argv = [sys.executable, "-m", "millpond.train.worker", str(theirs.fileno())]
+        argv += ["--root", config.volume, "--errors", config.privacy.errors]
+        log_path = Path(config.state, "jobs", f"{name}.log")
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with _bounded(log_path).open("ab") as output:
+            self._process = subprocess.Popen(
+                confined(_sandbox(config), argv), pass_fds=[theirs.fileno()], stdout=output, stderr=output
+            )
+        theirs.close()
+
+    def prepare(self, request: Prepare, host: Channel) -> Ready:
+        """Have the worker build the model and load its data. Raises Refused with the worker's reason."""
+        self._channel.send(request, NEVER)
+        self._wait_for_worker(host, Deadline.after(PREPARE_SECONDS))
+        try:
+            ready = self._channel.expect(Ready, Deadline.after(SEND_SECONDS))
+        except ConnectionLost:
+            raise Refused("", "worker", _DIED) from None
+        self._size = 4 * ready.size
+        return ready
+
+    def relay(self, host: Channel) -> None:
+        """Relay bulk requests and replies until the host closes. Raises RemoteError."""
+        buffer = bytearray(self._size)
+        with self._busy:
+            while True:
+                request = host.receive(NEVER)
+                if not isinstance(request.message, _BULK_REQUESTS):
+                    raise ProtocolError(f"'{request.message.NAME}' has no place on a bulk connection")
+                self._forward(request.message, request.payload_size, host, self._channel, buffer)
+                self._wait_for_worker(host, NEVER)
+                try:
+                    reply = self._channel.receive(NEVER)
+                except ConnectionLost:
+                    host.send(Failure("worker", _DIED), Deadline.after(SEND_SECONDS))
+                    raise
+                if not isinstance(reply.message, (*_REPLY_WITH_PARAMETERS, Failure)):
+                    raise ProtocolError(f"the worker sent '{reply.message.NAME}', which may not leave")
+                self._forward(reply.message, reply.payload_size, self._channel, host, buffer)
+
+    def _forward(
+        self, message: Message, size: int, source: Channel, target: Channel, buffer: bytearray
+    ) -> None:
+        if size not in (0, len(buffer)):
+            raise ProtocolError(f"{source.peer} sent {size} bytes of parameters; the model has {len(buffer)}")
+        payload = memoryview(buffer)[:size]
+        source.receive_into(payload, Deadline.after(SEND_SECONDS))
+        target.send(message, Deadline.after(SEND_SECONDS), payload)
+
+    def _wait_for_worker(self, host: Channel, deadline: Deadline) -> None:
+        """Wait until the worker says something, or raise ConnectionLost as soon as the host has gone."""
+        poll = select.poll()
+        poll.register(self._channel.sock, select.POLLIN)
+        poll.register(host.sock, select.POLLIN)
+        left = deadline.remaining()
+        ready = {descriptor for descriptor, _ in poll.poll(None if left is None else left * 1000)}
+        deadline.remaining()
+        if self._channel.sock.fileno() not in ready:
+            raise ConnectionLost("the host left during a round")
+
+    def stop(self) -> None:
+        """Kill the worker: nothing it holds is worth keeping."""
+        self._channel.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _sandbox(config: AgentConfig) -> Sandbox:
+    volume = Path(config.volume)
+    return Sandbox(
+        binds=(*system_binds(), *python_binds(), Bind(volume, volume)),
+        own_network=True,
+        own_pids=True,
+        uid=config.users.worker,
+    )
+
+
+def _bounded(path: Path) -> Path:
+    """Start the log again when it has grown large: flash is not for logs."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size > LOG_BYTES:
+            path.replace(path.with_suffix(".log.1"))
+    return path

@@ -1,0 +1,145 @@
+"""Edge: one authenticated connection of the host: questions about the device, tickets, and jobs."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from millpond.fs.layout import private_bytes
+
+from millpond.agent import gate as gates
+from millpond.agent import load
+from millpond.agent.config import AgentConfig
+from millpond.agent.jobs import Worker, check_folders
+from millpond.agent.tickets import Tickets
+from millpond.agent.volume import VolumeServer
+from millpond.train.protocol import Prepare
+from millpond.wire.channel import Channel
+from millpond.wire.control import Attach, GetLedger, GetLoad, GetLog, GetTicket, Hello, Ledger, Log, Ticket
+from millpond.wire.deadline import NEVER, Deadline
+from millpond.wire.errors import ConnectionLost, ProtocolError, Refused
+from millpond.wire.message import Failure, Message
+
+log = logging.getLogger(__name__)
+REPLY_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """What a bulk connection is for: a worker's parameters, or the volume."""
+
+    worker: Worker | None = None
+
+
+class Device:
+    """What all sessions of one agent share."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        software: str,
+        gate: gates.Gate,
+        volume: VolumeServer,
+        log_lines: deque[str],
+    ) -> None:
+        self.config, self.software, self.gate = config, software, gate
+        self.volume, self.log_lines = volume, log_lines
+        self.boot = secrets.token_hex(8)
+        self.tickets: Tickets[Purpose] = Tickets(lambda: secrets.token_bytes(32))
+        self._lock = threading.Lock()
+        self._workers: list[Worker] = []
+
+    def issue(self, purpose: Purpose, tls: bool) -> Ticket:
+        """A ticket for ``purpose``, encrypted if either side wants it."""
+        tls = tls or self.config.privacy.encrypt == "always"
+        with self._lock:
+            return Ticket(self.tickets.issue(purpose, tls, time.monotonic()), tls)
+
+    def redeem(self, token: bytes, tls: bool) -> Purpose | None:
+        """What the token entitles to, once."""
+        with self._lock:
+            return self.tickets.redeem(token, tls, time.monotonic())
+
+    def serve(self, host: Channel) -> Attach | None:
+        """Answer the host until it closes, or shows a ticket for encrypted bulk. Raises RemoteError."""
+        while True:
+            try:
+                request = host.receive(NEVER)
+            except ConnectionLost:
+                if host.closed_cleanly:
+                    return None
+                raise
+            if request.payload_size:
+                raise ProtocolError("the host sent a payload on a control connection")
+            if isinstance(request.message, Attach):
+                return request.message
+            if isinstance(request.message, Prepare):
+                self._run_job(request.message, host)
+                return None
+            host.send(self._answer(request.message), Deadline.after(REPLY_SECONDS))
+
+    def _answer(self, request: Message) -> Message:
+        answer = self._ANSWERS.get(type(request))
+        if answer is None:
+            return Failure("protocol", f"'{request.NAME}' is not a request for an agent")
+        return answer(self, request)
+
+    def _hello(self, _request: Message) -> Message:
+        return load.describe(self.config, self.software, self.boot)
+
+    def _load(self, _request: Message) -> Message:
+        return load.measure(self.config, [worker.name for worker in self._workers])
+
+    def _ledger(self, _request: Message) -> Message:
+        sent, seen = gates.ledger(self.gate, [self.volume.tally])
+        return Ledger(sent, seen, private_bytes(Path(self.config.flash)))
+
+    def _ticket(self, request: Message) -> Message:
+        assert isinstance(request, GetTicket)
+        return self.issue(Purpose(), request.tls)
+
+    def _log(self, request: Message) -> Message:
+        assert isinstance(request, GetLog)
+        lines = list(self.log_lines)
+        return Log(tuple(lines[-request.lines :] if request.lines > 0 else ()))
+
+    _ANSWERS: dict[type[Message], Callable[[Device, Message], Message]] = {  # noqa: RUF012 - never changed
+        Hello: _hello,
+        GetLoad: _load,
+        GetLedger: _ledger,
+        GetTicket: _ticket,
+        GetLog: _log,
+    }
+
+    def _run_job(self, request: Prepare, host: Channel) -> None:
+        """Hold a worker for as long as the host holds this connection."""
+        worker = None
+        try:
+            check_folders(request.folders)
+            worker = Worker(self.config, request.job.name)
+            self._workers.append(worker)
+            log.info("job %s: worker started", worker.name)
+            ready = worker.prepare(request, host)
+            ticket = self.issue(Purpose(worker), request.tls)
+            host.send(replace(ready, token=ticket.token, tls=ticket.tls), Deadline.after(REPLY_SECONDS))
+            self._wait_for_end(host)
+        except Refused as error:
+            host.send(Failure(error.code, error.text), Deadline.after(REPLY_SECONDS))
+        finally:
+            if worker:
+                self._workers.remove(worker)
+                worker.stop()
+                log.info("job %s: worker ended", worker.name)
+
+    def _wait_for_end(self, host: Channel) -> None:
+        try:
+            host.receive(NEVER)
+        except ConnectionLost:
+            return
+        raise ProtocolError("the host sent another request on a connection that holds a job")

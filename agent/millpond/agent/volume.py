@@ -1,0 +1,86 @@
+"""Edge: the volume's processes: the device's own mount, and the server that shows the host the public part.
+
+The server runs as another user in a sandbox in which the private part does not exist and which has no
+network: it only ever holds connections that the agent has authenticated and passes to it.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from millpond.fs.layout import PUBLIC
+
+from millpond.agent.config import AgentConfig
+from millpond.agent.gate import Tally
+from millpond.linux.confine import confined
+from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.sockets import send_descriptors
+from millpond.wire.errors import LocalError
+
+
+class DeviceMount:
+    """The FUSE mount of the whole volume on the device."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        Path(config.volume).mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "millpond.fs.local", config.flash, config.volume]
+        self.process = subprocess.Popen([*command, "--name", config.name], stdout=subprocess.PIPE)
+        assert self.process.stdout
+        if self.process.stdout.readline().strip() != b"ready":
+            self.stop()
+            raise LocalError(f"the volume could not be mounted at {config.volume}")
+
+    def stop(self) -> None:
+        """Unmount; kill the server if it does not."""
+        _stop(self.process)
+
+
+class VolumeServer:
+    """The confined process that serves the public part. ``tally`` is its share of the ledger."""
+
+    def __init__(self, config: AgentConfig, config_path: Path) -> None:
+        self.tally = Tally()
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        public = Path(config.flash, PUBLIC)
+        sandbox = Sandbox(
+            binds=(
+                *system_binds(),
+                *python_binds(),
+                Bind(public, Path("/volume", PUBLIC), read_only=False),
+                Bind(config_path, Path("/etc/agent.toml")),
+            ),
+            own_network=True,
+            own_pids=True,
+            uid=config.users.volume,
+        )
+        module = [sys.executable, "-m", "millpond.agent.volume_server", "/etc/agent.toml", "/volume"]
+        descriptors = [theirs.fileno(), self.tally.descriptor]
+        command = confined(sandbox, [*module, *map(str, descriptors)])
+        self.process = subprocess.Popen(command, pass_fds=descriptors)
+        theirs.close()
+
+    def hand_over(self, connection: socket.socket) -> None:
+        """Give the server an authenticated connection; this process's copy is closed."""
+        with self._lock, connection:
+            send_descriptors(self._socket, [connection.fileno()])
+
+    def stop(self) -> None:
+        """End the server and all its connections."""
+        self._socket.close()
+        _stop(self.process)
+
+
+def _stop(process: subprocess.Popen[bytes], patience: float = 3.0) -> None:
+    process.terminate()
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout:
+        process.stdout.close()

@@ -1,0 +1,50 @@
+"""Entry: the confined process that serves the public part of the volume to the host."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from millpond.fs.operations import Operations
+from millpond.fs.server import serve
+
+from millpond.agent.config import read
+from millpond.agent.gate import CanaryError, Gate, Tally, patterns
+from millpond.linux.sockets import receive_descriptors
+from millpond.wire.channel import Channel
+from millpond.wire.errors import RemoteError
+
+log = logging.getLogger(__name__)
+
+
+def main(config: str, root: str, descriptor: str, tally: str) -> None:
+    """Serve each connection passed over ``descriptor`` until the agent closes it."""
+    logging.basicConfig(level=logging.INFO, format="volume: %(message)s")
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    gate = Gate(patterns(read(Path(config)).privacy), Tally(int(tally)))
+    operations = Operations(os.open(root, os.O_PATH | os.O_DIRECTORY))
+    agent = socket.socket(fileno=int(descriptor))
+    with contextlib.suppress(ConnectionError):
+        while True:
+            connection = socket.socket(fileno=receive_descriptors(agent, 1)[0])
+            threading.Thread(target=_serve, args=(connection, operations, gate), daemon=True).start()
+
+
+def _serve(connection: socket.socket, operations: Operations, gate: Gate) -> None:
+    with Channel(connection, "host", outlet=gate.outlet()) as channel:
+        try:
+            serve(channel, operations)
+        except CanaryError as error:
+            log.error("connection cut: %s", error)
+        except RemoteError as error:
+            log.info("connection ended: %s", error)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

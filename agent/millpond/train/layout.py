@@ -1,0 +1,33 @@
+"""Pure: where each tensor of a model's state lies in the flat vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from millpond.train.protocol import Tensor
+
+FLOATS = ("float32", "float16", "bfloat16")
+INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
+
+
+def size(tensors: tuple[Tensor, ...]) -> int:
+    """Values in the flat vector of a state."""
+    return sum(math.prod(tensor.shape) for tensor in tensors)
+
+
+def spans(tensors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, slice]]:
+    """Each tensor with its part of the flat vector, in order."""
+    start = 0
+    for tensor in tensors:
+        stop = start + math.prod(tensor.shape)
+        yield tensor, slice(start, stop)
+        start = stop
+
+
+def name_at(tensors: tuple[Tensor, ...], index: int) -> str:
+    """The name of the tensor that holds value ``index`` of the flat vector. Raises IndexError."""
+    for tensor, span in spans(tensors):
+        if span.start <= index < span.stop:
+            return tensor.name
+    raise IndexError(index)

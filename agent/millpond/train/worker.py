@@ -1,0 +1,142 @@
+"""Entry: a process that trains: ``python -m millpond.train.worker FD``.
+
+FD is an inherited, connected Unix socket on which Prepare, GetInitial, Train and Evaluate are served until
+its end. A failure of the user's model or data is answered by Failure, and the worker lives on. What the
+user's code prints goes to this process's own output, as does the whole traceback of every failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from millpond.linux.syscalls import die_with_parent
+from millpond.train import protocol
+from millpond.train.failures import failure
+from millpond.wire.channel import Buffer, Channel
+from millpond.wire.deadline import NEVER
+from millpond.wire.errors import ConnectionLost, ProtocolError
+from millpond.wire.frame import Head
+from millpond.wire.message import Failure, Message
+
+if TYPE_CHECKING:
+    from millpond.train.session import Session
+
+_WITH_STATE = (protocol.Train, protocol.Evaluate)
+
+
+class Worker:
+    """Serves one channel. Failures tell messages of exceptions only if ``full``."""
+
+    def __init__(self, channel: Channel, root: Path, scratch: Path, *, full: bool) -> None:
+        self._channel, self._root, self._scratch, self._full = channel, root, scratch, full
+        self._jobs = 0
+        self._code_dir = scratch / "0"
+        self._session: Session | None = None
+
+    def serve(self) -> int:
+        """Answer until the channel ends. Returns the exit code: 1 if the coordinator broke the protocol."""
+        while True:
+            try:
+                head = self._channel.receive(NEVER)
+                self._receive_state(head)
+                reply, payload = self._reply(head.message)
+                self._channel.send(reply, NEVER, payload)
+            except ConnectionLost:
+                return 0 if self._channel.closed_cleanly else 1
+            except ProtocolError as error:
+                # what the coordinator sends next cannot be told from the bytes that do not belong
+                print(f"worker: {error}", file=sys.stderr)
+                with contextlib.suppress(ConnectionLost):
+                    self._channel.send(Failure("protocol", str(error)), NEVER)
+                return 1
+
+    def _receive_state(self, head: Head) -> None:
+        """Take the payload of Train and Evaluate, if it is exactly the model's state, and no other."""
+        takes = isinstance(head.message, _WITH_STATE) and self._session is not None
+        vector = self._session.vector if takes and self._session else None
+        expected = 0 if vector is None else vector.nbytes
+        if head.payload_size != expected:
+            name = type(head.message).NAME
+            raise ProtocolError(f"'{name}' came with {head.payload_size} bytes where {expected} belong")
+        if vector is not None:
+            self._channel.receive_into(vector.data, NEVER)
+
+    def _reply(self, message: Message) -> tuple[Message, Buffer]:
+        try:
+            return self._answer(message)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
+            traceback.print_exception(error)
+            return failure(error, self._code_dir, full=self._full), b""
+
+    def _answer(self, message: Message) -> tuple[Message, Buffer]:
+        if isinstance(message, protocol.Prepare):
+            return self._prepare(message), b""
+        if self._session is None:
+            return Failure("protocol", f"'{type(message).NAME}' came before 'prepare'"), b""
+        if isinstance(message, protocol.GetInitial):
+            return self._session.initial(), self._session.vector.data
+        if isinstance(message, protocol.Train):
+            return self._session.train(message.round), self._session.vector.data
+        if isinstance(message, protocol.Evaluate):
+            return self._session.evaluate(message.folder), b""
+        return Failure("protocol", f"a worker does not serve '{type(message).NAME}'"), b""
+
+    def _prepare(self, prepare: protocol.Prepare) -> protocol.Ready:
+        from millpond.train import (
+            factory,
+        )  # torch takes seconds; the process must already be tied to its parent
+        from millpond.train.session import Session
+
+        self._session = None
+        factory.forget(self._code_dir)
+        self._jobs += 1
+        self._code_dir = self._scratch / str(self._jobs)
+        self._code_dir.mkdir()
+        factory.write_code(prepare.code, self._code_dir)
+        self._session = Session(prepare, self._root, self._code_dir)
+        return self._session.ready()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the worker; the exit code."""
+    options = _parser().parse_args(arguments)
+    die_with_parent(signal.SIGKILL)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what the user's code printed outlives a kill
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the coordinator, which then closes the channel
+    sock = socket.socket(fileno=options.fd)
+    sock.set_inheritable(False)
+    with (
+        Channel(sock, "the coordinator") as channel,
+        tempfile.TemporaryDirectory(prefix="millpond-") as scratch,
+    ):
+        return Worker(channel, options.root, Path(scratch).resolve(), full=options.errors == "full").serve()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="millpond.train.worker", description="Train as a coordinator says.")
+    parser.add_argument("fd", type=int, help="descriptor of a connected Unix socket")
+    parser.add_argument("--root", type=Path, default=Path(), help="where relative data folders lie")
+    parser.add_argument(
+        "--errors",
+        choices=("full", "location"),
+        default="location",
+        help="whether a failure tells the messages of exceptions, which may hold samples",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

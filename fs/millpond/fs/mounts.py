@@ -1,0 +1,45 @@
+"""Edge: taking mounts away, those of a dead or stuck server too."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from millpond.linux import syscalls
+from millpond.wire.errors import LocalError
+
+_SECONDS = 5.0
+
+
+def unmount(mountpoint: Path) -> None:
+    """Take away what is mounted on top of ``mountpoint``, if anything is, without waiting for its server.
+
+    Files open in it stay usable for as long as its server lives. Raises LocalError if it is not permitted.
+    """
+    try:
+        syscalls.unmount(mountpoint)
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # nothing is mounted there
+            return
+        if error.errno != errno.EPERM:
+            raise LocalError(f"{mountpoint}: cannot unmount: {error.strerror}") from None
+        _by_helper(mountpoint)
+
+
+def _by_helper(mountpoint: Path) -> None:
+    """Have the set-uid helper of FUSE do it, which lets users unmount what they mounted."""
+    helper = shutil.which("fusermount") or shutil.which("fusermount3")
+    if helper is None:
+        raise LocalError(f"{mountpoint}: cannot unmount: this user may not, and there is no fusermount")
+    try:
+        done = subprocess.run(
+            [helper, "-u", "-z", os.fspath(mountpoint)], capture_output=True, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise LocalError(f"{mountpoint}: cannot unmount: fusermount hangs") from None
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
+        raise LocalError(f"{mountpoint}: cannot unmount: {reason[-1]}")

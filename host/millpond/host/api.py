@@ -1,0 +1,160 @@
+"""Pure: what people's commands and the host daemon say to each other, over the daemon's Unix socket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from millpond.host.record import Round
+from millpond.train.job import Job
+from millpond.wire.control import Ledger, Load, Welcome
+from millpond.wire.message import Message, message
+
+
+@message("api.devices.get")
+@dataclass(frozen=True, slots=True)
+class GetDevices(Message):
+    """Ask for Devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device now; ``tunnel`` is the bytes (to, from) that crossed its tunnel's interface on the host."""
+
+    name: str
+    board: str
+    state: str
+    reason: str
+    address: str
+    welcome: Welcome | None
+    load: Load | None
+    tunnel: tuple[int, int]
+
+
+@message("api.devices")
+@dataclass(frozen=True, slots=True)
+class Devices(Message):
+    """All devices of the fleet."""
+
+    devices: tuple[DeviceInfo, ...]
+
+
+@message("api.dial")
+@dataclass(frozen=True, slots=True)
+class Dial(Message):
+    """Ask for a TCP connection to a device's port: answered by Ok, then the socket's descriptor."""
+
+    device: str
+    port: int
+
+
+@message("api.volume")
+@dataclass(frozen=True, slots=True)
+class GetVolume(Message):
+    """Ask for a connection to a device's volume: answered by Volume, then the socket's descriptor."""
+
+    device: str
+
+
+@message("api.volume.connection")
+@dataclass(frozen=True, slots=True)
+class Volume(Message):
+    """The connection that follows must attach with ``token``, in TLS if ``tls``."""
+
+    token: bytes
+    tls: bool
+
+
+@message("api.ledgers.get")
+@dataclass(frozen=True, slots=True)
+class GetLedgers(Message):
+    """Ask for Ledgers."""
+
+
+@message("api.ledgers")
+@dataclass(frozen=True, slots=True)
+class Ledgers(Message):
+    """The privacy ledgers of the devices that are ready, by name."""
+
+    ledgers: dict[str, Ledger]
+
+
+@message("api.submit")
+@dataclass(frozen=True, slots=True)
+class Submit(Message):
+    """Start a job, with the user's source files by name; answered by Submitted."""
+
+    job: Job
+    code: dict[str, str]
+
+
+@message("api.submitted")
+@dataclass(frozen=True, slots=True)
+class Submitted(Message):
+    """The job's number."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    """A job now: ``accuracy`` and ``round`` of its last finished round; times are Unix seconds."""
+
+    id: int
+    name: str
+    state: str
+    error: str
+    model: str
+    round: int
+    rounds: int
+    accuracy: float | None
+    created: float
+    ended: float | None
+
+
+@message("api.jobs.get")
+@dataclass(frozen=True, slots=True)
+class GetJobs(Message):
+    """Ask for Jobs."""
+
+
+@message("api.jobs")
+@dataclass(frozen=True, slots=True)
+class Jobs(Message):
+    """All jobs, oldest first."""
+
+    jobs: tuple[JobInfo, ...]
+
+
+@message("api.watch")
+@dataclass(frozen=True, slots=True)
+class Watch(Message):
+    """Follow a job from its first round: answered by Progress again and again, the last with an ended job."""
+
+    job: int
+
+
+@message("api.progress")
+@dataclass(frozen=True, slots=True)
+class Progress(Message):
+    """The job now, and the rounds and log lines that are new since the last Progress."""
+
+    info: JobInfo
+    rounds: tuple[Round, ...] = ()
+    lines: tuple[str, ...] = field(default_factory=tuple)
+
+
+@message("api.log.get")
+@dataclass(frozen=True, slots=True)
+class GetLogOf(Message):
+    """Ask for the last lines of the log of a device (by name) or a job (by number); answered by Log."""
+
+    target: str
+    lines: int
+
+
+@message("api.stop")
+@dataclass(frozen=True, slots=True)
+class StopJob(Message):
+    """Stop a job; answered by Ok when it has stopped."""
+
+    job: int

@@ -1,0 +1,135 @@
+"""Edge (cryptography): the fleet's own certificate authority and SSH keys. Private files are 0600."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from millpond.wire.tls import Identity
+
+_YEARS = 10
+PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """Signs the certificates of one fleet."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @staticmethod
+    def create(directory: Path, fleet: str) -> Authority:
+        """Make an authority and keep it in ``directory`` as ``ca.pem`` and ``ca.key``."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"millpond fleet {fleet}")])
+        certificate = (
+            _builder(name, name, key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_key_usage(signs_certificates=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        write_private(directory / "ca.key", _private_pem(key))
+        write_public(directory / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
+        return Authority(certificate, key)
+
+    @staticmethod
+    def load(directory: Path) -> Authority:
+        """The authority kept in ``directory``."""
+        key = serialization.load_pem_private_key((directory / "ca.key").read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        return Authority(x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes()), key)
+
+    def issue(self, name: str, directory: Path) -> Identity:
+        """A certificate for ``name`` (``host`` or a device), with key and authority, in ``directory``."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        certificate = (
+            _builder(subject, self.certificate.subject, key.public_key())
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False
+            )
+            .sign(self.key, hashes.SHA256())
+        )
+        identity = Identity.in_directory(directory)
+        write_private(identity.key, _private_pem(key))
+        write_public(identity.certificate, certificate.public_bytes(serialization.Encoding.PEM))
+        write_public(identity.authority, self.certificate.public_bytes(serialization.Encoding.PEM))
+        return identity
+
+
+def create_ssh_key(path: Path, comment: str) -> str:
+    """Make an ed25519 key at ``path``; returns the public key's line."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    write_private(path, private)
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    line = f"{public.decode()} {comment}"
+    write_public(path.with_suffix(".pub"), f"{line}\n".encode())
+    return line
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a new file that only its owner may read. It is never readable by others, not for a moment."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def write_public(path: Path, data: bytes) -> None:
+    """Write a file that everybody may read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    path.chmod(0o644)
+
+
+def _private_pem(key: PrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))  # a board's clock may be behind
+        .not_valid_after(now + datetime.timedelta(days=365 * _YEARS))
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

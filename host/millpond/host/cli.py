@@ -1,0 +1,282 @@
+"""Entry: the command line, ``millpond``."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import click
+import typer
+
+from millpond.fs import mounts
+from millpond.host import daemon, demo, emulator, fleet, mounter, provision, ssh, views
+from millpond.host.client import Client
+from millpond.train import jobfile
+from millpond.wire.control import SSH_PORT
+from millpond.wire.errors import LocalError, MillpondError, Refused, RemoteError
+
+EXIT_CODES = """\
+Exit codes: 0 done; 1 a device or the daemon failed or refused; 2 wrong usage, configuration or input;
+3 the job failed or was stopped; 130 interrupted; 255 no SSH connection. 'run' and 'shell' exit as what
+they ran.
+"""
+REMOTE, LOCAL, JOB, SSH = 1, 2, 3, 255
+
+app = typer.Typer(
+    help="millpond trains on computational storage devices; private data never leaves its device.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+FleetOption = Annotated[
+    Path, typer.Option("--fleet", metavar="DIR", help="The fleet's directory.", show_default=False)
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
+DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="A device's name, such as csd0.")]
+DEFAULT_FLEET = fleet.default_directory()
+
+
+@app.command()
+def init(
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    devices: Annotated[int, typer.Option(min=1, max=99, help="How many emulated devices.")] = 3,
+    name: Annotated[str, typer.Option(help="The fleet's name.")] = "fleet",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Make a fleet: its certificate authority, SSH keys, and devices."""
+    names = [f"csd{number}" for number in range(devices)]
+    made = provision.create(fleet_directory, name, names)
+    if output is Format.JSON:
+        views.print_json({"fleet": str(made.directory), "name": name, "devices": names})
+    else:
+        print(f"fleet '{name}' with {', '.join(names)} is in {made.directory}")
+
+
+@app.command()
+def host(fleet_directory: FleetOption = DEFAULT_FLEET) -> None:
+    """Run the host daemon in the foreground (systemd runs it so)."""
+    daemon.run(fleet_directory)
+
+
+@app.command()
+def emulate(
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="Run this inside, then shut down.")
+    ] = None,
+) -> None:
+    """Run a host daemon and the fleet's emulated devices, until Ctrl-C. Makes the fleet if there is none."""
+    if not (fleet_directory / "fleet.toml").exists():
+        provision.create(fleet_directory, "emulated", [f"csd{number}" for number in range(3)])
+    found = fleet.read(fleet_directory)
+    if command is None:
+        names = ", ".join(device.name for device in found.config.device)
+        print(
+            f"emulating {names}; try 'millpond devices --fleet {fleet_directory}'; Ctrl-C ends it", flush=True
+        )
+    raise typer.Exit(emulator.emulate(found, command))
+
+
+@app.command("demo")
+def demonstrate(
+    directory: Annotated[Path, typer.Option("--in", metavar="DIR", help="Where it keeps its things.")] = Path(
+        ".demo"
+    ),
+    seed: Annotated[int, typer.Option(help="Of the data's division and the training.")] = 7,
+) -> None:
+    """Emulate a fleet and train on its private data: the whole of millpond in a minute."""
+    raise typer.Exit(demo.run(directory, seed))
+
+
+@app.command()
+def devices(fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption = Format.TEXT) -> None:
+    """List the devices: state, load and traffic."""
+    with Client(fleet_directory) as client:
+        found = client.devices()
+    if output is Format.JSON:
+        views.print_json({"devices": found})
+    else:
+        views.console().print(views.devices(found))
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def run(
+    device: DeviceArgument,
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Passed to a shell there.")],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Run a command on a device over SSH, passing on input, output, exit code. Options go before DEVICE."""
+    with Client(fleet_directory) as client, client.dial(device, SSH_PORT) as sock:
+        if output is Format.JSON:
+            result = ssh.capture(client.fleet, device, sock, " ".join(command))
+            views.print_json({"device": device} | result)
+            raise typer.Exit(int(str(result["exit_code"])))
+        with ssh.connected(client.fleet, device, sock) as transport:
+            streams = (sys.stdout.buffer, sys.stderr.buffer)
+            code = ssh.run(transport, " ".join(command), sys.stdin.fileno(), *streams)
+    raise typer.Exit(code)
+
+
+@app.command()
+def shell(device: DeviceArgument, fleet_directory: FleetOption = DEFAULT_FLEET) -> None:
+    """Open a shell on a device over SSH."""
+    with (
+        Client(fleet_directory) as client,
+        client.dial(device, SSH_PORT) as sock,
+        ssh.connected(client.fleet, device, sock) as transport,
+    ):
+        raise typer.Exit(ssh.shell(transport))
+
+
+@app.command()
+def mount(
+    device: DeviceArgument,
+    mountpoint: Annotated[Path, typer.Argument(metavar="DIR", help="An empty directory.")],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Mount the public part of a device's volume, until 'umount'."""
+    argv = mounter.command(fleet_directory.absolute(), device, mountpoint.absolute())
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout and process.stderr
+    if process.stdout.readline().strip() != b"ready":
+        complaint = process.stderr.read().decode(errors="replace").strip()
+        raise RemoteError(complaint or f"{device} cannot be mounted")
+    if output is Format.JSON:
+        views.print_json({"device": device, "mountpoint": str(mountpoint)})
+    else:
+        print(f"the public part of {device} is at {mountpoint}")
+
+
+@app.command()
+def umount(
+    mountpoint: Annotated[Path, typer.Argument(metavar="DIR")], output: FormatOption = Format.TEXT
+) -> None:
+    """Unmount a volume. Never waits, even if the device is gone."""
+    mounts.unmount(mountpoint.absolute())
+    if output is Format.JSON:
+        views.print_json({"mountpoint": str(mountpoint)})
+
+
+@app.command()
+def train(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml")],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Train a job across the fleet, and show it happening. Ctrl-C leaves the job running."""
+    job, code = jobfile.read(job_file)
+    with Client(fleet_directory) as client:
+        names = [device.name for device in client.fleet.config.device]
+        number = client.submit(job, code)
+        if detach:
+            if output is Format.JSON:
+                views.print_json({"id": number, "state": "running"})
+            else:
+                print(f"job {number} is running; 'millpond jobs' and 'millpond logs {number}' tell more")
+            return
+        console = views.quiet_console() if output is Format.JSON else views.console()
+        info, rounds = views.JobView(console, names).follow(client.watch(number))
+    if output is Format.JSON:
+        views.print_json({"job": info, "rounds": rounds})
+    elif info.state == "done":
+        print(f"job {number} is done: accuracy {info.accuracy:.4f} after {info.round} rounds; {info.model}")
+    if info.state != "done":
+        fail(info.error or f"job {number} was {info.state}", JOB)
+
+
+@app.command()
+def jobs(fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption = Format.TEXT) -> None:
+    """List all jobs."""
+    with Client(fleet_directory) as client:
+        found = client.jobs()
+    if output is Format.JSON:
+        views.print_json({"jobs": found})
+    else:
+        views.console().print(views.jobs(found))
+
+
+@app.command()
+def logs(
+    target: Annotated[str, typer.Argument(metavar="DEVICE|JOB", help="A device's name or a job's number.")],
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last lines.")] = 50,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show the log of a device's agent, or of a job. What a job prints on a device stays there."""
+    with Client(fleet_directory) as client:
+        found = client.log(target, lines)
+    if output is Format.JSON:
+        views.print_json({"target": target, "lines": found})
+    else:
+        print("\n".join(found))
+
+
+@app.command()
+def stop(
+    job: Annotated[int, typer.Argument(metavar="JOB", help="The job's number.")],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Stop a job; its last finished round is kept."""
+    with Client(fleet_directory) as client:
+        client.stop(job)
+    if output is Format.JSON:
+        views.print_json({"id": job, "state": "stopped"})
+    else:
+        print(f"job {job} is stopped")
+
+
+def fail(text: str, code: int) -> NoReturn:
+    """One line on standard error, and the exit code."""
+    print(f"millpond: {text}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _exit_code(error: MillpondError) -> int:
+    if isinstance(error, ssh.SshFailed):
+        return SSH
+    return LOCAL if isinstance(error, LocalError) or _is_usage(error) else REMOTE
+
+
+def _is_usage(error: MillpondError) -> bool:
+    return isinstance(error, Refused) and error.code in ("unknown", "local", "state")
+
+
+def main() -> None:
+    """Run a command; every error is one line on standard error."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        code = app(standalone_mode=False)
+    except MillpondError as error:
+        if "json" in sys.argv[1:] or "--format=json" in sys.argv[1:]:
+            views.print_json({"error": str(error), "kind": type(error).__name__})
+        fail(str(error), _exit_code(error))
+    except click.ClickException as error:
+        fail(f"{error.format_message()} (see 'millpond --help')", LOCAL)
+    except (KeyboardInterrupt, click.Abort):
+        fail("interrupted", 130)
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Edge: the host daemon as commands see it: typed questions over its Unix socket."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from millpond.host import api, fleet
+from millpond.host.fleet import Fleet
+from millpond.linux import sockets
+from millpond.train.job import Job
+from millpond.wire import tls
+from millpond.wire.channel import Channel
+from millpond.wire.control import Attach, Ledger, Log
+from millpond.wire.deadline import NEVER, Deadline
+from millpond.wire.errors import LocalError
+from millpond.wire.frame import Limits
+from millpond.wire.message import Message, Ok
+
+ANSWER_SECONDS = 30.0
+_LIMITS = Limits(head=64 << 20, payload=0)
+
+
+class Client:
+    """A connection to the daemon of a fleet. Raises LocalError where none runs."""
+
+    def __init__(self, directory: Path) -> None:
+        self.fleet: Fleet = fleet.read(directory)
+        try:
+            sock = sockets.connect(self.fleet.socket)
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise LocalError(
+                f"no host daemon runs for {directory}: start one with 'millpond emulate' or 'millpond host'"
+            ) from None
+        except OSError as error:
+            raise LocalError(f"{self.fleet.socket}: {error.strerror}") from None
+        self._channel = Channel(sock, "", limits=_LIMITS)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._channel.close()
+
+    @property
+    def _deadline(self) -> Deadline:
+        return Deadline.after(ANSWER_SECONDS)
+
+    def devices(self) -> tuple[api.DeviceInfo, ...]:
+        """All devices of the fleet."""
+        return self._channel.call(api.GetDevices(), api.Devices, self._deadline).devices
+
+    def ledgers(self) -> dict[str, Ledger]:
+        """The privacy ledgers by device."""
+        return self._channel.call(api.GetLedgers(), api.Ledgers, self._deadline).ledgers
+
+    def jobs(self) -> tuple[api.JobInfo, ...]:
+        """All jobs."""
+        return self._channel.call(api.GetJobs(), api.Jobs, self._deadline).jobs
+
+    def submit(self, job: Job, code: dict[str, str]) -> int:
+        """Start a job; returns its number."""
+        return self._channel.call(api.Submit(job, code), api.Submitted, self._deadline).id
+
+    def watch(self, job: int) -> Iterator[api.Progress]:
+        """Follow a job until it has ended."""
+        self._channel.send(api.Watch(job), self._deadline)
+        while True:
+            progress = self._channel.expect(api.Progress, NEVER)
+            yield progress
+            if progress.info.state != "running":
+                return
+
+    def log(self, target: str, lines: int) -> tuple[str, ...]:
+        """The last lines of a device's or a job's log."""
+        return self._channel.call(api.GetLogOf(target, lines), Log, self._deadline).lines
+
+    def stop(self, job: int) -> None:
+        """Stop a job and wait until it has."""
+        self._channel.call(api.StopJob(job), Ok, Deadline.after(2 * ANSWER_SECONDS))
+
+    def dial(self, device: str, port: int) -> socket.socket:
+        """A TCP connection to the device's port, through its tunnel."""
+        self._channel.call(api.Dial(device, port), Ok, self._deadline)
+        return self._receive_socket()
+
+    def volume(self, device: str, deadline: Deadline) -> Channel:
+        """An attached connection to the device's volume."""
+        grant = self._ask_volume(device, deadline)
+        sock = self._receive_socket()
+        if grant.tls:
+            sock = tls.connect(sock, self.fleet.identity.context(server=False), device, deadline)
+        channel = Channel(sock, device)
+        channel.call(Attach(grant.token), Ok, deadline)
+        return channel
+
+    def _ask_volume(self, device: str, deadline: Deadline) -> api.Volume:
+        request: Message = api.GetVolume(device)
+        return self._channel.call(request, api.Volume, deadline)
+
+    def _receive_socket(self) -> socket.socket:
+        self._channel.sock.settimeout(ANSWER_SECONDS)
+        return socket.socket(fileno=sockets.receive_descriptors(self._channel.sock, 1)[0])

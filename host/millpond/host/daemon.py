@@ -1,0 +1,99 @@
+"""Entry: the host daemon, ``millpond host``."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from millpond.host import fleet as fleets
+from millpond.host.device import Device
+from millpond.host.federation import Surroundings
+from millpond.host.fleet import Fleet
+from millpond.host.jobs import Jobs
+from millpond.host.record import Record
+from millpond.host.server import Server
+from millpond.host.volumes import Volumes
+from millpond.linux.notify import notify, watchdog_interval
+from millpond.wire.errors import LocalError
+
+log = logging.getLogger("millpond.host")
+
+
+@contextlib.contextmanager
+def only_daemon(fleet: Fleet) -> Iterator[None]:
+    """Hold the fleet for this process. Raises LocalError naming the daemon that has it."""
+    path = fleet.directory / "host.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.read(descriptor, 32).decode().strip()
+        os.close(descriptor)
+        raise LocalError(f"another host daemon (pid {pid}) serves {fleet.directory}") from None
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def traffic(fleet: Fleet) -> dict[str, tuple[int, int]]:
+    """Bytes (to the device, from it) by the counters of the host's interfaces, by device."""
+    counters = psutil.net_io_counters(pernic=True)
+    names = {fleet.interface(device.name): device.name for device in fleet.config.device}
+    return {
+        name: (counters[interface].bytes_sent, counters[interface].bytes_recv)
+        for interface, name in names.items()
+        if interface in counters
+    }
+
+
+@contextlib.contextmanager
+def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
+    """All parts of the daemon; the socket answers when this is entered."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(only_daemon(fleet))
+        record = Record(fleet.database)
+        stack.callback(record.close)
+        devices = {config.name: Device(fleet, config, record) for config in fleet.config.device}
+        for device in devices.values():
+            device.start()
+            stack.callback(device.stop)
+        volumes = Volumes(fleet)
+        stack.callback(volumes.close)
+
+        def surroundings(changed: Callable[[], None]) -> Surroundings:
+            return Surroundings(fleet, record, devices, volumes.folder, lambda: traffic(fleet), changed)
+
+        jobs = Jobs(record, surroundings)
+        stack.callback(jobs.close)
+        server = Server(fleet, devices, jobs, lambda: traffic(fleet))
+        stack.callback(server.close)
+        jobs.resume()
+        yield devices
+
+
+def run(directory: Path) -> None:
+    """Serve the fleet in ``directory`` until SIGTERM or SIGINT. Raises LocalError."""
+    form = "%(asctime)s %(levelname)s %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form)
+    fleet = fleets.read(directory)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with running(fleet):
+        notify("READY=1")
+        log.info("the host daemon serves fleet '%s' at %s", fleet.config.name, fleet.socket)
+        while not stop.wait(min(watchdog_interval() or 5.0, 5.0)):
+            notify("WATCHDOG=1")
+        notify("STOPPING=1")
+    log.info("stopped")

@@ -1,0 +1,65 @@
+"""Entry: the demo: prepares a fleet with private data, and runs the main job inside an emulated machine."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+from importlib import resources
+from pathlib import Path
+
+from millpond.host import demo_data, emulator, provision
+from millpond.host.fleet import Fleet
+from millpond.wire.errors import LocalError
+
+DEVICES = ("csd0", "csd1", "csd2")
+CANARY = "private"
+TRACER = "public"
+_MARK = "millpond-demo-of-a-fleet"
+
+
+def run(directory: Path, seed: int) -> int:
+    """Everything, from nothing to the report. Returns an exit code."""
+    emulator.check_prerequisites()
+    directory = directory.absolute()
+    _clear(directory)
+    fleet = provision.create(directory / "fleet", "demo", DEVICES)
+    _write_data(fleet, directory, seed)
+    shutil.copy(_example("digits.toml"), directory / "digits.toml")
+    command = [sys.executable, "-m", "millpond.host.demo_inside", str(directory), str(seed)]
+    return emulator.emulate(fleet, command)
+
+
+def _clear(directory: Path) -> None:
+    """Remove an earlier run's files, also of one that was killed; its processes have died with it."""
+    mark = directory / _MARK
+    if directory.exists() and any(directory.iterdir()) and not mark.exists():
+        raise LocalError(f"{directory} holds something that is not a demo; choose another place with --in")
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    mark.touch()
+
+
+def _example(name: str) -> Path:
+    path = Path(str(resources.files("millpond.train"))) / "examples" / name
+    return path if path.exists() else path.parents[2].parent / "examples" / name
+
+
+def _write_data(fleet: Fleet, directory: Path, seed: int) -> None:
+    """The test set on the host; private and public samples as files on each device's flash, with markers.
+
+    The canary lies in the private data files, in a note beside them, and in a file's name; the tracer in a
+    public file, as the control that shows that the search finds what it looks for.
+    """
+    marks = random.Random(seed)  # noqa: S311 - marks, not secrets
+    division = demo_data.divide(demo_data.load(), len(DEVICES), seed)
+    demo_data.write(directory / "test", division.test)
+    for name, private, public in zip(DEVICES, division.private, division.public, strict=True):
+        canary, tracer = f"canary-{marks.getrandbits(96):024x}", f"tracer-{marks.getrandbits(96):024x}"
+        flash = fleet.device_directory(name) / "flash"
+        demo_data.write(flash / "private" / "digits", private, canary)
+        (flash / "private" / f"patient-{canary}.txt").write_text(f"This must never leave {name}: {canary}\n")
+        (flash / "private").chmod(0o700)
+        demo_data.write(flash / "public" / "digits", public)
+        (flash / "public" / "README.txt").write_text(f"Anyone may read this: {tracer}\n")
+        provision.write_agent_config(fleet, name, {"canaries": {CANARY: canary}, "tracers": {TRACER: tracer}})

@@ -1,0 +1,135 @@
+"""Entry: the demo's steps, as commands of a user inside the emulated machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from millpond.host import demo_report, mounter, ssh, views
+from millpond.host.api import JobInfo
+from millpond.host.client import Client
+from millpond.host.demo import CANARY, DEVICES, TRACER
+from millpond.host.record import Round
+from millpond.linux.syscalls import die_with_parent
+from millpond.train import jobfile
+from millpond.wire.control import SSH_PORT
+from millpond.wire.errors import LocalError, MillpondError, RemoteError
+
+START_SECONDS = 60.0
+COMMAND = "uname -a; ls"
+ACCURACY = 0.95
+
+
+def main(directory: Path, seed: int) -> int:
+    """Train, look around, report. Returns an exit code."""
+    started = time.monotonic()
+    console = views.console()
+    fleet = directory / "fleet"
+    client = _wait_for_fleet(fleet, console)
+    with client:
+        console.print(views.devices(client.devices()))
+    console.rule("federated averaging: digits, private on their devices")
+    info, rounds = _train(fleet, directory / "digits.toml", seed, console)
+    shell = _ssh(fleet, DEVICES[0])
+    listing = _list_volume(fleet, DEVICES[0], directory / "volume")
+    with Client(fleet) as client:
+        ledgers, devices = client.ledgers(), client.devices()
+    facts = demo_report.Facts(info, rounds, ledgers, devices, shell, listing, time.monotonic() - started)
+    report = demo_report.build(facts, directory, CANARY, TRACER)
+    demo_report.show(report, console)
+    return _verdict(report)
+
+
+def _wait_for_fleet(fleet: Path, console: Console) -> Client:
+    """A client, once the daemon answers and all devices are ready. Raises RemoteError."""
+    deadline = time.monotonic() + START_SECONDS
+    client, states = None, "the daemon does not answer"
+    with console.status("switching on a host and 3 emulated devices"):
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            try:
+                client = client or Client(fleet)
+            except LocalError:
+                continue
+            devices = client.devices()
+            states = ", ".join(f"{d.name} {d.state} ({d.reason})" for d in devices if d.state != "ready")
+            if not states:
+                return client
+    raise RemoteError(f"the fleet did not start in {START_SECONDS:.0f} s: {states}; see {fleet}/host.log")
+
+
+def _train(fleet: Path, job_file: Path, seed: int, console: Console) -> tuple[JobInfo, list[Round]]:
+    text = job_file.read_text().replace("seed = 7", f"seed = {seed}")
+    job_file.write_text(text)
+    job, code = jobfile.read(job_file)
+    with Client(fleet) as client:
+        number = client.submit(job, code)
+        info, rounds = views.JobView(console, DEVICES).follow(client.watch(number))
+    if info.state != "done":
+        raise RemoteError(f"the job {info.state}: {info.error}")
+    return info, rounds
+
+
+def _ssh(fleet: Path, device: str) -> dict[str, Any]:
+    """What a user sees on a device, and what they are refused."""
+    results: dict[str, Any] = {"device": device}
+    for name, command in (("command", COMMAND), ("private", "ls /volume/private /flash")):
+        with Client(fleet) as client, client.dial(device, SSH_PORT) as sock:
+            results[name] = {"line": command} | ssh.capture(client.fleet, device, sock, command)
+    return results
+
+
+def _list_volume(fleet: Path, device: str, mountpoint: Path) -> dict[str, Any]:
+    """Mount a device's volume on the host, list it and read a public file."""
+    mountpoint.mkdir(exist_ok=True)
+    argv = [*mounter.command(fleet, device, mountpoint), "--die-with-parent"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        if process.stdout.readline().strip() != "ready":
+            raise RemoteError(f"the volume of {device} could not be mounted")
+        try:
+            return {
+                "device": device,
+                "files": sorted(
+                    str(path.relative_to(mountpoint)) for path in mountpoint.rglob("*") if path.is_file()
+                ),
+                "private_exists": (mountpoint / "private").exists(),
+                "public_text": (mountpoint / "public" / "README.txt").read_text(),
+            }
+        finally:
+            process.terminate()
+
+
+def _verdict(report: dict[str, Any]) -> int:
+    """0 if the demo has shown what it is there to show."""
+    failures = [
+        text
+        for wrong, text in (
+            (report["accuracy"] < ACCURACY, f"the accuracy is below {ACCURACY}"),
+            (report["private_bytes_leaked"] != 0, "private bytes left a device"),
+            (not report["privacy"]["control_found"], "the search did not find its control"),
+            (report["volume"]["private_exists"], "the host sees a private part"),
+            (report["ssh"]["private"]["exit_code"] == 0, "the SSH user sees the private part"),
+            (report["ssh"]["command"]["exit_code"] != 0, "the SSH command failed"),
+        )
+        if wrong
+    ]
+    for failure in failures:
+        print(f"millpond: the demo failed: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    die_with_parent(9)
+    try:
+        sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    except MillpondError as error:
+        print(f"millpond: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

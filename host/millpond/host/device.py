@@ -1,0 +1,196 @@
+"""Edge: one device of the fleet, as long as the daemon runs: its tunnel, its agent, its state.
+
+A thread keeps the device's life up to date: it greets the agent, then asks for the load every second. When
+the agent stops answering, every connection to it is closed: nobody waits for a device that is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import socket
+import ssl
+import threading
+import weakref
+from dataclasses import dataclass
+
+from millpond.host import lifecycle
+from millpond.host.fleet import DeviceConfig, Fleet
+from millpond.host.lifecycle import Event, State
+from millpond.host.record import Record
+from millpond.tunnel import TunnelEnd, spawn_end
+from millpond.wire import tls
+from millpond.wire.channel import Channel
+from millpond.wire.control import CONTROL_PORT, Attach, GetLoad, Hello, Load, Welcome
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    LocalError,
+    RemoteError,
+    VersionMismatch,
+)
+from millpond.wire.frame import Limits
+from millpond.wire.message import Ok
+
+log = logging.getLogger(__name__)
+
+GREETING_SECONDS = 5.0
+HEARTBEAT_SECONDS = 1.0
+SILENCE_SECONDS = 3.0
+RETRY_SECONDS = 0.25
+RETRY_INCOMPATIBLE_SECONDS = 2.0
+LIMITS = Limits(head=4 << 20, payload=1 << 34)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What is known of a device now. ``reason`` says why it is not ready."""
+
+    state: State = State.ABSENT
+    reason: str = "not seen yet"
+    welcome: Welcome | None = None
+    load: Load | None = None
+
+
+class Device:
+    """A device. ``start`` once; then ask for ``status``, or open connections while it is ready."""
+
+    def __init__(self, fleet: Fleet, config: DeviceConfig, record: Record) -> None:
+        self.name, self.config = config.name, config
+        self._fleet, self._record = fleet, record
+        self._addresses = fleet.addresses(config.name)
+        self._context: ssl.SSLContext = fleet.identity.context(server=False)
+        self._status = Status()
+        self._changed = threading.Condition()
+        self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+        self._stop = threading.Event()
+        self._end: TunnelEnd | None = None
+        self._thread = threading.Thread(target=self._live, name=f"device {self.name}", daemon=True)
+
+    @property
+    def status(self) -> Status:
+        """The present status."""
+        with self._changed:
+            return self._status
+
+    def start(self) -> None:
+        """Begin the device's life on the host."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it: close every connection and take the tunnel down."""
+        self._stop.set()
+        self._close_channels()
+        self._thread.join(timeout=5)
+
+    def wait_ready(self, deadline: Deadline) -> bool:
+        """Wait until the device is ready; False if the deadline passes first."""
+        with self._changed:
+            while self._status.state is not State.READY:
+                if deadline.passed or self._stop.is_set():
+                    return False
+                self._changed.wait(0.2)
+            return True
+
+    def dial(self, port: int, deadline: Deadline) -> socket.socket:
+        """A TCP connection to a port of the device, through its tunnel. Raises ConnectionLost."""
+        try:
+            return socket.create_connection((self._addresses.device_ip, port), deadline.remaining())
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self.name} did not answer on port {port} in time") from None
+        except OSError as error:
+            raise ConnectionLost(f"{self.name}: {error.strerror or error}") from None
+
+    def control(self, deadline: Deadline) -> Channel:
+        """A new control connection to the agent. Raises RemoteError."""
+        secure = tls.connect(self.dial(CONTROL_PORT, deadline), self._context, self.name, deadline)
+        return self._track(Channel(secure, self.name, limits=LIMITS))
+
+    def bulk(self, token: bytes, encrypted: bool, deadline: Deadline) -> Channel:
+        """The bulk connection that ``token`` entitles to. Raises RemoteError."""
+        sock = self.dial(CONTROL_PORT, deadline)
+        if encrypted:
+            sock = tls.connect(sock, self._context, self.name, deadline)
+        channel = self._track(Channel(sock, self.name, limits=LIMITS))
+        channel.call(Attach(token), Ok, deadline)
+        return channel
+
+    def _track(self, channel: Channel) -> Channel:
+        self._channels.add(channel)
+        return channel
+
+    def _close_channels(self) -> None:
+        for channel in list(self._channels):
+            channel.shut_down()
+
+    def _live(self) -> None:
+        """The device's thread. Its end of the tunnel dies with it."""
+        addresses, name = self._addresses, self.name
+        while not self._stop.is_set():
+            try:
+                end = spawn_end(
+                    "host", self._fleet.slot_socket(name), self._fleet.interface(name), addresses.host
+                )
+            except (OSError, LocalError) as error:
+                self._happened(Event.LOST, f"the tunnel cannot start: {error}")
+                self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
+                continue
+            with contextlib.ExitStack() as stack:
+                stack.callback(end.stop)
+                while end.alive and not self._stop.is_set():
+                    self._one_life(end)
+            self._happened(Event.LOST, "the tunnel's end on the host died")
+
+    def _one_life(self, end: TunnelEnd) -> None:
+        """From greeting the agent to losing it."""
+        if end.status.get("state") != "up":
+            self._happened(Event.LOST, str(end.status.get("reason", "waiting for the device")))
+            self._stop.wait(RETRY_SECONDS / 2)
+            return
+        self._happened(Event.TUNNEL_UP, "greeting the agent")
+        try:
+            with self.control(Deadline.after(GREETING_SECONDS)) as agent:
+                self._greet(agent)
+                while not self._stop.wait(HEARTBEAT_SECONDS) and end.alive:
+                    self._beat(agent)
+        except VersionMismatch as error:
+            self._happened(Event.OTHER_VERSION, str(error))
+            self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
+        except (ConnectionLost, DeadlineExceeded) as error:
+            self._happened(Event.LOST, str(error))
+            self._stop.wait(RETRY_SECONDS)
+        except RemoteError as error:
+            self._happened(Event.NOT_TRUSTED, str(error))
+            self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
+        finally:
+            self._close_channels()
+
+    def _greet(self, agent: Channel) -> None:
+        software = importlib.metadata.version("millpond")
+        welcome = agent.call(Hello(software), Welcome, Deadline.after(GREETING_SECONDS))
+        load = agent.call(GetLoad(), Load, Deadline.after(GREETING_SECONDS))
+        self._record.saw_device(self.name, welcome.boot, welcome.software)
+        self._happened(Event.GREETED, "", welcome, load)
+
+    def _beat(self, agent: Channel) -> None:
+        load = agent.call(GetLoad(), Load, Deadline.after(SILENCE_SECONDS))
+        with self._changed:
+            self._status = Status(State.READY, "", self._status.welcome, load)
+
+    def _happened(
+        self, event: Event, reason: str, welcome: Welcome | None = None, load: Load | None = None
+    ) -> None:
+        with self._changed:
+            before = self._status
+            state = lifecycle.after(before.state, event) if not _repeated(before, event) else before.state
+            self._status = Status(state, reason, welcome or before.welcome, load)
+            self._changed.notify_all()
+        if state is not before.state and state is not State.CONNECTING:
+            log.info("%s is %s%s", self.name, state, f": {reason}" if reason else "")
+
+
+def _repeated(status: Status, event: Event) -> bool:
+    """Whether the event has already had its effect (a retry that failed as before)."""
+    return event is Event.TUNNEL_UP and status.state is State.CONNECTING

@@ -1,0 +1,129 @@
+"""Edge: a whole machine emulated: in namespaces of its own, a host with its daemon, and boards in its slots.
+
+Everything inside dies with its PID 1, and that with whoever started it: nothing can be left behind. Its
+networks, mounts and processes exist only inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from millpond.host.fleet import Fleet
+from millpond.images.backplane import Backplane
+from millpond.images.emulated import BoardSpec
+from millpond.linux.network import loopback_up
+from millpond.linux.reaping import reap_orphans
+from millpond.linux.sandbox import Sandbox, exit_code, spawn
+from millpond.wire.errors import LocalError
+
+TEND_SECONDS = 0.1
+STOP_SECONDS = 20.0
+
+
+def emulate(fleet: Fleet, command: list[str] | None = None) -> int:
+    """Run a machine with the fleet's boards and daemon, until Ctrl-C or the end of ``command``, run inside.
+
+    Returns the exit code of the command, 0 without one. Raises LocalError if this system cannot do it.
+    """
+    check_prerequisites()
+    sys.stdout.flush()
+    sandbox = Sandbox(binds=None, own_network=True, own_pids=True)
+    pid = spawn(sandbox, lambda: _boot(Machine(fleet, command)))
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the inside too
+    signal.signal(signal.SIGTERM, lambda number, _frame: os.kill(pid, number))
+    try:
+        return exit_code(os.waitpid(pid, 0)[1])
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _boot(machine: Machine) -> int:
+    loopback_up()
+    return machine.run()
+
+
+def check_prerequisites() -> None:
+    """Raises LocalError that names, in one line, what the machine lacks for an emulated fleet."""
+    for device, package in (("/dev/fuse", "FUSE"), ("/dev/net/tun", "TUN")):
+        if not os.access(device, os.R_OK | os.W_OK):
+            raise LocalError(f"an emulated fleet needs {package}: this user cannot open {device}")
+    if not Path("/usr/sbin/sshd").exists():
+        raise LocalError("an emulated fleet needs an SSH server: sudo apt install openssh-server")
+    if os.geteuid() != 0 and not _user_namespaces_work():
+        raise LocalError("this system lets only root make namespaces: run as root")
+
+
+def _user_namespaces_work() -> bool:
+    probe = subprocess.run(["unshare", "--user", "--map-root-user", "true"], capture_output=True, check=False)  # noqa: S607
+    return probe.returncode == 0
+
+
+class Machine:
+    """What runs in an emulated machine: boards, the host daemon and, if there is one, a command."""
+
+    def __init__(self, fleet: Fleet, command: list[str] | None) -> None:
+        self._fleet, self._command = fleet, command
+        specs = [
+            BoardSpec(device.name, fleet.device_directory(device.name)) for device in fleet.config.device
+        ]
+        self._backplane = Backplane(specs)
+        self._daemon: subprocess.Popen[bytes] | None = None
+        self._interrupted = 0
+
+    def run(self) -> int:
+        """Until SIGINT, SIGTERM or the end of the command, whose exit code it returns."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+        self._backplane.power_on()
+        self._start_daemon()
+        command = subprocess.Popen(self._command) if self._command else None
+        while not self._interrupted and (command is None or command.poll() is None):
+            self._tend(command)
+            time.sleep(TEND_SECONDS)
+        code = self._end(command)
+        self._stop()
+        return code
+
+    def _interrupt(self, number: int, _frame: object) -> None:
+        self._interrupted = number
+
+    def _start_daemon(self) -> None:
+        argv = [sys.executable, "-m", "millpond.host.cli", "host", "--fleet", str(self._fleet.directory)]
+        with (self._fleet.directory / "host.log").open("ab") as output:
+            self._daemon = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+
+    def _tend(self, command: subprocess.Popen[bytes] | None) -> None:
+        """Restart what has died, as systemd and watchdogs would."""
+        self._backplane.tend()
+        if self._daemon and self._daemon.poll() is not None:
+            self._start_daemon()
+        own = {process.pid for process in (self._daemon, command) if process}
+        reap_orphans(own | self._backplane.pids)
+
+    def _end(self, command: subprocess.Popen[bytes] | None) -> int:
+        if command is None:
+            return 0
+        if self._interrupted:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                command.wait(STOP_SECONDS)  # the terminal's Ctrl-C has reached it too
+            command.kill()
+        code = command.wait()
+        return 128 - code if code < 0 else code
+
+    def _stop(self) -> None:
+        """Shut everything down, the daemon first."""
+        if self._daemon:
+            self._daemon.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._daemon.wait(STOP_SECONDS)
+        self._backplane.power_off()

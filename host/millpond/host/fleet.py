@@ -1,0 +1,148 @@
+"""Edge: the fleet directory: ``fleet.toml``, and where everything else lies."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from millpond.wire import schema
+from millpond.wire.errors import ConfigError
+from millpond.wire.tls import Identity
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig:
+    """One device: ``encrypt`` "always" adds TLS to bulk data; "auto" leaves it plain inside the box."""
+
+    name: str
+    board: Literal["emulated"] = "emulated"
+    encrypt: Literal["auto", "always"] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetConfig:
+    """``network`` is cut into one /30 for each device, in order."""
+
+    name: str
+    network: str = "10.77.0.0/16"
+    device: tuple[DeviceConfig, ...] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """The two ends of one device's tunnel, each with its prefix length."""
+
+    host: str
+    device: str
+
+    @property
+    def device_ip(self) -> str:
+        """The device's address alone."""
+        return self.device.partition("/")[0]
+
+
+class Fleet:
+    """A fleet directory that has been read."""
+
+    def __init__(self, directory: Path, config: FleetConfig) -> None:
+        self.directory, self.config = directory.absolute(), config
+
+    @property
+    def socket(self) -> Path:
+        """Where the host daemon answers."""
+        return self.directory / "host.sock"
+
+    @property
+    def database(self) -> Path:
+        """The record of devices, jobs and rounds."""
+        return self.directory / "fleet.db"
+
+    @property
+    def identity(self) -> Identity:
+        """The host's own certificate and key."""
+        return Identity.in_directory(self.directory / "host")
+
+    @property
+    def ssh_key(self) -> Path:
+        """The private key that opens SSH sessions on devices."""
+        return self.directory / "host" / "ssh_key"
+
+    @property
+    def known_hosts(self) -> Path:
+        """The devices' SSH host keys, pinned when they were provisioned."""
+        return self.directory / "host" / "known_hosts"
+
+    def device_directory(self, name: str) -> Path:
+        """What belongs to one emulated device: etc, flash, state, slot, console.log."""
+        return self.directory / "devices" / name
+
+    def slot_socket(self, name: str) -> Path:
+        """Where the device's end of the tunnel listens, as the host sees it."""
+        return self.device_directory(name) / "slot" / "nvme.sock"
+
+    def job_directory(self, job: int) -> Path:
+        """A job's checkpoints, model and log."""
+        return self.directory / "jobs" / str(job)
+
+    def mountpoint(self, name: str) -> Path:
+        """Where the host daemon mounts a device's volume for jobs."""
+        return self.directory / "volumes" / name
+
+    def interface(self, name: str) -> str:
+        """The host's network interface towards a device."""
+        return f"mp-{name}"
+
+    def addresses(self, name: str) -> Addresses:
+        """The addresses of a device's tunnel. Raises ConfigError for an unknown device."""
+        names = [device.name for device in self.config.device]
+        if name not in names:
+            raise ConfigError(f"no device '{name}' in this fleet; it has {', '.join(names) or 'none'}")
+        base = ipaddress.ip_network(self.config.network).network_address + 4 * names.index(name)
+        return Addresses(f"{base + 1}/30", f"{base + 2}/30")
+
+
+def default_directory() -> Path:
+    """``/var/lib/millpond`` for root, ``~/.local/state/millpond`` for anybody else."""
+    return Path("/var/lib/millpond") if os.geteuid() == 0 else Path.home() / ".local/state/millpond"
+
+
+def read(directory: Path) -> Fleet:
+    """The fleet in ``directory``. Raises ConfigError."""
+    path = directory / "fleet.toml"
+    try:
+        config = schema.load(FleetConfig, tomllib.loads(path.read_text()), "fleet.toml")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{directory} holds no fleet: make one with 'millpond init --fleet {directory}'"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"fleet.toml: {error}") from None
+    return Fleet(directory, _checked(config))
+
+
+def _checked(config: FleetConfig) -> FleetConfig:
+    try:
+        network = ipaddress.ip_network(config.network)
+    except ValueError as error:
+        raise ConfigError(f"fleet.toml: network: {error}") from None
+    if network.num_addresses < 4 * len(config.device):
+        raise ConfigError(f"fleet.toml: network: {network} is too small for {len(config.device)} devices")
+    names = [device.name for device in config.device]
+    for name in names:
+        check_name(name)
+        if names.count(name) > 1:
+            raise ConfigError(f"fleet.toml: device: '{name}' is named twice")
+    return config
+
+
+def check_name(name: str) -> None:
+    """Device names become host names and interface names: 1 to 12 of a-z, 0-9 and '-'."""
+    good = name.replace("-", "").isalnum() and name.isascii() and name == name.lower()
+    if not good or len(name) > 12 or name.startswith("-") or name == "host":
+        raise ConfigError(f"'{name}' cannot be a device's name: 1 to 12 of a-z, 0-9 and '-', not 'host'")

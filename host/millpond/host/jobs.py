@@ -1,0 +1,168 @@
+"""Edge (threads): the jobs of the daemon: started, followed, stopped, and resumed after the daemon died."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from millpond.host.api import JobInfo, Progress
+from millpond.host.federation import Federation, JobFailed, Stopped, Surroundings
+from millpond.host.record import JobRow, JobState, Record
+from millpond.train.job import Job
+from millpond.wire.errors import LocalError, MillpondError, Refused
+
+log = logging.getLogger(__name__)
+
+
+class JobLog(logging.Handler):
+    """A job's log: a file in its directory, and in memory for those who follow it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a")
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record."""
+        self._file.write(self.format(record) + "\n")
+        self._file.flush()
+        self.lines.append(record.getMessage())
+
+    def close(self) -> None:
+        """Close the file; the lines stay."""
+        self._file.close()
+        super().close()
+
+
+class _Running:
+    def __init__(self, row: JobRow, around: Surroundings, log_path: Path) -> None:
+        self.stop = threading.Event()
+        self.log = JobLog(log_path)
+        self.federation = Federation(row, around, self.stop)
+        self.federation.log.addHandler(self.log)
+        self.thread: threading.Thread | None = None
+
+
+class Jobs:
+    """All jobs. ``surroundings`` builds what a job needs, given what to call when it has changed."""
+
+    def __init__(self, record: Record, surroundings: Callable[[Callable[[], None]], Surroundings]) -> None:
+        self._record = record
+        self._around = surroundings(self._notify)
+        self._changed = threading.Condition()
+        self._running: dict[int, _Running] = {}
+        self._closing = False
+
+    def resume(self) -> None:
+        """Go on with what was running when the daemon ended."""
+        for row in self._record.jobs():
+            if row.state is JobState.RUNNING:
+                log.info("job %d (%s) goes on", row.id, row.job.name)
+                self._start(row)
+
+    def submit(self, job: Job, code: dict[str, str]) -> int:
+        """Start a job; returns its number."""
+        number = self._record.add_job(job, code)
+        self._start(self._row(number))
+        return number
+
+    def _start(self, row: JobRow) -> None:
+        running = _Running(row, self._around, self._around.fleet.job_directory(row.id) / "job.log")
+        running.thread = threading.Thread(
+            target=self._run, args=(row.id, running), name=f"job {row.id}", daemon=True
+        )
+        with self._changed:
+            self._running[row.id] = running
+        running.thread.start()
+
+    def _run(self, number: int, running: _Running) -> None:
+        try:
+            model = running.federation.run()
+            self._record.end_job(number, JobState.DONE, model=str(model))
+        except Stopped:
+            if not self._closing:
+                self._record.end_job(number, JobState.STOPPED)
+        except (JobFailed, MillpondError, OSError) as error:
+            running.federation.log.error("%s", error)
+            if not self._closing:
+                self._record.end_job(number, JobState.FAILED, error=str(error))
+        finally:
+            running.federation.log.removeHandler(running.log)
+            running.log.close()
+            self._notify()
+
+    def stop(self, number: int) -> None:
+        """Stop a running job. Raises Refused for one that does not run."""
+        running = self._running.get(number)
+        if self._row(number).state is not JobState.RUNNING or running is None:
+            raise Refused("", "state", f"job {number} is not running")
+        self._end(running)
+
+    def close(self) -> None:
+        """Interrupt all jobs; they stay recorded as running, and the next daemon resumes them."""
+        self._closing = True
+        for running in list(self._running.values()):
+            self._end(running)
+
+    def _end(self, running: _Running) -> None:
+        running.stop.set()
+        running.federation.abort()
+        if running.thread:
+            running.thread.join(timeout=30)
+
+    def infos(self) -> tuple[JobInfo, ...]:
+        """All jobs, oldest first."""
+        return tuple(self._info(row) for row in self._record.jobs())
+
+    def follow(self, number: int) -> Iterator[Progress]:
+        """What has happened so far, then what happens, until the job has ended. Raises Refused."""
+        rounds_seen = lines_seen = 0
+        while True:
+            row = self._row(number)
+            rounds = self._record.rounds(number)[rounds_seen:]
+            running = self._running.get(number)
+            lines = running.log.lines[lines_seen:] if running else []
+            yield Progress(self._info(row), tuple(rounds), tuple(lines))
+            rounds_seen, lines_seen = rounds_seen + len(rounds), lines_seen + len(lines)
+            if row.state is not JobState.RUNNING:
+                return
+            with self._changed:
+                self._changed.wait(0.5)
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _row(self, number: int) -> JobRow:
+        for row in self._record.jobs():
+            if row.id == number:
+                return row
+        raise Refused("", "unknown", f"there is no job {number}")
+
+    def _info(self, row: JobRow) -> JobInfo:
+        rounds = self._record.rounds(row.id)
+        return JobInfo(
+            id=row.id,
+            name=row.job.name,
+            state=str(row.state),
+            error=row.error,
+            model=row.model,
+            round=rounds[-1].round if rounds else 0,
+            rounds=row.job.federated.rounds,
+            accuracy=rounds[-1].accuracy if rounds else None,
+            created=row.created,
+            ended=row.ended,
+        )
+
+
+def read_log(path: Path, lines: int) -> tuple[str, ...]:
+    """The last ``lines`` lines of a log file. Raises LocalError."""
+    try:
+        found = path.read_text(errors="replace").splitlines()
+    except OSError as error:
+        raise LocalError(f"{path}: {error.strerror}") from None
+    return tuple(found[-lines:]) if lines > 0 else ()

@@ -1,0 +1,58 @@
+"""Entry: mounts the public part of a device's volume on the host, and serves it until it is unmounted."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from millpond.fs.client import RemoteVolume
+from millpond.fs.fuse import mount_and_serve
+from millpond.host.client import Client
+from millpond.linux.syscalls import die_with_parent
+from millpond.wire.channel import Channel
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import MillpondError
+
+
+def command(fleet: Path, device: str, mountpoint: Path) -> list[str]:
+    """The command line of the process that mounts; it says ``ready`` on standard output."""
+    module = [sys.executable, "-m", "millpond.host.mounter"]
+    return [*module, str(fleet), device, str(mountpoint)]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Mount and serve. Exit code 0 when unmounted, 1 with one line on stderr when it cannot mount."""
+    parser = argparse.ArgumentParser(prog="millpond.host.mounter")
+    parser.add_argument("fleet", type=Path)
+    parser.add_argument("device")
+    parser.add_argument("mountpoint", type=Path)
+    parser.add_argument("--allow-other", action="store_true", help="let other users in")
+    parser.add_argument("--die-with-parent", action="store_true", help="unmount when the caller ends")
+    arguments = parser.parse_args(argv)
+    if arguments.die_with_parent:
+        die_with_parent(signal.SIGTERM)
+
+    def dial(deadline: Deadline) -> Channel:
+        with Client(arguments.fleet) as daemon:
+            return daemon.volume(arguments.device, deadline)
+
+    try:
+        dial(Deadline.after(10)).close()  # a wrong name or an absent device is told now, not by the first ls
+        volume = RemoteVolume(dial)
+        mount_and_serve(
+            volume,
+            arguments.mountpoint,
+            name=arguments.device,
+            allow_other=arguments.allow_other,
+            on_ready=lambda: print("ready", flush=True),
+        )
+    except (MillpondError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Edge: one worker's part in a job: prepares in the background, and comes back after a loss."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from millpond.host.workers import Worker
+from millpond.train.protocol import Ready
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import MillpondError, Refused
+
+log = logging.getLogger(__name__)
+
+PREPARE_SECONDS = 300.0
+RETRY_SECONDS = 0.5
+
+
+class Participant:
+    """Keeps a worker prepared, in a thread of its own.
+
+    ``make`` gives a new worker when its device is there, None while it is not. A worker that cannot prepare
+    because of the job itself (missing data, a model that raises) is out of the job: ``failure`` says why.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Worker | None]) -> None:
+        self.name, self._make = name, make
+        self.failure = ""
+        self.ready: Ready | None = None
+        self._worker: Worker | None = None
+        self._lost = ""
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._keep_prepared, name=f"worker {name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to prepare."""
+        self._thread.start()
+
+    def wait_settled(self, deadline: Deadline) -> bool:
+        """Wait until it is prepared or out of the job for good; False if the deadline passes first."""
+        with self._changed:
+            while self._worker is None and not self.failure and not self._stopped:
+                if deadline.passed:
+                    return False
+                self._changed.wait(0.2)
+            return True
+
+    @property
+    def worker(self) -> Worker | None:
+        """The prepared worker, if there is one now."""
+        with self._changed:
+            return self._worker
+
+    @property
+    def reason(self) -> str:
+        """Why there is no prepared worker."""
+        with self._changed:
+            return self.failure or self._lost or "not ready"
+
+    def lose(self, worker: Worker, reason: str) -> None:
+        """Give ``worker`` up; another is prepared as soon as can be."""
+        with self._changed:
+            if self._worker is worker:
+                self._worker, self._lost = None, reason
+                self._changed.notify_all()
+        worker.close()
+
+    def stop(self) -> None:
+        """Leave the job."""
+        with self._changed:
+            self._stopped = True
+            worker, self._worker = self._worker, None
+            self._changed.notify_all()
+        if worker:
+            worker.close()
+
+    def _keep_prepared(self) -> None:
+        """A local worker dies with this thread, so the thread stays until the end of the job."""
+        while self._wait_until_needed():
+            if not self._prepare():
+                with self._changed:
+                    self._changed.wait(RETRY_SECONDS)
+
+    def _wait_until_needed(self) -> bool:
+        with self._changed:
+            while not self._stopped and (self._worker or self.failure):
+                self._changed.wait()
+            return not self._stopped
+
+    def _prepare(self) -> bool:
+        worker = None
+        try:
+            worker = self._make()
+            if worker is None:
+                return False
+            ready = worker.prepare(Deadline.after(PREPARE_SECONDS))
+        except (MillpondError, OSError) as error:
+            if worker:
+                worker.close()
+            with self._changed:
+                self._lost = str(error)
+                if isinstance(error, Refused) and error.code in ("data", "model"):
+                    self.failure = str(error)
+                self._changed.notify_all()
+            return False
+        with self._changed:
+            if not self._stopped:
+                self.ready, self._worker, self._lost = ready, worker, ""
+                self._changed.notify_all()
+                return True
+        worker.close()
+        return False

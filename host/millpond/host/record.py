@@ -1,0 +1,193 @@
+"""Edge (SQLite): the record of devices, jobs and rounds. What is in it has happened."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from millpond.train.job import Job
+from millpond.wire import schema
+from millpond.wire.errors import LocalError
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS devices (
+    name TEXT PRIMARY KEY, boot TEXT NOT NULL, software TEXT NOT NULL, seen REAL NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS jobs (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, job TEXT NOT NULL, code TEXT NOT NULL,
+    plan TEXT NOT NULL DEFAULT '', state TEXT NOT NULL, error TEXT NOT NULL DEFAULT '',
+    model TEXT NOT NULL DEFAULT '',
+    created REAL NOT NULL, ended REAL) STRICT;
+CREATE TABLE IF NOT EXISTS rounds (
+    job INTEGER NOT NULL REFERENCES jobs (id), round INTEGER NOT NULL, accuracy REAL NOT NULL,
+    loss REAL NOT NULL, seconds REAL NOT NULL, samples INTEGER NOT NULL, detail TEXT NOT NULL,
+    PRIMARY KEY (job, round)) STRICT;
+PRAGMA user_version = 1;
+"""
+
+
+class JobState(StrEnum):
+    """A job's life: running, then one of the others for good."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a job settles at its first start and keeps when it resumes, so that the bits stay the same.
+
+    ``sources`` are the devices whose public data the host trains on; ``most_samples`` bounds exact sums.
+    """
+
+    sources: tuple[str, ...]
+    most_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job as recorded; ``code`` maps file names to the user's source, times are Unix seconds."""
+
+    id: int
+    job: Job
+    code: dict[str, str]
+    plan: Plan | None
+    state: JobState
+    error: str
+    model: str
+    created: float
+    ended: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A finished round: the average's score on held-out data, and who took part in it.
+
+    ``samples`` were trained on in ``seconds``; ``workers`` maps names to samples, ``missing`` to reasons,
+    ``tunnel`` devices to the bytes (to, from) that crossed their tunnels in this round.
+    """
+
+    round: int
+    accuracy: float
+    loss: float
+    seconds: float
+    samples: int
+    workers: dict[str, int]
+    missing: dict[str, str]
+    tunnel: dict[str, tuple[int, int]]
+
+
+class Record:
+    """The database. Safe to use from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        path.touch(mode=0o600)
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._db.row_factory = sqlite3.Row
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise LocalError(f"{path}: {error}") from None
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._lock:
+            self._db.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def saw_device(self, name: str, boot: str, software: str) -> None:
+        """Note that a device has answered."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO devices VALUES (?, ?, ?, ?)", (name, boot, software, time.time())
+            )
+
+    def add_job(self, job: Job, code: dict[str, str]) -> int:
+        """Record a new running job; returns its number."""
+        with self._transaction() as db:
+            cursor = db.execute(
+                "INSERT INTO jobs (name, job, code, state, created) VALUES (?, ?, ?, ?, ?)",
+                (job.name, json.dumps(schema.dump(job)), json.dumps(code), JobState.RUNNING, time.time()),
+            )
+            return int(cursor.lastrowid or 0)
+
+    def set_plan(self, number: int, plan: Plan) -> None:
+        """Record what a job has settled."""
+        with self._transaction() as db:
+            db.execute("UPDATE jobs SET plan = ? WHERE id = ?", (json.dumps(schema.dump(plan)), number))
+
+    def end_job(self, number: int, state: JobState, *, error: str = "", model: str = "") -> None:
+        """Record how a job ended."""
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE jobs SET state = ?, error = ?, model = ?, ended = ? WHERE id = ?",
+                (state, error, model, time.time(), number),
+            )
+
+    def jobs(self) -> list[JobRow]:
+        """All jobs, oldest first."""
+        with self._transaction() as db:
+            return [_job_row(row) for row in db.execute("SELECT * FROM jobs ORDER BY id")]
+
+    def add_round(self, job: int, result: Round) -> None:
+        """Record a finished round. From here on the job resumes after it."""
+        detail = json.dumps({"workers": result.workers, "missing": result.missing, "tunnel": result.tunnel})
+        values = (job, result.round, result.accuracy, result.loss, result.seconds, result.samples, detail)
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+
+    def rounds(self, job: int) -> list[Round]:
+        """The finished rounds of a job, in order."""
+        with self._transaction() as db:
+            rows = db.execute("SELECT * FROM rounds WHERE job = ? ORDER BY round", (job,))
+            return [_round(row) for row in rows]
+
+
+def _job_row(row: sqlite3.Row) -> JobRow:
+    return JobRow(
+        id=row["id"],
+        job=schema.load(Job, json.loads(row["job"]), f"job {row['id']}", strict=False),
+        code=json.loads(row["code"]),
+        plan=schema.load(Plan, json.loads(row["plan"]), "plan") if row["plan"] else None,
+        state=JobState(row["state"]),
+        error=row["error"],
+        model=row["model"],
+        created=row["created"],
+        ended=row["ended"],
+    )
+
+
+def _round(row: sqlite3.Row) -> Round:
+    detail: dict[str, Any] = json.loads(row["detail"])
+    return Round(
+        row["round"],
+        row["accuracy"],
+        row["loss"],
+        row["seconds"],
+        row["samples"],
+        detail["workers"],
+        detail["missing"],
+        {name: (to, back) for name, (to, back) in detail["tunnel"].items()},
+    )

@@ -1,0 +1,152 @@
+"""Edge: the daemon's Unix socket: answers people's commands, each connection in a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping
+
+from millpond.host import api
+from millpond.host.device import Device
+from millpond.host.fleet import Fleet
+from millpond.host.jobs import Jobs, read_log
+from millpond.linux import sockets
+from millpond.train.job import check
+from millpond.wire.channel import Channel
+from millpond.wire.control import CONTROL_PORT, GetLedger, GetLog, GetTicket, Ledger, Log, Ticket
+from millpond.wire.deadline import NEVER, Deadline
+from millpond.wire.errors import LocalError, MillpondError, Refused, RemoteError
+from millpond.wire.frame import Limits
+from millpond.wire.message import Failure, Message, Ok
+
+log = logging.getLogger(__name__)
+REPLY_SECONDS = 10.0
+Traffic = Callable[[], dict[str, tuple[int, int]]]
+
+
+class Server:
+    """Answers on the fleet's socket until ``close``."""
+
+    def __init__(self, fleet: Fleet, devices: Mapping[str, Device], jobs: Jobs, traffic: Traffic) -> None:
+        self._fleet, self._devices, self._jobs, self._traffic = fleet, devices, jobs, traffic
+        self._server = sockets.listen(fleet.socket)
+        threading.Thread(target=self._accept, name="api", daemon=True).start()
+
+    def close(self) -> None:
+        """Answer no more, and take the socket away."""
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._fleet.socket.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                connection, _ = self._server.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with Channel(connection, "a command", limits=Limits(head=4 << 20, payload=0)) as client:
+            try:
+                while True:
+                    self._answer(client, client.receive(NEVER).message)
+            except RemoteError as error:
+                log.debug("connection ended: %s", error)
+
+    def _answer(self, client: Channel, request: Message) -> None:
+        deadline = Deadline.after(REPLY_SECONDS)
+        try:
+            answer = self._ANSWERS.get(type(request))
+            if answer is None:
+                raise Refused("", "protocol", f"'{request.NAME}' is not a command of this daemon")
+            answer(self, client, request, deadline)
+        except Refused as error:
+            client.send(Failure(error.code, str(error)), Deadline.after(REPLY_SECONDS))
+        except MillpondError as error:
+            code = "local" if isinstance(error, LocalError) else "remote"
+            client.send(Failure(code, str(error)), Deadline.after(REPLY_SECONDS))
+
+    def _device(self, name: str) -> Device:
+        device = self._devices.get(name)
+        if device is None:
+            known = ", ".join(self._devices) or "none"
+            raise Refused("", "unknown", f"there is no device '{name}'; the fleet has {known}")
+        return device
+
+    def _get_devices(self, client: Channel, _request: api.GetDevices, deadline: Deadline) -> None:
+        traffic = self._traffic()
+        found = []
+        for name, device in self._devices.items():
+            status = device.status
+            address = self._fleet.addresses(name).device_ip
+            found.append(
+                api.DeviceInfo(
+                    name,
+                    device.config.board,
+                    str(status.state),
+                    status.reason,
+                    address,
+                    status.welcome,
+                    status.load,
+                    traffic.get(name, (0, 0)),
+                )
+            )
+        client.send(api.Devices(tuple(found)), deadline)
+
+    def _dial(self, client: Channel, request: api.Dial, deadline: Deadline) -> None:
+        with self._device(request.device).dial(request.port, deadline) as sock:
+            client.send(Ok(), deadline)
+            sockets.send_descriptors(client.sock, [sock.fileno()])
+
+    def _get_volume(self, client: Channel, request: api.GetVolume, deadline: Deadline) -> None:
+        device = self._device(request.device)
+        tls = device.config.encrypt == "always"
+        with device.control(deadline) as agent:
+            ticket = agent.call(GetTicket("volume", tls), Ticket, deadline)
+        with device.dial(CONTROL_PORT, deadline) as sock:
+            client.send(api.Volume(ticket.token, ticket.tls), deadline)
+            sockets.send_descriptors(client.sock, [sock.fileno()])
+
+    def _get_ledgers(self, client: Channel, _request: api.GetLedgers, deadline: Deadline) -> None:
+        ledgers = {}
+        for name, device in self._devices.items():
+            with contextlib.suppress(RemoteError), device.control(deadline) as agent:
+                ledgers[name] = agent.call(GetLedger(), Ledger, deadline)
+        client.send(api.Ledgers(ledgers), deadline)
+
+    def _submit(self, client: Channel, request: api.Submit, deadline: Deadline) -> None:
+        number = self._jobs.submit(check(request.job, request.job.name), request.code)
+        client.send(api.Submitted(number), deadline)
+
+    def _get_jobs(self, client: Channel, _request: api.GetJobs, deadline: Deadline) -> None:
+        client.send(api.Jobs(self._jobs.infos()), deadline)
+
+    def _watch(self, client: Channel, request: api.Watch, _deadline: Deadline) -> None:
+        for progress in self._jobs.follow(request.job):
+            client.send(progress, Deadline.after(REPLY_SECONDS))
+
+    def _get_log(self, client: Channel, request: api.GetLogOf, deadline: Deadline) -> None:
+        if request.target.isdigit():
+            path = self._fleet.job_directory(int(request.target)) / "job.log"
+            client.send(Log(read_log(path, request.lines)), deadline)
+        else:
+            with self._device(request.target).control(deadline) as agent:
+                client.send(agent.call(GetLog(request.lines), Log, deadline), deadline)
+
+    def _stop(self, client: Channel, request: api.StopJob, _deadline: Deadline) -> None:
+        self._jobs.stop(request.job)
+        client.send(Ok(), Deadline.after(REPLY_SECONDS))
+
+    _ANSWERS: Mapping[type[Message], Callable[..., None]] = {
+        api.GetDevices: _get_devices,
+        api.Dial: _dial,
+        api.GetVolume: _get_volume,
+        api.GetLedgers: _get_ledgers,
+        api.Submit: _submit,
+        api.GetJobs: _get_jobs,
+        api.Watch: _watch,
+        api.GetLogOf: _get_log,
+        api.StopJob: _stop,
+    }

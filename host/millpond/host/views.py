@@ -1,0 +1,172 @@
+"""Edge (the terminal): what people see: tables and a live view of a job; JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from millpond.host.api import DeviceInfo, JobInfo, Progress
+from millpond.host.record import Round
+from millpond.wire.schema import dump
+
+COLOURS = {
+    "ready": "green",
+    "connecting": "yellow",
+    "absent": "red",
+    "incompatible": "red",
+    "refused": "red",
+    "running": "yellow",
+    "done": "green",
+    "failed": "red",
+    "stopped": "magenta",
+}
+
+
+def console() -> Console:
+    """Where tables go; wide enough for a whole row when it is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+
+
+def quiet_console() -> Console:
+    """A console that shows nothing, where standard output is for a program."""
+    return Console(quiet=True)
+
+
+def print_json(value: object) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(dump(value), indent=2, default=_plain))
+
+
+def _plain(value: object) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def size(count: float) -> str:
+    """A number of bytes for people: 512 B, 1.4 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def state(name: str) -> Text:
+    """A state in its colour."""
+    return Text(name, COLOURS.get(name, ""))
+
+
+def devices(infos: Sequence[DeviceInfo]) -> Table:
+    """The table of ``millpond devices``."""
+    headings = (
+        "device",
+        "board",
+        "state",
+        "agent",
+        "cores",
+        "cpu",
+        "memory",
+        "flash",
+        "temp",
+        "jobs",
+        "tunnel",
+    )
+    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
+    for info in infos:
+        table.add_row(info.name, info.board, state(info.state), *_device_cells(info))
+    return table
+
+
+def _device_cells(info: DeviceInfo) -> list[str]:
+    welcome, load = info.welcome, info.load
+    if welcome is None or load is None:
+        return [info.reason]
+    return [
+        f"{welcome.software} {welcome.machine}",
+        str(welcome.cores),
+        f"{load.cpu:.0%}",
+        f"{size(load.memory_used)} / {size(welcome.memory)}",
+        f"{size(load.flash_used)} / {size(welcome.flash)}",
+        "-" if load.temperature is None else f"{load.temperature:.0f} C",
+        ", ".join(load.jobs) or "-",
+        f"{size(info.tunnel[0])} to, {size(info.tunnel[1])} from",
+    ]
+
+
+def jobs(infos: Iterable[JobInfo]) -> Table:
+    """The table of ``millpond jobs``."""
+    table = Table(
+        "id", "job", "state", "round", "accuracy", "", box=None, pad_edge=False, header_style="bold"
+    )
+    for info in infos:
+        accuracy = "-" if info.accuracy is None else f"{info.accuracy:.4f}"
+        about = info.error or info.model
+        table.add_row(
+            str(info.id), info.name, state(info.state), f"{info.round}/{info.rounds}", accuracy, about
+        )
+    return table
+
+
+class JobView:
+    """A job as it goes: a live table on a terminal, a line for each round elsewhere."""
+
+    def __init__(self, output: Console, devices: Sequence[str]) -> None:
+        self._console, self._devices = output, devices
+        self._rounds: list[Round] = []
+        self._table = self._new_table()
+        self._live = Live(self._table, console=output, auto_refresh=False, transient=False)
+
+    def _new_table(self) -> Table:
+        headings = ["round", "accuracy", "loss", "seconds", "samples"]
+        table = Table(*headings, box=None, pad_edge=False, header_style="bold")
+        for device in self._devices:
+            table.add_column(f"{device} to / from", justify="right")
+        table.add_column("missing")
+        return table
+
+    def follow(self, progresses: Iterable[Progress]) -> tuple[JobInfo, list[Round]]:
+        """Show a job until it ends. Returns how it ended, and its rounds."""
+        if self._console.is_terminal:
+            with self._live:
+                return self._follow(progresses)
+        self._console.print("  ".join(str(column.header) for column in self._table.columns))
+        return self._follow(progresses)
+
+    def _follow(self, progresses: Iterable[Progress]) -> tuple[JobInfo, list[Round]]:
+        info: JobInfo | None = None
+        for progress in progresses:
+            info = progress.info
+            for line in progress.lines:
+                if not line.startswith("round"):
+                    self._console.print(Text(line, "dim"))
+            for result in progress.rounds:
+                self._show(result)
+        assert info is not None
+        return info, self._rounds
+
+    def _show(self, result: Round) -> None:
+        self._rounds.append(result)
+        cells = self._cells(result)
+        if self._console.is_terminal:
+            self._table.add_row(*cells)
+            self._live.update(self._table, refresh=True)
+        else:
+            self._console.print("  ".join(cells))
+
+    def _cells(self, result: Round) -> list[str]:
+        tunnels = [result.tunnel.get(device, (0, 0)) for device in self._devices]
+        return [
+            f"{result.round:5}",
+            f"{result.accuracy:.4f}",
+            f"{result.loss:.4f}",
+            f"{result.seconds:.2f}",
+            str(result.samples),
+            *(f"{size(to)} / {size(back)}" for to, back in tunnels),
+            ", ".join(result.missing),
+        ]

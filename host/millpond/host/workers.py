@@ -1,0 +1,142 @@
+"""Edge: workers as the coordinator sees them, alike whether they run on a device or on the host itself."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from millpond.host.device import Device
+from millpond.train.aggregate import Vector
+from millpond.train.protocol import (
+    Evaluate,
+    GetInitial,
+    Initial,
+    Prepare,
+    Ready,
+    Score,
+    Train,
+    Trained,
+)
+from millpond.wire.channel import Channel
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import ProtocolError
+from millpond.wire.frame import Limits
+
+LOCAL_LIMITS = Limits(head=4 << 20, payload=1 << 34)
+
+
+class Worker(Protocol):
+    """Prepares once, then trains round after round. Every call may raise RemoteError; then close it."""
+
+    name: str
+
+    def prepare(self, deadline: Deadline) -> Ready:
+        """Build the model and load the data."""
+
+    def train(self, round_number: int, state: Vector, deadline: Deadline) -> Trained:
+        """Train from ``state``. The new state is then waiting to be received."""
+
+    def receive_state(self, into: Vector, deadline: Deadline) -> None:
+        """Receive the state that ``train`` has announced."""
+
+    def close(self) -> None:
+        """End the worker."""
+
+
+class _ChannelWorker:
+    """What both kinds share: the conversation once there is a channel for parameters."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._channel: Channel | None = None
+        self._size = 0
+
+    def train(self, round_number: int, state: Vector, deadline: Deadline) -> Trained:
+        """See Worker."""
+        channel = self._connected
+        channel.send(Train(round_number), deadline, state.data)
+        trained = channel.expect(Trained, deadline, payload=4 * self._size)
+        if trained.round != round_number:
+            raise ProtocolError(f"{self.name} answered round {trained.round} in round {round_number}")
+        return trained
+
+    def receive_state(self, into: Vector, deadline: Deadline) -> None:
+        """See Worker."""
+        self._connected.receive_into(into.data, deadline)
+
+    @property
+    def _connected(self) -> Channel:
+        if self._channel is None:
+            raise ProtocolError(f"{self.name} is not prepared")
+        return self._channel
+
+
+class DeviceWorker(_ChannelWorker):
+    """A worker on a device. It lives as long as its control connection."""
+
+    def __init__(self, device: Device, request: Prepare) -> None:
+        super().__init__(device.name)
+        self._device, self._request = device, request
+        self._control: Channel | None = None
+
+    def prepare(self, deadline: Deadline) -> Ready:
+        """See Worker."""
+        self._control = self._device.control(deadline)
+        ready = self._control.call(self._request, Ready, deadline)
+        self._channel = self._device.bulk(ready.token, ready.tls, deadline)
+        self._size = ready.size
+        return ready
+
+    def close(self) -> None:
+        """See Worker."""
+        for channel in (self._channel, self._control):
+            if channel:
+                channel.close()
+
+
+class LocalWorker(_ChannelWorker):
+    """A worker process on the host. It also makes the first state and scores averages.
+
+    Start it from a thread that outlives it: it dies with that thread.
+    """
+
+    def __init__(self, request: Prepare, log: Path) -> None:
+        super().__init__(request.worker)
+        self._request = request
+        ours, theirs = socket.socketpair()
+        argv = [sys.executable, "-m", "millpond.train.worker", str(theirs.fileno()), "--errors", "full"]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        theirs.close()
+        self._channel = Channel(ours, f"the worker '{self.name}' on the host", limits=LOCAL_LIMITS)
+
+    def prepare(self, deadline: Deadline) -> Ready:
+        """See Worker."""
+        ready = self._connected.call(self._request, Ready, deadline)
+        self._size = ready.size
+        return ready
+
+    def initial(self, into: Callable[[int], Vector], deadline: Deadline) -> Vector:
+        """The seeded first state, in the vector that ``into`` makes for its size."""
+        state = into(self._size)
+        self._connected.send(GetInitial(), deadline)
+        self._connected.expect(Initial, deadline, payload=4 * self._size)
+        self.receive_state(state, deadline)
+        return state
+
+    def evaluate(self, state: Vector, folder: str, deadline: Deadline) -> Score:
+        """Score ``state`` on the held-out samples in ``folder``."""
+        self._connected.send(Evaluate(folder), deadline, state.data)
+        return self._connected.expect(Score, deadline)
+
+    def close(self) -> None:
+        """See Worker."""
+        self._connected.close()
+        self._process.kill()
+        self._process.wait()

@@ -1,0 +1,111 @@
+"""Edge: an emulated board: a process tree in namespaces of its own, real in all but the silicon.
+
+It has its own network, processes, host name and root directory; in it run the same agent and SSH server
+as on a real board. Its slot, a directory shared with the host, carries the tunnel's socket: the PCI slot.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from millpond.images import ssh_server
+from millpond.images.init import Init
+from millpond.linux.network import allow_low_ports, loopback_up
+from millpond.linux.sandbox import Bind, Sandbox, exit_code, python_binds, spawn, system_binds
+from millpond.wire.errors import LocalError
+
+SLOT = "/run/slot"
+IDENTITY = "/etc/millpond"
+FLASH = "/flash"
+VOLUME = "/volume"
+STATE = "/var/lib/millpond"
+AGENT = (sys.executable, "-m", "millpond.agent.daemon", "--config", f"{IDENTITY}/agent.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class BoardSpec:
+    """A board to emulate: its name, and the directory of its ``etc``, ``flash``, ``state`` and ``slot``."""
+
+    name: str
+    directory: Path
+    agent: tuple[str, ...] = AGENT
+
+
+class EmulatedBoard:
+    """A board that can be switched on and off. Call from one thread: boards die with it."""
+
+    def __init__(self, spec: BoardSpec) -> None:
+        self.spec = spec
+        self._pid: int | None = None
+
+    def power_on(self) -> None:
+        """Start the board; returns at once."""
+        for part in ("etc", "flash", "state", "slot"):
+            if not (self.spec.directory / part).is_dir():
+                raise LocalError(f"{self.spec.name} has no directory '{part}': run 'millpond init' first")
+        self._pid = spawn(_sandbox(self.spec), self._body)
+
+    def _body(self) -> int:
+        log = os.open("/dev/console.log", os.O_WRONLY | os.O_APPEND)
+        for descriptor in (1, 2):
+            os.dup2(log, descriptor)
+        logging.basicConfig(level=logging.INFO, format="init: %(message)s", force=True)
+        loopback_up()
+        allow_low_ports()
+        public = Path(VOLUME, "public")
+        return Init(self.spec.agent, lambda: ssh_server.command(Path(IDENTITY), public)).run()
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of the board's outermost process while it is on."""
+        return self._pid
+
+    def died(self) -> bool:
+        """Whether the board has gone off by itself; true once."""
+        if self._pid is None or os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+            return False
+        self._pid = None
+        return True
+
+    def power_off(self, *, abruptly: bool = False) -> int:
+        """Shut the board down, or cut its power. Returns its exit code."""
+        if self._pid is None:
+            return 0
+        os.kill(self._pid, signal.SIGKILL if abruptly else signal.SIGTERM)
+        _, status = os.waitpid(self._pid, 0)
+        self._pid = None
+        return exit_code(status)
+
+
+def _sandbox(spec: BoardSpec) -> Sandbox:
+    directory = spec.directory
+    console = directory / "console.log"
+    console.touch()
+    writable = {
+        directory / "flash": FLASH,
+        directory / "state": STATE,
+        directory / "slot": SLOT,
+        console: "/dev/console.log",
+        Path("/dev/fuse"): "/dev/fuse",
+        Path("/dev/net/tun"): "/dev/net/tun",
+    }
+    return Sandbox(
+        binds=(
+            *system_binds(),
+            *python_binds(),
+            Bind(directory / "etc", Path(IDENTITY)),
+            Bind(Path("/sys"), Path("/sys")),
+            *(Bind(source, Path(target), read_only=False) for source, target in writable.items()),
+        ),
+        files=ssh_server.accounts() | {"/etc/hostname": f"{spec.name}\n"},
+        links={"/etc/mtab": "/proc/self/mounts"},
+        hostname=spec.name,
+        own_network=True,
+        own_pids=True,
+        new_session=True,
+    )

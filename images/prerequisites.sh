@@ -1,0 +1,107 @@
+#!/bin/sh
+# What millpond needs of the machine beyond Python packages. Installs it where that is safe (root on Debian),
+# otherwise says in one line what is missing and what to do.
+#
+#   prerequisites.sh python PYTHON   a Python that can make virtual environments
+#   prerequisites.sh system          openssh-server, TUN, FUSE, user namespaces
+#   prerequisites.sh reload          systemd reads its units again, where it runs
+#   prerequisites.sh stop UNITDIR    the services of UNITDIR stop, where systemd runs
+set -eu
+
+is_root() { [ "$(id -u)" -eq 0 ]; }
+
+fail() {
+    echo "millpond $*" >&2
+    exit 1
+}
+
+can_install() { is_root && [ -e /etc/debian_version ] && command -v apt-get >/dev/null; }
+
+systemd_runs() { [ -d /run/systemd/system ]; }
+
+apt_install() {
+    echo "millpond: installing $* (apt)"
+    log=$(mktemp)
+    if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"; } \
+        >"$log" 2>&1 </dev/null; then
+        tail -n 5 "$log" >&2
+        rm -f "$log"
+        fail "could not install $*: see the lines above"
+    fi
+    rm -f "$log"
+}
+
+need_python() {
+    python=$1
+    if ! command -v "$python" >/dev/null; then
+        can_install || fail "needs Python 3.11: sudo apt install python3 python3-venv"
+        apt_install python3 python3-venv
+    fi
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        fail "needs Python 3.11 or newer; $python is $("$python" -V 2>&1): make PYTHON=/path/to/python3.11"
+    "$python" -c 'import ensurepip, venv' 2>/dev/null && return
+    version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    can_install || fail "needs python$version-venv: sudo apt install python$version-venv"
+    apt_install "python$version-venv"
+}
+
+# The package starts a service when it is installed. millpond runs its own sshd inside each device, so the
+# machine of the user must not begin to answer on port 22 because of a demo.
+need_sshd() {
+    PATH=$PATH:/usr/sbin:/sbin command -v sshd >/dev/null && return
+    can_install || fail "needs openssh-server: sudo apt install openssh-server"
+    policy=/usr/sbin/policy-rc.d
+    if [ ! -e "$policy" ]; then
+        trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+        trap 'exit 130' INT
+        trap 'exit 143' TERM HUP
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod 0755 "$policy"
+    fi
+    apt_install openssh-server
+    if systemd_runs; then systemctl --quiet disable --now ssh.service ssh.socket 2>/dev/null || true; fi
+}
+
+need_device() {
+    [ -c "$1" ] || fail "needs $1: sudo modprobe $2 (in a container: start it with --device $1)"
+    { [ -r "$1" ] && [ -w "$1" ]; } ||
+        fail "may not open $1 as $(id -un): run as root, or sudo chmod 0666 $1"
+    # A container may show the node and still forbid it; FUSE and TUN both allow an open without effect.
+    ( : <>"$1" ) 2>/dev/null || fail "may not open $1: the container or the kernel forbids it (--device $1)"
+}
+
+need_user_namespaces() {
+    unshare --user --map-root-user --mount --net true 2>/dev/null && return
+    for setting in kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0; do
+        file=/proc/sys/$(echo "${setting%=*}" | tr . /)
+        if [ -e "$file" ] && [ "$(cat "$file")" != "${setting#*=}" ]; then
+            fail "needs user namespaces: run as root, or sudo sysctl -w $setting"
+        fi
+    done
+    fail "needs user namespaces: run as root, or sudo sysctl -w user.max_user_namespaces=10000"
+}
+
+# Root needs its own namespaces too; a plain container does not allow them.
+need_namespaces() {
+    unshare --mount --net --pid --fork true 2>/dev/null ||
+        fail "may not make namespaces: start the container with --privileged"
+}
+
+case ${1-} in
+python) need_python "$2" ;;
+system)
+    need_device /dev/net/tun tun
+    need_device /dev/fuse fuse
+    if is_root; then need_namespaces; else need_user_namespaces; fi
+    need_sshd
+    ;;
+reload) if systemd_runs && is_root; then systemctl daemon-reload; fi ;;
+stop)
+    for unit in millpond-host.service millpond-agent.service; do
+        if systemd_runs && is_root && [ "$(systemctl show -P FragmentPath "$unit")" = "$2/$unit" ]; then
+            systemctl --quiet disable --now "$unit"
+        fi
+    done
+    ;;
+*) fail "prerequisites.sh: python PYTHON | system | reload | stop UNITDIR" ;;
+esac

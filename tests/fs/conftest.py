@@ -1,0 +1,194 @@
+"""What the tests of the volume share: private mount namespaces, and a whole fleet of one in them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.client import RemoteVolume
+from millpond.fs.fuse import mount_and_serve
+from millpond.fs.layout import prepare
+from millpond.fs.operations import Operations
+from millpond.fs.server import serve
+from millpond.linux import syscalls
+from millpond.linux.sandbox import Bind, Sandbox, spawn
+from millpond.wire.channel import Channel
+from millpond.wire.deadline import Deadline
+
+InNamespace = Callable[[Callable[[], None]], None]
+
+
+@pytest.fixture
+def in_namespace(tmp_path: Path) -> InNamespace:
+    """Run a function in a process with mounts and pids of its own: nothing that it does outlives it."""
+
+    def run(body: Callable[[], None]) -> None:
+        report = tmp_path / "report"
+
+        def inside() -> int:
+            try:
+                body()
+            except BaseException:  # noqa: BLE001 - the parent raises it
+                report.write_text(traceback.format_exc())
+                return 1
+            return 0
+
+        pid = spawn(Sandbox(own_pids=True), inside)
+        try:
+            status = _wait(pid, 60)
+        finally:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        if status != 0:
+            pytest.fail(report.read_text() if report.exists() else f"the namespace ended with {status}")
+
+    return run
+
+
+def _wait(pid: int, seconds: float) -> int:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(0.005)
+    return -1
+
+
+@pytest.fixture
+def wait() -> Callable[[int, float], int]:
+    return _wait
+
+
+def _why_no_fuse() -> str | None:
+    if os.geteuid() != 0:
+        return "mounting needs root"
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+    except OSError as error:
+        return f"/dev/fuse: {error.strerror}"
+    return None
+
+
+@pytest.fixture(scope="session")
+def fuse_usable() -> None:
+    if reason := _why_no_fuse():
+        pytest.skip(reason)
+
+
+@dataclass
+class World:
+    """A device and its host: the volume's directory, where each of the two sees it, their processes."""
+
+    backing: Path
+    device: Path
+    host: Path
+    listener: Path
+    device_pid: int = 0
+    server_pid: int = 0
+    host_pid: int = 0
+
+    def mount_device(self) -> None:
+        argv = [sys.executable, "-m", "millpond.fs.local", self.backing, self.device, "--name", "csd0"]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        self.device_pid = process.pid
+        process.returncode = 0  # waited for by pid
+
+    def start_server(self) -> None:
+        """The confined server: another user, a root that holds the public part and no network."""
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.unlink(missing_ok=True)
+        server.bind(str(self.listener))
+        server.listen()
+
+        def body() -> int:
+            root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
+            while True:
+                sock, _ = server.accept()
+                serve(Channel(sock, "the host"), Operations(root, measured="public"))
+
+        public = Bind(self.backing / "public", Path("/volume/public"), read_only=False)
+        self.server_pid = spawn(Sandbox(binds=(public,), own_network=True, uid=65534), body)
+        server.close()
+
+    def dial(self, deadline: Deadline) -> Channel:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(deadline.remaining())
+        try:
+            sock.connect(str(self.listener))
+        except OSError:
+            sock.close()
+            raise
+        return Channel(sock, "csd0")
+
+    def mount_host(self, timeout: float = 3.0, read_only: bool = False) -> None:
+        reading, writing = os.pipe()
+        self.host_pid = os.fork()
+        if self.host_pid == 0:
+            code = 70
+            try:
+                os.close(reading)
+                mount_and_serve(
+                    RemoteVolume(self.dial, timeout),
+                    self.host,
+                    name="csd0",
+                    allow_other=True,
+                    read_only=read_only,
+                    on_ready=lambda: os.close(writing) if os.write(writing, b"ready\n") else None,
+                )
+                code = 0
+            except BaseException:  # noqa: BLE001 - shown, and the exit code tells
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            assert pipe.readline() == "ready\n"
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def world(fuse_usable: None, tmp_path: Path) -> Iterator[World]:
+    """The directories of a device and its host; nothing is mounted yet."""
+    made = World(tmp_path / "backing", tmp_path / "device", tmp_path / "host", tmp_path / "socket")
+    made.device.mkdir()
+    made.host.mkdir()
+    tmp_path.chmod(0o755)
+    yield made
+
+
+@pytest.fixture
+def with_both(world: World, in_namespace: InNamespace) -> Callable[[Callable[[], None]], None]:
+    """Run a function where the volume is mounted on the device and on the host."""
+
+    def run(body: Callable[[], None], size: str | None = None) -> None:
+        def inside() -> None:
+            if size:
+                world.backing.mkdir()
+                syscalls.mount("tmpfs", world.backing, "tmpfs", 0, f"size={size},mode=755")
+            prepare(world.backing)
+            world.mount_device()
+            world.start_server()
+            world.mount_host()
+            body()
+
+        in_namespace(inside)
+
+    return run

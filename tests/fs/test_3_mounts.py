@@ -1,0 +1,339 @@
+"""Real mounts: the device's own, the host's over a connection, and what each sees of the other."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.fuse import mount_and_serve
+from millpond.fs.layout import prepare
+from millpond.fs.mounts import unmount
+from millpond.fs.operations import Operations
+from millpond.linux.sandbox import enter_user_namespace, has_many_uids
+from millpond.linux.syscalls import CLONE_NEWNS
+from millpond.wire.errors import LocalError
+
+WithBoth = Callable[..., None]
+KINDS = ("device", "host")
+
+
+def errno_of(call: Callable[..., object], *arguments: object, **more: object) -> int | None:
+    try:
+        call(*arguments, **more)
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def mounted(path: Path) -> bool:
+    return any(line.split()[4] == str(path) for line in Path("/proc/self/mountinfo").read_text().splitlines())
+
+
+def test_errors_of_mounting(fuse_usable: None, tmp_path: Path) -> None:
+    volume = Operations(-1)
+
+    def mount(at: Path, name: str = "csd0") -> None:
+        mount_and_serve(volume, at, name=name, allow_other=True, on_ready=lambda: None)
+
+    with pytest.raises(LocalError, match="cannot be a mount point: No such file"):
+        mount(tmp_path / "missing")
+    with pytest.raises(LocalError, match="cannot be the name"):
+        mount(tmp_path, "a,suid")
+    (tmp_path / "file").touch()
+    with pytest.raises(LocalError, match="empty directory"):
+        mount(tmp_path)
+
+
+def test_the_device_alone(world, in_namespace) -> None:  # type: ignore[no-untyped-def]
+    def body() -> None:
+        prepare(world.backing)
+        world.mount_device()
+        assert sorted(os.listdir(world.device)) == ["private", "public"]  # noqa: PTH208
+        (world.device / "private" / "x").write_text("kept here")
+        assert (world.backing / "private" / "x").read_text() == "kept here"
+        os.kill(world.device_pid, signal.SIGTERM)
+        assert os.waitpid(world.device_pid, 0)[1] == 0
+        assert not mounted(world.device)
+
+    in_namespace(body)
+
+
+def test_the_device_mount_ends_with_its_parent(world, in_namespace, wait) -> None:  # type: ignore[no-untyped-def]
+    def body() -> None:
+        prepare(world.backing)
+        pid = os.fork()
+        if pid == 0:
+            world.mount_device()
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(pid, 0)
+        end = time.monotonic() + 5
+        while mounted(world.device) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not mounted(world.device)
+
+    in_namespace(body)
+
+
+def test_a_command_says_what_is_wrong(fuse_usable: None, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "millpond.fs.local", tmp_path / "none", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert "none: cannot be a volume" in done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_on_a_mount(world, with_both: WithBoth, kind: str) -> None:  # type: ignore[no-untyped-def]
+    def body() -> None:
+        top = getattr(world, kind) / "public"
+        data = os.urandom(3_000_000)
+        (top / "f").write_bytes(data)
+        assert (top / "f").read_bytes() == data
+        with (top / "f").open("r+b") as file:
+            file.seek(1_000_000)
+            file.write(b"middle")
+            file.flush()
+            os.fsync(file.fileno())
+            file.truncate(1_000_010)
+        assert (top / "f").read_bytes() == data[:1_000_000] + b"middle" + data[1_000_006:1_000_010]
+        with (top / "f").open("ab") as file:
+            file.write(b"end")
+        assert (top / "f").read_bytes()[-7:] == data[1_000_006:1_000_010] + b"end"
+        os.truncate(top / "f", 3)
+        assert (top / "f").read_bytes() == data[:3]
+        (top / "d").mkdir(mode=0o750)
+        (top / "f").rename(top / "d" / "g")
+        (top / "l").symlink_to("d/g")
+        (top / "h").hardlink_to(top / "d" / "g")
+        assert (top / "l").read_bytes() == data[:3]
+        assert (top / "l").is_symlink()
+        assert os.path.samefile(top / "h", top / "d" / "g")  # noqa: PTH121
+        assert (top / "h").stat().st_nlink == 2
+        listing = subprocess.run(["ls", "-a", top], capture_output=True, text=True, check=True).stdout.split()
+        assert listing == [".", "..", "d", "h", "l"]
+        (top / "h").chmod(0o600)
+        os.utime(top / "h", (1000, 2000))
+        assert (stat.S_IMODE((top / "h").stat().st_mode), (top / "h").stat().st_mtime) == (0o600, 2000)
+        assert stat.S_IMODE((top / "d").stat().st_mode) == 0o750
+        with pytest.raises(FileExistsError):
+            (top / "h").open("x")
+        assert errno_of(os.mkfifo, top / "fifo") == errno.EPERM
+        assert errno_of(os.rmdir, top / "d") == errno.ENOTEMPTY
+        with (top / "h").open("rb") as file:
+            (top / "h").unlink()
+            assert file.read() == data[:3]
+        (top / "d" / "g").unlink()
+        (top / "d").rmdir()
+        (top / "l").unlink()
+        assert list((world.backing / "public").iterdir()) == []
+        assert os.statvfs(top).f_blocks == os.statvfs(world.backing).f_blocks
+        name = "\udcff not UTF-8"
+        (top / name).touch()
+        assert os.listdir(top) == [name]  # noqa: PTH208
+
+    with_both(body)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_programs_and_private_maps_on_a_mount(world, with_both: WithBoth, kind: str) -> None:  # type: ignore[no-untyped-def]
+    def body() -> None:
+        top = getattr(world, kind) / "public"
+        (top / "true").write_bytes(Path("/bin/true").read_bytes())
+        (top / "true").chmod(0o755)
+        assert subprocess.run([top / "true"], check=False).returncode == 0
+        with (top / "true").open("rb") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE) as view:
+            assert view[:4] == b"\x7fELF"
+
+    with_both(body)
+
+
+def test_each_side_sees_the_other_at_once(world, with_both: WithBoth) -> None:  # type: ignore[no-untyped-def]
+    def body() -> None:
+        os.umask(0)  # the host's server is a user of its own, and may write what anyone may
+        sides = (world.device / "public", world.host / "public")
+        for here, there in (sides, sides[::-1]):
+            (here / "f").write_text("one")
+            assert (there / "f").read_text() == "one"
+            (there / "f").write_text("longer")
+            assert (here / "f").read_text() == "longer"
+            assert (here / "f").stat().st_size == (there / "f").stat().st_size == 6
+            with (
+                (here / "f").open("r+b", buffering=0) as mine,
+                (there / "f").open("r+b", buffering=0) as theirs,
+            ):
+                for number in range(20):
+                    mine.seek(0)
+                    mine.write(b"%6d" % number)
+                    theirs.seek(0)
+                    assert theirs.read(6) == b"%6d" % number
+                mine.truncate(2)
+                assert os.fstat(theirs.fileno()).st_size == 2
+            with (
+                (here / "f").open("ab", buffering=0) as mine,
+                (there / "f").open("ab", buffering=0) as theirs,
+            ):
+                for number in range(3):
+                    mine.write(b"m%d" % number)
+                    theirs.write(b"t%d" % number)
+            assert (here / "f").read_bytes().strip() == b"m0t0m1t1m2t2"
+            assert errno_of(os.stat, there / "new") == errno.ENOENT
+            (here / "new").mkdir()
+            assert (there / "new").is_dir()
+            (here / "f").rename(here / "new" / "g")
+            assert os.listdir(there) == ["new"]  # noqa: PTH208
+            (there / "new" / "g").unlink()
+            assert errno_of((here / "new" / "g").open) == errno.ENOENT
+            (there / "new").rmdir()
+            assert list(here.iterdir()) == []
+
+    with_both(body)
+
+
+def test_the_private_part_does_not_exist_on_the_host(world, with_both: WithBoth) -> None:  # type: ignore[no-untyped-def]
+    def body() -> None:
+        (world.device / "private" / "secret").write_text("private")
+        public = world.device / "public"
+        (public / "l1").symlink_to("../private/secret")
+        (public / "l2").symlink_to("../private")
+        (public / "l3").symlink_to(f"{world.device.parent}/host/private/secret")
+        assert os.listdir(world.host) == ["public"]  # noqa: PTH208
+        for name in (
+            "private",
+            "private/secret",
+            "public/../private",
+            "public/../private/secret",
+            "public/l1",
+            "public/l2/secret",
+            "public/l3",
+            "PRIVATE",
+            "./private/",
+        ):
+            path = f"{world.host}/{name}"
+            found = {errno_of(call, path) for call in (os.stat, os.listdir, open)}
+            assert found == {errno.ENOENT}, name
+        assert errno_of(os.mkdir, world.host / "private") in (errno.EACCES, errno.EPERM, errno.EROFS)
+        assert errno_of(os.rename, world.host / "public", world.host / "private") is not None
+        assert errno_of(os.link, public / "l1", world.host / "private") == errno.EXDEV
+        assert (public / "l1").read_text() == "private"
+
+    with_both(body)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_volume_tells_the_writer(world, with_both: WithBoth, kind: str) -> None:  # type: ignore[no-untyped-def]
+    def body() -> None:
+        file = os.open(getattr(world, kind) / "public" / "big", os.O_WRONLY | os.O_CREAT)
+        written = 0
+        with pytest.raises(OSError, match="No space") as caught:
+            while True:
+                written += os.write(file, bytes(1 << 20))
+        assert caught.value.errno == errno.ENOSPC
+        assert 0 < written <= 4 << 20
+        os.ftruncate(file, 0)
+        assert os.write(file, bytes(4096)) == 4096
+
+    with_both(body, size="4m")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not has_many_uids(), reason="only real root gives files away")
+def test_files_belong_to_who_made_them(world, with_both: WithBoth) -> None:  # type: ignore[no-untyped-def]
+    def body() -> None:
+        pid = os.fork()
+        if pid == 0:
+            os.chdir(world.device)  # the way here is closed to others
+            os.setgid(2345)
+            os.setuid(1234)
+            made = errno_of(Path("public/mine").touch)
+            denied = errno_of(Path("private/x").touch)
+            os._exit(0 if (made, denied) == (None, errno.EACCES) else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        found = (world.backing / "public" / "mine").stat()
+        assert (found.st_uid, found.st_gid) == (1234, 2345)
+
+    with_both(body)
+
+
+def test_a_read_only_mount(world, in_namespace) -> None:  # type: ignore[no-untyped-def]
+    def body() -> None:
+        prepare(world.backing)
+        world.start_server()
+        world.mount_host(read_only=True)
+        assert errno_of((world.host / "public" / "x").touch) == errno.EROFS
+        os.kill(world.host_pid, signal.SIGTERM)
+        assert os.waitpid(world.host_pid, 0)[1] == 0
+        assert not mounted(world.host)
+
+    in_namespace(body)
+
+
+def test_the_host_survives_a_restart_of_the_server(world, with_both: WithBoth) -> None:  # type: ignore[no-untyped-def]
+    def body() -> None:
+        file = (world.host / "public" / "f").open("w+b", buffering=0)
+        file.write(b"before")
+        world.kill(world.server_pid)
+        assert errno_of(file.write, b"x") == errno.EIO  # nobody there, and no waiting
+        world.start_server()
+        file.seek(0)
+        assert file.read() == b"before"
+        assert (world.device / "public" / "f").read_bytes() == b"before"
+        file.close()
+
+    with_both(body)
+
+
+def test_a_stuck_server_does_not_hang_the_host(world, with_both: WithBoth) -> None:  # type: ignore[no-untyped-def]
+    def body() -> None:
+        (world.host / "public" / "f").write_text("x")
+        os.kill(world.server_pid, signal.SIGSTOP)
+        start = time.monotonic()
+        assert errno_of(os.stat, world.host / "public" / "f") == errno.ETIMEDOUT
+        assert time.monotonic() - start < 10
+        os.kill(world.server_pid, signal.SIGCONT)
+        assert (world.host / "public" / "f").read_text() == "x"
+
+    with_both(body)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dead_mount_is_taken_away(world, with_both: WithBoth, kind: str, how: signal.Signals) -> None:  # type: ignore[no-untyped-def]
+    def body() -> None:
+        path, pid = getattr(world, kind), getattr(world, f"{kind}_pid")
+        os.kill(pid, how)
+        if how == signal.SIGKILL:
+            os.waitpid(pid, 0)
+            assert errno_of(os.stat, path / "public") == errno.ENOTCONN
+        start = time.monotonic()
+        unmount(path)
+        unmount(path)  # nothing there any more
+        assert time.monotonic() - start < 2
+        assert not mounted(path)
+        assert list(path.iterdir()) == []
+
+    with_both(body)
+
+
+def test_in_a_user_namespace(world, in_namespace) -> None:  # type: ignore[no-untyped-def]
+    """Root of a user namespace with one uid mounts as well: no helper, no real privilege."""
+
+    def body() -> None:
+        prepare(world.backing)
+        enter_user_namespace(0, CLONE_NEWNS)
+        world.mount_device()
+        (world.device / "public" / "x").write_text("x")
+        assert (world.device / "public" / "x").stat().st_uid == 0
+        os.kill(world.device_pid, signal.SIGTERM)
+        assert os.waitpid(world.device_pid, 0)[1] == 0
+        assert not mounted(world.device)
+
+    in_namespace(body)

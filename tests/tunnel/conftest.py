@@ -1,0 +1,234 @@
+"""Two network namespaces, tunnel ends and traffic in them; whatever a test starts ends with it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millpond.linux.sandbox import Sandbox, spawn
+from millpond.linux.syscalls import CLONE_NEWNET, CLONE_NEWUSER
+from millpond.wire.deadline import Deadline
+
+TRAFFIC = Path(__file__).with_name("traffic.py")
+HOST_ADDRESS, DEVICE_ADDRESS = "10.77.0.1", "10.77.0.2"
+INTERFACE = "mp-test0"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def eventually(condition: Callable[[], Any], what: str, seconds: float = 5) -> Any:
+    deadline = Deadline.after(seconds)
+    while not (value := condition()):
+        assert not deadline.passed, f"{what}: not within {seconds} s"
+        time.sleep(0.005)
+    return value
+
+
+class Program:
+    """A child process whose output lines are collected."""
+
+    def __init__(self, argv: list[str], enter: Callable[[], None], read: int | None = None) -> None:
+        pass_fds = () if read is None else (int(argv[-1]),)
+        self.errors: list[str] = []
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            argv,
+            pass_fds=pass_fds,
+            preexec_fn=enter,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout and self.process.stderr
+        status = self.process.stdout if read is None else os.fdopen(read)
+        pairs = [(status, self.lines), (self.process.stderr, self.errors)]
+        self._threads = [threading.Thread(target=self._collect, args=pair) for pair in pairs]
+        for thread in self._threads:
+            thread.start()
+
+    def _collect(self, stream: Any, lines: list[str]) -> None:
+        with stream:
+            for line in stream:
+                lines.append(line.rstrip("\n"))
+
+    def says(self, text: str, seconds: float = 10) -> None:
+        def said() -> bool:
+            assert self.process.poll() is None or text in self.lines, self.errors
+            return text in self.lines
+
+        eventually(said, f"{self.process.args!r} saying {text!r}", seconds)
+
+    def result(self, seconds: float = 25) -> str:
+        assert self.process.wait(seconds) == 0, self.errors
+        self.close()
+        return self.lines[-1]
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+        for thread in self._threads:
+            thread.join(10)
+        assert self.process.stdout
+        self.process.stdout.close()
+
+
+class End(Program):
+    """A tunnel end."""
+
+    @property
+    def statuses(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in list(self.lines)]
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.lines[-1]) if self.lines else {"state": "starting"}
+
+    def wait_up(self, after: int = 0, seconds: float = 5) -> dict[str, Any]:
+        """The status once it is up with a generation beyond ``after``."""
+
+        def up() -> dict[str, Any] | None:
+            assert self.process.poll() is None, self.errors
+            status = self.status
+            return status if status["state"] == "up" and status["generation"] > after else None
+
+        found: dict[str, Any] = eventually(up, f"{self.process.args!r} up", seconds)
+        return found
+
+    def wait_down(self, reason: str, seconds: float = 5) -> dict[str, Any]:
+        def down() -> list[dict[str, Any]]:
+            return [status for status in self.statuses if reason in status.get("reason", "")]
+
+        found: list[dict[str, Any]] = eventually(down, f"{self.process.args!r} down: {reason}", seconds)
+        return found[-1]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.close()
+
+    def close(self) -> None:
+        super().close()
+        assert not [line for line in self.errors if "Traceback" in line or "Warning" in line], self.errors
+
+    def pumps(self) -> list[int]:
+        pid = self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+class Namespace:
+    """A network namespace, and a user namespace around it where that takes one."""
+
+    def __init__(self, undo: ExitStack) -> None:
+        self._undo = undo
+        reader, writer = os.pipe()
+
+        def hold() -> int:
+            os.write(writer, b"x")
+            signal.pause()
+            return 0
+
+        self._pid = spawn(Sandbox(own_network=True), hold)
+        os.close(writer)
+        undo.callback(self._end)
+        with os.fdopen(reader, "rb") as ready:
+            assert ready.read(1) == b"x", "no network namespace"
+        names = ("user", "net") if os.geteuid() else ("net",)
+        self._handles = [os.open(f"/proc/{self._pid}/ns/{name}", os.O_RDONLY) for name in names]
+        for handle in self._handles:
+            undo.callback(os.close, handle)
+
+    def _end(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+    def enter(self) -> None:
+        kinds = (CLONE_NEWUSER, CLONE_NEWNET)[-len(self._handles) :]
+        for handle, kind in zip(self._handles, kinds, strict=True):
+            if _libc.setns(handle, kind):
+                raise OSError(ctypes.get_errno(), "setns")
+
+    def program(self, *argv: str) -> Program:
+        program = Program(list(argv), self.enter)
+        self._undo.callback(program.close)
+        return program
+
+    def traffic(self, role: str, address: str, number: int) -> Program:
+        return self.program(sys.executable, str(TRAFFIC), role, address, "7000", str(number))
+
+    def end(self, role: str, socket: Path, *options: str, interface: str = INTERFACE) -> End:
+        address = HOST_ADDRESS if role == "host" else DEVICE_ADDRESS
+        reader, writer = os.pipe()
+        argv = [sys.executable, "-P", "-W", "error", "-m", "millpond.tunnel", role, "--socket", str(socket)]
+        argv += ["--interface", interface, "--address", f"{address}/30", *options, "--status-fd", str(writer)]
+        end = End(argv, self.enter, reader)
+        os.close(writer)
+        self._undo.callback(end.close)
+        return end
+
+    def counters(self, name: str = INTERFACE) -> tuple[int, int]:
+        """Bytes that the interface received and sent."""
+        table = Path(f"/proc/{self._pid}/net/dev").read_text().splitlines()
+        fields = next(line for line in table if line.strip().startswith(name + ":")).split(":")[1].split()
+        return int(fields[0]), int(fields[8])
+
+    def interfaces(self) -> list[str]:
+        table = Path(f"/proc/{self._pid}/net/dev").read_text().splitlines()[2:]
+        return [line.split(":")[0].strip() for line in table]
+
+
+class Pair:
+    """The two sides of one tunnel."""
+
+    def __init__(self, undo: ExitStack, socket: Path) -> None:
+        self.socket = socket
+        self.host_side, self.device_side = Namespace(undo), Namespace(undo)
+
+    def start(self) -> tuple[End, End]:
+        """Host end and device end, both up."""
+        device = self.device_side.end("device", self.socket, "--name", "csd0")
+        host = self.host_side.end("host", self.socket)
+        host.wait_up()
+        device.wait_up()
+        return host, device
+
+
+def _why_no_tunnel() -> str:
+    if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
+        return "/dev/net/tun is not accessible"
+    try:
+        with ExitStack() as undo:
+            probe = "from millpond.tunnel.tun import Tun, Deadline; Tun('mp-probe', 12, Deadline.after(1))"
+            program = Namespace(undo).program(sys.executable, "-c", probe)
+            return "" if program.process.wait(10) == 0 else "no TUN interface can be made here"
+    except (AssertionError, OSError, subprocess.SubprocessError) as error:
+        return f"no network namespace can be made here: {error}"
+
+
+@pytest.fixture(scope="session")
+def tun_works() -> None:
+    if reason := _why_no_tunnel():
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def undo() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def pair(undo: ExitStack, tmp_path: Path, tun_works: None) -> Pair:
+    return Pair(undo, tmp_path / "csd0.sock")

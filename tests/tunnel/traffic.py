@@ -1,0 +1,85 @@
+"""TCP traffic between two namespaces, as a program: serve, exchange, echo, ping-pong.
+
+``serve``: accepts one connection, receives and sends BYTES at once, prints the digest of what came.
+``exchange``: the same from the connecting side. ``echo`` and ``pingpong``: one byte there and back, N times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import sys
+import threading
+import time
+
+CHUNK = 1 << 16
+
+
+def pattern(seed: int, offset: int) -> bytes:
+    block = hashlib.sha256(b"%d %d" % (seed, offset)).digest()
+    return block * (CHUNK // len(block))
+
+
+def send(sock: socket.socket, seed: int, total: int) -> None:
+    for offset in range(0, total, CHUNK):
+        sock.sendall(pattern(seed, offset)[: total - offset])
+    sock.shutdown(socket.SHUT_WR)
+
+
+def receive(sock: socket.socket) -> tuple[int, str]:
+    digest, count = hashlib.sha256(), 0
+    while data := sock.recv(1 << 18):
+        digest.update(data)
+        count += len(data)
+        if count == len(data):
+            print("begun", flush=True)
+    return count, digest.hexdigest()
+
+
+def both_ways(sock: socket.socket, seed: int, total: int) -> None:
+    sender = threading.Thread(target=send, args=(sock, seed, total), daemon=True)
+    sender.start()
+    count, digest = receive(sock)
+    sender.join()
+    print(count, digest, flush=True)
+
+
+def pingpong(sock: socket.socket, rounds: int) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        sock.sendall(b"x")
+        if sock.recv(1) != b"x":
+            raise SystemExit("the echo is gone")
+        times.append(time.perf_counter() - began)
+    print(f"{sorted(times)[rounds // 2] * 1e6:.0f}", flush=True)
+
+
+def echo(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while data := sock.recv(1024):
+        sock.sendall(data)
+
+
+def accept(address: str, port: int) -> socket.socket:
+    with socket.create_server((address, port)) as server:
+        print("listening", flush=True)
+        return server.accept()[0]
+
+
+def main(role: str, address: str, port: str, number: str) -> None:
+    listens = role in ("serve", "echo")
+    sock = accept(address, int(port)) if listens else socket.create_connection((address, int(port)), 10)
+    sock.settimeout(20)
+    with sock:
+        if role == "echo":
+            echo(sock)
+        elif role == "pingpong":
+            pingpong(sock, int(number))
+        else:
+            both_ways(sock, 1 if listens else 2, int(number))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,85 @@
+"""Entry: one end of the tunnel as a process of its own, ``python -m millpond.tunnel``."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from millpond.linux.syscalls import die_with_parent
+from millpond.tunnel.end import End, EndConfig
+from millpond.tunnel.errors import Orphaned
+from millpond.tunnel.parameters import DEFAULT_DEPTH, DEFAULT_MTU, Parameters
+from millpond.tunnel.status import StatusWriter
+from millpond.wire.errors import LocalError
+
+log = logging.getLogger("millpond.tunnel")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run an end. Exit codes: 0 stopped by SIGTERM or SIGINT, 1 it cannot work, 2 wrong arguments."""
+    die_with_parent(signal.SIGKILL)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO,
+        format=f"%(asctime)s millpond.tunnel {arguments.role} {arguments.interface}: %(message)s",
+    )
+    try:
+        config = _config(arguments)
+    except ValueError as error:
+        parser.error(str(error))
+    status = StatusWriter(arguments.status_fd)
+    try:
+        End(config, status).run()
+    except LocalError as error:
+        log.error("%s", error)
+        with suppress(Orphaned):
+            status.down(str(error))
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m millpond.tunnel", description="One end of a tunnel.")
+    parser.add_argument("role", choices=("host", "device"))
+    parser.add_argument("--socket", type=Path, required=True, help="Unix socket that the device listens on")
+    parser.add_argument("--interface", required=True, help="name of the TUN interface to make")
+    parser.add_argument("--address", required=True, help="its address, such as 10.77.0.1/30")
+    parser.add_argument("--mtu", type=int, default=DEFAULT_MTU, help="the most bytes of a packet")
+    parser.add_argument("--depth", type=int, default=DEFAULT_DEPTH, help="entries per queue")
+    parser.add_argument("--name", default="", help="what the peer shall call this end")
+    parser.add_argument("--status-fd", type=int, help="descriptor that gets a JSON line per change")
+    return parser
+
+
+def _config(arguments: argparse.Namespace) -> EndConfig:
+    """Raises ValueError for an argument that cannot be meant."""
+    if not 0 < len(arguments.interface.encode()) < 16:
+        raise ValueError(f"an interface name has 1 to 15 bytes, not {arguments.interface!r}")
+    return EndConfig(
+        role=arguments.role,
+        socket=arguments.socket.absolute(),
+        interface=arguments.interface,
+        address=ipaddress.ip_interface(arguments.address),
+        offer=Parameters(mtu=arguments.mtu, depth=arguments.depth, name=arguments.name or arguments.role),
+        stop=_stop_descriptor(),
+    )
+
+
+def _stop_descriptor() -> int:
+    """A descriptor that SIGTERM and SIGINT make readable."""
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(writer)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: None)
+    return reader
+
+
+if __name__ == "__main__":
+    sys.exit(main())

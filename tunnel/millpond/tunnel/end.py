@@ -1,0 +1,185 @@
+"""Edge: one end of the tunnel: keeps its interface, and a link for as long as there is a peer, for ever."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from millpond.tunnel.bells import Ringer, drain
+from millpond.tunnel.counters import Counters
+from millpond.tunnel.errors import InterfaceGone, LinkViolation, Orphaned
+from millpond.tunnel.layout import ADMIN, ADMIN_ENTRIES
+from millpond.tunnel.link import Link
+from millpond.tunnel.opening import Rendezvous, open_as_device, open_as_host
+from millpond.tunnel.parameters import Parameters
+from millpond.tunnel.shm import ShmConnector, ShmListener
+from millpond.tunnel.status import StatusWriter
+from millpond.tunnel.transport import Connection, Transport
+from millpond.tunnel.tun import Tun
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import ConnectionLost, DeadlineExceeded, MillpondError, VersionMismatch
+
+log = logging.getLogger(__name__)
+
+_OPENING_SECONDS = 2.0
+_INTERFACE_SECONDS = 1.0
+_POLL_SECONDS = 0.1
+_FIRST_PAUSE, _LONGEST_PAUSE, _MISMATCH_PAUSE = 0.02, 0.2, 1.0
+_LASTED_SECONDS = 1.0
+
+
+class Stopped(Exception):
+    """This end was asked to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndConfig:
+    """What one end is told. ``role`` is host or device; ``stop`` is readable once it shall stop."""
+
+    role: str
+    socket: Path
+    interface: str
+    address: ipaddress.IPv4Interface | ipaddress.IPv6Interface
+    offer: Parameters
+    stop: int
+
+
+class End:
+    """Makes the interface at once; ``run`` supervises the link. Raises LocalError."""
+
+    def __init__(self, config: EndConfig, status: StatusWriter) -> None:
+        self._config, self._status = config, status
+        self._generation, self._resets = 0, 0
+        self._pause = _FIRST_PAUSE
+        self._counters = (Counters(), Counters())
+        self._tun = Tun(config.interface, config.offer.vnet_header, Deadline.after(_INTERFACE_SECONDS))
+        self._tun.set_offloads(config.offer.offloads)
+        self._mtu = config.offer.mtu
+        self._tun.configure(config.address, self._mtu)
+        self._transport = _make_transport(config)
+        status.down(_waiting(config))
+
+    def run(self) -> None:
+        """Until stopped. Raises InterfaceGone, and Orphaned when nobody listens to it any more."""
+        try:
+            while True:
+                self._attempt()
+        except Stopped:
+            log.info("stopped")
+        finally:
+            self._transport.close()
+            self._tun.close()
+
+    def _attempt(self) -> None:
+        """One link from its beginning to its end, or a failure to get one, and the pause after it."""
+        began = time.monotonic()
+        try:
+            with self._join() as connection:
+                self._carry(connection, *self._open(connection))
+        except (InterfaceGone, Orphaned):
+            raise
+        except VersionMismatch as error:
+            self._end_of_attempt(str(error), _MISMATCH_PAUSE)
+        except (MillpondError, OSError) as error:
+            if isinstance(error, LinkViolation):
+                self._resets += 1
+                log.warning("link reset: %s", error)
+            lasted = time.monotonic() - began > _LASTED_SECONDS
+            self._pause = _FIRST_PAUSE if lasted else min(2 * self._pause, _LONGEST_PAUSE)
+            self._end_of_attempt(str(error), self._pause)
+
+    def _end_of_attempt(self, reason: str, pause: float) -> None:
+        self._status.down(reason, **self._figures())
+        if self._transport.readiness() is None:
+            self._wait((), pause)
+
+    def _join(self) -> Connection:
+        knock = self._transport.readiness()
+        while knock is not None and not self._wait((knock,), None):
+            pass
+        return self._transport.join()
+
+    def _open(self, connection: Connection) -> tuple[Parameters, str]:
+        config = self._config
+        own = replace(config.offer, generation=self._generation + 1)
+        opener = open_as_host if config.role == "host" else open_as_device
+        terms, peer = opener(connection.region, own, self._rendezvous(connection))
+        self._generation = terms.generation
+        self._tun.set_offloads(terms.offloads)
+        if terms.mtu != self._mtu:
+            self._tun.set_mtu(terms.mtu)
+            self._mtu = terms.mtu
+        return terms, peer
+
+    def _carry(self, connection: Connection, terms: Parameters, peer: str) -> None:
+        """Run the pumps until something ends; always raises what it was."""
+        with Link(self._config.role, connection, terms, self._tun, self._counters) as link:
+            self._status.up(generation=terms.generation, mtu=terms.mtu, peer=peer, **self._figures())
+            knock = self._transport.readiness()
+            watched = [connection.gone, *(pump.report for pump in link.pumps)]
+            watched += [] if knock is None else [knock]
+            while True:
+                ready = self._wait(watched, None)
+                for pump in link.pumps:
+                    if pump.report in ready:
+                        raise pump.verdict()
+                if connection.gone in ready:
+                    raise ConnectionLost("the peer is gone")
+                if knock in ready:
+                    log.warning("refused a second host")
+                    self._transport.turn_away()
+
+    def _rendezvous(self, connection: Connection) -> Rendezvous:
+        memory = connection.region.queue(ADMIN, ADMIN_ENTRIES)
+        ours, theirs = connection.bells.to_host[ADMIN], connection.bells.to_controller[ADMIN]
+        our_flag, their_flag = memory.host_sleeps, memory.controller_sleeps
+        if self._config.role == "device":
+            ours, theirs, our_flag, their_flag = theirs, ours, their_flag, our_flag
+        our_flag[0] = 1  # for the whole opening: it is not worth a nap
+        deadline = Deadline.after(_OPENING_SECONDS)
+
+        def wait(ready: Callable[[], bool]) -> None:
+            while not ready():
+                if deadline.passed:
+                    raise DeadlineExceeded("the peer did not open the link in time")
+                woken = self._wait((ours, connection.gone), _POLL_SECONDS)
+                if ours in woken:
+                    drain(ours)
+                    our_flag[0] = 1
+                if connection.gone in woken and not ready():
+                    raise ConnectionLost("the peer went away while the link was opened")
+
+        return Rendezvous(wait, Ringer(their_flag, theirs).ring)
+
+    def _wait(self, descriptors: tuple[int, ...] | list[int], seconds: float | None) -> set[int]:
+        """Those of the descriptors that are ready within ``seconds``. Raises Stopped."""
+        poll = select.poll()
+        for descriptor in (*descriptors, self._config.stop):
+            poll.register(descriptor, select.POLLIN)
+        ready = {found for found, _ in poll.poll(None if seconds is None else seconds * 1000)}
+        if self._config.stop in ready:
+            raise Stopped
+        return ready
+
+    def _figures(self) -> dict[str, object]:
+        outward, inward = (counters.read() for counters in self._counters)
+        return {
+            "resets": self._resets,
+            "out": {"packets": outward.packets, "bytes": outward.bytes},
+            "in": {"packets": inward.packets, "bytes": inward.bytes, "dropped": inward.dropped},
+        }
+
+
+def _make_transport(config: EndConfig) -> Transport:
+    if config.role == "host":
+        return ShmConnector(config.socket)
+    return ShmListener(config.socket, config.offer.depth)
+
+
+def _waiting(config: EndConfig) -> str:
+    return f"waiting for the {'device' if config.role == 'host' else 'host'} at {config.socket}"

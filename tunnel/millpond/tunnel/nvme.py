@@ -1,0 +1,98 @@
+"""Pure: the NVMe structures and numbers that the tunnel uses, as the NVMe 1.4 specification lays them out."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+VERSION_1_4 = 0x0001_0400
+
+# Controller registers, offsets in bytes.
+CAP, VS, CC, CSTS, AQA, ASQ, ACQ = 0x00, 0x08, 0x14, 0x1C, 0x24, 0x28, 0x30
+DOORBELLS = 0x1000
+
+CC_ENABLE = 1
+CSTS_READY = 1
+
+SQE = struct.Struct("<BBHIQQQQIIIIII")
+"""opcode, flags, CID, NSID, DW2-3, MPTR, PRP1, PRP2, CDW10 to CDW15: 64 bytes."""
+CQE_BODY = struct.Struct("<IIHHH")
+"""DW0, DW1, SQHD, SQID, CID: the first 14 of 16 bytes; the last two are status and phase, stored at once."""
+
+SQE_SIZE = 64
+CQE_SIZE = 16
+_CAP_FIXED = 1 << 16 | 2 << 24 | 1 << 37  # contiguous queues required, ready within 1 s, NVM command set
+
+
+class Opcode(IntEnum):
+    """Vendor commands. Bits 1:0 say which way data goes: 1 host to controller, 2 controller to host."""
+
+    SEND = 0x81
+    RECV = 0x82
+    IDENTIFY = 0xC1
+    OPEN = 0xC2
+
+
+class Status(IntEnum):
+    """Status code type and code of a completion, as its bits 10:0; 7xxh is the vendor's."""
+
+    SUCCESS = 0x000
+    VERSION_MISMATCH = 0x701
+
+
+class Command(NamedTuple):
+    """What the tunnel uses of a submission entry: the buffer's address (PRP1) and its bytes (CDW10)."""
+
+    opcode: int
+    cid: int
+    address: int
+    length: int
+
+
+class Completion(NamedTuple):
+    """What the tunnel uses of a completion: DW0 as ``result``, the status without the phase bit."""
+
+    cid: int
+    result: int
+    status: int
+    sq_head: int
+    sq_id: int
+
+
+def doorbell_offset(index: int, stride: int) -> int:
+    """Offset from the first doorbell: index 2y is the tail of submission queue y, 2y+1 the head of completion
+    queue y; ``stride`` is CAP.DSTRD.
+    """
+    return index * (4 << stride)
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """The fields of CAP in use: entries of the largest queue, doorbell stride, page sizes as 2^(12+n)."""
+
+    entries: int
+    stride: int
+    page_min: int
+    page_max: int
+
+    def pack(self) -> int:
+        """The 64-bit register."""
+        pages = self.page_min << 48 | self.page_max << 52
+        return (self.entries - 1) | _CAP_FIXED | self.stride << 32 | pages
+
+    @staticmethod
+    def unpack(value: int) -> Capabilities:
+        """The fields of a 64-bit register; any value has a meaning."""
+        return Capabilities((value & 0xFFFF) + 1, value >> 32 & 15, value >> 48 & 15, value >> 52 & 15)
+
+
+def configuration(page_size: int) -> int:
+    """CC with the controller enabled: 64-byte and 16-byte entries, pages of 2^(12+page_size) bytes."""
+    return CC_ENABLE | page_size << 7 | 6 << 16 | 4 << 20
+
+
+def admin_attributes(entries: int) -> int:
+    """AQA for admin queues of ``entries`` entries each."""
+    return (entries - 1) << 16 | (entries - 1)

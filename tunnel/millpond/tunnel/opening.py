@@ -1,0 +1,100 @@
+"""Pure: how a link is opened: enable, IDENTIFY, OPEN. Waits and rings through what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from millpond.tunnel.errors import LinkViolation
+from millpond.tunnel.layout import ADMIN, ADMIN_BUFFER, ADMIN_ENTRIES
+from millpond.tunnel.nvme import Command, Completion, Opcode, Status
+from millpond.tunnel.parameters import Parameters, check_settled, parse, settle
+from millpond.tunnel.queues import ControllerQueue, HostQueue
+from millpond.tunnel.region import Region
+from millpond.wire.errors import VersionMismatch
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """How an opening waits for the peer (until a condition holds; raises if it never will) and wakes it."""
+
+    wait: Callable[[Callable[[], bool]], None]
+    ring: Callable[[], None]
+
+
+def open_as_host(region: Region, own: Parameters, meet: Rendezvous) -> tuple[Parameters, str]:
+    """Settled parameters and the device's name. Raises VersionMismatch, LinkViolation, what waiting does."""
+    region.registers.enable(region.layout)
+    meet.ring()
+    meet.wait(lambda: region.registers.ready)
+    admin = HostQueue(region.queue(ADMIN, ADMIN_ENTRIES))
+    done, _ = _command(admin, meet, Opcode.IDENTIFY, own.pack())
+    if done.status == Status.VERSION_MISMATCH:
+        raise VersionMismatch("the device end of the tunnel", done.result, own.version)
+    _expect_success(done, Opcode.IDENTIFY)
+    done, answer = _command(admin, meet, Opcode.OPEN, b"")
+    _expect_success(done, Opcode.OPEN)
+    settled = parse(answer, "device", own.version)
+    check_settled(settled, own)
+    if settled.depth > region.layout.entries:
+        raise LinkViolation(f"the device settled on depth {settled.depth}; its queues have less")
+    return settled, settled.name
+
+
+def _command(admin: HostQueue, meet: Rendezvous, opcode: Opcode, data: bytes) -> tuple[Completion, bytes]:
+    cid = admin.acquire()
+    if cid is None:
+        raise LinkViolation("the admin queue is full")
+    buffer = admin.buffers[cid]
+    buffer[: len(data)] = data
+    admin.submit(opcode, cid, ADMIN_BUFFER)
+    meet.ring()
+    meet.wait(admin.ready)
+    done = admin.reap()
+    if done is None:
+        raise LinkViolation(f"the completion of {opcode.name} was taken back")
+    return done, bytes(buffer)
+
+
+def _expect_success(done: Completion, opcode: Opcode) -> None:
+    if done.status != Status.SUCCESS:
+        raise LinkViolation(f"{opcode.name} failed with NVMe status {done.status:#x}")
+
+
+def open_as_device(region: Region, own: Parameters, meet: Rendezvous) -> tuple[Parameters, str]:
+    """Settled parameters and the host's name. Raises VersionMismatch, LinkViolation, what waiting does."""
+    meet.wait(lambda: region.registers.enabled)
+    region.registers.check_enabled(region.layout)
+    region.registers.set_ready()
+    meet.ring()
+    admin = ControllerQueue(region.queue(ADMIN, ADMIN_ENTRIES), (Opcode.IDENTIFY, Opcode.OPEN))
+    offer = _take_offer(admin, own, meet)
+    settled = settle(offer, own)
+    region.registers.set_generation(settled.generation)
+    command = _fetch(admin, meet, Opcode.OPEN)
+    record = settled.pack()
+    admin.buffer(command)[: len(record)] = record
+    admin.complete(command)
+    meet.ring()
+    return settled, offer.name
+
+
+def _take_offer(admin: ControllerQueue, own: Parameters, meet: Rendezvous) -> Parameters:
+    command = _fetch(admin, meet, Opcode.IDENTIFY)
+    try:
+        offer = parse(bytes(admin.buffer(command)), "host", own.version)
+    except VersionMismatch:
+        admin.complete(command, own.version, Status.VERSION_MISMATCH)
+        meet.ring()
+        raise
+    admin.complete(command)
+    meet.ring()
+    return offer
+
+
+def _fetch(admin: ControllerQueue, meet: Rendezvous, opcode: Opcode) -> Command:
+    meet.wait(admin.ready)
+    command = admin.fetch()
+    if command is None or command.opcode != opcode or command.length != ADMIN_BUFFER:
+        raise LinkViolation(f"the host did not begin with {opcode.name} over {ADMIN_BUFFER} bytes")
+    return command

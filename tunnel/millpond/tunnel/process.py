@@ -1,0 +1,112 @@
+"""Edge: an end of the tunnel as a child process of this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from millpond.tunnel.parameters import DEFAULT_MTU
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import DeadlineExceeded, LocalError
+
+_STOP_SECONDS = 3.0
+
+
+class TunnelEnd:
+    """A running end. Use ``spawn_end``; ``stop`` it in the end, or it stops with this process."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self._argv = argv
+        self._changed = threading.Condition()
+        self._status: dict[str, Any] = {"state": "down", "reason": "starting"}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._failure: OSError | None = None
+        self._ended = False
+        threading.Thread(target=self._follow, name="tunnel-status", daemon=True).start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._process is not None or self._failure is not None)
+        if self._failure is not None:
+            raise LocalError(f"the tunnel end cannot be started: {self._failure}")
+
+    def _follow(self) -> None:
+        """Start the process and read what it says. It dies with the thread that forked it: so with this one,
+        which lasts as long as it does.
+        """
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        with os.fdopen(reader, encoding="utf-8") as lines:
+            try:
+                process = self._start(writer)
+            except OSError as error:
+                with self._changed:
+                    self._failure = error
+                    self._changed.notify_all()
+                return
+            finally:
+                os.close(writer)
+            with self._changed:
+                self._process = process
+                self._changed.notify_all()
+            for line in lines:
+                self._take(json.loads(line))
+        process.wait()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _start(self, status: int) -> subprocess.Popen[bytes]:
+        argv = [*self._argv, "--status-fd", str(status)]
+        return subprocess.Popen(argv, pass_fds=(status,), stdin=subprocess.DEVNULL)
+
+    def _take(self, status: dict[str, Any]) -> None:
+        with self._changed:
+            self._status = status
+            self._changed.notify_all()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The latest state that the end reported."""
+        with self._changed:
+            return dict(self._status)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        with self._changed:
+            return not self._ended
+
+    def wait_up(self, deadline: Deadline) -> dict[str, Any]:
+        """The status once the link is up. Raises DeadlineExceeded, or LocalError if the process ended."""
+        with self._changed:
+            while self._status["state"] != "up" or self._ended:
+                if self._ended:
+                    raise LocalError(f"the tunnel end has ended: {self._status.get('reason', 'it was up')}")
+                if deadline.passed:
+                    raise DeadlineExceeded(f"the tunnel is not up: {self._status['reason']}")
+                self._changed.wait(deadline.remaining())
+            return dict(self._status)
+
+    def stop(self) -> None:
+        """End the process and its pumps; the interface goes with them. Does nothing the second time."""
+        if self._process is None or self._ended:
+            return
+        self._process.terminate()
+        with self._changed:
+            stopped = self._changed.wait_for(lambda: self._ended, _STOP_SECONDS)
+        if not stopped:
+            self._process.kill()
+            with self._changed:
+                self._changed.wait_for(lambda: self._ended, _STOP_SECONDS)
+
+
+def spawn_end(
+    role: str, socket: Path, interface: str, address: str, *, mtu: int = DEFAULT_MTU, name: str = ""
+) -> TunnelEnd:
+    """Start an end (``host`` or ``device``) in this process's network namespace. Raises LocalError."""
+    argv = [sys.executable, "-P", "-m", "millpond.tunnel", role, "--socket", str(socket)]
+    argv += ["--interface", interface, "--address", address, "--mtu", str(mtu), "--name", name]
+    return TunnelEnd(argv)

@@ -1,0 +1,121 @@
+"""Edge: a TUN interface that moves packets of up to 64 KiB; it goes away with its descriptor."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import ipaddress
+import os
+import select
+import struct
+import time
+from pathlib import Path
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from millpond.tunnel.errors import InterfaceGone
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import LocalError
+
+CLONE_DEVICE = Path("/dev/net/tun")
+
+_TUNSETIFF = 0x400454CA
+_TUNSETOFFLOAD = 0x400454D0
+_TUNSETVNETHDRSZ = 0x400454D8
+_IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
+_IFF_TUN_EXCL = 0x8000
+_GONE = (errno.EBADFD, errno.EFAULT)
+
+Address = ipaddress.IPv4Interface | ipaddress.IPv6Interface
+
+
+class Tun:
+    """An interface of this network namespace. Raises LocalError if it cannot be made."""
+
+    def __init__(self, name: str, vnet_header: int, deadline: Deadline) -> None:
+        self.name = name
+        try:
+            self.descriptor = os.open(CLONE_DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise LocalError(f"{CLONE_DEVICE}: {error.strerror}: the tunnel needs the TUN driver") from None
+        try:
+            _attach(self.descriptor, name, deadline)
+            fcntl.ioctl(self.descriptor, _TUNSETVNETHDRSZ, struct.pack("i", vnet_header))
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+        self._poll = select.poll()
+        self._poll.register(self.descriptor, select.POLLIN)
+
+    def set_offloads(self, offloads: int) -> None:
+        """Take unfinished checksums and super-packets from the kernel (TUN_F_* bits). Raises LocalError."""
+        try:
+            fcntl.ioctl(self.descriptor, _TUNSETOFFLOAD, offloads)
+        except OSError as error:
+            self._check_gone(error)
+            raise LocalError(
+                f"interface {self.name} takes no offloads {offloads}: {error.strerror}"
+            ) from None
+
+    def configure(self, address: Address, mtu: int) -> None:
+        """Give it an address and an MTU and bring it up. Raises LocalError."""
+        try:
+            with IPRoute() as netlink:
+                (index,) = netlink.link_lookup(ifname=self.name)
+                netlink.link("set", index=index, mtu=mtu)
+                netlink.addr("add", index=index, address=str(address.ip), prefixlen=address.network.prefixlen)
+                netlink.link("set", index=index, state="up")
+        except (NetlinkError, ValueError) as error:
+            raise LocalError(f"interface {self.name} cannot be set up: {error}") from None
+
+    def set_mtu(self, mtu: int) -> None:
+        """Change the MTU, bytes. Raises InterfaceGone."""
+        try:
+            with IPRoute() as netlink:
+                (index,) = netlink.link_lookup(ifname=self.name)
+                netlink.link("set", index=index, mtu=mtu)
+        except (NetlinkError, ValueError) as error:
+            raise InterfaceGone(f"interface {self.name} is gone: {error}") from None
+
+    def read_into(self, buffer: memoryview) -> int:
+        """Wait for a packet and read it, header first; its bytes. Raises InterfaceGone."""
+        while True:
+            try:
+                return os.readv(self.descriptor, [buffer])
+            except BlockingIOError:
+                self._poll.poll()
+            except OSError as error:
+                self._check_gone(error)
+                raise
+
+    def write(self, packet: memoryview) -> bool:
+        """Give the kernel a packet, header first; False if it refuses it. Raises InterfaceGone."""
+        try:
+            os.write(self.descriptor, packet)
+        except OSError as error:
+            self._check_gone(error)
+            return False
+        return True
+
+    def _check_gone(self, error: OSError) -> None:
+        if error.errno in _GONE:
+            raise InterfaceGone(f"interface {self.name} was deleted") from None
+
+    def close(self) -> None:
+        """Delete the interface."""
+        os.close(self.descriptor)
+
+
+def _attach(descriptor: int, name: str, deadline: Deadline) -> None:
+    """Make the interface; waits for one of that name to go, as a killed end's does within milliseconds."""
+    flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR | _IFF_TUN_EXCL
+    request = struct.pack("16sH22x", name.encode(), flags)
+    while True:
+        try:
+            fcntl.ioctl(descriptor, _TUNSETIFF, request)
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or deadline.passed:
+                raise LocalError(f"interface {name} cannot be made: {error.strerror}") from None
+        time.sleep(0.01)
