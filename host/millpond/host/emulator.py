@@ -16,7 +16,7 @@ from pathlib import Path
 
 from millpond.host.fleet import Fleet
 from millpond.images.backplane import Backplane
-from millpond.images.emulated import BoardSpec
+from millpond.images.emulated import AGENT, BoardSpec
 from millpond.linux.network import loopback_up
 from millpond.linux.reaping import reap_orphans
 from millpond.linux.sandbox import Sandbox, exit_code, spawn
@@ -72,7 +72,8 @@ class Machine:
     def __init__(self, fleet: Fleet, command: list[str] | None) -> None:
         self._fleet, self._command = fleet, command
         specs = [
-            BoardSpec(device.name, fleet.device_directory(device.name)) for device in fleet.config.device
+            BoardSpec(device.name, fleet.device_directory(device.name), device.agent or AGENT)
+            for device in fleet.config.device
         ]
         self._backplane = Backplane(specs)
         self._daemon: subprocess.Popen[bytes] | None = None

@@ -16,11 +16,15 @@ from millpond.wire.tls import Identity
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfig:
-    """One device: ``encrypt`` "always" adds TLS to bulk data; "auto" leaves it plain inside the box."""
+    """One device: ``encrypt`` "always" adds TLS to bulk data; "auto" leaves it plain inside the box.
+
+    ``agent`` is another command to run as an emulated board's agent, such as a build under test.
+    """
 
     name: str
     board: Literal["emulated"] = "emulated"
     encrypt: Literal["auto", "always"] = "auto"
+    agent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
