@@ -15,16 +15,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from millpond.fs.layout import PRIVATE, PUBLIC, prepare
-from millpond.tunnel import spawn_end
-
 from millpond.agent.config import AgentConfig, read
 from millpond.agent.gate import Gate, Tally, patterns
 from millpond.agent.listener import Listener
 from millpond.agent.session import Device
 from millpond.agent.volume import DeviceMount, VolumeServer
+from millpond.fs.layout import PRIVATE, PUBLIC, prepare
 from millpond.linux.notify import notify, watchdog_interval
 from millpond.linux.sandbox import has_many_uids
+from millpond.tunnel import spawn_end
 from millpond.wire.control import CONTROL_PORT
 from millpond.wire.errors import LocalError, MillpondError
 from millpond.wire.tls import Identity

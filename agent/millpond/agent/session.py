@@ -11,14 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from millpond.fs.layout import private_bytes
-
 from millpond.agent import gate as gates
 from millpond.agent import load
 from millpond.agent.config import AgentConfig
 from millpond.agent.jobs import Worker, check_folders
 from millpond.agent.tickets import Tickets
 from millpond.agent.volume import VolumeServer
+from millpond.fs.layout import private_bytes
 from millpond.train.protocol import Prepare
 from millpond.wire.channel import Channel
 from millpond.wire.control import Attach, GetLedger, GetLoad, GetLog, GetTicket, Hello, Ledger, Log, Ticket

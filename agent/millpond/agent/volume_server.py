@@ -11,14 +11,13 @@ import sys
 import threading
 from pathlib import Path
 
-from millpond.fs.operations import Operations
-from millpond.fs.server import serve
-
 from millpond.agent.config import read
 from millpond.agent.gate import CanaryError, Gate, Tally, patterns
+from millpond.fs.layout import PUBLIC
+from millpond.fs.operations import Operations
+from millpond.fs.server import serve
 from millpond.linux.sockets import receive_descriptors
 from millpond.wire.channel import Channel
-from millpond.wire.errors import RemoteError
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ def main(config: str, root: str, descriptor: str, tally: str) -> None:
     logging.basicConfig(level=logging.INFO, format="volume: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     gate = Gate(patterns(read(Path(config)).privacy), Tally(int(tally)))
-    operations = Operations(os.open(root, os.O_PATH | os.O_DIRECTORY))
+    operations = Operations(os.open(root, os.O_PATH | os.O_DIRECTORY), measured=PUBLIC)
     agent = socket.socket(fileno=int(descriptor))
     with contextlib.suppress(ConnectionError):
         while True:
@@ -39,11 +38,10 @@ def main(config: str, root: str, descriptor: str, tally: str) -> None:
 def _serve(connection: socket.socket, operations: Operations, gate: Gate) -> None:
     with Channel(connection, "host", outlet=gate.outlet()) as channel:
         try:
-            serve(channel, operations)
-        except CanaryError as error:
-            log.error("connection cut: %s", error)
-        except RemoteError as error:
-            log.info("connection ended: %s", error)
+            if error := serve(channel, operations):
+                log.info("connection ended: %s", error)
+        except CanaryError as caught:
+            log.error("connection cut: %s", caught)
 
 
 if __name__ == "__main__":
