@@ -198,6 +198,23 @@ def test_spawned_ends_come_up_and_stop(tmp_path: Path, undo: ExitStack, tun_work
     assert exit_code(os.waitpid(pid, 0)[1]) == 0
 
 
+def test_spawned_ends_die_with_whoever_spawned_them(tmp_path: Path, tun_works: None) -> None:
+    pids = tmp_path / "pids"
+
+    def body() -> int:
+        spawn_end("device", tmp_path / "s", "mp-dev", "10.77.0.2/30")
+        spawn_end("host", tmp_path / "s", "mp-host", "10.77.0.1/30").wait_up(Deadline.after(5))
+        tasks = Path("/proc/self/task").iterdir()
+        pids.write_text(" ".join((task / "children").read_text() for task in tasks))
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    os.waitpid(spawn(Sandbox(own_network=True), body), 0)
+    ends = [int(pid) for pid in pids.read_text().split()]
+    assert len(ends) == 2
+    _eventually(lambda: not any(map(_runs, ends)), "the ends still run")
+
+
 def _runs(pid: int) -> bool:
     """Whether the process still runs; a zombie that waits for init does not."""
     try:

@@ -120,7 +120,7 @@ def test_any_plain_data_as_head(head: object) -> None:
 
 
 def test_not_our_protocol() -> None:
-    with pytest.raises(ProtocolError, match="^csd0 does not speak millpond's protocol$"):
+    with pytest.raises(ProtocolError, match=r"^csd0 does not speak millpond's protocol$"):
         feed(receiver(), b"GET / HTTP/1.1\r\n\r\n")
 
 

@@ -205,7 +205,7 @@ def test_something_else_connects(fleets: tuple[Fleet, Fleet], data: bytes) -> No
     near, far = socket.socketpair()
     near.sendall(data)
     near.close()
-    with pytest.raises(RemoteError, match="^a client: ") as caught:
+    with pytest.raises(RemoteError, match=r"^a client: ") as caught:
         tls.accept(far, ours.csd0.context(server=True), "host", Deadline.after(SOON))
     assert "\n" not in str(caught.value)
     assert far.fileno() == -1
@@ -218,14 +218,14 @@ def test_a_client_that_resets_before_the_handshake(fleets: tuple[Fleet, Fleet]) 
         accepted, _ = server.accept()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
-        with pytest.raises(RemoteError, match="^a client: "):
+        with pytest.raises(RemoteError, match=r"^a client: "):
             tls.accept(accepted, ours.csd0.context(server=True), "host", Deadline.after(SOON))
 
 
 def test_a_silent_peer_meets_the_deadline(fleets: tuple[Fleet, Fleet]) -> None:
     ours, _ = fleets
     near, far = socket.socketpair()
-    with far, pytest.raises(DeadlineExceeded, match="^csd0 did not finish the TLS handshake in time$"):
+    with far, pytest.raises(DeadlineExceeded, match=r"^csd0 did not finish the TLS handshake in time$"):
         tls.connect(near, ours.host.context(server=False), "csd0", Deadline.after(0.1))
 
 

@@ -135,7 +135,6 @@ class JobView:
         if self._console.is_terminal:
             with self._live:
                 return self._follow(progresses)
-        self._console.print("  ".join(str(column.header) for column in self._table.columns))
         return self._follow(progresses)
 
     def _follow(self, progresses: Iterable[Progress]) -> tuple[JobInfo, list[Round]]:
@@ -157,6 +156,8 @@ class JobView:
             self._table.add_row(*cells)
             self._live.update(self._table, refresh=True)
         else:
+            if len(self._rounds) == 1:
+                self._console.print("  ".join(str(column.header) for column in self._table.columns))
             self._console.print("  ".join(cells))
 
     def _cells(self, result: Round) -> list[str]:

@@ -125,10 +125,8 @@ def _inside(sandbox: Sandbox, body: Callable[[], int]) -> int:
         enter_user_namespace(sandbox.uid or 0, flags)
     else:
         become_root_of_namespace(flags)
-    if sandbox.own_pids and (pid := os.fork()):
-        _relay(pid)
     if sandbox.own_pids:
-        syscalls.die_with_parent(signal.SIGKILL)
+        _become_first_process()
     _build_root(sandbox, many_uids)
     if sandbox.hostname:
         syscalls.set_hostname(sandbox.hostname)
@@ -137,14 +135,26 @@ def _inside(sandbox: Sandbox, body: Callable[[], int]) -> int:
     return body()
 
 
-def _relay(pid: int) -> NoReturn:
+_HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def _become_first_process() -> None:
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDED_ON)  # none may come before it can be handed on
+    if pid := os.fork():
+        _relay(pid, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    syscalls.die_with_parent(signal.SIGKILL)
+
+
+def _relay(pid: int, mask: set[signal.Signals]) -> NoReturn:
     """Stand outside the PID namespace for its PID 1: hand on signals, and exit as it does."""
 
     def forward(number: int, _frame: object) -> None:
         os.kill(pid, number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in _HANDED_ON:
         signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _, status = os.waitpid(pid, 0)
     os._exit(exit_code(status))
 

@@ -6,8 +6,12 @@ import errno
 import os
 import socket
 import stat
+import struct
 from collections.abc import Callable
 from pathlib import Path
+
+
+_INT = struct.Struct("i")
 
 
 def listen(path: Path, *, mode: int = 0o600, backlog: int = 64) -> socket.socket:
@@ -69,7 +73,14 @@ def send_descriptors(sock: socket.socket, descriptors: list[int]) -> None:
 
 def receive_descriptors(sock: socket.socket, count: int) -> list[int]:
     """Take exactly ``count`` descriptors from the peer; raises ConnectionError if it sent anything else."""
-    data, descriptors, flags, _ = socket.recv_fds(sock, 1, count, socket.MSG_CMSG_CLOEXEC)
+    # Not socket.recv_fds: it drops its flags, and the descriptors would leak into every program started.
+    data, ancillary, flags, _ = sock.recvmsg(1, socket.CMSG_LEN(count * _INT.size), socket.MSG_CMSG_CLOEXEC)
+    descriptors = [
+        number
+        for level, kind, packed in ancillary
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+        for (number,) in _INT.iter_unpack(packed[: len(packed) // _INT.size * _INT.size])
+    ]
     if data != b"D" or len(descriptors) != count or flags & socket.MSG_CTRUNC:
         for descriptor in descriptors:
             os.close(descriptor)

@@ -64,7 +64,11 @@ def _handshake(
 ) -> ssl.SSLSocket:
     try:
         sock.settimeout(deadline.remaining())
-        return wrap()
+        sock.getpeername()  # wrapping a socket that the peer has reset would leak it
+        tls = wrap()
+    except DeadlineExceeded:
+        sock.close()
+        raise
     except TimeoutError:
         sock.close()
         raise DeadlineExceeded(f"{peer} did not finish the TLS handshake in time") from None
@@ -77,3 +81,7 @@ def _handshake(
     except OSError as error:
         sock.close()
         raise ConnectionLost(f"{peer}: {error.strerror or error}") from error
+    if tls.version() is None:  # reset just before: Python then shakes no hands, and raises nothing
+        tls.close()
+        raise ConnectionLost(f"{peer} closed the connection")
+    return tls

@@ -1,0 +1,555 @@
+"""Sandboxes: what must not be reached does not exist. As root, and as a user without any privilege."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millpond
+from millpond.linux import syscalls
+from millpond.linux.confine import confined
+from millpond.linux.sandbox import (
+    Bind,
+    Sandbox,
+    exit_code,
+    has_many_uids,
+    python_binds,
+    spawn,
+    system_binds,
+)
+
+SOON = 30.0
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts and uids of this machine")
+
+
+def wait(pid: int) -> int:
+    return exit_code(os.waitpid(pid, 0)[1])
+
+
+def run(sandbox: Sandbox, body: Callable[[], object]) -> object:
+    """What ``body`` returns in the sandbox, brought out as JSON."""
+    reading, writing = os.pipe()
+
+    def inside() -> int:
+        os.write(writing, json.dumps(body()).encode())
+        return 0
+
+    pid = spawn(sandbox, inside)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        data = pipe.read()
+    assert wait(pid) == 0
+    return json.loads(data)
+
+
+def names(folder: str) -> list[str]:
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def status(field: str) -> str:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(line.split(":")[1].strip() for line in lines if line.startswith(f"{field}:"))
+
+
+def raised_by(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except OSError as error:
+        return type(error).__name__
+    return "nothing"
+
+
+@needs_root
+def test_only_what_is_given_exists(tmp_path: Path) -> None:
+    (tmp_path / "shown").write_text("seen")
+    (tmp_path / "hidden").write_text("unseen")
+    binds = (Bind(tmp_path / "shown", Path("/data/here")),)
+
+    def body() -> object:
+        return [
+            names("/"),
+            names("/data"),
+            Path("/data/here").read_text(),
+            names("/tmp"),
+            Path(tmp_path / "hidden").exists(),
+        ]
+
+    assert run(Sandbox(binds=binds), body) == [
+        ["data", "dev", "proc", "tmp"],
+        ["here"],
+        "seen",
+        [],
+        False,
+    ]
+
+
+@needs_root
+def test_read_only_and_writable(tmp_path: Path) -> None:
+    for name in ("fixed", "free"):
+        (tmp_path / name).mkdir()
+    binds = (
+        Bind(tmp_path / "fixed", Path("/fixed")),
+        Bind(tmp_path / "free", Path("/free"), read_only=False),
+    )
+
+    def body() -> object:
+        Path("/free/new").write_text("from inside")
+        return raised_by(lambda: Path("/fixed/new").write_text("x"))
+
+    assert run(Sandbox(binds=binds), body) == "OSError"  # EROFS has no class of its own
+    assert (tmp_path / "free/new").read_text() == "from inside"
+    assert not any((tmp_path / "fixed").iterdir())
+
+
+@needs_root
+def test_read_only_holds_for_what_is_mounted_below(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "below").mkdir(parents=True)
+
+    def outer() -> object:
+        syscalls.mount("tmpfs", source / "below", "tmpfs")
+        inner = Sandbox(binds=(Bind(source, Path("/shown")),))
+        return run(inner, lambda: raised_by(lambda: Path("/shown/below/new").write_text("x")))
+
+    assert run(Sandbox(), outer) == "OSError"
+
+
+@needs_root
+def test_a_bind_below_tmp_is_not_covered(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("seen")
+    binds = (Bind(tmp_path, Path("/tmp/deep/there")), Bind(tmp_path / "f", Path("/tmp/deep/there/f")))
+    assert run(Sandbox(binds=binds), lambda: Path("/tmp/deep/there/f").read_text()) == "seen"
+
+
+@needs_root
+def test_files_links_and_secrets(tmp_path: Path) -> None:
+    sandbox = Sandbox(
+        binds=(),
+        files={"/etc/hosts": "127.0.0.1 localhost\n"},
+        secrets={"/etc/key": "secret"},
+        links={"/etc/mtab": "/proc/self/mounts"},
+        uid=NOBODY,
+    )
+
+    def body() -> object:
+        key = Path("/etc/key").stat()
+        return [
+            Path("/etc/hosts").read_text(),
+            Path("/etc/key").read_text(),
+            key.st_mode & 0o777,
+            key.st_uid,
+            str(Path("/etc/mtab").readlink()),
+        ]
+
+    assert run(sandbox, body) == ["127.0.0.1 localhost\n", "secret", 0o600, NOBODY, "/proc/self/mounts"]
+
+
+@needs_root
+def test_mounts_stay_inside(tmp_path: Path) -> None:
+    before = Path("/proc/self/mounts").read_text()
+    assert wait(spawn(Sandbox(binds=(Bind(tmp_path, Path("/x")),)), lambda: 0)) == 0
+    assert Path("/proc/self/mounts").read_text() == before
+
+
+@needs_root
+def test_a_missing_source_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sandbox = Sandbox(binds=(Bind(tmp_path / "nothing", Path("/x")),))
+    assert wait(spawn(sandbox, lambda: 0)) == 70
+    assert capfd.readouterr().err == (f"sandbox: [Errno 2] No such file or directory: '{tmp_path}/nothing'\n")
+
+
+@needs_root
+def test_the_whole_file_system_by_default() -> None:
+    assert run(Sandbox(), lambda: Path(__file__).exists()) is True
+
+
+@needs_root
+def test_own_network_has_only_a_loopback() -> None:
+    def body() -> object:
+        with socket.socket() as sock:
+            return [
+                [name for _, name in socket.if_nameindex()],
+                raised_by(lambda: sock.connect(("127.0.0.1", 9))),
+            ]
+
+    assert run(Sandbox(own_network=True), body) == [["lo"], "OSError"]
+
+
+@needs_root
+def test_own_pids_sees_only_itself() -> None:
+    def body() -> object:
+        return [os.getpid(), [name for name in names("/proc") if name.isdigit()]]
+
+    assert run(Sandbox(own_pids=True), body) == [1, ["1"]]
+    assert run(Sandbox(binds=(), own_pids=True), body) == [1, ["1"]]
+
+
+@needs_root
+def test_own_host_name() -> None:
+    before = os.uname().nodename
+    assert run(Sandbox(hostname="csd7"), lambda: os.uname().nodename) == "csd7"
+    assert os.uname().nodename == before
+
+
+@needs_root
+def test_another_uid_has_no_way_back() -> None:
+    def body() -> object:
+        return [
+            os.getresuid(),
+            os.getresgid(),
+            os.getgroups(),
+            [int(status(name), 16) for name in ("CapPrm", "CapEff", "CapInh", "CapAmb")],
+            status("NoNewPrivs"),
+            raised_by(lambda: os.setuid(0)),
+            raised_by(lambda: syscalls.mount("tmpfs", Path("/tmp"), "tmpfs")),
+        ]
+
+    assert run(Sandbox(uid=NOBODY), body) == [
+        [NOBODY] * 3,
+        [NOBODY] * 3,
+        [],
+        [0, 0, 0, 0],
+        "1",
+        "PermissionError",
+        "PermissionError",
+    ]
+
+
+def exiting(value: object) -> Callable[[], int]:
+    def body() -> int:
+        sys.exit(value)  # type: ignore[arg-type]
+
+    return body
+
+
+def failing() -> int:
+    raise ValueError("for a reason")
+
+
+def killed() -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+@needs_root
+@pytest.mark.parametrize("own_pids", [False, True])
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (lambda: 0, 0),
+        (lambda: 3, 3),
+        (exiting(4), 4),
+        (exiting(None), 0),
+        (exiting("text"), 1),
+        (failing, 70),
+    ],
+)
+def test_exit_codes(
+    body: Callable[[], int], code: int, own_pids: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert wait(spawn(Sandbox(own_pids=own_pids), body)) == code
+    assert ("ValueError: for a reason" in capfd.readouterr().err) == (body is failing)
+
+
+@needs_root
+def test_death_by_signal() -> None:
+    assert wait(spawn(Sandbox(), killed)) == 128 + signal.SIGKILL
+
+
+@needs_root
+def test_what_is_printed_comes_out_once() -> None:
+    code = """
+        import os, sys
+        from millpond.linux.sandbox import Sandbox, spawn
+        print("before")
+        pid = spawn(Sandbox(), lambda: print("inside") or 0)
+        os.waitpid(pid, 0)
+        print("after")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=SOON
+    )
+    assert (done.stdout, done.stderr) == ("before\ninside\nafter\n", "")
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        with contextlib.suppress(OSError):
+            os.close(end)
+
+
+@needs_root
+@pytest.mark.parametrize("own_pids", [False, True])
+def test_sigterm_reaches_the_body(own_pids: bool, pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+
+    def body() -> int:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
+        os.write(writing, b"ready")
+        signal.pause()
+        return 0
+
+    pid = spawn(Sandbox(own_pids=own_pids), body)
+    assert os.read(reading, 5) == b"ready"
+    os.kill(pid, signal.SIGTERM)
+    assert wait(pid) == 9
+
+
+def sleeper(writing: int) -> int:
+    """Start a grandchild that would live for ever, say so, and wait."""
+    if os.fork() == 0:
+        signal.pause()
+    os.write(writing, b"ready")
+    signal.pause()
+    return 0
+
+
+@needs_root
+def test_everything_dies_with_the_outermost_process(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    pid = spawn(Sandbox(own_pids=True), lambda: sleeper(writing))
+    os.close(writing)
+    assert os.read(reading, 5) == b"ready"
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    # Every process in the sandbox held the writing end; the end of file says that all are gone.
+    assert select.select([reading], [], [], SOON)[0]
+    assert os.read(reading, 1) == b""
+
+
+@needs_root
+@pytest.mark.parametrize("uid", [None, NOBODY])
+def test_it_dies_with_its_parent(pipe: tuple[int, int], uid: int | None) -> None:
+    reading, writing = pipe
+    parent = os.fork()
+    if parent == 0:
+        os.close(reading)
+        spawn(Sandbox(own_pids=True, uid=uid), lambda: sleeper(writing))
+        signal.pause()
+    os.close(writing)
+    assert os.read(reading, 5) == b"ready"
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert select.select([reading], [], [], SOON)[0]
+    assert os.read(reading, 1) == b""
+
+
+@needs_root
+def test_it_dies_with_the_thread_that_made_it() -> None:
+    made: list[subprocess.Popen[bytes]] = []
+
+    def make() -> None:
+        command = confined(Sandbox(own_pids=True), ["/bin/sh", "-c", "echo ready; exec sleep 1000"])
+        made.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        assert made[0].stdout
+        made[0].stdout.readline()  # a thread that ends before the kernel knows of it is not noticed
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    with made[0] as process:
+        assert process.wait(SOON) == -signal.SIGKILL
+
+
+@needs_root
+def test_kept_descriptors_survive_exec(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+
+    def body() -> int:
+        os.execv("/bin/sh", ["sh", "-c", f"echo kept >/proc/self/fd/{writing}"])  # noqa: S606 - the point
+
+    pid = spawn(Sandbox(), body, keep=[writing])
+    assert wait(pid) == 0
+    assert os.read(reading, 10) == b"kept\n"
+    assert wait(spawn(Sandbox(), body)) != 0
+
+
+@needs_root
+def test_confined_command(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("seen")
+    sandbox = Sandbox(
+        binds=(*system_binds(), *python_binds(), Bind(tmp_path, Path("/shown"))),
+        hostname="csd3",
+        own_network=True,
+        own_pids=True,
+        uid=NOBODY,
+    )
+    script = """
+        import os
+        from pathlib import Path
+        import millpond.wire.frame
+        print(os.getpid(), os.getuid(), os.uname().nodename, Path("/shown/data").read_text())
+    """
+    tmp_path.chmod(0o755)
+    command = confined(sandbox, [sys.executable, "-c", textwrap.dedent(script)])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SOON, cwd="/")
+    assert (done.stdout, done.stderr) == (f"1 {NOBODY} csd3 seen\n", "")
+
+
+@needs_root
+def test_confined_command_that_does_not_exist() -> None:
+    done = subprocess.run(confined(Sandbox(), ["/no/such"]), capture_output=True, text=True, timeout=SOON)
+    assert done.returncode == 70
+    assert done.stderr == "sandbox: [Errno 2] No such file or directory\n"
+
+
+@needs_root
+def test_confined_hands_sigterm_on() -> None:
+    script = (
+        "import signal; signal.signal(15, lambda *_: exit(5)); print('ready', flush=True); signal.pause()"
+    )
+    command = confined(Sandbox(own_pids=True), [sys.executable, "-c", script])
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        process.terminate()
+        assert process.wait(SOON) == 5
+
+
+def test_what_binds_there_are() -> None:
+    shown = {item.target: item for item in (*system_binds(), *python_binds())}
+    assert shown[Path("/usr")].read_only
+    assert not shown[Path("/dev/null")].read_only
+    assert Path("/etc/passwd") not in shown
+    assert Path("/etc") not in shown
+    assert all(any(Path(entry).is_relative_to(path) for path in shown) for entry in millpond.__path__)
+
+
+# Without privilege. One process, started as nobody, reports on all that follows.
+
+UNPRIVILEGED = """
+import json, os, socket, sys
+from pathlib import Path
+from millpond.linux import syscalls
+from millpond.linux.sandbox import Bind, Sandbox, exit_code, has_many_uids, spawn
+
+def status(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(line.split(":")[1].strip() for line in lines if line.startswith(field + ":"))
+
+def fails(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        return type(error).__name__
+    return "nothing"
+
+def run(sandbox, body):
+    reading, writing = os.pipe()
+    def inside():
+        os.write(writing, json.dumps(body()).encode())
+        return 0
+    pid = spawn(sandbox, inside)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        data = pipe.read()
+    code = exit_code(os.waitpid(pid, 0)[1])
+    return json.loads(data) if code == 0 else f"exit code {code}"
+
+def capabilities():
+    return int(status("CapEff"), 16)
+
+folder = Path(sys.argv[1])
+report = {}
+report["root"] = run(Sandbox(), lambda: [os.getuid(), capabilities() != 0])
+report["network"] = run(Sandbox(own_network=True), lambda: [name for _, name in socket.if_nameindex()])
+report["pids"] = run(Sandbox(own_pids=True), lambda: [os.getpid(), os.listdir("/proc").count("2")])
+shown = Sandbox(binds=(Bind(folder, Path("/shown")),), hostname="csd1", own_network=True, own_pids=True)
+report["shown"] = run(shown, lambda: [
+    sorted(os.listdir("/")), Path("/shown/data").read_text(), os.uname().nodename,
+    fails(Path("/shown/new").write_text, "x"),
+])
+renamed = Sandbox(binds=shown.binds, own_pids=True, uid=1234)
+report["renamed"] = run(renamed, lambda: [
+    os.getuid(), capabilities(), status("NoNewPrivs"), has_many_uids(),
+    fails(syscalls.mount, "tmpfs", Path("/shown"), "tmpfs"), Path("/shown/data").read_text(),
+])
+# A board, and in it the sandbox of a worker.
+report["nested"] = run(shown, lambda: run(
+    Sandbox(binds=(Bind(Path("/shown/data"), Path("/deep")),), own_pids=True, uid=64002),
+    lambda: [os.getuid(), capabilities(), Path("/deep").read_text(), Path("/shown").exists()],
+))
+print(json.dumps(report))
+"""
+
+
+@pytest.fixture(scope="module")
+def unprivileged() -> dict[str, object]:
+    # In a folder of its own: that of pytest, of the checkout and of the virtual environment may be closed.
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for entry in millpond.__path__:
+            if Path(entry, "linux").is_dir():
+                shutil.copytree(Path(entry, "linux"), folder / "millpond" / "linux")
+        (folder / "shown").mkdir()
+        (folder / "shown" / "data").write_text("seen")
+        if os.geteuid() == 0:
+            os.chown(folder / "shown", NOBODY, NOBODY)
+        return report_of(folder)
+
+
+def report_of(folder: Path) -> dict[str, object]:
+    if as_nobody(["unshare", "--user", "--map-root-user", "true"], folder).returncode:
+        pytest.skip("user namespaces are off on this machine")
+    python = str(Path(sys.executable).resolve())
+    done = as_nobody([python, "-c", UNPRIVILEGED, str(folder / "shown")], folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert isinstance(report, dict)
+    return report
+
+
+def as_nobody(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command with only ``folder``'s modules; as root of this machine, as the user nobody."""
+    identity: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=SOON,
+        cwd="/",
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        **(identity if os.geteuid() == 0 else {}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ("root", [0, True]),
+        ("network", ["lo"]),
+        ("pids", [1, 0]),
+        ("shown", [["dev", "proc", "shown", "tmp"], "seen", "csd1", "OSError"]),
+        ("renamed", [1234, 0, "1", False, "PermissionError", "seen"]),
+        ("nested", [64002, 0, "seen", False]),
+    ],
+)
+def test_without_privilege(unprivileged: dict[str, object], part: str, expected: object) -> None:
+    assert unprivileged[part] == expected
+
+
+@needs_root
+def test_many_uids() -> None:
+    if not has_many_uids():
+        pytest.skip("this is already a user namespace with one uid")
+    assert run(Sandbox(uid=NOBODY), has_many_uids) is True

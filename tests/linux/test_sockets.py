@@ -1,0 +1,119 @@
+"""Unix sockets at the ends of deep paths, and descriptors through them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.linux import sockets
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    near, far = socket.socketpair()
+    with near, far:
+        yield near, far
+
+
+def deep(tmp_path: Path) -> Path:
+    return tmp_path.joinpath(*["directory-with-a-long-name"] * 8, "host.socket")
+
+
+def test_a_path_longer_than_an_address(tmp_path: Path) -> None:
+    path = deep(tmp_path)
+    assert len(os.fsencode(path)) > 107
+    with sockets.listen(path) as server, sockets.connect(path, 5) as client:
+        accepted, _ = server.accept()
+        with accepted:
+            client.sendall(b"hello")
+            assert accepted.recv(5) == b"hello"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o660])
+def test_who_may_connect(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "s"
+    with sockets.listen(path, mode=mode):
+        assert path.stat().st_mode & 0o777 == mode
+
+
+def test_the_socket_of_a_dead_server_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    sockets.listen(path).close()
+    assert path.exists()
+    with sockets.listen(path) as server, sockets.connect(path, 5):
+        server.accept()[0].close()
+
+
+def test_the_socket_of_a_living_server_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with sockets.listen(path) as server:
+        with pytest.raises(OSError, match="Address already in use") as caught:
+            sockets.listen(path)
+        assert (caught.value.errno, caught.value.filename) == (errno.EADDRINUSE, str(path))
+        server.accept()[0].close()  # the question whether it lives
+        with sockets.connect(path, 5):
+            server.accept()[0].close()
+
+
+def test_a_file_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.write_text("precious")
+    with pytest.raises(OSError, match="Address already in use"):
+        sockets.listen(path)
+    assert path.read_text() == "precious"
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        sockets.connect(tmp_path / "nothing" / "s")
+    with pytest.raises(FileNotFoundError):
+        sockets.connect(tmp_path / "s")
+    sockets.listen(tmp_path / "s").close()
+    with pytest.raises(ConnectionRefusedError):
+        sockets.connect(tmp_path / "s")
+
+
+def test_descriptors_arrive(pair: tuple[socket.socket, socket.socket], tmp_path: Path) -> None:
+    near, far = pair
+    paths = [tmp_path / name for name in ("a", "b")]
+    files = [path.open("w") for path in paths]
+    sockets.send_descriptors(near, [file.fileno() for file in files])
+    for file in files:
+        file.close()
+    received = sockets.receive_descriptors(far, 2)
+    for descriptor, text in zip(received, (b"one", b"two"), strict=True):
+        assert not os.get_inheritable(descriptor)
+        os.write(descriptor, text)
+        os.close(descriptor)
+    assert [path.read_bytes() for path in paths] == [b"one", b"two"]
+
+
+def open_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize(("sent", "asked"), [(1, 2), (2, 1), (3, 1)])
+def test_another_number_than_expected_leaks_none(
+    pair: tuple[socket.socket, socket.socket], sent: int, asked: int
+) -> None:
+    near, far = pair
+    sockets.send_descriptors(near, [0] * sent)
+    before = open_descriptors()
+    with pytest.raises(ConnectionError, match=f"^expected {asked} descriptors, got "):
+        sockets.receive_descriptors(far, asked)
+    assert open_descriptors() == before
+
+
+def test_something_else_than_descriptors(pair: tuple[socket.socket, socket.socket]) -> None:
+    near, far = pair
+    near.sendall(b"D")
+    with pytest.raises(ConnectionError, match="expected 1 descriptors, got 0"):
+        sockets.receive_descriptors(far, 1)
+    near.close()
+    with pytest.raises(ConnectionError, match="expected 1 descriptors, got 0"):
+        sockets.receive_descriptors(far, 1)
