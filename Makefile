@@ -61,7 +61,7 @@ install:  ## the daemons for good, as systemd services: sudo make install
 	  > "$(UNITDIR)/$$(basename "$$unit")"; done
 	@for config in $(CONFIGS); do target="$(CONFDIR)/$$(basename "$$config")"; \
 	  test -e "$$target" || install -m 0644 "$$config" "$$target"; done
-	@images/prerequisites.sh reload
+	@images/prerequisites.sh reload "$(UNITDIR)"
 	@echo "millpond is installed. On the host:    millpond init, then systemctl enable --now millpond-host"
 	@echo "                       On a device:    systemctl enable --now millpond-agent"
 
@@ -76,7 +76,7 @@ uninstall:  ## removes what `make install` wrote; keeps /var/lib/millpond
 	  if cmp -s "$$config" "$$target"; then rm -f "$$target"; fi; done
 	@rmdir "$(CONFDIR)" 2>/dev/null || test ! -d "$(CONFDIR)" || echo "millpond: kept $(CONFDIR), it was changed"
 	@rm -rf "$(PREFIX)"
-	@images/prerequisites.sh reload
+	@images/prerequisites.sh reload "$(UNITDIR)"
 	@echo "millpond is removed; its fleet and data stay in /var/lib/millpond"
 
 clean:  ## removes what the other targets made in this folder

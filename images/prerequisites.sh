@@ -4,7 +4,7 @@
 #
 #   prerequisites.sh python PYTHON   a Python that can make virtual environments
 #   prerequisites.sh system          openssh-server, TUN, FUSE, user namespaces
-#   prerequisites.sh reload          systemd reads its units again, where it runs
+#   prerequisites.sh reload UNITDIR  systemd reads its units again, where it runs and looks there
 #   prerequisites.sh stop UNITDIR    the services of UNITDIR stop, where systemd runs
 set -eu
 
@@ -95,7 +95,13 @@ system)
     if is_root; then need_namespaces; else need_user_namespaces; fi
     need_sshd
     ;;
-reload) if systemd_runs && is_root; then systemctl daemon-reload; fi ;;
+reload)
+    case $2 in
+    /etc/systemd/* | /run/systemd/* | /lib/systemd/* | /usr/lib/systemd/* | /usr/local/lib/systemd/*)
+        if systemd_runs && is_root; then systemctl daemon-reload; fi
+        ;;
+    esac
+    ;;
 stop)
     for unit in millpond-host.service millpond-agent.service; do
         if systemd_runs && is_root && [ "$(systemctl show -P FragmentPath "$unit")" = "$2/$unit" ]; then
@@ -103,5 +109,5 @@ stop)
         fi
     done
     ;;
-*) fail "prerequisites.sh: python PYTHON | system | reload | stop UNITDIR" ;;
+*) fail "prerequisites.sh: python PYTHON | system | reload UNITDIR | stop UNITDIR" ;;
 esac

@@ -6,17 +6,14 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -493,26 +490,14 @@ print(json.dumps(report))
 
 
 @pytest.fixture(scope="module")
-def unprivileged() -> dict[str, object]:
-    # In a folder of its own: that of pytest, of the checkout and of the virtual environment may be closed.
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        for entry in millpond.__path__:
-            if Path(entry, "linux").is_dir():
-                shutil.copytree(Path(entry, "linux"), folder / "millpond" / "linux")
-        (folder / "shown").mkdir()
-        (folder / "shown" / "data").write_text("seen")
-        if os.geteuid() == 0:
-            os.chown(folder / "shown", NOBODY, NOBODY)
-        return report_of(folder)
-
-
-def report_of(folder: Path) -> dict[str, object]:
+def unprivileged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    folder = tmp_path_factory.mktemp("unprivileged")
+    (folder / "data").write_text("seen")
+    if os.geteuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
     if as_nobody(["unshare", "--user", "--map-root-user", "true"], folder).returncode:
         pytest.skip("user namespaces are off on this machine")
-    python = str(Path(sys.executable).resolve())
-    done = as_nobody([python, "-c", UNPRIVILEGED, str(folder / "shown")], folder)
+    done = as_nobody([sys.executable, "-c", UNPRIVILEGED, str(folder)], folder)
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert isinstance(report, dict)
@@ -520,17 +505,11 @@ def report_of(folder: Path) -> dict[str, object]:
 
 
 def as_nobody(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command with only ``folder``'s modules; as root of this machine, as the user nobody."""
-    identity: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=SOON,
-        cwd="/",
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
-        **(identity if os.geteuid() == 0 else {}),
-    )
+    """Run a command as an ordinary user; as root, where nobody may reach Python."""
+    if os.geteuid() == 0:
+        binds = (*system_binds(), *python_binds(), Bind(folder, folder, read_only=False))
+        command = confined(Sandbox(binds=binds, uid=NOBODY), command)
+    return subprocess.run(command, capture_output=True, text=True, timeout=SOON, cwd="/")
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,23 @@ Array = NDArray[Any]
 Pair = tuple[Array, Array]
 
 
+_USUAL = ("images.npy", "labels.npy")
+
+
 class DataError(LocalError):
-    """The samples cannot be used; names the file as the job does, never what is in it."""
+    """The samples cannot be used. Names files, those in ``found`` not from the job; never what is in them."""
+
+    def __init__(self, text: str, *found: str) -> None:
+        super().__init__(text)
+        self._found = [name for name in found if Path(name).name not in _USUAL]
+
+    @property
+    def discreet(self) -> str:
+        """The text without names that were only found on the device: a name can tell of a person."""
+        text = str(self)
+        for name in self._found:
+            text = text.replace(name, "a file of the samples")
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +89,9 @@ def _joined(parts: list[tuple[str, Samples]]) -> Samples:
     for name, part in parts:
         if part.images.shape[1:] != first.images.shape[1:]:
             raise DataError(
-                f"{name} holds samples of {_shape(part.images)}, {first_name} of {_shape(first.images)}"
+                f"{name} holds samples of {_shape(part.images)}, {first_name} of {_shape(first.images)}",
+                name,
+                first_name,
             )
     if len(parts) == 1:
         return first
@@ -90,16 +107,17 @@ def _shape(images: Array) -> str:
 def _samples(images: Array, labels: Array, name: str) -> Samples:
     """Samples from arrays as they lie in a file: [N, H, W], [N, C, H, W] or [N, H, W, C]; [N] or [N, 1]."""
     if images.ndim not in (3, 4) or 0 in images.shape[1:] or images.dtype.kind not in "biuf":
-        raise DataError(f"{name} holds {images.dtype} of shape {images.shape}, not images")
+        raise DataError(f"{name} holds {images.dtype} of shape {images.shape}, not images", name)
     if labels.dtype.kind not in "iu" or labels.size != len(images) or labels.ndim not in (1, 2):
         raise DataError(
             f"{name}: {len(images)} images have labels of {labels.dtype} in shape {labels.shape}, "
-            f"not one whole number each"
+            f"not one whole number each",
+            name,
         )
     if labels.size == 0:
-        raise DataError(f"missing data: {name} holds no samples")
+        raise DataError(f"missing data: {name} holds no samples", name)
     if labels.min() < 0:
-        raise DataError(f"{name}: a label is negative")
+        raise DataError(f"{name}: a label is negative", name)
     return Samples(_scaled(_channels_first(images), name), labels.reshape(-1).astype(np.int64))
 
 
@@ -117,7 +135,7 @@ def _scaled(images: Array, name: str) -> NDArray[np.float32]:
     if images.dtype.kind in "iu":
         scaled /= 255
     if not np.isfinite(scaled).all():
-        raise DataError(f"{name} holds values that are not finite")
+        raise DataError(f"{name} holds values that are not finite", name)
     return scaled
 
 
@@ -125,12 +143,12 @@ def _content(root: Path, name: str) -> bytes:
     try:
         return (root / name).read_bytes()
     except OSError as error:
-        raise DataError(f"{name}: {error.strerror}") from None
+        raise DataError(f"{name}: {error.strerror}", name) from None
 
 
 def _partner(root: Path, folder: str, name: str) -> str:
     if not (root / folder / name).is_file():
-        raise DataError(f"missing data: {folder} has no {name}")
+        raise DataError(f"missing data: {folder} has no {name}", name)
     return f"{folder}/{name}"
 
 
@@ -150,7 +168,7 @@ def _npy(root: Path, name: str) -> Array:
     try:
         array: Array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
     except (ValueError, EOFError, MemoryError):
-        raise DataError(f"{name} is not a whole .npy file of numbers") from None
+        raise DataError(f"{name} is not a whole .npy file of numbers", name) from None
     return array
 
 
@@ -183,7 +201,7 @@ def _idx(root: Path, name: str) -> Array:
         values = np.frombuffer(content, np.uint8, math.prod(shape), 4 + 4 * dimensions)
         return values.reshape(shape)
     except (struct.error, zlib.error, ValueError):
-        raise DataError(f"{name} is not a whole IDX file of bytes") from None
+        raise DataError(f"{name} is not a whole IDX file of bytes", name) from None
 
 
 def _sub_folders(root: Path, folder: str) -> list[str]:
@@ -197,7 +215,9 @@ def _read_images(root: Path, folder: str, classes: Sequence[str]) -> Iterator[tu
     if not found:
         raise DataError(f"missing data: {folder} has no sub-folder per class")
     if unknown := set(found) - set(classes):
-        raise DataError(f"{folder}/{min(unknown)} is not one of the job's classes")
+        raise DataError(
+            f"{folder}/{min(unknown)} is not one of the job's classes", f"{folder}/{min(unknown)}"
+        )
     images: list[Array] = []
     labels: list[int] = []
     for sub in found:
@@ -205,7 +225,7 @@ def _read_images(root: Path, folder: str, classes: Sequence[str]) -> Iterator[tu
             image = _image(root, name := f"{folder}/{sub}/{file}")
             if images and image.shape != images[0].shape:
                 raise DataError(
-                    f"{name} is {_describe(image)}; the images before it are {_describe(images[0])}"
+                    f"{name} is {_describe(image)}; the images before it are {_describe(images[0])}", name
                 )
             images.append(image)
             labels.append(classes.index(sub))
@@ -233,5 +253,5 @@ def _image(root: Path, name: str) -> Array:
             grey = picture.mode in ("1", "L")
             pixels = np.asarray(picture.convert("L" if grey else "RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        raise DataError(f"{name} is not a picture that can be read") from None
+        raise DataError(f"{name} is not a picture that can be read", name) from None
     return pixels[None] if grey else pixels.transpose(2, 0, 1)

@@ -19,7 +19,9 @@ _HERE = Path(__file__).parent
 def failure(error: BaseException, code_dir: Path, *, full: bool) -> Failure:
     """Code ``data`` or ``model``, and one line for a person; with the message of any error if ``full``."""
     if isinstance(error, LocalError) and _is_ours(error):
-        return Failure("data" if isinstance(error, DataError) else "model", str(error))
+        if isinstance(error, DataError):
+            return Failure("data", str(error) if full else error.discreet)
+        return Failure("model", str(error))
     place = _users_place(error, code_dir) or _own_place(error)
     if full:
         message = " ".join("".join(traceback.format_exception_only(error)).split())

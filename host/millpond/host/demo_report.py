@@ -30,7 +30,7 @@ class Facts:
     ledgers: Mapping[str, Ledger]
     devices: Sequence[DeviceInfo]
     ssh: dict[str, Any]
-    volume: dict[str, Any]
+    volumes: list[dict[str, Any]]
     seconds: float
 
 
@@ -62,7 +62,7 @@ def build(facts: Facts, directory: Path, canary: str, tracer: str) -> dict[str, 
         "model": str(model),
         "curve": str(directory / "accuracy.png"),
         "ssh": facts.ssh,
-        "volume": facts.volume,
+        "volumes": facts.volumes,
         "emulation": "devices are process trees in namespaces of this machine; speeds are this machine's",
         "history": [dump(result) for result in facts.rounds],
     }
@@ -75,10 +75,11 @@ def _draw(rounds: Sequence[Round], path: Path) -> None:
     import matplotlib as mpl  # slow to import
 
     mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
-    axes.plot([0, *(r.round for r in rounds)], [0.1, *(r.accuracy for r in rounds)], marker="o", markersize=3)
+    axes.plot([r.round for r in rounds], [r.accuracy for r in rounds], marker="o", markersize=3)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     axes.axhline(0.95, linestyle=":", color="grey", linewidth=1)
     axes.set(xlabel="round", ylabel="accuracy on held-out digits", ylim=(0, 1.02))
     axes.set_title("Federated averaging over 3 emulated devices", fontsize=10)
@@ -94,7 +95,7 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     for name, value in _lines(report):
         table.add_row(f"[bold]{name}", value)
     console.print(table)
-    ssh, volume = report["ssh"], report["volume"]
+    ssh, volume = report["ssh"], report["volumes"][0]
     console.rule(f"millpond run {ssh['device']} -- '{ssh['command']['line']}'")
     console.print(ssh["command"]["stdout"].rstrip(), markup=False)
     console.rule(f"the volume of {volume['device']}, mounted on the host")

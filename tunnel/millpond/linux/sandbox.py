@@ -146,7 +146,7 @@ def _become_first_process() -> None:
     syscalls.die_with_parent(signal.SIGKILL)
 
 
-def _relay(pid: int, mask: set[signal.Signals]) -> NoReturn:
+def _relay(pid: int, mask: set[int | signal.Signals]) -> NoReturn:
     """Stand outside the PID namespace for its PID 1: hand on signals, and exit as it does."""
 
     def forward(number: int, _frame: object) -> None:

@@ -10,7 +10,6 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-
 _INT = struct.Struct("i")
 
 

@@ -1,0 +1,189 @@
+"""The wheel, and `make install` into folders of the test: nothing outside them is touched."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("agent", "fs", "host", "images", "linux", "train", "tunnel", "wire")
+UNITS = ("millpond-host.service", "millpond-agent.service")
+WORST = {"millpond-host.service": 4.5, "millpond-agent.service": 5.0}  # of 10; an ordinary service has 9.6
+
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
+
+
+def call(*command: object, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def checkout(target: Path) -> Path:
+    """What git would give a user: no virtual environment, no caches."""
+    ignored = shutil.ignore_patterns(
+        ".venv", ".git", ".*_cache", "__pycache__", ".demo", ".bench", ".hypothesis"
+    )
+    shutil.copytree(ROOT, target, ignore=ignored)
+    return target
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkout(tmp_path_factory.mktemp("source") / "millpond")
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    target = tmp_path_factory.mktemp("wheel")
+    # hatchling lies in the development environment, so that nothing has to be fetched for this.
+    call(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", target, cwd=source)
+    (built,) = target.iterdir()
+    with zipfile.ZipFile(built) as archive:
+        return archive.namelist()
+
+
+def test_the_wheel_holds_one_namespace_and_nothing_else(wheel: list[str]) -> None:
+    tops = {name.split("/")[0] for name in wheel}
+    assert {re.sub(r"-.*\.", "-VERSION.", top) for top in tops} == {"millpond", "millpond-VERSION.dist-info"}
+    assert "millpond/__init__.py" not in wheel
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_is_in_the_wheel_typed(wheel: list[str], package: str) -> None:
+    assert f"millpond/{package}/__init__.py" in wheel
+    assert f"millpond/{package}/py.typed" in wheel
+
+
+def test_every_module_is_in_the_wheel(wheel: list[str]) -> None:
+    folders = ("agent", "fs", "host", "images", "tunnel")
+    modules = {
+        str(path.relative_to(ROOT / folder))
+        for folder in folders
+        for path in (ROOT / folder / "millpond").rglob("*.py")
+    }
+    assert modules <= set(wheel)
+
+
+def test_no_package_has_an_init_above_it() -> None:
+    for folder in ("agent", "fs", "host", "images", "tunnel"):
+        assert not (ROOT / folder / "__init__.py").exists()
+        assert not (ROOT / folder / "millpond" / "__init__.py").exists()
+
+
+def unit_text(name: str) -> str:
+    return (ROOT / name.split(".")[0].removeprefix("millpond-") / name).read_text()
+
+
+def usable_unit(name: str, folder: Path) -> Path:
+    """The unit with a program that exists here, as the verifier wants one."""
+    text = unit_text(name).replace("@CONFDIR@", "/etc/millpond")
+    path = folder / name
+    path.write_text(re.sub(r"@PREFIX@/bin/\S+", shutil.which("true") or "/bin/true", text))
+    return path
+
+
+@needs_systemd
+@pytest.mark.parametrize("name", UNITS)
+def test_units_are_valid(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["systemd-analyze", "verify", usable_unit(name, tmp_path)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@needs_systemd
+@pytest.mark.parametrize("name", UNITS)
+def test_units_are_hardened(name: str, tmp_path: Path) -> None:
+    report = call("systemd-analyze", "security", "--offline=true", "--no-pager", usable_unit(name, tmp_path))
+    found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", report)
+    assert found
+    print(f"{name}: exposure {found[1]} of 10")
+    assert float(found[1]) <= WORST[name]
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_units_have_what_the_daemons_rely_on(name: str) -> None:
+    lines = unit_text(name).splitlines()
+    for line in ("Type=notify", "WatchdogSec=30", "NotifyAccess=main", "DevicePolicy=closed"):
+        assert line in lines
+
+
+def make(source: Path, target: str, **variables: object) -> str:
+    return call("make", "-C", source, target, *(f"{name}={value}" for name, value in variables.items()))
+
+
+@pytest.mark.registry
+@pytest.mark.timeout(600)
+def test_install_and_uninstall(source: Path, tmp_path: Path) -> None:
+    prefix, binaries = tmp_path / "opt/millpond", tmp_path / "bin"
+    units, config = tmp_path / "units", tmp_path / "etc"
+    state = tmp_path / "state"
+    state.mkdir()
+    where = {"PREFIX": prefix, "BINDIR": binaries, "UNITDIR": units, "CONFDIR": config}
+
+    said = make(source, "install", EXTRAS="", PYTHON=sys.executable, **where)
+    assert "systemctl enable --now millpond-host" in said
+    installed = call(
+        prefix / "bin/python", "-I", "-c", "import millpond.wire; print(millpond.wire.__file__)", cwd=tmp_path
+    )
+    assert Path(installed.strip()).is_relative_to(prefix)
+    assert (binaries / "millpond").resolve() == (prefix / "bin/millpond").resolve()
+    assert sorted(path.name for path in units.iterdir()) == sorted(UNITS)
+    for name in UNITS:
+        text = (units / name).read_text()
+        assert f"ExecStart={prefix}/bin/millpond" in text
+        assert not re.search(r"@[A-Z]+@", text)
+    make(source, "install", EXTRAS="", PYTHON=sys.executable, **where)  # an update is the same command
+
+    said = make(source, "uninstall", **where)
+    assert "/var/lib/millpond" in said
+    left = [path for path in tmp_path.rglob("*") if not path.is_dir()]
+    assert left == []
+    assert not prefix.exists()
+    make(source, "uninstall", **where)  # there is nothing left to remove, and no harm in it
+
+
+def refused(source: Path, target: str, **variables: object) -> str:
+    arguments = [f"{name}={value}" for name, value in variables.items()]
+    done = subprocess.run(["make", "-C", source, target, *arguments], capture_output=True, text=True)
+    assert done.returncode != 0
+    return done.stderr.splitlines()[0]
+
+
+def test_what_is_not_ours_is_left_alone(source: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("x")
+    for target in ("install", "uninstall"):
+        others = {name: tmp_path / name for name in ("BINDIR", "UNITDIR", "CONFDIR")}
+        line = refused(source, target, PREFIX=tmp_path, **others)
+        assert line.startswith(f"millpond: {tmp_path} ")
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_a_changed_configuration_is_kept(source: Path, tmp_path: Path) -> None:
+    config = tmp_path / "etc"
+    config.mkdir()
+    (config / "agent.toml").write_text("name = 'mine'\n")
+    empty = {name: tmp_path / name for name in ("PREFIX", "BINDIR", "UNITDIR")}
+    assert "kept" in make(source, "uninstall", CONFDIR=config, **empty)
+    assert (config / "agent.toml").read_text() == "name = 'mine'\n"
+
+
+def test_help_names_every_target() -> None:
+    said = call("make", "-C", ROOT, "--no-print-directory")
+    for target in ("demo", "test", "check", "install", "uninstall", "clean"):
+        assert f"make {target}" in said
+    assert "\x1b" not in said
+    assert os.linesep in said

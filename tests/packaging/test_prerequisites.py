@@ -1,0 +1,103 @@
+"""What is missing on a machine is said in one line that tells what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ("cat", "id", "rm", "sh", "tail", "mktemp", "tr", "unshare", "true", "touch", "chmod")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A folder to use as PATH: a machine with the basic tools and no more."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in TOOLS:
+        found = shutil.which(name)
+        assert found
+        (tools / name).symlink_to(found)
+    return tools
+
+
+def prerequisites(machine: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["/bin/sh", ROOT / "images/prerequisites.sh", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={"PATH": str(machine)})
+
+
+def fake(machine: Path, name: str, script: str) -> None:
+    (machine / name).unlink(missing_ok=True)
+    (machine / name).write_text(f"#!/bin/sh\n{script}\n")
+    (machine / name).chmod(0o755)
+
+
+def test_an_old_python(machine: Path) -> None:
+    fake(machine, "python3", 'case "$1" in -V) echo Python 3.9.2;; *) exit 1;; esac')
+    done = prerequisites(machine, "python", "python3")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "millpond needs Python 3.11 or newer; python3 is Python 3.9.2: make PYTHON=/path/to/python3.11\n"
+    )
+
+
+def test_no_python_for_a_user_who_may_not_install(machine: Path) -> None:
+    fake(machine, "id", "echo 1000")
+    done = prerequisites(machine, "python", "python3")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "millpond needs Python 3.11: sudo apt install python3 python3-venv\n",
+    )
+
+
+def test_no_venv_for_a_user_who_may_not_install(machine: Path) -> None:
+    fake(machine, "id", "echo 1000")
+    fake(machine, "python3", 'case "$2" in *ensurepip*) exit 1;; *print*) echo 3.11;; esac')
+    done = prerequisites(machine, "python", "python3")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "millpond needs python3.11-venv: sudo apt install python3.11-venv\n",
+    )
+
+
+def test_venv_is_installed_where_that_is_safe(machine: Path, tmp_path: Path) -> None:
+    if not Path("/etc/debian_version").exists():
+        pytest.skip("not a Debian")
+    fake(machine, "id", "echo 0")
+    fake(machine, "python3", 'case "$2" in *ensurepip*) exit 1;; *print*) echo 3.11;; esac')
+    fake(machine, "apt-get", f'echo "$@" >>{tmp_path}/asked')
+    assert prerequisites(machine, "python", "python3").returncode == 0
+    assert (tmp_path / "asked").read_text() == (
+        "update\ninstall -y --no-install-recommends python3.11-venv\n"
+    )
+
+
+def test_a_failed_installation_shows_why(machine: Path) -> None:
+    if not Path("/etc/debian_version").exists():
+        pytest.skip("not a Debian")
+    fake(machine, "id", "echo 0")
+    fake(machine, "apt-get", "echo no route to mirror; exit 100")
+    done = prerequisites(machine, "python", "python3")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "no route to mirror\nmillpond could not install python3 python3-venv: see the lines above\n"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may open the devices")
+def test_no_namespaces(machine: Path) -> None:
+    fake(machine, "unshare", "exit 1")
+    done = prerequisites(machine, "system")
+    assert done.returncode == 1
+    assert done.stderr.startswith("millpond ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_how_it_is_called(machine: Path) -> None:
+    done = prerequisites(machine)
+    assert done.returncode == 1
+    assert done.stderr.startswith("millpond prerequisites.sh: ")
