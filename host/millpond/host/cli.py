@@ -9,7 +9,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import click
 import typer
 
 from millpond.fs import mounts
@@ -159,7 +158,8 @@ def mount(
     assert process.stdout and process.stderr
     if process.stdout.readline().strip() != b"ready":
         complaint = process.stderr.read().decode(errors="replace").strip()
-        raise RemoteError(complaint or f"{device} cannot be mounted")
+        kind = LocalError if process.wait() == LOCAL else RemoteError
+        raise kind(complaint or f"{device} cannot be mounted")
     if output is Format.JSON:
         views.print_json({"device": device, "mountpoint": str(mountpoint)})
     else:
@@ -271,9 +271,12 @@ def main() -> None:
         if "json" in sys.argv[1:] or "--format=json" in sys.argv[1:]:
             views.print_json({"error": str(error), "kind": type(error).__name__})
         fail(str(error), _exit_code(error))
-    except click.ClickException as error:
-        fail(f"{error.format_message()} (see 'millpond --help')", LOCAL)
-    except (KeyboardInterrupt, click.Abort):
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), LOCAL)
+    except typer.TyperException as error:
+        text = error.format_message() if hasattr(error, "format_message") else str(error)
+        fail(f"{text} (see 'millpond --help')", LOCAL)
+    except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", 130)
     raise SystemExit(code if isinstance(code, int) else 0)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -18,32 +16,13 @@ from millpond.host.device import Device
 from millpond.host.federation import Surroundings
 from millpond.host.fleet import Fleet
 from millpond.host.jobs import Jobs
+from millpond.host.locks import locked
 from millpond.host.record import Record
 from millpond.host.server import Server
 from millpond.host.volumes import Volumes
 from millpond.linux.notify import notify, watchdog_interval
-from millpond.wire.errors import LocalError
 
 log = logging.getLogger("millpond.host")
-
-
-@contextlib.contextmanager
-def only_daemon(fleet: Fleet) -> Iterator[None]:
-    """Hold the fleet for this process. Raises LocalError naming the daemon that has it."""
-    path = fleet.directory / "host.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid = os.read(descriptor, 32).decode().strip()
-        os.close(descriptor)
-        raise LocalError(f"another host daemon (pid {pid}) serves {fleet.directory}") from None
-    try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def traffic(fleet: Fleet) -> dict[str, tuple[int, int]]:
@@ -61,7 +40,8 @@ def traffic(fleet: Fleet) -> dict[str, tuple[int, int]]:
 def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
     """All parts of the daemon; the socket answers when this is entered."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(only_daemon(fleet))
+        complaint = f"another host daemon serves {fleet.directory}"
+        stack.enter_context(locked(fleet.directory / "host.lock", complaint))
         record = Record(fleet.database)
         stack.callback(record.close)
         devices = {config.name: Device(fleet, config, record) for config in fleet.config.device}

@@ -10,18 +10,25 @@ from pathlib import Path
 
 from millpond.host import demo_data, emulator, provision
 from millpond.host.fleet import Fleet
+from millpond.host.locks import locked
 from millpond.wire.errors import LocalError
 
 DEVICES = ("csd0", "csd1", "csd2")
 CANARY = "private"
 TRACER = "public"
-_MARK = "millpond-demo-of-a-fleet"
+_MARK = "demo.lock"
 
 
 def run(directory: Path, seed: int) -> int:
     """Everything, from nothing to the report. Returns an exit code."""
     emulator.check_prerequisites()
     directory = directory.absolute()
+    _check_ours(directory)
+    with locked(directory / _MARK, f"a demo runs in {directory}"):
+        return _run(directory, seed)
+
+
+def _run(directory: Path, seed: int) -> int:
     _clear(directory)
     fleet = provision.create(directory / "fleet", "demo", DEVICES)
     _write_data(fleet, directory, seed)
@@ -30,14 +37,18 @@ def run(directory: Path, seed: int) -> int:
     return emulator.emulate(fleet, command)
 
 
+def _check_ours(directory: Path) -> None:
+    """Refuse to remove what is not an earlier demo's."""
+    if directory.exists() and any(directory.iterdir()) and not (directory / _MARK).exists():
+        raise LocalError(f"{directory} holds something that is not a demo; choose another place with --in")
+    directory.mkdir(parents=True, exist_ok=True)
+
+
 def _clear(directory: Path) -> None:
     """Remove an earlier run's files, also of one that was killed; its processes have died with it."""
-    mark = directory / _MARK
-    if directory.exists() and any(directory.iterdir()) and not mark.exists():
-        raise LocalError(f"{directory} holds something that is not a demo; choose another place with --in")
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    mark.touch()
+    for path in directory.iterdir():
+        if path.name != _MARK:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _example(name: str) -> Path:

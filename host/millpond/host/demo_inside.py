@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -125,7 +126,7 @@ def _verdict(report: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    die_with_parent(9)
+    die_with_parent(signal.SIGKILL)
     try:
         sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
     except MillpondError as error:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from millpond.host.fleet import Fleet
+from millpond.host.locks import locked
 from millpond.images.backplane import Backplane
 from millpond.images.emulated import AGENT, BoardSpec
 from millpond.linux.network import loopback_up
@@ -24,20 +25,27 @@ from millpond.wire.errors import LocalError
 
 TEND_SECONDS = 0.1
 STOP_SECONDS = 20.0
+SAME_SECONDS = 1.0  # one Ctrl-C arrives from the terminal and from those it has reached before
 
 
 def emulate(fleet: Fleet, command: list[str] | None = None) -> int:
     """Run a machine with the fleet's boards and daemon, until Ctrl-C or the end of ``command``, run inside.
 
-    Returns the exit code of the command, 0 without one. Raises LocalError if this system cannot do it.
+    Returns the exit code of the command, 0 without one. Raises LocalError if this system cannot do it, or if
+    the fleet is being emulated already. The lock is held by all inside, so for as long as any of them lives.
     """
     check_prerequisites()
+    with locked(fleet.directory / "emulator.lock", f"{fleet.directory} is being emulated already"):
+        return _run_machine(Machine(fleet, command))
+
+
+def _run_machine(machine: Machine) -> int:
     sys.stdout.flush()
     sandbox = Sandbox(binds=None, own_network=True, own_pids=True)
-    pid = spawn(sandbox, lambda: _boot(Machine(fleet, command)))
+    pid = spawn(sandbox, lambda: _boot(machine))
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the inside too
-    signal.signal(signal.SIGTERM, lambda number, _frame: os.kill(pid, number))
+    for number in previous:
+        signal.signal(number, lambda number, _frame: os.kill(pid, number))
     try:
         return exit_code(os.waitpid(pid, 0)[1])
     finally:
@@ -78,6 +86,7 @@ class Machine:
         self._backplane = Backplane(specs)
         self._daemon: subprocess.Popen[bytes] | None = None
         self._interrupted = 0
+        self._interrupted_at = 0.0
 
     def run(self) -> int:
         """Until SIGINT, SIGTERM or the end of the command, whose exit code it returns."""
@@ -94,7 +103,11 @@ class Machine:
         return code
 
     def _interrupt(self, number: int, _frame: object) -> None:
-        self._interrupted = number
+        now = time.monotonic()
+        if self._interrupted and now - self._interrupted_at > SAME_SECONDS:
+            os._exit(128 + number)  # a second time: at once, and everything dies with PID 1
+        if not self._interrupted:
+            self._interrupted, self._interrupted_at = number, now
 
     def _start_daemon(self) -> None:
         argv = [sys.executable, "-m", "millpond.host.cli", "host", "--fleet", str(self._fleet.directory)]

@@ -26,7 +26,7 @@ from millpond.train import checkpoint
 from millpond.train.aggregate import Sum, Vector
 from millpond.train.protocol import Prepare, Ready, Score
 from millpond.wire.deadline import Deadline
-from millpond.wire.errors import LocalError, RemoteError
+from millpond.wire.errors import LocalError, Refused, RemoteError
 
 HOST = "host"
 START_SECONDS = 30.0
@@ -69,6 +69,7 @@ class Federation:
             for name in around.devices
         ]
         self._sources: tuple[str, ...] = ()
+        self._patience: Deadline | None = None
 
     def run(self) -> Path:
         """Train until the target or the last round. Returns the model's path. Raises JobFailed, Stopped."""
@@ -138,17 +139,28 @@ class Federation:
         return max(1, math.ceil(self._job.federated.quorum * len(self._others)))
 
     def _make_host_worker(self) -> Worker | None:
-        folders: tuple[str, ...] = ()
-        if self._job.data.public is not None:
-            try:
-                folders = tuple(
-                    str(self._around.mount(name) / self._job.data.public) for name in self._sources
-                )
-            except RemoteError as error:
-                self.log.info("a volume is not there: %s", error)
-                return None
+        folders = self._public_folders()
+        if folders is None:
+            return None
         request = Prepare(self._job, HOST, folders, self._row.code)
         return LocalWorker(request, self._directory / "worker.log")
+
+    def _public_folders(self) -> tuple[str, ...] | None:
+        """Where public data is. None while a volume is away, for a while; then the job does without it."""
+        if self._job.data.public is None:
+            return ()
+        folders: list[str] = []
+        for name in self._sources:
+            try:
+                if not self._around.devices[name].wait_ready(Deadline.after(0.1)):
+                    raise RemoteError(f"{name}: {self._around.devices[name].status.reason}")
+                folders.append(str(self._around.mount(name) / self._job.data.public))
+            except RemoteError as error:
+                self._patience = self._patience or Deadline.after(START_SECONDS)
+                if not self._patience.passed:
+                    return None
+                self.log.warning("the public data of %s is left out: %s", name, error)
+        return tuple(folders)
 
     def _make_device_worker(self, name: str) -> Worker | None:
         device = self._around.devices[name]
@@ -228,6 +240,8 @@ class Federation:
             worker = self._host_worker()
             try:
                 return worker.evaluate(state, self._job.data.test, Deadline.after(EVALUATE_SECONDS))
+            except Refused as error:
+                raise JobFailed(str(error)) from None
             except RemoteError as error:
                 self.log.warning("the host's worker was lost: %s", error)
                 self._host.lose(worker, str(error))
@@ -244,9 +258,8 @@ class Federation:
         missing = {name: missing.reason for name, missing in sorted(gathering.missing.items())}
         seconds = time.monotonic() - started
         samples = sum(workers.values())
-        return Round(
-            gathering.number, score.accuracy, score.loss, seconds, samples, workers, missing, traffic
-        )
+        loss = score.loss if math.isfinite(score.loss) else None
+        return Round(gathering.number, score.accuracy, loss, seconds, samples, workers, missing, traffic)
 
     def _keep(self, state: Vector, ready: Ready, result: Round) -> None:
         saved = checkpoint.Checkpoint(state, ready.tensors, self._job.name, result.round)
@@ -254,7 +267,7 @@ class Federation:
         self._around.record.add_round(self._row.id, result)
         self._checkpoint(result.round - 1).unlink(missing_ok=True)
         self.log.info(
-            "round %d: accuracy %.4f, loss %.4f, %d samples, %.2f s",
+            "round %d: accuracy %.4f, loss %s, %d samples, %.2f s",
             result.round,
             result.accuracy,
             result.loss,

@@ -90,6 +90,9 @@ class Jobs:
             running.federation.log.error("%s", error)
             if not self._closing:
                 self._record.end_job(number, JobState.FAILED, error=str(error))
+        except Exception as error:
+            running.federation.log.exception("internal error")
+            self._record.end_job(number, JobState.FAILED, error=f"internal error: {error!r}")
         finally:
             running.federation.log.removeHandler(running.log)
             running.log.close()

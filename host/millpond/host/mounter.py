@@ -13,7 +13,7 @@ from millpond.host.client import Client
 from millpond.linux.syscalls import die_with_parent
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
-from millpond.wire.errors import MillpondError
+from millpond.wire.errors import LocalError, MillpondError, Refused
 
 
 def command(fleet: Path, device: str, mountpoint: Path) -> list[str]:
@@ -23,7 +23,7 @@ def command(fleet: Path, device: str, mountpoint: Path) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Mount and serve. Exit code 0 when unmounted, 1 with one line on stderr when it cannot mount."""
+    """Mount and serve. Exit code 0 when unmounted; else one line on stderr: 2 a mistake, 1 all others."""
     parser = argparse.ArgumentParser(prog="millpond.host.mounter")
     parser.add_argument("fleet", type=Path)
     parser.add_argument("device")
@@ -50,7 +50,8 @@ def main(argv: list[str] | None = None) -> int:
         )
     except (MillpondError, OSError) as error:
         print(error, file=sys.stderr)
-        return 1
+        mistake = isinstance(error, LocalError) or (isinstance(error, Refused) and error.code == "unknown")
+        return 2 if mistake else 1
     return 0
 
 

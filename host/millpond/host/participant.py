@@ -29,6 +29,7 @@ class Participant:
         self.failure = ""
         self.ready: Ready | None = None
         self._worker: Worker | None = None
+        self._prepared = False
         self._lost = ""
         self._changed = threading.Condition()
         self._stopped = False
@@ -41,7 +42,7 @@ class Participant:
     def wait_settled(self, deadline: Deadline) -> bool:
         """Wait until it is prepared or out of the job for good; False if the deadline passes first."""
         with self._changed:
-            while self._worker is None and not self.failure and not self._stopped:
+            while not self._prepared and not self.failure and not self._stopped:
                 if deadline.passed:
                     return False
                 self._changed.wait(0.2)
@@ -51,7 +52,7 @@ class Participant:
     def worker(self) -> Worker | None:
         """The prepared worker, if there is one now."""
         with self._changed:
-            return self._worker
+            return self._worker if self._prepared else None
 
     @property
     def reason(self) -> str:
@@ -63,15 +64,15 @@ class Participant:
         """Give ``worker`` up; another is prepared as soon as can be."""
         with self._changed:
             if self._worker is worker:
-                self._worker, self._lost = None, reason
+                self._worker, self._prepared, self._lost = None, False, reason
                 self._changed.notify_all()
         worker.close()
 
     def stop(self) -> None:
-        """Leave the job."""
+        """Leave the job, also in the middle of preparing."""
         with self._changed:
             self._stopped = True
-            worker, self._worker = self._worker, None
+            worker, self._worker, self._prepared = self._worker, None, False
             self._changed.notify_all()
         if worker:
             worker.close()
@@ -93,22 +94,34 @@ class Participant:
         worker = None
         try:
             worker = self._make()
-            if worker is None:
+            if worker is None or not self._adopt(worker):
                 return False
             ready = worker.prepare(Deadline.after(PREPARE_SECONDS))
         except (MillpondError, OSError) as error:
-            if worker:
-                worker.close()
-            with self._changed:
-                self._lost = str(error)
-                if isinstance(error, Refused) and error.code in ("data", "model"):
-                    self.failure = str(error)
-                self._changed.notify_all()
+            self._give_up(worker, error)
             return False
         with self._changed:
-            if not self._stopped:
-                self.ready, self._worker, self._lost = ready, worker, ""
+            if self._worker is worker:
+                self.ready, self._prepared, self._lost = ready, True, ""
                 self._changed.notify_all()
+            return self._prepared
+
+    def _adopt(self, worker: Worker) -> bool:
+        """Make it this one's worker, unless it has left the job meanwhile."""
+        with self._changed:
+            if not self._stopped:
+                self._worker = worker
                 return True
         worker.close()
         return False
+
+    def _give_up(self, worker: Worker | None, error: Exception) -> None:
+        with self._changed:
+            self._lost = str(error)
+            if isinstance(error, Refused) and error.code in ("data", "model"):
+                self.failure = str(error)
+            if self._worker is worker:
+                self._worker = None
+            self._changed.notify_all()
+        if worker:
+            worker.close()

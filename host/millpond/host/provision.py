@@ -23,6 +23,7 @@ def create(directory: Path, name: str, devices: Sequence[str]) -> Fleet:
     authority = Authority.create(directory / "ca", name)
     authority.issue("host", directory / "host")
     create_ssh_key(directory / "host" / "ssh_key", f"millpond@{name}")
+    (directory / "host" / "known_hosts").write_bytes(b"")
     config = FleetConfig(name, device=tuple(DeviceConfig(device) for device in devices))
     fleet = Fleet(directory, config)
     for device in devices:
@@ -35,7 +36,7 @@ def create(directory: Path, name: str, devices: Sequence[str]) -> Fleet:
 def _provision(fleet: Fleet, authority: Authority, device: str) -> None:
     directory = fleet.device_directory(device)
     for part in ("etc", "flash", "state", "slot"):
-        (directory / part).mkdir(parents=True)
+        (directory / part).mkdir(parents=True, exist_ok=True)  # an attempt that was cut short may have been
     authority.issue(device, directory / "etc")
     host_key = create_ssh_key(directory / "etc" / "ssh_host_key", device)
     client_key = fleet.ssh_key.with_suffix(".pub").read_bytes()

@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     created REAL NOT NULL, ended REAL) STRICT;
 CREATE TABLE IF NOT EXISTS rounds (
     job INTEGER NOT NULL REFERENCES jobs (id), round INTEGER NOT NULL, accuracy REAL NOT NULL,
-    loss REAL NOT NULL, seconds REAL NOT NULL, samples INTEGER NOT NULL, detail TEXT NOT NULL,
+    loss REAL, seconds REAL NOT NULL, samples INTEGER NOT NULL, detail TEXT NOT NULL,
     PRIMARY KEY (job, round)) STRICT;
 PRAGMA user_version = 1;
 """
@@ -70,7 +70,7 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A finished round: the average's score on held-out data, and who took part in it.
+    """A finished round: the average's score on held-out data (no loss if not finite), and who took part.
 
     ``samples`` were trained on in ``seconds``; ``workers`` maps names to samples, ``missing`` to reasons,
     ``tunnel`` devices to the bytes (to, from) that crossed their tunnels in this round.
@@ -78,7 +78,7 @@ class Round:
 
     round: int
     accuracy: float
-    loss: float
+    loss: float | None
     seconds: float
     samples: int
     workers: dict[str, int]

@@ -165,7 +165,7 @@ class JobView:
         return [
             f"{result.round:5}",
             f"{result.accuracy:.4f}",
-            f"{result.loss:.4f}",
+            "not finite" if result.loss is None else f"{result.loss:.4f}",
             f"{result.seconds:.2f}",
             str(result.samples),
             *(f"{size(to)} / {size(back)}" for to, back in tunnels),

@@ -46,6 +46,7 @@ class Channel:
         self._payload_left = 0
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _notice_dead_peer(sock)
 
     def send(self, message: Message, deadline: Deadline, payload: Buffer = b"") -> None:
         """Send a message and the raw ``payload`` behind it. Raises ConnectionLost, DeadlineExceeded."""
@@ -148,6 +149,15 @@ class Channel:
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
+
+
+def _notice_dead_peer(sock: socket.socket) -> None:
+    """A peer whose machine or link is gone says no farewell: ask after 10 s, give up after 30."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
+    options[socket.TCP_USER_TIMEOUT] = 30_000
+    for option, value in options.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _tls_error(peer: str, error: ssl.SSLError) -> RemoteError:

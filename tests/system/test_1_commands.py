@@ -1,0 +1,298 @@
+"""The command line, as a person and as a program use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import stat
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .support import MILLPOND, Emulation, Result, eventually, millpond, unshare
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def document(result: Result) -> Any:
+    """The one JSON document on standard output."""
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def complaint(result: Result, code: int) -> str:
+    """The one line on standard error."""
+    lines = result.err.splitlines()
+    assert result.code == code, result
+    assert len(lines) == 1, result
+    assert lines[0].startswith("millpond: ")
+    return lines[0]
+
+
+def in_private_mounts(emulation: Emulation, script: str, folder: Path) -> Result:
+    """A shell script with mounts of its own: ``$M`` is millpond, ``$F`` the fleet, ``$D`` the folder."""
+    environment = os.environ | {"M": " ".join(MILLPOND), "F": str(emulation.directory), "D": str(folder)}
+    argv = [*unshare(), "sh", "-c", script]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def test_init_makes_keys_that_only_their_owner_reads(tmp_path: Path) -> None:
+    made = document(millpond("init", "--fleet", tmp_path / "new", "--devices", "2", "--format", "json"))
+    assert made["devices"] == ["csd0", "csd1"]
+    keys = [p for p in (tmp_path / "new").rglob("*") if p.name in ("ca.key", "key.pem", "ssh_key", "ssh_host_key")]
+    assert len(keys) == 7
+    assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
+    assert "holds a fleet already" in complaint(millpond("init", "--fleet", tmp_path / "new"), 2)
+
+
+def test_devices_for_a_program_and_for_a_person(fleet: Emulation) -> None:
+    found = document(fleet.millpond("devices", "--format", "json"))["devices"]
+    assert [device["name"] for device in found] == ["csd0", "csd1", "csd2"]
+    assert {device["state"] for device in found} == {"ready"}
+    assert all(device["tunnel"][0] > 0 and device["tunnel"][1] > 0 for device in found)
+    text = fleet.millpond("devices")
+    assert text.code == 0
+    assert [line.split()[0] for line in text.out.splitlines()[1:]] == ["csd0", "csd1", "csd2"]
+    assert "\x1b" not in text.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("run", "csd9", "true"), 2, "no device 'csd9'"),
+        (("shell", "csd9"), 2, "no device 'csd9'"),
+        (("shell", "csd0"), 2, "needs a terminal"),
+        (("logs", "csd9"), 2, "no device 'csd9'"),
+        (("logs", "99"), 2, "99"),
+        (("stop", "99"), 2, "no job 99"),
+        (("mount", "csd9", "EMPTY"), 2, "no device 'csd9'"),
+        (("mount", "csd0", "EMPTY/none"), 2, "EMPTY/none"),
+        (("umount", "EMPTY/none"), 2, "EMPTY/none"),
+        (("train", "no-such.toml"), 2, "no-such.toml"),
+        (("devices", "--nonsense"), 2, "--nonsense"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_mistake_gets_one_line_and_its_exit_code(
+    fleet: Emulation, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    command, *rest = [argument.replace("EMPTY", str(tmp_path)) for argument in arguments]
+    result = millpond(command, *rest) if command == "umount" else fleet.millpond(command, *rest)
+    assert words.replace("EMPTY", str(tmp_path)) in complaint(result, code)
+
+
+@pytest.mark.parametrize("command", [("devices",), ("run", "csd0", "true"), ("mount", "csd0", "."), ("jobs",)])
+def test_no_fleet_and_no_daemon_are_told_apart(tmp_path: Path, command: tuple[str, ...]) -> None:
+    name, *rest = command
+    assert "holds no fleet" in complaint(millpond(name, "--fleet", tmp_path / "none", *rest), 2)
+    (tmp_path / "fleet.toml").write_text('name = "dark"\n')
+    assert "no host daemon runs" in complaint(millpond(name, "--fleet", tmp_path, *rest), 2)
+
+
+def test_a_mistake_in_a_job_file_names_the_nearest_key(fleet: Emulation) -> None:
+    job = fleet.write_job("mistaken")
+    job.write_text(job.read_text().replace("rounds =", "rouds ="))
+    line = complaint(fleet.millpond("train", job), 2)
+    assert "rouds" in line
+    assert "rounds" in line
+
+
+def test_an_error_is_one_document_for_a_program_too(fleet: Emulation) -> None:
+    result = fleet.millpond("run", "--format", "json", "csd9", "true")
+    assert "csd9" in complaint(result, 2)
+    assert "csd9" in json.loads(result.out)["error"]
+
+
+def test_run_passes_on_input_output_and_exit_code(fleet: Emulation) -> None:
+    result = fleet.millpond("run", "csd0", "--", "cat; echo told >&2; exit 7", stdin="both\nlines\n")
+    assert result == Result(7, "both\nlines\n", "told\n")
+    captured = fleet.millpond("run", "--format", "json", "csd0", "--", "echo out; echo err >&2; exit 3")
+    assert captured.code == 3
+    assert json.loads(captured.out) == {
+        "device": "csd0",
+        "exit_code": 3,
+        "stdout": "out\n",
+        "stderr": "err\n",
+    }
+
+
+def test_run_passes_on_a_megabyte_both_ways(fleet: Emulation) -> None:
+    text = "0123456789abcdef" * 65536
+    result = fleet.millpond("run", "csd2", "cat", stdin=text)
+    assert result.code == 0
+    assert result.out == text
+
+
+def test_a_user_on_a_device_sees_the_public_part_and_nothing_else(fleet: Emulation) -> None:
+    others = [fleet.directory, fleet.fleet.device_directory("csd1"), Path("/etc/millpond"), Path("/flash")]
+    script = "; ".join(
+        [
+            "uname -n; id -u; ls /volume",
+            *(f"test -e {path} && echo SEEN {path}" for path in (*others, "/volume/private", "/run/slot")),
+            "grep -rl canary-of-the-system-tests /volume /etc /run /var /tmp 2>/dev/null",
+            "cat /proc/1/root/etc/hostname /proc/*/root/flash/private/*/* 2>/dev/null",
+            "true",
+        ]
+    )
+    result = fleet.millpond("run", "csd0", "--", script)
+    assert result.code == 0, result
+    name, uid, *rest = result.out.splitlines()
+    assert name == "csd0"
+    assert int(uid) != 0
+    assert rest == ["public"]
+
+
+def test_another_host_key_than_the_pinned_one_is_refused(fleet: Emulation, tmp_path: Path) -> None:
+    for name in ("fleet.toml", "host.sock"):
+        (tmp_path / name).symlink_to(fleet.directory / name)
+    shutil.copytree(fleet.directory / "host", tmp_path / "host")
+    known = tmp_path / "host" / "known_hosts"
+    lines = dict(line.split(" ", 1) for line in known.read_text().splitlines())
+    known.write_text(f"csd0 {lines['csd1']}\n")
+    result = millpond("run", "--fleet", tmp_path, "csd0", "echo", "ran")
+    assert "another SSH host key" in complaint(result, 255)
+    assert result.out == ""
+    assert "no key of csd1" in complaint(millpond("run", "--fleet", tmp_path, "csd1", "true"), 2)
+
+
+def test_a_volume_is_mounted_twice_and_written_from_the_host(fleet: Emulation, tmp_path: Path) -> None:
+    script = """
+        set -e
+        $M mount --fleet $F csd0 $D --format json
+        echo "==$(ls $D)=="
+        cat $D/public/README.txt
+        ls $D/private 2>&1 || true
+        echo 'from the host' > $D/public/host.txt
+        $M run --fleet $F csd0 cat /volume/public/host.txt
+        $M umount $D --format json
+        echo "==$(ls $D)=="
+        $M mount --fleet $F csd0 $D
+        cat $D/public/host.txt
+        rm $D/public/host.txt
+        $M umount $D
+        grep -c $D /proc/self/mountinfo || true
+    """
+    result = in_private_mounts(fleet, script, tmp_path)
+    assert result.code == 0, result
+    documents = json.JSONDecoder()
+    mounted, end = documents.raw_decode(result.out)
+    assert mounted == {"device": "csd0", "mountpoint": str(tmp_path)}
+    rest = result.out[end:].strip()
+    before, _, after = rest.partition("{")
+    assert before.splitlines()[0] == "==public=="
+    assert "Anyone may read this" in before
+    assert "No such file or directory" in before
+    assert "from the host" in before
+    unmounted, end = documents.raw_decode("{" + after)
+    assert unmounted == {"mountpoint": str(tmp_path)}
+    lines = ("{" + after)[end:].strip().splitlines()
+    assert lines[0] == "===="
+    assert lines[2:] == ["from the host", "0"]
+    assert not (fleet.fleet.device_directory("csd0") / "flash" / "public" / "host.txt").exists()
+    eventually(
+        lambda: not [p for p in Path("/proc").glob("[0-9]*/cmdline") if f"csd0\0{tmp_path}".encode() in _read(p)],
+        "the end of the mounts' processes",
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_jobs_logs_and_stop(fleet: Emulation) -> None:
+    job = fleet.write_job("endless", rounds=500)
+    started = document(fleet.millpond("train", "--detach", "--format", "json", job))
+    number = started["id"]
+    assert started["state"] == "running"
+    fleet.wait_for_rounds(number, 1)
+    assert "endless" in fleet.devices()["csd1"].load.jobs  # type: ignore[union-attr]
+    assert document(fleet.millpond("stop", str(number), "--format", "json")) == {"id": number, "state": "stopped"}
+    info = next(j for j in document(fleet.millpond("jobs", "--format", "json"))["jobs"] if j["id"] == number)
+    assert info["state"] == "stopped"
+    assert info["round"] >= 1
+    assert "not running" in complaint(fleet.millpond("stop", str(number)), 2)
+    text = fleet.millpond("jobs")
+    assert re.search(rf"^{number} +endless +stopped", text.out, re.MULTILINE)
+    log = document(fleet.millpond("logs", str(number), "--format", "json"))
+    assert any("round 1: accuracy" in line for line in log["lines"])
+    assert document(fleet.millpond("logs", "csd0", "-n", "3", "--format", "json"))["lines"][-1]
+    assert "job endless: worker ended" in fleet.millpond("logs", "csd0").out
+    eventually(lambda: not fleet.devices()["csd1"].load.jobs, "the end of the worker")  # type: ignore[union-attr]
+
+
+def test_a_failed_job_is_a_document_a_line_and_exit_code_3(fleet: Emulation) -> None:
+    job = fleet.write_job("nodata", private="private/nothing")
+    result = fleet.millpond("train", job, "--format", "json")
+    assert "private/nothing" in complaint(result, 3)
+    assert json.loads(result.out)["job"]["state"] == "failed"
+
+
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            argv, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=os.environ | {"TERM": "vt100"}
+        )
+        os.close(slave)
+        self.text = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def wait_for(self, words: str, seconds: float = 30.0) -> None:
+        end = time.monotonic() + seconds
+        while words not in self.text:
+            assert time.monotonic() < end, f"no '{words}' in {self.text!r}"
+            if select.select([self._master], [], [], 0.2)[0]:
+                try:
+                    self.text += os.read(self._master, 4096).decode(errors="replace")
+                except OSError:  # the other end is closed
+                    assert words in self.text, self.text
+                    return
+
+    def close(self) -> None:
+        os.close(self._master)
+        self.process.kill()
+        self.process.wait()
+
+
+def test_a_shell_on_a_terminal(fleet: Emulation) -> None:
+    terminal = Terminal([*MILLPOND, "shell", "--fleet", str(fleet.directory), "csd1"])
+    try:
+        terminal.wait_for("$ ")
+        terminal.type("echo $((6 * 7)) on $(uname -n); tty\r")
+        terminal.wait_for("42 on csd1")
+        terminal.wait_for("/dev/pts/")
+        terminal.type("exit 5\r")
+        assert terminal.process.wait(20) == 5
+    finally:
+        terminal.close()
+
+
+def test_a_second_daemon_is_refused_and_the_first_goes_on(fleet: Emulation) -> None:
+    lock = (fleet.directory / "host.lock").read_text().strip()
+    result = millpond("host", "--fleet", fleet.directory)
+    assert f"another host daemon (pid {lock})" in complaint(result, 2)
+    assert (fleet.directory / "host.lock").read_text().strip() == lock
+    fleet.wait_ready(5)
+
+
+def test_a_second_emulation_is_refused_and_the_first_goes_on(fleet: Emulation) -> None:
+    before = {name: info.welcome.boot for name, info in fleet.devices().items() if info.welcome}
+    result = millpond("emulate", "--fleet", fleet.directory, timeout=30)
+    assert "pid" in complaint(result, 2)
+    fleet.wait_ready(5)
+    assert {name: info.welcome.boot for name, info in fleet.devices().items() if info.welcome} == before
