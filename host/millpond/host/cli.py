@@ -121,14 +121,15 @@ def run(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Run a command on a device over SSH, passing on input, output, exit code. Options go before DEVICE."""
+    line = " ".join(command[1:] if command[0] == "--" else command)
     with Client(fleet_directory) as client, client.dial(device, SSH_PORT) as sock:
         if output is Format.JSON:
-            result = ssh.capture(client.fleet, device, sock, " ".join(command))
+            result = ssh.capture(client.fleet, device, sock, line)
             views.print_json({"device": device} | result)
             raise typer.Exit(int(str(result["exit_code"])))
         with ssh.connected(client.fleet, device, sock) as transport:
             streams = (sys.stdout.buffer, sys.stderr.buffer)
-            code = ssh.run(transport, " ".join(command), sys.stdin.fileno(), *streams)
+            code = ssh.run(transport, line, sys.stdin.fileno(), *streams)
     raise typer.Exit(code)
 
 
@@ -274,8 +275,9 @@ def main() -> None:
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), LOCAL)
     except typer.TyperException as error:
-        text = error.format_message() if hasattr(error, "format_message") else str(error)
-        fail(f"{text} (see 'millpond --help')", LOCAL)
+        if text := error.format_message():  # without arguments it has printed the help
+            fail(f"{text} (see 'millpond --help')", LOCAL)
+        raise SystemExit(LOCAL) from None
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", 130)
     raise SystemExit(code if isinstance(code, int) else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from millpond.host import api, fleet
 from millpond.host.fleet import Fleet
@@ -14,10 +15,11 @@ from millpond.wire import tls
 from millpond.wire.channel import Channel
 from millpond.wire.control import Attach, Ledger, Log
 from millpond.wire.deadline import NEVER, Deadline
-from millpond.wire.errors import LocalError
+from millpond.wire.errors import LocalError, Refused
 from millpond.wire.frame import Limits
 from millpond.wire.message import Message, Ok
 
+R = TypeVar("R", bound=Message)
 ANSWER_SECONDS = 30.0
 _LIMITS = Limits(head=64 << 20, payload=0)
 
@@ -35,7 +37,7 @@ class Client:
             ) from None
         except OSError as error:
             raise LocalError(f"{self.fleet.socket}: {error.strerror}") from None
-        self._channel = Channel(sock, "", limits=_LIMITS)
+        self._channel = Channel(sock, "the host daemon", limits=_LIMITS)
 
     def __enter__(self) -> Client:
         return self
@@ -43,61 +45,70 @@ class Client:
     def __exit__(self, *_exc: object) -> None:
         self._channel.close()
 
+    def _ask(self, request: Message, reply: type[R], deadline: Deadline) -> R:
+        """The daemon's answer; its refusals are told as they are, without saying that it was the daemon."""
+        try:
+            return self._channel.call(request, reply, deadline)
+        except Refused as error:
+            raise Refused("", error.code, error.text) from None
+
     @property
     def _deadline(self) -> Deadline:
         return Deadline.after(ANSWER_SECONDS)
 
     def devices(self) -> tuple[api.DeviceInfo, ...]:
         """All devices of the fleet."""
-        return self._channel.call(api.GetDevices(), api.Devices, self._deadline).devices
+        return self._ask(api.GetDevices(), api.Devices, self._deadline).devices
 
     def ledgers(self) -> dict[str, Ledger]:
         """The privacy ledgers by device."""
-        return self._channel.call(api.GetLedgers(), api.Ledgers, self._deadline).ledgers
+        return self._ask(api.GetLedgers(), api.Ledgers, self._deadline).ledgers
 
     def jobs(self) -> tuple[api.JobInfo, ...]:
         """All jobs."""
-        return self._channel.call(api.GetJobs(), api.Jobs, self._deadline).jobs
+        return self._ask(api.GetJobs(), api.Jobs, self._deadline).jobs
 
     def submit(self, job: Job, code: dict[str, str]) -> int:
         """Start a job; returns its number."""
-        return self._channel.call(api.Submit(job, code), api.Submitted, self._deadline).id
+        return self._ask(api.Submit(job, code), api.Submitted, self._deadline).id
 
     def watch(self, job: int) -> Iterator[api.Progress]:
         """Follow a job until it has ended."""
         self._channel.send(api.Watch(job), self._deadline)
         while True:
-            progress = self._channel.expect(api.Progress, NEVER)
+            progress = self._next_progress()
             yield progress
             if progress.info.state != "running":
                 return
 
+    def _next_progress(self) -> api.Progress:
+        try:
+            return self._channel.expect(api.Progress, NEVER)
+        except Refused as error:
+            raise Refused("", error.code, error.text) from None
+
     def log(self, target: str, lines: int) -> tuple[str, ...]:
         """The last lines of a device's or a job's log."""
-        return self._channel.call(api.GetLogOf(target, lines), Log, self._deadline).lines
+        return self._ask(api.GetLogOf(target, lines), Log, self._deadline).lines
 
     def stop(self, job: int) -> None:
         """Stop a job and wait until it has."""
-        self._channel.call(api.StopJob(job), Ok, Deadline.after(2 * ANSWER_SECONDS))
+        self._ask(api.StopJob(job), Ok, Deadline.after(2 * ANSWER_SECONDS))
 
     def dial(self, device: str, port: int) -> socket.socket:
         """A TCP connection to the device's port, through its tunnel."""
-        self._channel.call(api.Dial(device, port), Ok, self._deadline)
+        self._ask(api.Dial(device, port), Ok, self._deadline)
         return self._receive_socket()
 
     def volume(self, device: str, deadline: Deadline) -> Channel:
         """An attached connection to the device's volume."""
-        grant = self._ask_volume(device, deadline)
+        grant = self._ask(api.GetVolume(device), api.Volume, deadline)
         sock = self._receive_socket()
         if grant.tls:
             sock = tls.connect(sock, self.fleet.identity.context(server=False), device, deadline)
         channel = Channel(sock, device)
         channel.call(Attach(grant.token), Ok, deadline)
         return channel
-
-    def _ask_volume(self, device: str, deadline: Deadline) -> api.Volume:
-        request: Message = api.GetVolume(device)
-        return self._channel.call(request, api.Volume, deadline)
 
     def _receive_socket(self) -> socket.socket:
         self._channel.sock.settimeout(ANSWER_SECONDS)

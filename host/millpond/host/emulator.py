@@ -127,12 +127,17 @@ class Machine:
     def _end(self, command: subprocess.Popen[bytes] | None) -> int:
         if command is None:
             return 0
-        if self._interrupted:
+        if not self._interrupted:
+            code = command.wait()
+            return 128 - code if code < 0 else code
+        for patience in (SAME_SECONDS, STOP_SECONDS):  # a terminal's Ctrl-C has reached it too
             with contextlib.suppress(subprocess.TimeoutExpired):
-                command.wait(STOP_SECONDS)  # the terminal's Ctrl-C has reached it too
-            command.kill()
-        code = command.wait()
-        return 128 - code if code < 0 else code
+                command.wait(patience)
+                break
+            command.send_signal(self._interrupted)
+        command.kill()
+        command.wait()
+        return 128 + self._interrupted
 
     def _stop(self) -> None:
         """Shut everything down, the daemon first."""

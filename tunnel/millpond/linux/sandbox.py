@@ -127,7 +127,9 @@ def _inside(sandbox: Sandbox, body: Callable[[], int]) -> int:
         become_root_of_namespace(flags)
     if sandbox.own_pids:
         _become_first_process()
+    mask = os.umask(0o022)  # a strict one of the caller's must not close the root to the sandbox's user
     _build_root(sandbox, many_uids)
+    os.umask(mask)
     if sandbox.hostname:
         syscalls.set_hostname(sandbox.hostname)
     if sandbox.uid is not None:
