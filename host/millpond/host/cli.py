@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -265,9 +266,12 @@ def _is_usage(error: MillpondError) -> bool:
 
 def main() -> None:
     """Run a command; every error is one line on standard error."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has left; a daemon must not die of it, so no signal
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
     except MillpondError as error:
         if "json" in sys.argv[1:] or "--format=json" in sys.argv[1:]:
             views.print_json({"error": str(error), "kind": type(error).__name__})

@@ -52,8 +52,10 @@ def _clear(directory: Path) -> None:
 
 
 def _example(name: str) -> Path:
-    path = Path(str(resources.files("millpond.train"))) / "examples" / name
-    return path if path.exists() else path.parents[2].parent / "examples" / name
+    """An example job: inside the package once installed, beside it in a checkout."""
+    package = Path(str(resources.files("millpond.train")))
+    installed = package / "examples" / name
+    return installed if installed.exists() else package.parents[1] / "examples" / name
 
 
 def _write_data(fleet: Fleet, directory: Path, seed: int) -> None:

@@ -136,6 +136,15 @@ class Jobs:
             with self._changed:
                 self._changed.wait(0.5)
 
+    def log(self, number: int, lines: int) -> tuple[str, ...]:
+        """The last ``lines`` lines of a job's log. Raises Refused, LocalError."""
+        path = self._around.fleet.job_directory(self._row(number).id) / "job.log"
+        try:
+            found = path.read_text(errors="replace").splitlines()
+        except OSError as error:
+            raise LocalError(f"{path}: {error.strerror}") from None
+        return tuple(found[-lines:]) if lines > 0 else ()
+
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
@@ -160,12 +169,3 @@ class Jobs:
             created=row.created,
             ended=row.ended,
         )
-
-
-def read_log(path: Path, lines: int) -> tuple[str, ...]:
-    """The last ``lines`` lines of a log file. Raises LocalError."""
-    try:
-        found = path.read_text(errors="replace").splitlines()
-    except OSError as error:
-        raise LocalError(f"{path}: {error.strerror}") from None
-    return tuple(found[-lines:]) if lines > 0 else ()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from millpond.host import api
 from millpond.host.device import Device
 from millpond.host.fleet import Fleet
-from millpond.host.jobs import Jobs, read_log
+from millpond.host.jobs import Jobs
 from millpond.linux import sockets
 from millpond.train.job import check
 from millpond.wire.channel import Channel
@@ -129,8 +129,7 @@ class Server:
 
     def _get_log(self, client: Channel, request: api.GetLogOf, deadline: Deadline) -> None:
         if request.target.isdigit():
-            path = self._fleet.job_directory(int(request.target)) / "job.log"
-            client.send(Log(read_log(path, request.lines)), deadline)
+            client.send(Log(self._jobs.log(int(request.target), request.lines)), deadline)
         else:
             with self._device(request.target).control(deadline) as agent:
                 client.send(agent.call(GetLog(request.lines), Log, deadline), deadline)

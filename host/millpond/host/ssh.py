@@ -43,6 +43,8 @@ def connected(fleet: Fleet, device: str, sock: socket.socket) -> Iterator[parami
         key = paramiko.Ed25519Key.from_private_key_file(str(fleet.ssh_key))
         transport.auth_publickey(USER, key)
         yield transport
+    except BrokenPipeError:  # of our own output; the connection's are raised in the transport's thread
+        raise
     except (paramiko.SSHException, EOFError, OSError) as error:
         raise SshFailed(f"{device}: SSH failed: {error or type(error).__name__}") from error
     finally:
@@ -114,7 +116,7 @@ def shell(transport: paramiko.Transport) -> int:
     before = termios.tcgetattr(sys.stdin)
     previous = signal.signal(signal.SIGWINCH, lambda *_: _resize(channel))
     try:
-        tty.setraw(sys.stdin)
+        tty.setraw(sys.stdin, termios.TCSADRAIN)  # keys typed ahead are kept
         _converse(channel)
     finally:
         signal.signal(signal.SIGWINCH, previous)
