@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from millpond.agent.config import AgentConfig, read
-from millpond.agent.gate import Gate, Tally, patterns
+from millpond.agent.gate import Gate, open_ledger, patterns
 from millpond.agent.listener import Listener
 from millpond.agent.session import Device
 from millpond.agent.volume import DeviceMount, VolumeServer
@@ -71,15 +71,17 @@ def running(
         stack.callback(end.stop)
         mount = DeviceMount(config)
         stack.callback(mount.stop)
-        volume = VolumeServer(config, config_path)
+        ledgers, sought = Path(config.state, "ledger"), patterns(config.privacy)
+        volume = VolumeServer(config, config_path, open_ledger(ledgers, "volume", sought))
         stack.callback(volume.stop)
-        gate = Gate(patterns(config.privacy), Tally())
+        gate = Gate(sought, open_ledger(ledgers, "agent", sought))
         device = Device(config, importlib.metadata.version("millpond"), gate, volume, lines)
         context = Identity.in_directory(Path(config.identity)).context(server=True)
-        listener = Listener(device, context, str(ipaddress.ip_interface(link.address).ip), CONTROL_PORT)
+        listener = Listener(device, context, ipaddress.IPv4Interface(link.address), CONTROL_PORT)
         stack.callback(listener.stop)
         yield {
             "the tunnel's end": lambda: end.alive,
+            "the listener": lambda: listener.alive,
             "the volume's mount": lambda: mount.process.poll() is None,
             "the volume's server": lambda: volume.process.poll() is None,
         }

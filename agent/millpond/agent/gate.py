@@ -7,11 +7,13 @@ process, which reports their sum: the privacy ledger.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from millpond.agent.config import Privacy
 from millpond.wire.channel import Buffer
@@ -41,13 +43,23 @@ def patterns(privacy: Privacy) -> tuple[Pattern, ...]:
     return (*forbidden, *counted)
 
 
+def open_ledger(folder: Path, process: str, patterns: Sequence[Pattern]) -> Tally:
+    """The counters of ``process`` in a file, which goes on counting when the agent starts again.
+
+    Other patterns begin a new file: its counters would mean something else.
+    """
+    digest = hashlib.sha256(repr(patterns).encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return Tally(os.open(folder / f"{process}-{digest}", flags, 0o600))
+
+
 class Tally:
     """Counters of one process, readable by another: bytes by kind, then sightings by pattern."""
 
-    def __init__(self, descriptor: int | None = None) -> None:
-        self.descriptor = os.memfd_create("ledger") if descriptor is None else descriptor
-        if descriptor is None:
-            os.ftruncate(self.descriptor, mmap.PAGESIZE)
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        os.ftruncate(self.descriptor, mmap.PAGESIZE)
         self._map = mmap.mmap(self.descriptor, mmap.PAGESIZE)
         self._counters = memoryview(self._map).cast("Q")
         self._lock = threading.Lock()
@@ -75,29 +87,41 @@ class Gate:
 
 
 class GateOutlet:
-    """One connection's way out: finds patterns also where they lie across two sends."""
+    """One connection's way out. Finds patterns also where they lie across two sends, and across the payloads
+    of two messages, as a file's contents do that is read in parts.
+    """
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._tail = b""
+        self._tail = b""  # of all that was sent
+        self._payload_tail = b""  # of payloads alone
         self._keep = max((len(pattern.data) for pattern in gate.patterns), default=1) - 1
 
-    def passing(self, kind: Kind, data: Buffer) -> None:
+    def passing(self, kind: Kind, data: Buffer, payload: bool) -> None:
         """Count and search ``data``. Raises CanaryError before a forbidden pattern is whole on the wire."""
         gate = self._gate
         if gate.patterns:
-            self._search(data)
+            content = bytes(data)
+            self._search(self._tail, content)
+            if payload and self._payload_tail != self._tail:
+                self._search(self._payload_tail, content, across_only=True)
+            self._tail = self._end_of(self._tail, content)
+            if payload:
+                self._payload_tail = self._end_of(self._payload_tail, content)
         gate.tally.add(KINDS.index(kind), len(data))
 
-    def _search(self, data: Buffer) -> None:
-        window = self._tail + bytes(data)
+    def _end_of(self, tail: bytes, content: bytes) -> bytes:
+        return (tail + content[-self._keep :])[-self._keep :] if self._keep else b""
+
+    def _search(self, tail: bytes, content: bytes, *, across_only: bool = False) -> None:
+        """Look for patterns that end in ``content``; if ``across_only``, for those that begin in ``tail``."""
         for index, pattern in enumerate(self._gate.patterns, len(KINDS)):
-            start = max(0, len(self._tail) - len(pattern.data) + 1)
-            if found := window.count(pattern.data, start):
+            reach = len(pattern.data) - 1
+            window = tail[max(0, len(tail) - reach) :] + (content[:reach] if across_only else content)
+            if found := window.count(pattern.data):
                 self._gate.tally.add(index, found)
                 if pattern.forbidden:
                     raise CanaryError(f"canary '{pattern.name}' was about to leave the device")
-        self._tail = window[-self._keep :] if self._keep else b""
 
 
 def ledger(gate: Gate, others: Sequence[Tally]) -> tuple[dict[str, int], dict[str, int]]:

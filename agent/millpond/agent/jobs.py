@@ -6,7 +6,6 @@ the worker ends when the host's connections end.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import select
 import socket
@@ -17,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from millpond.agent.config import AgentConfig
 from millpond.linux.confine import confined
+from millpond.linux.logs import BoundedLog
 from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.train.protocol import GetInitial, Initial, Prepare, Ready, Train, Trained
 from millpond.wire.channel import Channel
@@ -29,10 +29,14 @@ log = logging.getLogger(__name__)
 
 PREPARE_SECONDS = 300.0  # a cold ARM board needs half a minute for `import torch` alone
 SEND_SECONDS = 60.0
-LOG_BYTES = 4 << 20
+SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 _DIED = "the worker process died; the job's log on the device may say why"
 _REPLY_WITH_PARAMETERS = (Trained, Initial)
 _BULK_REQUESTS = (Train, GetInitial)
+
+
+class HostLeft(ConnectionLost):
+    """The host has ended its connection; its worker is of no more use."""
 
 
 def check_folders(folders: tuple[str, ...]) -> None:
@@ -54,20 +58,31 @@ class Worker:
         self._busy = threading.Lock()
         argv = [sys.executable, "-m", "millpond.train.worker", str(theirs.fileno())]
         argv += ["--root", config.volume, "--errors", config.privacy.errors]
-        log_path = Path(config.state, "jobs", f"{name}.log")
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        with _bounded(log_path).open("ab") as output:
-            self._process = subprocess.Popen(
-                confined(_sandbox(config), argv), pass_fds=[theirs.fileno()], stdout=output, stderr=output
+        with theirs:
+            self._process = self._start(config, argv, theirs.fileno())
+
+    def _start(self, config: AgentConfig, argv: list[str], descriptor: int) -> subprocess.Popen[bytes]:
+        output = BoundedLog(Path(config.state, "jobs", f"{self.name}.log"))
+        try:
+            command = confined(_sandbox(config), argv)
+            return subprocess.Popen(
+                command,
+                pass_fds=[descriptor],
+                stdin=subprocess.DEVNULL,
+                stdout=output.writer,
+                stderr=output.writer,
             )
-        theirs.close()
+        finally:
+            output.close_writer()
 
     def prepare(self, request: Prepare, host: Channel) -> Ready:
         """Have the worker build the model and load its data. Raises Refused with the worker's reason."""
-        self._channel.send(request, NEVER)
-        self._wait_for_worker(host, Deadline.after(PREPARE_SECONDS))
         try:
+            self._channel.send(request, Deadline.after(SEND_SECONDS))
+            self._wait_for_worker(host, Deadline.after(PREPARE_SECONDS))
             ready = self._channel.expect(Ready, Deadline.after(SEND_SECONDS))
+        except HostLeft:
+            raise
         except ConnectionLost:
             raise Refused("", "worker", _DIED) from None
         self._size = 4 * ready.size
@@ -98,8 +113,9 @@ class Worker:
         if size not in (0, len(buffer)):
             raise ProtocolError(f"{source.peer} sent {size} bytes of parameters; the model has {len(buffer)}")
         payload = memoryview(buffer)[:size]
-        source.receive_into(payload, Deadline.after(SEND_SECONDS))
-        target.send(message, Deadline.after(SEND_SECONDS), payload)
+        seconds = SEND_SECONDS + size / SLOWEST
+        source.receive_into(payload, Deadline.after(seconds))
+        target.send(message, Deadline.after(seconds), payload)
 
     def _wait_for_worker(self, host: Channel, deadline: Deadline) -> None:
         """Wait until the worker says something, or raise ConnectionLost as soon as the host has gone."""
@@ -110,7 +126,7 @@ class Worker:
         ready = {descriptor for descriptor, _ in poll.poll(None if left is None else left * 1000)}
         deadline.remaining()
         if self._channel.sock.fileno() not in ready:
-            raise ConnectionLost("the host left during a round")
+            raise HostLeft("the host left while the worker was busy")
 
     def stop(self) -> None:
         """Kill the worker: nothing it holds is worth keeping."""
@@ -127,11 +143,3 @@ def _sandbox(config: AgentConfig) -> Sandbox:
         own_pids=True,
         uid=config.users.worker,
     )
-
-
-def _bounded(path: Path) -> Path:
-    """Start the log again when it has grown large: flash is not for logs."""
-    with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_size > LOG_BYTES:
-            path.replace(path.with_suffix(".log.1"))
-    return path

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
+import select
 import socket
 import ssl
-import threading
 
 from millpond.agent.gate import CanaryError
 from millpond.agent.session import Device
 from millpond.wire import tls
+from millpond.wire.acceptor import Acceptor
 from millpond.wire.channel import Channel
 from millpond.wire.control import Attach
 from millpond.wire.deadline import Deadline
@@ -21,6 +23,7 @@ from millpond.wire.message import Failure, Ok
 log = logging.getLogger(__name__)
 
 FIRST_WORD_SECONDS = 10.0
+RELAY_SECONDS = 60.0
 CONNECTIONS = 64
 _TLS_HANDSHAKE = 0x16
 _IP_FREEBIND = 15  # Linux; Python has no name for it
@@ -29,31 +32,32 @@ _HOST = Limits(head=4 << 20, payload=1 << 34)
 
 
 class Listener:
-    """Accepts connections in threads of their own; ``stop`` ends the accepting."""
+    """Serves the host at ``address``, in a thread for each connection, until ``stop``.
 
-    def __init__(self, device: Device, context: ssl.SSLContext, address: str, port: int) -> None:
+    Only the other end of the tunnel is heard: the device's own users could else take all the places.
+    """
+
+    def __init__(
+        self, device: Device, context: ssl.SSLContext, address: ipaddress.IPv4Interface, port: int
+    ) -> None:
         self._device, self._context = device, context
-        self._places = threading.BoundedSemaphore(CONNECTIONS)
-        self._server = _listen(address, port)
-        threading.Thread(target=self._accept, name="listener", daemon=True).start()
+        self._hosts = {str(host) for host in address.network.hosts()} - {str(address.ip)}
+        server = _listen(str(address.ip), port)
+        self._acceptor = Acceptor(server, self._handle, places=CONNECTIONS, name="listener")
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still accepts connections."""
+        return self._acceptor.alive
 
     def stop(self) -> None:
         """Take no more connections."""
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed by stop()
-            while True:
-                connection, _ = self._server.accept()
-                if not self._places.acquire(blocking=False):
-                    log.warning("more than %d connections: one refused", CONNECTIONS)
-                    connection.close()
-                    continue
-                threading.Thread(target=self._handle, args=(connection,), daemon=True).start()
+        self._acceptor.close()
 
     def _handle(self, connection: socket.socket) -> None:
+        if connection.getpeername()[0] not in self._hosts:
+            log.warning("connection refused: it came from the device itself")
+            return
         try:
             self._serve(connection)
         except (CanaryError, VersionMismatch) as error:
@@ -62,9 +66,6 @@ class Listener:
             log.info("connection ended: %s", error)
         except MillpondError as error:
             log.warning("connection refused: %s", error)
-        finally:
-            connection.close()
-            self._places.release()
 
     def _serve(self, connection: socket.socket) -> None:
         deadline = Deadline.after(FIRST_WORD_SECONDS)
@@ -106,23 +107,30 @@ class Listener:
             self._device.volume.hand_over(client.sock)
 
     def _relay_volume(self, host: socket.socket) -> None:
-        """Stand between TLS, which cannot be handed to another process, and the volume server."""
+        """Stand between TLS, which cannot be handed to another process, and the volume server.
+
+        One thread for both directions: OpenSSL allows no two in one connection. Requests and replies take
+        turns, so sending cannot block both ways.
+        """
         ours, theirs = socket.socketpair()
         self._device.volume.hand_over(theirs)
-        towards = threading.Thread(target=_copy, args=(host, ours), daemon=True)
-        towards.start()
-        _copy(ours, host)
-        towards.join()
+        with ours, contextlib.suppress(OSError):
+            host.settimeout(RELAY_SECONDS)
+            ours.settimeout(RELAY_SECONDS)
+            while _relay_once(host, ours):
+                pass
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    source.settimeout(None)
-    with contextlib.suppress(OSError):
-        while data := source.recv(1 << 18):
-            target.sendall(data)
-    for end in (source, target):
-        with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
+def _relay_once(host: socket.socket, server: socket.socket) -> bool:
+    """Wait for either side and pass on what it has to say; False when one has ended."""
+    waiting = isinstance(host, ssl.SSLSocket) and host.pending()
+    ready = [host] if waiting else select.select([host, server], [], [])[0]
+    for source in ready:
+        data = source.recv(1 << 18)
+        if not data:
+            return False
+        (server if source is host else host).sendall(data)
+    return True
 
 
 def _listen(address: str, port: int) -> socket.socket:

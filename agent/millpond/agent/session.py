@@ -18,11 +18,12 @@ from millpond.agent.jobs import Worker, check_folders
 from millpond.agent.tickets import Tickets
 from millpond.agent.volume import VolumeServer
 from millpond.fs.layout import private_bytes
+from millpond.train import job
 from millpond.train.protocol import Prepare
 from millpond.wire.channel import Channel
 from millpond.wire.control import Attach, GetLedger, GetLoad, GetLog, GetTicket, Hello, Ledger, Log, Ticket
 from millpond.wire.deadline import NEVER, Deadline
-from millpond.wire.errors import ConnectionLost, ProtocolError, Refused
+from millpond.wire.errors import ConfigError, ConnectionLost, ProtocolError, Refused
 from millpond.wire.message import Failure, Message
 
 log = logging.getLogger(__name__)
@@ -120,6 +121,7 @@ class Device:
         """Hold a worker for as long as the host holds this connection."""
         worker = None
         try:
+            job.check(request.job, "the job")
             check_folders(request.folders)
             worker = Worker(self.config, request.job.name)
             self._workers.append(worker)
@@ -130,6 +132,12 @@ class Device:
             self._wait_for_end(host)
         except Refused as error:
             host.send(Failure(error.code, error.text), Deadline.after(REPLY_SECONDS))
+        except ConfigError as error:
+            host.send(Failure("model", str(error)), Deadline.after(REPLY_SECONDS))
+        except OSError as error:  # a full flash, most likely
+            text = f"the worker cannot be started: {error.strerror or error}"
+            log.error("job %s: %s", request.job.name, text)
+            host.send(Failure("device", text), Deadline.after(REPLY_SECONDS))
         finally:
             if worker:
                 self._workers.remove(worker)

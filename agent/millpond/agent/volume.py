@@ -12,10 +12,9 @@ import sys
 import threading
 from pathlib import Path
 
-from millpond.fs.layout import PUBLIC
-
 from millpond.agent.config import AgentConfig
 from millpond.agent.gate import Tally
+from millpond.fs.layout import PUBLIC
 from millpond.linux.confine import confined
 from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.sockets import send_descriptors
@@ -42,8 +41,8 @@ class DeviceMount:
 class VolumeServer:
     """The confined process that serves the public part. ``tally`` is its share of the ledger."""
 
-    def __init__(self, config: AgentConfig, config_path: Path) -> None:
-        self.tally = Tally()
+    def __init__(self, config: AgentConfig, config_path: Path, tally: Tally) -> None:
+        self.tally = tally
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         public = Path(config.flash, PUBLIC)

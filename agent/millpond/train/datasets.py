@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ Array = NDArray[Any]
 Pair = tuple[Array, Array]
 
 
+_LARGEST = 16 << 30
 _USUAL = ("images.npy", "labels.npy")
 
 
@@ -140,8 +142,13 @@ def _scaled(images: Array, name: str) -> NDArray[np.float32]:
 
 
 def _content(root: Path, name: str) -> bytes:
+    """A whole file; not more of it than it says it has, nor than memory can hold."""
     try:
-        return (root / name).read_bytes()
+        with (root / name).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _LARGEST:
+                raise DataError(f"{name} is larger than {_LARGEST} bytes", name)
+            return file.read(size)
     except OSError as error:
         raise DataError(f"{name}: {error.strerror}", name) from None
 
@@ -193,7 +200,7 @@ def _idx(root: Path, name: str) -> Array:
     content = _content(root, name)
     try:
         if name.endswith(".gz"):
-            content = zlib.decompressobj(wbits=31).decompress(content)
+            content = zlib.decompressobj(wbits=31).decompress(content, _LARGEST)
         zero, kind, dimensions = struct.unpack_from("!HBB", content)
         shape = struct.unpack_from(f"!{dimensions}I", content, 4)
         if (zero, kind) != (0, 8):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -203,7 +204,7 @@ def train(
     elif info.state == "done":
         print(f"job {number} is done: accuracy {info.accuracy:.4f} after {info.round} rounds; {info.model}")
     if info.state != "done":
-        fail(info.error or f"job {number} was {info.state}", JOB)
+        fail(info.error or f"job {number} was {info.state}", JOB, document=False)
 
 
 @app.command()
@@ -248,10 +249,17 @@ def stop(
         print(f"job {job} is stopped")
 
 
-def fail(text: str, code: int) -> NoReturn:
-    """One line on standard error, and the exit code."""
+def fail(text: str, code: int, *, document: bool = True) -> NoReturn:
+    """One line on standard error, and the exit code; if JSON was asked for, a ``document`` of the same."""
+    if document and _json_wanted(sys.argv[1:]):
+        views.print_json({"error": text, "exit_code": code})
     print(f"millpond: {text}", file=sys.stderr)
     raise SystemExit(code)
+
+
+def _json_wanted(arguments: list[str]) -> bool:
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--format=json" in own or ("--format", "json") in itertools.pairwise(own)
 
 
 def _exit_code(error: MillpondError) -> int:
@@ -273,8 +281,6 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None
     except MillpondError as error:
-        if "json" in sys.argv[1:] or "--format=json" in sys.argv[1:]:
-            views.print_json({"error": str(error), "kind": type(error).__name__})
         fail(str(error), _exit_code(error))
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), LOCAL)

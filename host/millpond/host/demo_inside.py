@@ -128,6 +128,7 @@ def _verdict(report: dict[str, Any]) -> int:
 if __name__ == "__main__":
     die_with_parent(signal.SIGKILL)
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
     except MillpondError as error:
         print(f"millpond: {error}", file=sys.stderr)

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from millpond.host.api import DeviceInfo, JobInfo
 from millpond.host.record import Round
@@ -93,7 +94,7 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     console.rule("report")
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in _lines(report):
-        table.add_row(f"[bold]{name}", value)
+        table.add_row(Text(name, "bold"), value)
     console.print(table)
     ssh, volume = report["ssh"], report["volumes"][0]
     console.rule(f"millpond run {ssh['device']} -- '{ssh['command']['line']}'")

@@ -13,7 +13,7 @@ import socket
 import ssl
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millpond.host import lifecycle
 from millpond.host.fleet import DeviceConfig, Fleet
@@ -21,7 +21,7 @@ from millpond.host.lifecycle import Event, State
 from millpond.host.record import Record
 from millpond.tunnel import TunnelEnd, spawn_end
 from millpond.wire import tls
-from millpond.wire.channel import Channel
+from millpond.wire.channel import Channel, notice_dead_peer
 from millpond.wire.control import CONTROL_PORT, Attach, GetLoad, Hello, Load, Welcome
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import (
@@ -33,6 +33,7 @@ from millpond.wire.errors import (
 )
 from millpond.wire.frame import Limits
 from millpond.wire.message import Ok
+from millpond.wire.text import printable
 
 log = logging.getLogger(__name__)
 
@@ -97,11 +98,13 @@ class Device:
     def dial(self, port: int, deadline: Deadline) -> socket.socket:
         """A TCP connection to a port of the device, through its tunnel. Raises ConnectionLost."""
         try:
-            return socket.create_connection((self._addresses.device_ip, port), deadline.remaining())
+            sock = socket.create_connection((self._addresses.device_ip, port), deadline.remaining())
         except TimeoutError:
             raise DeadlineExceeded(f"{self.name} did not answer on port {port} in time") from None
         except OSError as error:
             raise ConnectionLost(f"{self.name}: {error.strerror or error}") from None
+        notice_dead_peer(sock)  # also for those that the socket is passed on to
+        return sock
 
     def control(self, deadline: Deadline) -> Channel:
         """A new control connection to the agent. Raises RemoteError."""
@@ -140,8 +143,18 @@ class Device:
             with contextlib.ExitStack() as stack:
                 stack.callback(end.stop)
                 while end.alive and not self._stop.is_set():
-                    self._one_life(end)
+                    self._survive(end)
             self._happened(Event.LOST, "the tunnel's end on the host died")
+
+    def _survive(self, end: TunnelEnd) -> None:
+        """One life of the device; whatever goes wrong in it, the next one is tried."""
+        try:
+            self._one_life(end)
+        except Exception as error:
+            if not isinstance(error, LocalError):
+                log.exception("%s: internal error", self.name)
+            self._happened(Event.LOST, str(error))
+            self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
 
     def _one_life(self, end: TunnelEnd) -> None:
         """From greeting the agent to losing it."""
@@ -169,7 +182,9 @@ class Device:
 
     def _greet(self, agent: Channel) -> None:
         software = importlib.metadata.version("millpond")
-        welcome = agent.call(Hello(software), Welcome, Deadline.after(GREETING_SECONDS))
+        welcome = _cleaned(agent.call(Hello(software), Welcome, Deadline.after(GREETING_SECONDS)))
+        if welcome.device != self.name:
+            raise RemoteError(f"the agent of {self.name} says that it is '{welcome.device}'")
         load = agent.call(GetLoad(), Load, Deadline.after(GREETING_SECONDS))
         self._record.saw_device(self.name, welcome.boot, welcome.software)
         self._happened(Event.GREETED, "", welcome, load)
@@ -189,6 +204,17 @@ class Device:
             self._changed.notify_all()
         if state is not before.state and state is not State.CONNECTING:
             log.info("%s is %s%s", self.name, state, f": {reason}" if reason else "")
+
+
+def _cleaned(welcome: Welcome) -> Welcome:
+    """What a device says of itself, fit to be shown."""
+    return replace(
+        welcome,
+        device=printable(welcome.device, 40),
+        software=printable(welcome.software, 40),
+        boot=printable(welcome.boot, 40),
+        machine=printable(welcome.machine, 40),
+    )
 
 
 def _repeated(status: Status, event: Event) -> bool:

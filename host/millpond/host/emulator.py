@@ -18,9 +18,10 @@ from millpond.host.fleet import Fleet
 from millpond.host.locks import locked
 from millpond.images.backplane import Backplane
 from millpond.images.emulated import AGENT, BoardSpec
+from millpond.linux.logs import rotate
 from millpond.linux.network import loopback_up
 from millpond.linux.reaping import reap_orphans
-from millpond.linux.sandbox import Sandbox, exit_code, spawn
+from millpond.linux.sandbox import Sandbox, accept_signals, exit_code, spawn
 from millpond.wire.errors import LocalError
 
 TEND_SECONDS = 0.1
@@ -92,6 +93,7 @@ class Machine:
         """Until SIGINT, SIGTERM or the end of the command, whose exit code it returns."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
+        accept_signals()
         self._backplane.power_on()
         self._start_daemon()
         command = subprocess.Popen(self._command) if self._command else None
@@ -111,6 +113,7 @@ class Machine:
 
     def _start_daemon(self) -> None:
         argv = [sys.executable, "-m", "millpond.host.cli", "host", "--fleet", str(self._fleet.directory)]
+        rotate(self._fleet.directory / "host.log")
         with (self._fleet.directory / "host.log").open("ab") as output:
             self._daemon = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

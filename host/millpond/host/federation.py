@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ HOST = "host"
 START_SECONDS = 30.0
 EVALUATE_SECONDS = 600.0
 TRIES = 3
+MOST_SAMPLES = 1 << 24  # of one worker
 
 
 class JobFailed(LocalError):
@@ -119,14 +120,36 @@ class Federation:
         return self._host.ready
 
     def _settle(self, participant: Participant) -> None:
+        """Wait until a worker is prepared or out of the job, or its device has been away for long."""
+        device = self._around.devices.get(participant.name)
+        gone: Deadline | None = None
         while not participant.wait_settled(Deadline.after(0.5)):
             self._check_stop()
+            if device is None or device.wait_ready(Deadline.after(0.01)):
+                gone = None
+            elif (gone := gone or Deadline.after(START_SECONDS)).passed:
+                break
+        self._admit(participant)
         if participant.failure:
             self.log.warning("%s is out of the job: %s", participant.name, participant.failure)
         elif participant.ready:
-            if self._host.ready and participant.ready.tensors != self._host.ready.tensors:
-                raise JobFailed(f"{participant.name} builds another model than the host")
             self.log.info("%s is prepared with %d samples", participant.name, participant.ready.samples)
+
+    def _admit(self, participant: Participant) -> None:
+        """Put a worker out of the job that does not fit in it: another model, or more samples than can be."""
+        ready, host = participant.ready, self._host.ready
+        if ready is None or host is None or participant.failure:
+            return
+        if ready.tensors != host.tensors or ready.size != host.size:
+            participant.exclude(f"{participant.name} builds another model than the host")
+        elif not 0 <= ready.samples <= MOST_SAMPLES:
+            participant.exclude(f"{participant.name} claims to have {ready.samples} samples")
+        elif self._row.plan and self._all_samples() > self._row.plan.most_samples:
+            participant.exclude(f"{participant.name} has more samples than the job was planned for")
+
+    def _all_samples(self) -> int:
+        everybody = (self._host, *self._others)
+        return sum(p.ready.samples for p in everybody if p.ready and not p.failure)
 
     def _check_devices(self) -> None:
         """The job is lost if the devices that cannot take part leave less than the quorum."""
@@ -143,7 +166,8 @@ class Federation:
         if folders is None:
             return None
         request = Prepare(self._job, HOST, folders, self._row.code)
-        return LocalWorker(request, self._directory / "worker.log")
+        readable = [self._around.fleet.mountpoint(name) for name in self._sources if folders]
+        return LocalWorker(request, [*readable, Path(self._job.data.test)], self._directory / "worker.log")
 
     def _public_folders(self) -> tuple[str, ...] | None:
         """Where public data is. None while a volume is away, for a while; then the job does without it."""
@@ -160,6 +184,7 @@ class Federation:
                 if not self._patience.passed:
                     return None
                 self.log.warning("the public data of %s is left out: %s", name, error)
+        self._patience = None  # each time the worker is prepared, volumes have the same time to come
         return tuple(folders)
 
     def _make_device_worker(self, name: str) -> Worker | None:
@@ -173,10 +198,10 @@ class Federation:
         """Settle what must stay the same when the job resumes."""
         if self._row.plan:
             return self._row.plan
-        samples = sum(p.ready.samples for p in (self._host, *self._others) if p.ready)
         # Twice as many, up to a power of two, leaves room for devices that join later.
-        plan = Plan(self._sources, (1 << (2 * samples).bit_length()) - 1)
+        plan = Plan(self._sources, (1 << (2 * self._all_samples()).bit_length()) - 1)
         self._around.record.set_plan(self._row.id, plan)
+        self._row = replace(self._row, plan=plan)
         return plan
 
     def _first_state(self, done: list[Round]) -> tuple[Vector, int]:
@@ -216,6 +241,8 @@ class Federation:
         raise JobFailed(f"round {number} found no quorum of {self._quorum} devices in {TRIES} tries")
 
     def _trainers(self) -> list[Participant]:
+        for participant in self._others:
+            self._admit(participant)  # it may have been prepared anew
         host = [self._host] if self._host.ready and self._host.ready.samples else []
         return [*self._others, *host]
 

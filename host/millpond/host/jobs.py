@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from millpond.host.api import JobInfo, Progress
-from millpond.host.federation import Federation, JobFailed, Stopped, Surroundings
+from millpond.host.federation import Federation, Surroundings
 from millpond.host.record import JobRow, JobState, Record
 from millpond.train.job import Job
 from millpond.wire.errors import LocalError, MillpondError, Refused
 
 log = logging.getLogger(__name__)
+
+KEPT_LOGS = 20
 
 
 class JobLog(logging.Handler):
@@ -55,6 +57,7 @@ class Jobs:
         self._around = surroundings(self._notify)
         self._changed = threading.Condition()
         self._running: dict[int, _Running] = {}
+        self._lines: dict[int, list[str]] = {}
         self._closing = False
 
     def resume(self) -> None:
@@ -81,22 +84,33 @@ class Jobs:
 
     def _run(self, number: int, running: _Running) -> None:
         try:
+            self._finish(number, running)
+        except (OSError, MillpondError) as error:
+            log.error("job %d: its end cannot be recorded: %s", number, error)
+        finally:
+            running.log.close()
+            with self._changed:
+                del self._running[number]
+                self._lines[number] = list(running.log.lines)
+                while len(self._lines) > KEPT_LOGS:
+                    del self._lines[min(self._lines)]
+                self._changed.notify_all()
+
+    def _finish(self, number: int, running: _Running) -> None:
+        """Run the job and record its end; one that the daemon interrupts by closing stays running."""
+        try:
             model = running.federation.run()
             self._record.end_job(number, JobState.DONE, model=str(model))
-        except Stopped:
-            if not self._closing:
-                self._record.end_job(number, JobState.STOPPED)
-        except (JobFailed, MillpondError, OSError) as error:
-            running.federation.log.error("%s", error)
-            if not self._closing:
-                self._record.end_job(number, JobState.FAILED, error=str(error))
         except Exception as error:
-            running.federation.log.exception("internal error")
-            self._record.end_job(number, JobState.FAILED, error=f"internal error: {error!r}")
-        finally:
-            running.federation.log.removeHandler(running.log)
-            running.log.close()
-            self._notify()
+            if self._closing:
+                return
+            if running.stop.is_set():
+                self._record.end_job(number, JobState.STOPPED)
+                return
+            ours = isinstance(error, (MillpondError, OSError))
+            running.federation.log.error("%s", error, exc_info=not ours)
+            text = str(error) if ours else f"internal error: {error!r}"
+            self._record.end_job(number, JobState.FAILED, error=text)
 
     def stop(self, number: int) -> None:
         """Stop a running job. Raises Refused for one that does not run."""
@@ -127,14 +141,18 @@ class Jobs:
         while True:
             row = self._row(number)
             rounds = self._record.rounds(number)[rounds_seen:]
-            running = self._running.get(number)
-            lines = running.log.lines[lines_seen:] if running else []
+            lines = self._lines_of(number)[lines_seen:]
             yield Progress(self._info(row), tuple(rounds), tuple(lines))
             rounds_seen, lines_seen = rounds_seen + len(rounds), lines_seen + len(lines)
             if row.state is not JobState.RUNNING:
                 return
             with self._changed:
                 self._changed.wait(0.5)
+
+    def _lines_of(self, number: int) -> list[str]:
+        with self._changed:
+            running = self._running.get(number)
+            return list(running.log.lines if running else self._lines.get(number, ()))
 
     def log(self, number: int, lines: int) -> tuple[str, ...]:
         """The last ``lines`` lines of a job's log. Raises Refused, LocalError."""
@@ -150,10 +168,10 @@ class Jobs:
             self._changed.notify_all()
 
     def _row(self, number: int) -> JobRow:
-        for row in self._record.jobs():
-            if row.id == number:
-                return row
-        raise Refused("", "unknown", f"there is no job {number}")
+        row = self._record.job(number)
+        if row is None:
+            raise Refused("", "unknown", f"there is no job {number}")
+        return row
 
     def _info(self, row: JobRow) -> JobInfo:
         rounds = self._record.rounds(row.id)

@@ -12,7 +12,7 @@ class State(StrEnum):
     CONNECTING = "connecting"  # the tunnel is up; the agent is being greeted
     READY = "ready"
     INCOMPATIBLE = "incompatible"  # it speaks another version of the protocol
-    REFUSED = "refused"  # its certificate, or ours, was not accepted
+    REFUSED = "refused"  # its certificate, ours, or what it says was not accepted
 
 
 class Event(StrEnum):
@@ -33,6 +33,7 @@ _TRANSITIONS = {
     (State.CONNECTING, Event.LOST): State.ABSENT,
     (State.READY, Event.LOST): State.ABSENT,
     (State.READY, Event.OTHER_VERSION): State.INCOMPATIBLE,
+    (State.READY, Event.NOT_TRUSTED): State.REFUSED,
     (State.INCOMPATIBLE, Event.LOST): State.ABSENT,
     (State.INCOMPATIBLE, Event.TUNNEL_UP): State.CONNECTING,
     (State.REFUSED, Event.LOST): State.ABSENT,

@@ -15,13 +15,15 @@ log = logging.getLogger(__name__)
 
 PREPARE_SECONDS = 300.0
 RETRY_SECONDS = 0.5
+LOSSES = 3
 
 
 class Participant:
     """Keeps a worker prepared, in a thread of its own.
 
     ``make`` gives a new worker when its device is there, None while it is not. A worker that cannot prepare
-    because of the job itself (missing data, a model that raises) is out of the job: ``failure`` says why.
+    because of the job itself (missing data, a model that raises), or is lost three times in a row while it
+    prepares, is out of the job: ``failure`` says why.
     """
 
     def __init__(self, name: str, make: Callable[[], Worker | None]) -> None:
@@ -31,6 +33,7 @@ class Participant:
         self._worker: Worker | None = None
         self._prepared = False
         self._lost = ""
+        self._losses = 0
         self._changed = threading.Condition()
         self._stopped = False
         self._thread = threading.Thread(target=self._keep_prepared, name=f"worker {name}", daemon=True)
@@ -68,6 +71,14 @@ class Participant:
                 self._changed.notify_all()
         worker.close()
 
+    def exclude(self, reason: str) -> None:
+        """Take the worker out of the job for good."""
+        with self._changed:
+            self.failure = reason
+            worker = self._worker
+        if worker:
+            self.lose(worker, reason)
+
     def stop(self) -> None:
         """Leave the job, also in the middle of preparing."""
         with self._changed:
@@ -97,12 +108,14 @@ class Participant:
             if worker is None or not self._adopt(worker):
                 return False
             ready = worker.prepare(Deadline.after(PREPARE_SECONDS))
-        except (MillpondError, OSError) as error:
+        except Exception as error:
+            if not isinstance(error, (MillpondError, OSError)):
+                log.exception("worker %s: internal error", self.name)
             self._give_up(worker, error)
             return False
         with self._changed:
             if self._worker is worker:
-                self.ready, self._prepared, self._lost = ready, True, ""
+                self.ready, self._prepared, self._lost, self._losses = ready, True, "", 0
                 self._changed.notify_all()
             return self._prepared
 
@@ -118,8 +131,12 @@ class Participant:
     def _give_up(self, worker: Worker | None, error: Exception) -> None:
         with self._changed:
             self._lost = str(error)
+            self._losses += worker is not None and not self._stopped
             if isinstance(error, Refused) and error.code in ("data", "model"):
                 self.failure = str(error)
+            elif self._losses == LOSSES:
+                self.failure = f"{self.name} was lost {LOSSES} times while it prepared: {error}"
+            log.info("worker %s could not be prepared: %s", self.name, error)
             if self._worker is worker:
                 self._worker = None
             self._changed.notify_all()

@@ -109,13 +109,21 @@ class Record:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
             try:
-                yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+                with self._begun():
+                    yield self._db
+            except sqlite3.Error as error:
+                raise LocalError(f"the fleet's record: {error}") from error
+
+    @contextlib.contextmanager
+    def _begun(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
 
     def saw_device(self, name: str, boot: str, software: str) -> None:
         """Note that a device has answered."""
@@ -150,6 +158,12 @@ class Record:
         """All jobs, oldest first."""
         with self._transaction() as db:
             return [_job_row(row) for row in db.execute("SELECT * FROM jobs ORDER BY id")]
+
+    def job(self, number: int) -> JobRow | None:
+        """One job, if it is there."""
+        with self._transaction() as db:
+            row = db.execute("SELECT * FROM jobs WHERE id = ?", (number,)).fetchone()
+            return _job_row(row) if row else None
 
     def add_round(self, job: int, result: Round) -> None:
         """Record a finished round. From here on the job resumes after it."""

@@ -18,9 +18,11 @@ from millpond.host.workers import Worker
 from millpond.train.aggregate import RefusedUpdate, Sum, Vector
 from millpond.train.protocol import Trained
 from millpond.wire.deadline import Deadline
-from millpond.wire.errors import DeadlineExceeded, MillpondError, Refused
+from millpond.wire.errors import DeadlineExceeded, MillpondError, ProtocolError, Refused
 
 BUFFERS = 3
+TRANSFER_SECONDS = 10.0
+SLOWEST = 1e6  # bytes per second
 
 
 class Staging:
@@ -82,9 +84,13 @@ class Gathering:
         name = participant.name
         try:
             trained = worker.train(self.number, self._state, self._deadline)
+            if participant.ready is None or trained.samples != participant.ready.samples:
+                raise ProtocolError(f"{name} says that it trained on {trained.samples} samples")
             buffer = self._staging.take(self._deadline)
             try:
-                worker.receive_state(buffer, self._deadline)
+                # A buffer is not held for a worker that is stuck: others wait for it.
+                seconds = TRANSFER_SECONDS + buffer.nbytes / SLOWEST
+                worker.receive_state(buffer, self._deadline.earlier(seconds))
                 self._count(name, trained, buffer)
             finally:
                 self._staging.give_back(buffer)

@@ -5,24 +5,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import threading
 from collections.abc import Callable, Mapping
 
 from millpond.host import api
 from millpond.host.device import Device
 from millpond.host.fleet import Fleet
 from millpond.host.jobs import Jobs
+from millpond.host.lifecycle import State
 from millpond.linux import sockets
 from millpond.train.job import check
+from millpond.wire.acceptor import Acceptor
 from millpond.wire.channel import Channel
 from millpond.wire.control import CONTROL_PORT, GetLedger, GetLog, GetTicket, Ledger, Log, Ticket
 from millpond.wire.deadline import NEVER, Deadline
 from millpond.wire.errors import LocalError, MillpondError, Refused, RemoteError
 from millpond.wire.frame import Limits
 from millpond.wire.message import Failure, Message, Ok
+from millpond.wire.text import printable
 
 log = logging.getLogger(__name__)
 REPLY_SECONDS = 10.0
+COMMANDS = 256
 Traffic = Callable[[], dict[str, tuple[int, int]]]
 
 
@@ -31,21 +34,13 @@ class Server:
 
     def __init__(self, fleet: Fleet, devices: Mapping[str, Device], jobs: Jobs, traffic: Traffic) -> None:
         self._fleet, self._devices, self._jobs, self._traffic = fleet, devices, jobs, traffic
-        self._server = sockets.listen(fleet.socket)
-        threading.Thread(target=self._accept, name="api", daemon=True).start()
+        server = sockets.listen(fleet.socket)
+        self._acceptor = Acceptor(server, self._serve, places=COMMANDS, name="commands")
 
     def close(self) -> None:
         """Answer no more, and take the socket away."""
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+        self._acceptor.close()
         self._fleet.socket.unlink(missing_ok=True)
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                connection, _ = self._server.accept()
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         with Channel(connection, "a command", limits=Limits(head=4 << 20, payload=0)) as client:
@@ -109,12 +104,14 @@ class Server:
             client.send(api.Volume(ticket.token, ticket.tls), deadline)
             sockets.send_descriptors(client.sock, [sock.fileno()])
 
-    def _get_ledgers(self, client: Channel, _request: api.GetLedgers, deadline: Deadline) -> None:
+    def _get_ledgers(self, client: Channel, _request: api.GetLedgers, _deadline: Deadline) -> None:
         ledgers = {}
         for name, device in self._devices.items():
-            with contextlib.suppress(RemoteError), device.control(deadline) as agent:
-                ledgers[name] = agent.call(GetLedger(), Ledger, deadline)
-        client.send(api.Ledgers(ledgers), deadline)
+            if device.status.state is State.READY:
+                deadline = Deadline.after(REPLY_SECONDS)
+                with contextlib.suppress(RemoteError), device.control(deadline) as agent:
+                    ledgers[name] = agent.call(GetLedger(), Ledger, deadline)
+        client.send(api.Ledgers(ledgers), Deadline.after(REPLY_SECONDS))
 
     def _submit(self, client: Channel, request: api.Submit, deadline: Deadline) -> None:
         number = self._jobs.submit(check(request.job, request.job.name), request.code)
@@ -132,7 +129,8 @@ class Server:
             client.send(Log(self._jobs.log(int(request.target), request.lines)), deadline)
         else:
             with self._device(request.target).control(deadline) as agent:
-                client.send(agent.call(GetLog(request.lines), Log, deadline), deadline)
+                lines = agent.call(GetLog(request.lines), Log, deadline).lines
+            client.send(Log(tuple(printable(line) for line in lines)), deadline)
 
     def _stop(self, client: Channel, request: api.StopJob, _deadline: Deadline) -> None:
         self._jobs.stop(request.job)

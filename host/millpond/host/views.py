@@ -31,7 +31,7 @@ COLOURS = {
 
 def console() -> Console:
     """Where tables go; wide enough for a whole row when it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
 
 
 def quiet_console() -> Console:
@@ -41,7 +41,7 @@ def quiet_console() -> Console:
 
 def print_json(value: object) -> None:
     """One JSON document on standard output."""
-    print(json.dumps(dump(value), indent=2, default=_plain))
+    print(json.dumps(dump(value), indent=2, default=_plain, allow_nan=False))
 
 
 def _plain(value: object) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from millpond.fs.mounts import unmount
 from millpond.host.fleet import Fleet
 from millpond.host.mounter import command
+from millpond.linux.syscalls import follow_no_links
 from millpond.wire.errors import RemoteError
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,9 @@ class Volumes:
         if process.stdout.readline().strip() != "ready":
             _, complaint = process.communicate()
             raise RemoteError(f"the volume of {device} cannot be mounted: {complaint.strip()}")
+        process.stdout.close()
         process.stderr.close()
+        follow_no_links(folder)  # a device must not choose which of the host's files is read
         self._processes[device] = process
         return folder
 
@@ -63,5 +66,3 @@ class Volumes:
                 unmount(self._fleet.mountpoint(device))
                 process.kill()
                 process.wait()
-            if process.stdout:
-                process.stdout.close()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from millpond.host.device import Device
+from millpond.linux.confine import confined
+from millpond.linux.logs import BoundedLog
+from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.train.aggregate import Vector
 from millpond.train.protocol import (
     Evaluate,
@@ -101,18 +104,32 @@ class DeviceWorker(_ChannelWorker):
 class LocalWorker(_ChannelWorker):
     """A worker process on the host. It also makes the first state and scores averages.
 
+    It runs a user's model, so it sees only ``readable`` and programs, and has no network and no capabilities.
     Start it from a thread that outlives it: it dies with that thread.
     """
 
-    def __init__(self, request: Prepare, log: Path) -> None:
+    def __init__(self, request: Prepare, readable: Sequence[Path], log: Path) -> None:
         super().__init__(request.worker)
         self._request = request
         ours, theirs = socket.socketpair()
         argv = [sys.executable, "-m", "millpond.train.worker", str(theirs.fileno()), "--errors", "full"]
-        with log.open("ab") as output:
+        sandbox = Sandbox(
+            binds=(*system_binds(), *python_binds(), *(Bind(path, path) for path in readable)),
+            own_network=True,
+            own_pids=True,
+            capabilities=False,
+        )
+        output = BoundedLog(log)
+        try:
             self._process = subprocess.Popen(
-                argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                confined(sandbox, argv),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output.writer,
+                stderr=output.writer,
             )
+        finally:
+            output.close_writer()
         theirs.close()
         self._channel = Channel(ours, f"the worker '{self.name}' on the host", limits=LOCAL_LIMITS)
 

@@ -10,6 +10,7 @@ from millpond.images.emulated import BoardSpec, EmulatedBoard
 
 log = logging.getLogger(__name__)
 RESET_SECONDS = 1.0
+OFF_SECONDS = 10.0
 
 
 class Backplane:
@@ -44,4 +45,6 @@ class Backplane:
     def power_off(self) -> None:
         """Shut all boards down."""
         for board in self._boards:
-            board.power_off()
+            board.shut_down()
+        for board in self._boards:
+            board.power_off(OFF_SECONDS)

@@ -7,17 +7,22 @@ as on a real board. Its slot, a directory shared with the host, carries the tunn
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from millpond.images import ssh_server
 from millpond.images.init import Init
+from millpond.linux.logs import rotate
 from millpond.linux.network import allow_low_ports, loopback_up
-from millpond.linux.sandbox import Bind, Sandbox, exit_code, python_binds, spawn, system_binds
+from millpond.linux.sandbox import Bind, Sandbox, python_binds, spawn, system_binds
 from millpond.wire.errors import LocalError
+
+log = logging.getLogger(__name__)
 
 SLOT = "/run/slot"
 IDENTITY = "/etc/millpond"
@@ -48,12 +53,13 @@ class EmulatedBoard:
         for part in ("etc", "flash", "state", "slot"):
             if not (self.spec.directory / part).is_dir():
                 raise LocalError(f"{self.spec.name} has no directory '{part}': run 'millpond init' first")
+        rotate(self.spec.directory / "console.log")
         self._pid = spawn(_sandbox(self.spec), self._body)
 
     def _body(self) -> int:
-        log = os.open("/dev/console.log", os.O_WRONLY | os.O_APPEND)
+        console = os.open("/dev/console.log", os.O_WRONLY | os.O_APPEND)
         for descriptor in (1, 2):
-            os.dup2(log, descriptor)
+            os.dup2(console, descriptor)
         logging.basicConfig(level=logging.INFO, format="init: %(message)s", force=True)
         loopback_up()
         allow_low_ports()
@@ -72,14 +78,20 @@ class EmulatedBoard:
         self._pid = None
         return True
 
-    def power_off(self, *, abruptly: bool = False) -> int:
-        """Shut the board down, or cut its power. Returns its exit code."""
-        if self._pid is None:
-            return 0
-        os.kill(self._pid, signal.SIGKILL if abruptly else signal.SIGTERM)
-        _, status = os.waitpid(self._pid, 0)
-        self._pid = None
-        return exit_code(status)
+    def shut_down(self) -> None:
+        """Tell the board to go off; returns at once."""
+        if self._pid is not None:
+            os.kill(self._pid, signal.SIGTERM)
+
+    def power_off(self, patience: float) -> None:
+        """Wait ``patience`` seconds until the board is off, then cut its power."""
+        deadline = time.monotonic() + patience
+        while self._pid is not None and not self.died():
+            if time.monotonic() > deadline:
+                log.warning("%s does not shut down; its power is cut", self.spec.name)
+                os.kill(self._pid, signal.SIGKILL)
+                deadline = math.inf
+            time.sleep(0.02)
 
 
 def _sandbox(spec: BoardSpec) -> Sandbox:

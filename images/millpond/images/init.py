@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from millpond.linux.reaping import reap_orphans
+from millpond.linux.sandbox import accept_signals
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Init:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
+        accept_signals()
 
     def _on_stop(self, *_: object) -> None:
         self._stopping = True

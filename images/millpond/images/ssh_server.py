@@ -46,8 +46,8 @@ def command(identity: Path, public: Path) -> list[str]:
         binds=(*system_binds(), Bind(public, public, read_only=False)),
         files=accounts() | {"/etc/ssh/sshd_config": _CONFIG},
         secrets={
-            "/etc/ssh/host_key": (identity / "ssh_host_key").read_text(),
-            "/etc/ssh/authorized_keys": (identity / "authorized_keys").read_text(),
+            "/etc/ssh/host_key": str(identity / "ssh_host_key"),
+            "/etc/ssh/authorized_keys": str(identity / "authorized_keys"),
         },
         own_pids=True,
         uid=UID,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from millpond.linux import syscalls
-from millpond.linux.sandbox import Bind, Sandbox, exit_code, spawn
+from millpond.linux.sandbox import Bind, Sandbox, accept_signals, exit_code, spawn
 
 
 def confined(sandbox: Sandbox, command: list[str]) -> list[str]:
@@ -39,6 +39,7 @@ def main() -> int:
     command = sys.argv[2:]
 
     def execute() -> int:
+        accept_signals()
         os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
 
     descriptors = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]  # noqa: PTH208

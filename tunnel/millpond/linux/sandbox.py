@@ -35,7 +35,9 @@ class Sandbox:
     """What a process tree may see.
 
     ``binds`` None keeps the whole file system; of nested targets the deeper one is on top. ``files`` are
-    readable by all, ``secrets`` by the sandbox's user alone. ``own_network`` starts with a loopback that is
+    readable by all, ``secrets`` by the sandbox's user alone: they map names inside to files outside, so that
+    their contents never stand in a command line. Without ``capabilities`` a root is one by name alone.
+    ``own_network`` starts with a loopback that is
     down and nothing else. ``uid`` None stays root of the sandbox; where only one uid exists, any other uid is
     that one renamed.
     """
@@ -50,6 +52,7 @@ class Sandbox:
     own_pids: bool = False
     new_session: bool = False
     uid: int | None = None
+    capabilities: bool = True
 
 
 def has_many_uids() -> bool:
@@ -79,7 +82,9 @@ def spawn(sandbox: Sandbox, body: Callable[[], int], *, keep: Sequence[int] = ()
     """Fork; run ``body`` in the sandbox and exit with its result. Returns the pid to wait for.
 
     The child dies with the calling thread. With ``own_pids`` the body runs as PID 1 and everything it ever
-    started dies with it. Descriptors stay open as their close-on-exec flags say, ``keep`` in any case.
+    started dies with it; SIGTERM, SIGINT and SIGHUP wait for it until it calls ``accept_signals``, for the
+    kernel forgets those that a PID 1 has no handler for. Descriptors stay open as their close-on-exec flags
+    say, ``keep`` in any case.
     """
     parent = os.getpid()
     _flush()  # or the child would write it a second time
@@ -134,6 +139,9 @@ def _inside(sandbox: Sandbox, body: Callable[[], int]) -> int:
         syscalls.set_hostname(sandbox.hostname)
     if sandbox.uid is not None:
         _drop_to(sandbox.uid, many_uids)
+    elif not sandbox.capabilities:
+        syscalls.drop_capabilities()
+        syscalls.no_new_privileges()
     return body()
 
 
@@ -144,8 +152,12 @@ def _become_first_process() -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDED_ON)  # none may come before it can be handed on
     if pid := os.fork():
         _relay(pid, mask)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     syscalls.die_with_parent(signal.SIGKILL)
+
+
+def accept_signals() -> None:
+    """As PID 1, once handlers are in place: let in the signals that are handed on, also earlier ones."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDED_ON)
 
 
 def _relay(pid: int, mask: set[int | signal.Signals]) -> NoReturn:
@@ -194,6 +206,7 @@ def _build_root(sandbox: Sandbox, many_uids: bool) -> None:
                 "proc", Path("/proc"), "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
             )
         return
+    secrets = {name: Path(source).read_text() for name, source in sandbox.secrets.items()}
     with contextlib.ExitStack() as stack:
         sources = [_open(item.source, stack) for item in sandbox.binds]
         root = Path("/tmp")  # noqa: S108 - covered by our own tmpfs at once
@@ -201,14 +214,15 @@ def _build_root(sandbox: Sandbox, many_uids: bool) -> None:
         _fill(root, sandbox, sources)
     for name, text in sandbox.files.items():
         _write(inside(root, Path(name)), text, 0o644, None)
-    for name, text in sandbox.secrets.items():
+    for name, text in secrets.items():
         _write(inside(root, Path(name)), text, 0o600, sandbox.uid if many_uids else None)
     for name, target in sandbox.links.items():
         inside(root, Path(name)).parent.mkdir(parents=True, exist_ok=True)
         inside(root, Path(name)).symlink_to(target)
     _mount_kernel_trees(root, sandbox.own_pids)
     syscalls.pivot_root(root)
-    if sandbox.uid is not None:  # where the user is root renamed, permissions alone would not protect it
+    if sandbox.uid is not None or not sandbox.capabilities:
+        # Where the user is root renamed, permissions alone would not protect it.
         flags = syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_RDONLY | syscalls.MS_NOSUID
         syscalls.mount("", Path("/"), "", flags)
 

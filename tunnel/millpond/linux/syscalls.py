@@ -20,6 +20,7 @@ MS_NOSUID = 0x2
 MS_NODEV = 0x4
 MS_NOEXEC = 0x8
 MS_REMOUNT = 0x20
+MS_NOSYMFOLLOW = 0x100
 MS_BIND = 0x1000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
@@ -84,6 +85,12 @@ def _locked_flags(path: Path) -> int:
     pairs = ((os.ST_NOSUID, MS_NOSUID), (os.ST_NODEV, MS_NODEV), (os.ST_NOEXEC, MS_NOEXEC))
     noatime, relatime = (0x400, 0x400), (0x1000, 0x200000)
     return sum(flag for bit, flag in (*pairs, noatime, relatime) if have & bit)
+
+
+def follow_no_links(target: Path) -> None:
+    """Have the kernel follow no symbolic link below the mount at ``target``. Raises OSError."""
+    flags = MS_BIND | MS_REMOUNT | MS_NOSYMFOLLOW | MS_NOSUID | MS_NODEV
+    mount("", target, "", flags)
 
 
 def unmount(target: Path, flags: int = MNT_DETACH) -> None:

@@ -21,6 +21,7 @@ from millpond.wire.errors import (
 )
 from millpond.wire.frame import Head, Limits, Receiver, encode
 from millpond.wire.message import Failure, Kind, Message
+from millpond.wire.text import printable
 
 R = TypeVar("R", bound=Message)
 Buffer = bytes | bytearray | memoryview
@@ -30,8 +31,8 @@ _CHUNK = 1 << 20
 class Outlet(Protocol):
     """Sees every byte that a channel sends, before any encryption; raises to stop it."""
 
-    def passing(self, kind: Kind, data: Buffer) -> None:
-        """``data`` of ``kind`` is about to leave."""
+    def passing(self, kind: Kind, data: Buffer, payload: bool) -> None:
+        """``data`` of ``kind`` is about to leave: part of a head, or of a payload."""
 
 
 class Channel:
@@ -46,18 +47,18 @@ class Channel:
         self._payload_left = 0
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _notice_dead_peer(sock)
+            notice_dead_peer(sock)
 
     def send(self, message: Message, deadline: Deadline, payload: Buffer = b"") -> None:
         """Send a message and the raw ``payload`` behind it. Raises ConnectionLost, DeadlineExceeded."""
         body = memoryview(payload).cast("B")
-        self._send_bytes(type(message).KIND, encode(message, len(body)), deadline)
+        self._send_bytes(type(message).KIND, encode(message, len(body)), deadline, payload=False)
         for start in range(0, len(body), _CHUNK):
-            self._send_bytes(type(message).PAYLOAD_KIND, body[start : start + _CHUNK], deadline)
+            self._send_bytes(type(message).PAYLOAD_KIND, body[start : start + _CHUNK], deadline, payload=True)
 
-    def _send_bytes(self, kind: Kind, data: Buffer, deadline: Deadline) -> None:
+    def _send_bytes(self, kind: Kind, data: Buffer, deadline: Deadline, *, payload: bool) -> None:
         if self._outlet:
-            self._outlet.passing(kind, data)
+            self._outlet.passing(kind, data, payload)
         try:
             self.sock.settimeout(deadline.remaining())
             self.sock.sendall(data)
@@ -101,7 +102,7 @@ class Channel:
         if isinstance(head.message, Failure):
             if head.payload_size:  # it would stay in the way of the next message
                 raise ProtocolError(f"{self.peer} sent {head.payload_size} bytes behind 'failure'")
-            raise Refused(self.peer, head.message.code, head.message.text)
+            raise Refused(self.peer, printable(head.message.code), printable(head.message.text))
         if not isinstance(head.message, reply):
             raise ProtocolError(f"{self.peer} sent '{head.message.NAME}' where '{reply.NAME}' belongs")
         if payload is not None and head.payload_size != payload:
@@ -151,7 +152,7 @@ class Channel:
         self.close()
 
 
-def _notice_dead_peer(sock: socket.socket) -> None:
+def notice_dead_peer(sock: socket.socket) -> None:
     """A peer whose machine or link is gone says no farewell: ask after 10 s, give up after 30."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
