@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from millpond.linux.confine import confined
 from millpond.linux.sandbox import (
     Bind,
     Sandbox,
+    accept_signals,
     exit_code,
     has_many_uids,
     python_binds,
@@ -136,10 +138,11 @@ def test_a_bind_below_tmp_is_not_covered(tmp_path: Path) -> None:
 
 @needs_root
 def test_files_links_and_secrets(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret")
     sandbox = Sandbox(
         binds=(),
         files={"/etc/hosts": "127.0.0.1 localhost\n"},
-        secrets={"/etc/key": "secret"},
+        secrets={"/etc/key": str(tmp_path / "key")},
         links={"/etc/mtab": "/proc/self/mounts"},
         uid=NOBODY,
     )
@@ -301,11 +304,29 @@ def test_sigterm_reaches_the_body(own_pids: bool, pipe: tuple[int, int]) -> None
 
     def body() -> int:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
+        accept_signals()
         os.write(writing, b"ready")
         signal.pause()
         return 0
 
     pid = spawn(Sandbox(own_pids=own_pids), body)
+    assert os.read(reading, 5) == b"ready"
+    os.kill(pid, signal.SIGTERM)
+    assert wait(pid) == 9
+
+
+@needs_root
+def test_a_signal_waits_for_the_first_process_to_be_ready(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+
+    def body() -> int:
+        os.write(writing, b"ready")
+        time.sleep(0.5)  # the signal comes now, and the kernel would forget it
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
+        accept_signals()
+        return 0
+
+    pid = spawn(Sandbox(own_pids=True), body)
     assert os.read(reading, 5) == b"ready"
     os.kill(pid, signal.SIGTERM)
     assert wait(pid) == 9
@@ -532,3 +553,20 @@ def test_many_uids() -> None:
     if not has_many_uids():
         pytest.skip("this is already a user namespace with one uid")
     assert run(Sandbox(uid=NOBODY), has_many_uids) is True
+
+
+@needs_root
+def test_a_strict_umask_does_not_close_the_root(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("seen")
+    (tmp_path / "data").chmod(0o644)
+    sandbox = Sandbox(
+        binds=(Bind(tmp_path / "data", Path("/a/b/data")),), files={"/etc/x/hosts": "local"}, uid=NOBODY
+    )
+    before = os.umask(0o077)
+    try:
+        seen = run(
+            sandbox, lambda: [Path("/a/b/data").read_text(), Path("/etc/x/hosts").read_text(), os.umask(0)]
+        )
+    finally:
+        os.umask(before)
+    assert seen == ["seen", "local", 0o077]

@@ -308,7 +308,7 @@ class Count:
         self.seen: dict[Kind, int] = dict.fromkeys(Kind, 0)
         self._limit = limit
 
-    def passing(self, kind: Kind, data: Buffer) -> None:
+    def passing(self, kind: Kind, data: Buffer, payload: bool) -> None:
         if sum(self.seen.values()) + len(data) > self._limit:
             raise RemoteError("stopped at the gate")
         self.seen[kind] += len(data)

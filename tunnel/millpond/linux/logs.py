@@ -11,7 +11,7 @@ LOG_BYTES = 4 << 20
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def rotate(path: Path, most: int = LOG_BYTES) -> None:
+def rotate(path: Path, *, most: int = LOG_BYTES) -> None:
     """Put a log file that has grown over ``most`` bytes aside, in place of the one before it."""
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size > most:
@@ -24,15 +24,15 @@ class BoundedLog:
     The file is its owner's alone and is never reached through a link. Raises OSError.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, most: int = LOG_BYTES) -> None:
+        self._path, self._most = path, most
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._file = self._open()
         reader, self.writer = os.pipe2(os.O_CLOEXEC)
         threading.Thread(target=self._copy, args=(reader,), name=f"log {path.name}", daemon=True).start()
 
     def _open(self) -> int:
-        rotate(self._path)
+        rotate(self._path, most=self._most)
         return os.open(self._path, _FLAGS, 0o600)
 
     def _copy(self, reader: int) -> None:
@@ -41,7 +41,7 @@ class BoundedLog:
         while data := os.read(reader, 1 << 16):
             with contextlib.suppress(OSError):
                 written += os.write(self._file, data)
-                if written > LOG_BYTES:
+                if written > self._most:
                     fresh = self._open()
                     os.close(self._file)
                     self._file, written = fresh, 0

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from millpond.linux.logs import BoundedLog
+
+
+def wait_for(folder: Path, text: bytes) -> None:
+    deadline = time.monotonic() + 10
+    while not any(text in path.read_bytes() for path in folder.iterdir()):
+        assert time.monotonic() < deadline, f"{text!r} is in no log in {folder}"
+        time.sleep(0.01)
+
+
+def test_keeps_what_a_process_writes(tmp_path: Path) -> None:
+    log = BoundedLog(tmp_path / "jobs" / "a.log")
+    subprocess.run(["sh", "-c", "echo out; echo err >&2"], stdout=log.writer, stderr=log.writer, check=True)
+    log.close_writer()
+    wait_for(tmp_path / "jobs", b"out\nerr\n")
+    assert stat.S_IMODE((tmp_path / "jobs" / "a.log").stat().st_mode) == 0o600
+
+
+def test_is_never_longer_than_two_files(tmp_path: Path) -> None:
+    log = BoundedLog(tmp_path / "a.log", most=10_000)
+    for number in range(1000):
+        os.write(log.writer, b"%0100d\n" % number)
+    os.write(log.writer, b"the end\n")
+    log.close_writer()
+    wait_for(tmp_path, b"the end")
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert len(sizes) == 2
+    assert max(sizes) < 10_000 + (1 << 16)
+
+
+def test_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "a.log").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        BoundedLog(tmp_path / "a.log")
+    assert not (tmp_path / "elsewhere").exists()

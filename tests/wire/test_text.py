@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from millpond.wire.text import printable
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("größe 5 µm", "größe 5 µm"),
+        ("two\nlines", "two lines"),
+        ("\x1b[2Jgone", " [2Jgone"),
+        ("a\x00b\x7fc\u202ed", "a b c d"),
+        ("", ""),
+    ],
+)
+def test_one_line_without_control_characters(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_long_text_is_shortened() -> None:
+    assert printable("x" * 50, 10) == "xxxxxxx..."
+    assert printable("x" * 10, 10) == "x" * 10
