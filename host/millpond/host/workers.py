@@ -26,7 +26,7 @@ from millpond.train.protocol import (
 )
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ProtocolError
+from millpond.wire.errors import ConnectionLost, ProtocolError
 from millpond.wire.frame import Limits
 
 LOCAL_LIMITS = Limits(head=4 << 20, payload=1 << 34)
@@ -110,7 +110,7 @@ class LocalWorker(_ChannelWorker):
 
     def __init__(self, request: Prepare, readable: Sequence[Path], log: Path) -> None:
         super().__init__(request.worker)
-        self._request = request
+        self._request, self._log = request, log
         ours, theirs = socket.socketpair()
         argv = [sys.executable, "-m", "millpond.train.worker", str(theirs.fileno()), "--errors", "full"]
         sandbox = Sandbox(
@@ -135,7 +135,10 @@ class LocalWorker(_ChannelWorker):
 
     def prepare(self, deadline: Deadline) -> Ready:
         """See Worker."""
-        ready = self._connected.call(self._request, Ready, deadline)
+        try:
+            ready = self._connected.call(self._request, Ready, deadline)
+        except ConnectionLost:
+            raise ConnectionLost(f"the worker process on the host died; {self._log} may say why") from None
         self._size = ready.size
         return ready
 
