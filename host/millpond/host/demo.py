@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import sys
@@ -28,6 +29,7 @@ def run(directory: Path, seed: int) -> int:
     """Everything, from nothing to the report. Returns an exit code."""
     emulator.check_prerequisites()
     directory = directory.absolute()
+    os.umask(0o022)  # the devices' users must be able to read what is theirs
     _check_ours(directory)
     with locked(directory / _MARK, f"a demo runs in {directory}"):
         return _run(directory, seed)
