@@ -201,7 +201,9 @@ class Emulation:
         self._seen.update(found)
         return found
 
-    def millpond(self, command: str, *arguments: str | Path, stdin: str = "", timeout: float = 90.0) -> Result:
+    def millpond(
+        self, command: str, *arguments: str | Path, stdin: str = "", timeout: float = 90.0
+    ) -> Result:
         """Run a command on this fleet."""
         return millpond(command, "--fleet", self.directory, *arguments, stdin=stdin, timeout=timeout)
 
@@ -224,6 +226,8 @@ class Emulation:
         def reached() -> dict[str, DeviceInfo] | None:
             last.clear()
             last.update(self.devices())
+            assert self.process is not None, "the fleet is switched off"
+            assert self.process.poll() is None, "the emulation has ended"
             return last if all(n in last and last[n].state == state for n, state in states.items()) else None
 
         try:
@@ -238,7 +242,11 @@ class Emulation:
 
     def logs(self) -> str:
         """The ends of all logs, for a failure's report."""
-        paths = [self.base / "emulate.log", self.directory / "host.log", *self.directory.glob("devices/*/*.log")]
+        paths = [
+            self.base / "emulate.log",
+            self.directory / "host.log",
+            *self.directory.glob("devices/*/*.log"),
+        ]
         return "\n".join(f"--- {path}\n{path.read_text()[-2000:]}" for path in paths if path.exists())
 
     def pid_one(self, device: str) -> psutil.Process:

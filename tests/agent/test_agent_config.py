@@ -1,0 +1,71 @@
+"""The agent's configuration: what it says, and what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millpond.agent.config import Privacy, Users, read
+from millpond.agent.jobs import check_folders
+from millpond.wire.errors import ConfigError, Refused
+
+SMALLEST = 'name = "csd0"\n[link]\nsocket = "/run/slot/nvme.sock"\naddress = "10.77.0.2/30"\n'
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "agent.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_smallest_configuration_is_private_by_default(tmp_path: Path) -> None:
+    config = read(write(tmp_path, SMALLEST))
+    assert (config.name, config.link.interface, config.link.mtu) == ("csd0", "mp0", 65520)
+    assert config.privacy == Privacy({}, {}, "location", "auto")
+    assert config.users == Users(64001, 64002)
+
+
+def test_everything_can_be_said(tmp_path: Path) -> None:
+    text = SMALLEST + '[privacy]\nerrors = "full"\nencrypt = "always"\n[privacy.canaries]\na = "b"\n'
+    privacy = read(write(tmp_path, text)).privacy
+    assert privacy == Privacy({"a": "b"}, {}, "full", "always")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "name"),
+        ('name = "csd0"\n', "link"),
+        (SMALLEST + "mut = 9000\n", "mtu"),
+        (SMALLEST + 'mtu = "9000"\n', "mtu"),
+        (SMALLEST + '[privacy]\nencrypt = "sometimes"\n', "encrypt"),
+        (SMALLEST + '[privacy]\nerors = "full"\n', "errors"),
+        (SMALLEST + "[[[", "agent.toml"),
+    ],
+)
+def test_a_mistake_is_named_with_file_and_key(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(write(tmp_path, text))
+    assert words in str(caught.value)
+    assert "agent.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read(tmp_path / "none.toml")
+    (tmp_path / "agent.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"agent\.toml"):
+        read(tmp_path / "agent.toml")
+
+
+@pytest.mark.parametrize("folder", ["/etc", "../private", "private/../../x", "a/.."])
+def test_data_folders_may_not_lead_out_of_the_volume(folder: str) -> None:
+    with pytest.raises(Refused, match="not inside the volume") as caught:
+        check_folders(("private/fine", folder))
+    assert caught.value.code == "data"
+
+
+def test_data_folders_of_the_volume_are_fine() -> None:
+    check_folders(("private/digits", "public", "a..b/c"))

@@ -1,0 +1,108 @@
+"""The record: what is in it has happened, and is there again after a restart."""
+
+from __future__ import annotations
+
+import dataclasses
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.host.record import JobState, Plan, Record, Round
+from millpond.train.job import Data, Job, Model
+from millpond.wire.errors import LocalError
+
+JOB = Job("digits", Data("private/x", "/test"), Model("m:build", ("m.py",), {"width": 3}))
+CODE = {"m.py": "def build(width): ...\n"}
+ROUND = Round(1, 0.5, 1.25, 2.0, 10, {"csd0": 10}, {"csd1": "gone"}, {"csd0": (1, 2), "csd1": (0, 0)})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "fleet.db"
+
+
+@pytest.fixture
+def record(path: Path) -> Iterator[Record]:
+    opened = Record(path)
+    yield opened
+    opened.close()
+
+
+def test_a_job_is_what_was_submitted(record: Record) -> None:
+    number = record.add_job(JOB, CODE)
+    (row,) = record.jobs()
+    assert (row.id, row.job, row.code, row.state) == (number, JOB, CODE, JobState.RUNNING)
+    assert (row.plan, row.model, row.error, row.ended) == (None, "", "", None)
+    assert row.created > 0
+
+
+def test_numbers_are_never_used_again(record: Record) -> None:
+    assert [record.add_job(JOB, {}) for _ in range(3)] == [1, 2, 3]
+    record.end_job(2, JobState.FAILED, error="no data")
+    assert [(row.id, row.state, row.error) for row in record.jobs()][1] == (2, JobState.FAILED, "no data")
+    assert record.jobs()[1].ended is not None
+
+
+def test_everything_survives_a_restart(path: Path) -> None:
+    first = Record(path)
+    number = first.add_job(JOB, CODE)
+    first.set_plan(number, Plan(("csd0", "csd1"), 2047))
+    first.add_round(number, ROUND)
+    first.saw_device("csd0", "boot", "0.1")
+    first.saw_device("csd0", "boot2", "0.1")
+    first.close()
+    second = Record(path)
+    (row,) = second.jobs()
+    assert row.plan == Plan(("csd0", "csd1"), 2047)
+    assert second.rounds(number) == [ROUND]
+    second.close()
+
+
+def test_rounds_are_in_order_and_of_their_job(record: Record) -> None:
+    one, two = record.add_job(JOB, {}), record.add_job(JOB, {})
+    for number in (3, 1, 2):
+        record.add_round(one, dataclasses.replace(ROUND, round=number))
+    assert [result.round for result in record.rounds(one)] == [1, 2, 3]
+    assert record.rounds(two) == []
+    record.add_round(one, dataclasses.replace(ROUND, round=3, accuracy=0.9))
+    assert [result.accuracy for result in record.rounds(one)] == [0.5, 0.5, 0.9]
+
+
+def test_a_round_of_no_job_is_refused_or_of_no_consequence(record: Record) -> None:
+    assert record.rounds(99) == []
+
+
+def test_many_threads_may_write(record: Record) -> None:
+    number = record.add_job(JOB, {})
+
+    def write(first: int) -> None:
+        for offset in range(10):
+            record.add_round(number, dataclasses.replace(ROUND, round=first + offset))
+
+    threads = [threading.Thread(target=write, args=(first,)) for first in (0, 10, 20, 30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(record.rounds(number)) == 40
+
+
+def test_a_failed_transaction_leaves_nothing(record: Record) -> None:
+    number = record.add_job(JOB, {})
+    with pytest.raises(LocalError, match="NOT NULL"):
+        record.add_round(number, dataclasses.replace(ROUND, accuracy=None))  # type: ignore[arg-type]
+    assert record.rounds(number) == []
+    record.add_round(number, ROUND)
+
+
+def test_only_its_owner_reads_it(record: Record, path: Path) -> None:
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_file_that_is_no_database_is_named(path: Path) -> None:
+    path.write_text("this is no database, whatever its name says" * 100)
+    with pytest.raises(LocalError, match=r"fleet\.db"):
+        Record(path)

@@ -1,0 +1,236 @@
+"""Rounds with stand-in workers: who is late, lost or wrong is named, and counts for nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from millpond.host.participant import Participant
+from millpond.host.rounds import BUFFERS, Gathering, Staging
+from millpond.train.aggregate import Sum, Vector
+from millpond.train.protocol import Ready, Tensor, Trained
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import ConnectionLost, DeadlineExceeded, MillpondError, Refused
+
+SIZE = 1000
+TENSORS = (Tensor("w", (SIZE,), "float32"),)
+
+
+class StandIn:
+    """A worker that answers with one value everywhere."""
+
+    def __init__(
+        self,
+        name: str,
+        value: float = 1.0,
+        *,
+        samples: int = 10,
+        claims: int | None = None,
+        prepare: MillpondError | None = None,
+        train: MillpondError | None = None,
+        seconds: float = 0.0,
+        upload: MillpondError | None = None,
+        upload_seconds: float = 0.0,
+    ) -> None:
+        self.name, self.value, self.samples = name, value, samples
+        self._claims = samples if claims is None else claims
+        self._prepare, self._train, self._upload = prepare, train, upload
+        self._seconds, self._upload_seconds = seconds, upload_seconds
+        self.closed = threading.Event()
+
+    def prepare(self, deadline: Deadline) -> Ready:
+        if self._prepare:
+            raise self._prepare
+        return Ready(self.samples, TENSORS, SIZE)
+
+    def train(self, round_number: int, state: Vector, deadline: Deadline) -> Trained:
+        self._wait(self._seconds, deadline)
+        if self._train:
+            raise self._train
+        return Trained(round_number, self._claims, 0.1, 0.1)
+
+    def receive_state(self, into: Vector, deadline: Deadline) -> None:
+        into[: SIZE // 2] = self.value
+        self._wait(self._upload_seconds, deadline)
+        if self._upload:
+            raise self._upload
+        into[:] = self.value
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def _wait(self, seconds: float, deadline: Deadline) -> None:
+        if self.closed.wait(min(seconds, deadline.remaining() or seconds)):
+            raise ConnectionLost(f"{self.name} closed the connection")
+        deadline.remaining()
+
+
+Start = Callable[..., Participant]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Participants that are started, settled, and stopped in the end."""
+    started: list[Participant] = []
+
+    def make(*workers: StandIn | None, settle: bool = True) -> Participant:
+        left = list(workers)
+        name = next(worker.name for worker in workers if worker)
+        participant = Participant(name, lambda: left.pop(0) if left else None)
+        participant.start()
+        started.append(participant)
+        if settle:
+            assert participant.wait_settled(Deadline.after(10))
+        return participant
+
+    yield make
+    for participant in started:
+        participant.stop()
+
+
+def gather(*participants: Participant, seconds: float = 10.0, number: int = 1) -> Gathering:
+    state = np.zeros(SIZE, np.float32)
+    staging = Staging(SIZE)
+    gathering = Gathering(number, state, Sum(TENSORS, 10_000), staging, Deadline.after(seconds))
+    gathering.run(participants)
+    for _ in range(BUFFERS):  # all came back
+        staging.take(Deadline.after(0.5))
+    return gathering
+
+
+def test_updates_are_weighted_by_samples(start: Start) -> None:
+    gathering = gather(start(StandIn("a", 1.0, samples=10)), start(StandIn("b", 4.0, samples=20)))
+    assert not gathering.missing
+    assert set(gathering.counted) == {"a", "b"}
+    assert np.array_equal(gathering.total.average(), np.full(SIZE, 3.0, np.float32))
+
+
+def test_more_workers_than_buffers(start: Start) -> None:
+    many = [start(StandIn(f"w{n}", float(n), upload_seconds=0.01)) for n in range(4 * BUFFERS)]
+    gathering = gather(*many)
+    assert len(gathering.counted) == len(many)
+    assert gathering.total.average()[0] == np.float32((len(many) - 1) / 2)
+
+
+def test_an_upload_that_breaks_off_counts_for_nothing(start: Start) -> None:
+    breaking = StandIn("bad", 100.0, upload=ConnectionLost("bad closed the connection"))
+    participant = start(breaking, StandIn("bad", 7.0))
+    gathering = gather(start(StandIn("good", 2.0)), participant)
+    assert set(gathering.counted) == {"good"}
+    assert gathering.missing["bad"].reason == "bad closed the connection"
+    assert not gathering.missing["bad"].by_job
+    assert np.array_equal(gathering.total.average(), np.full(SIZE, 2.0, np.float32))
+    assert breaking.closed.is_set()
+    assert participant.wait_settled(Deadline.after(10))
+    assert gather(participant).counted  # it is back
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+def test_a_value_that_is_none_is_refused_and_the_worker_kept(start: Start, value: float) -> None:
+    worker = StandIn("bad", value)
+    participant = start(worker)
+    gathering = gather(start(StandIn("good", 2.0)), participant)
+    assert set(gathering.counted) == {"good"}
+    assert "bad: update refused" in gathering.missing["bad"].reason
+    assert participant.worker is worker
+    assert np.array_equal(gathering.total.average(), np.full(SIZE, 2.0, np.float32))
+
+
+@pytest.mark.parametrize("claims", [0, -5, 11, 10**9])
+def test_a_claim_of_other_samples_than_prepared_is_refused(start: Start, claims: int) -> None:
+    gathering = gather(start(StandIn("good")), start(StandIn("bad", claims=claims)))
+    assert set(gathering.missing) == {"bad"}
+    assert gathering.total.samples == 10
+
+
+def test_who_is_late_is_missing_and_nobody_waits(start: Start) -> None:
+    began = time.monotonic()
+    late = StandIn("late", seconds=30)
+    gathering = gather(start(StandIn("good")), start(late), seconds=0.5)
+    assert time.monotonic() - began < 5
+    assert set(gathering.counted) == {"good"}
+    assert "deadline" in gathering.missing["late"].reason
+    assert late.closed.is_set()
+
+
+def test_an_upload_may_not_take_for_ever(start: Start) -> None:
+    gathering = gather(start(StandIn("good")), start(StandIn("slow", upload_seconds=30)), seconds=0.5)
+    assert set(gathering.counted) == {"good"}
+    assert set(gathering.missing) == {"slow"}
+
+
+@pytest.mark.parametrize(
+    ("code", "by_job", "lost"), [("data", True, False), ("model", True, False), ("worker", False, True)]
+)
+def test_a_refusal_tells_whose_fault_it_is(start: Start, code: str, by_job: bool, lost: bool) -> None:
+    worker = StandIn("bad", train=Refused("bad", code, "no"))
+    gathering = gather(start(worker))
+    assert gathering.missing["bad"].by_job is by_job
+    assert gathering.missing["bad"].reason == "bad: no"
+    assert worker.closed.is_set() is lost
+
+
+def test_a_device_that_is_not_there_is_not_asked(start: Start) -> None:
+    absent = start(None, StandIn("absent"), settle=False)
+    gathering = gather(absent)
+    assert gathering.missing["absent"].reason == "not ready"
+
+
+def test_a_participant_comes_back_after_failures(start: Start) -> None:
+    workers = [StandIn("a", prepare=ConnectionLost("a closed the connection")) for _ in range(2)]
+    good = StandIn("a")
+    participant = start(*workers, None, good, settle=True)
+    assert participant.worker is good
+    assert all(worker.closed.is_set() for worker in workers)
+    assert participant.failure == ""
+
+
+@pytest.mark.parametrize("code", ["data", "model"])
+def test_a_participant_that_the_job_itself_fails_stays_out(start: Start, code: str) -> None:
+    good = StandIn("a")
+    participant = start(StandIn("a", prepare=Refused("a", code, "no folder")), good)
+    assert participant.failure == participant.reason == "a: no folder"
+    assert participant.worker is None
+    time.sleep(0.7)  # longer than it takes to try again
+    assert participant.worker is None
+    assert gather(participant).missing["a"].by_job
+
+
+def test_losing_an_earlier_worker_does_not_harm_the_present_one(start: Start) -> None:
+    first, second = StandIn("a"), StandIn("a")
+    participant = start(first, second)
+    participant.lose(first, "gone")
+    assert participant.wait_settled(Deadline.after(10))
+    participant.lose(first, "gone again")
+    assert participant.worker is second
+
+
+def test_stopping_closes_the_worker_and_prepares_no_other(start: Start) -> None:
+    first, second = StandIn("a"), StandIn("a")
+    participant = start(first, second)
+    participant.stop()
+    assert first.closed.wait(5)
+    assert participant.worker is None
+    assert participant.wait_settled(Deadline.after(5))
+
+
+def test_stopping_ends_a_round_in_progress(start: Start) -> None:
+    participant = start(StandIn("a", seconds=30))
+    threading.Timer(0.2, participant.stop).start()
+    began = time.monotonic()
+    gathering = gather(participant, seconds=20)
+    assert time.monotonic() - began < 5
+    assert set(gathering.missing) == {"a"}
+
+
+def test_nobody_waits_for_a_buffer_beyond_the_deadline() -> None:
+    staging = Staging(4)
+    taken = [staging.take(Deadline.after(1)) for _ in range(BUFFERS)]
+    with pytest.raises(DeadlineExceeded, match="buffer"):
+        staging.take(Deadline.after(0.1))
+    staging.give_back(taken[0])
+    assert staging.take(Deadline.after(1)) is taken[0]

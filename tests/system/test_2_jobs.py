@@ -1,0 +1,103 @@
+"""Jobs from files: they learn, they repeat bit by bit, and bad data or code is told, not passed on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from .support import Emulation, Result
+
+pytestmark = pytest.mark.timeout(240)
+
+RAISING = """\
+from torch import nn
+
+
+class Raising(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, images):
+        logits = self.layers(images)
+        raise ValueError(f"a patient's pixels: {images.sum()}")
+
+
+def build():
+    return Raising()
+"""
+LINEAR = """\
+from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+def trained(result: Result, fleet: Emulation) -> Path:
+    """The model of a job that is done."""
+    assert result.code == 0, f"{result}\n{fleet.logs()}"
+    last = result.out.splitlines()[-1]
+    assert " is done: accuracy " in last
+    return Path(last.rpartition("; ")[2])
+
+
+def accuracy(result: Result) -> float:
+    return float(result.out.splitlines()[-1].partition("accuracy ")[2].split()[0])
+
+
+def test_digits_twice_come_to_the_same_bits(fleet: Emulation) -> None:
+    results = [fleet.millpond("train", fleet.base / "digits.toml", timeout=120) for _ in range(2)]
+    models = [trained(result, fleet) for result in results]
+    assert models[0] != models[1]
+    assert accuracy(results[0]) == accuracy(results[1]) >= 0.95
+    assert models[0].read_bytes() == models[1].read_bytes()
+    state = load_file(models[0])
+    assert all(np.isfinite(tensor).all() for tensor in state.values())
+    assert "conv1.weight" in state
+    rounds = [line for line in results[0].out.splitlines() if line.strip()[:1].isdigit()]
+    assert rounds
+    assert "\x1b" not in results[0].out
+
+
+def test_a_model_of_the_users_own(fleet: Emulation) -> None:
+    result = fleet.millpond("train", fleet.base / "mymodel.toml", timeout=150)
+    state = load_file(trained(result, fleet))
+    assert accuracy(result) >= 0.95
+    assert state["1.num_batches_tracked"].dtype.kind == "i"
+
+
+def test_a_model_that_raises_tells_where_and_keeps_its_message(fleet: Emulation) -> None:
+    job = fleet.write_job("raising", code=RAISING)
+    result = fleet.millpond("train", job)
+    lines = result.err.splitlines()
+    assert result.code == 3, result
+    assert len(lines) == 1
+    assert "ValueError" in lines[0]
+    assert "model.py:11" in lines[0]
+    told = (
+        result.out
+        + result.err
+        + fleet.millpond("logs", "csd0").out
+        + (fleet.directory / "host.log").read_text()
+    )
+    assert "patient" not in told
+
+
+@pytest.mark.parametrize(("folder", "reason"), [("poison", "not finite"), ("huge", "update refused")])
+def test_bad_samples_of_one_device_stay_out_of_every_round(
+    fleet: Emulation, folder: str, reason: str
+) -> None:
+    job = fleet.write_job(f"bad-{folder}", private=f"private/{folder}", code=LINEAR)
+    info, rounds = fleet.wait_for_end(fleet.submit(job))
+    assert (info.state, len(rounds)) == ("done", 3), info.error
+    for result in rounds:
+        assert set(result.workers) == {"csd0", "csd2"}
+        assert set(result.missing) == {"csd1"}
+        assert "csd1" in result.missing["csd1"]
+        assert reason in result.missing["csd1"]
+    assert all(np.isfinite(tensor).all() for tensor in load_file(info.model).values())

@@ -1,0 +1,91 @@
+"""Parts die in the middle of a job: it goes on without them, and with them when they are back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .support import Emulation, create, eventually, name_agent
+
+pytestmark = pytest.mark.timeout(240)
+AGENTS = Path(__file__).parent / "agents"
+
+
+@pytest.fixture
+def dying(tmp_path: Path) -> Iterator[Emulation]:
+    """Two devices; csd1's agent dies in the middle of its second upload. csd0 takes bulk data in TLS."""
+    emulation = create(tmp_path, ("csd0", "csd1"))
+    name_agent(emulation, "csd1", AGENTS / "dying.py")
+    toml = emulation.directory / "fleet.toml"
+    toml.write_text(toml.read_text().replace('name = "csd0"\n', 'name = "csd0"\nencrypt = "always"\n'))
+    try:
+        emulation.start()
+        emulation.wait_ready()
+        yield emulation
+    finally:
+        left = emulation.stop()
+    assert not left
+
+
+def test_a_board_dies_in_a_round_and_joins_again(fleet: Emulation) -> None:
+    with fleet.hurrying() as hurry:
+        job = fleet.submit(fleet.write_job("board-dies", rounds=60))
+        fleet.wait_for_rounds(job, 2)
+        fleet.pid_one("csd1").kill()
+
+        def rejoined() -> bool:
+            _, rounds = fleet.progress(job)
+            lost = [result.round for result in rounds if "csd1" in result.missing]
+            return bool(lost) and any("csd1" in r.workers for r in rounds if r.round > lost[0])
+
+        eventually(rejoined, "csd1 in a round again", 60)
+        hurry()
+        info, rounds = fleet.wait_for_end(job)
+    assert (info.state, len(rounds)) == ("done", 60), info.error
+    first = next(result for result in rounds if result.missing)
+    assert set(first.missing) == {"csd1"}
+    assert set(first.workers) == {"csd0", "csd2"}
+    assert first.missing["csd1"]
+    assert all({"csd0", "csd2"} <= set(result.workers) for result in rounds)
+
+
+def test_an_upload_that_ends_in_the_middle_does_not_count(dying: Emulation) -> None:
+    with dying.hurrying() as hurry:
+        job = dying.submit(dying.write_job("upload-dies", rounds=60))
+
+        def rejoined() -> bool:
+            _, rounds = dying.progress(job)
+            return any("csd1" in result.workers for result in rounds if result.round > 2)
+
+        eventually(rejoined, "csd1 in a round again", 60)
+        hurry()
+        info, rounds = dying.wait_for_end(job)
+    assert (info.state, len(rounds)) == ("done", 60), info.error
+    assert set(rounds[0].workers) == {"csd0", "csd1"}
+    assert set(rounds[1].workers) == {"csd0"}
+    assert "csd1" in rounds[1].missing
+    assert set(rounds[-1].workers) == {"csd0", "csd1"}
+    assert "the agent ended with -9" in (dying.fleet.device_directory("csd1") / "console.log").read_text()
+
+
+def test_a_killed_daemon_resumes_the_job_and_comes_to_the_same_bits(fleet: Emulation) -> None:
+    job_file = fleet.write_job("resumed", rounds=8)
+    job = fleet.submit(job_file)
+    finished = len(fleet.wait_for_rounds(job, 3))
+    fleet.daemon().kill()
+    with fleet.hurrying() as hurry:
+        fleet.wait_ready()
+        hurry()
+        info, rounds = fleet.wait_for_end(job)
+        assert info.state == "done", info.error
+        assert [result.round for result in rounds] == list(range(1, 9))
+        assert not any(result.missing for result in rounds)
+        log = (fleet.fleet.job_directory(job) / "job.log").read_text()
+        resumed = int(log.partition("resumed after round ")[2].split()[0])
+        assert finished <= resumed < 8
+        straight, _ = fleet.wait_for_end(fleet.submit(job_file))
+    assert straight.state == "done", straight.error
+    assert Path(info.model).read_bytes() == Path(straight.model).read_bytes()
+    assert not list(Path(info.model).parent.glob("*.tmp*"))

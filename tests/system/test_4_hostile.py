@@ -1,0 +1,226 @@
+"""Devices and clients that lie: each is refused by name, and costs the others nothing."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.host.authority import Authority
+from millpond.wire import tls
+from millpond.wire.channel import Channel
+from millpond.wire.control import CONTROL_PORT, Attach, GetTicket, Hello, Ticket, Welcome
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import ConnectionLost, Refused, RemoteError
+from millpond.wire.frame import MAGIC, PREFIX, PROTOCOL, encode
+from millpond.wire.message import Ok
+from millpond.wire.tls import Identity
+
+from .support import CANARY, MILLPOND, Emulation, create, eventually, name_agent, receive_all, unshare
+
+pytestmark = pytest.mark.timeout(180)
+AGENTS = Path(__file__).parent / "agents"
+MOST = (4 << 30) - 1
+HUGE_HEAD = PREFIX.pack(MAGIC, PROTOCOL, MOST, 0)
+HUGE_PAYLOAD = encode(Attach(b"x"), MOST)
+MIB = 1 << 20
+
+
+def soon() -> Deadline:
+    return Deadline.after(15)
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulation]:
+    """One good device among four that are not."""
+    base = tmp_path_factory.mktemp("odd")
+    emulation = create(base, ("csd0", "newer", "stranger", "flood", "turning"))
+    name_agent(emulation, "newer", AGENTS / "other_version.py")
+    name_agent(emulation, "flood", AGENTS / "flooding.py")
+    name_agent(emulation, "turning", AGENTS / "turning.py")
+    etc = emulation.fleet.device_directory("stranger") / "etc"
+    Authority.create(base / "other-ca", "other").issue("stranger", base / "other")
+    for name in ("cert.pem", "key.pem"):
+        shutil.copy(base / "other" / name, etc / name)
+    try:
+        emulation.start()
+        emulation.wait({"csd0": "ready", "newer": "incompatible", "stranger": "refused", "flood": "refused"})
+        yield emulation
+    finally:
+        left = emulation.stop()
+    assert not left
+
+
+def hello(emulation: Emulation, device: str, identity: Identity) -> Welcome:
+    """Greet an agent as ``identity``."""
+    with emulation.client() as client:
+        sock = client.dial(device, CONTROL_PORT)
+    secure = tls.connect(sock, identity.context(server=False), device, soon())
+    with Channel(secure, device) as channel:
+        return channel.call(Hello("test"), Welcome, soon())
+
+
+def test_another_version_of_the_protocol_is_named(odd: Emulation) -> None:
+    newer = odd.wait({"newer": "incompatible"})["newer"]
+    assert str(PROTOCOL) in newer.reason
+    assert str(PROTOCOL + 1) in newer.reason
+    table = odd.millpond("devices")
+    assert table.code == 0
+    assert "incompatible" in table.out
+
+
+def test_a_device_of_another_fleet_is_refused(odd: Emulation) -> None:
+    assert "certificate" in odd.wait({"stranger": "refused"})["stranger"].reason
+
+
+def test_a_device_that_announces_gigabytes_is_refused_and_costs_nothing(odd: Emulation) -> None:
+    daemon = odd.daemon()
+    before = daemon.memory_info().rss
+    reasons = set()
+
+    def both() -> bool:
+        reasons.add(odd.devices()["flood"].reason)
+        return any("head of" in r for r in reasons) and any("'welcome'" in r for r in reasons)
+
+    eventually(both, f"both announcements, {reasons}", 30)
+    assert odd.daemon() == daemon
+    assert daemon.memory_info().rss - before < 32 * MIB
+
+
+def test_a_device_that_turns_bad_is_refused_and_may_come_back(odd: Emulation) -> None:
+    assert "protocol" in odd.wait({"turning": "refused"}, 40)["turning"].reason
+    odd.wait({"turning": "ready"}, 40)
+    odd.wait({"turning": "refused"}, 40)
+
+
+def test_a_good_device_among_odd_ones_works(odd: Emulation) -> None:
+    result = odd.millpond("run", "csd0", "uname", "-n")
+    assert (result.code, result.out) == (0, "csd0\n")
+    refused = odd.millpond("mount", "stranger", str(odd.base))
+    assert refused.code == 1
+    assert len(refused.err.splitlines()) == 1
+
+
+def test_only_the_fleets_host_may_talk_to_an_agent(fleet: Emulation, tmp_path: Path) -> None:
+    assert hello(fleet, "csd0", fleet.fleet.identity).device == "csd0"
+    other = Authority.create(tmp_path / "ca", "other").issue("host", tmp_path / "host")
+    Identity(fleet.fleet.identity.authority, other.certificate, other.key)
+    shutil.copy(fleet.fleet.identity.authority, other.authority)
+    with pytest.raises(RemoteError):
+        hello(fleet, "csd0", other)
+    device = Identity.in_directory(fleet.fleet.device_directory("csd1") / "etc")
+    with pytest.raises(RemoteError):
+        hello(fleet, "csd0", device)
+    with pytest.raises(RemoteError, match="certificate"):  # nor does one agent pass for another
+        with fleet.client() as client:
+            sock = client.dial("csd0", CONTROL_PORT)
+        tls.connect(sock, fleet.fleet.identity.context(server=False), "csd1", soon())
+    log = fleet.millpond("logs", "csd0").out
+    assert "the certificate of csd1 was shown where 'host' belongs" in log
+    fleet.wait_ready(5)
+
+
+def dial(fleet: Emulation, encrypted: bool) -> socket.socket:
+    """A connection to csd0's agent."""
+    with fleet.client() as client:
+        sock = client.dial("csd0", CONTROL_PORT)
+    if encrypted:
+        return tls.connect(sock, fleet.fleet.identity.context(server=False), "csd0", soon())
+    return sock
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("announcement", [HUGE_HEAD, HUGE_PAYLOAD], ids=["head", "payload"])
+def test_an_agent_takes_no_gigabytes(fleet: Emulation, encrypted: bool, announcement: bytes) -> None:
+    agent = fleet.agent("csd0")
+    before = agent.memory_info().rss
+    for _ in range(5):
+        with dial(fleet, encrypted) as sock:
+            sock.sendall(announcement)
+            receive_all(sock)
+    assert fleet.agent("csd0") == agent
+    assert agent.memory_info().rss - before < 32 * MIB
+    fleet.wait_ready(5)
+
+
+@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01garbage" * 9, b"\0" * 64, b"m"])
+def test_an_agent_hangs_up_on_noise(fleet: Emulation, noise: bytes) -> None:
+    with dial(fleet, encrypted=False) as sock:
+        sock.sendall(noise)
+        if noise == b"m":  # and then nothing: its time is limited
+            sock.shutdown(socket.SHUT_WR)
+        receive_all(sock, 20)
+    fleet.wait_ready(5)
+
+
+def test_a_ticket_is_good_once_and_must_be_the_agents(fleet: Emulation) -> None:
+    with Channel(dial(fleet, encrypted=True), "csd0") as control:
+        token = control.call(GetTicket("volume"), Ticket, soon()).token
+    with Channel(dial(fleet, encrypted=False), "csd0") as first:
+        first.call(Attach(token), Ok, soon())
+        for wrong in (token, secrets.token_bytes(32), b"", b"x" * 2000):
+            with (
+                Channel(dial(fleet, encrypted=False), "csd0") as second,
+                pytest.raises(Refused, match="not valid") as caught,
+            ):
+                second.call(Attach(wrong), Ok, soon())
+            assert caught.value.code == "ticket"
+    with Channel(dial(fleet, encrypted=False), "csd0") as stranger, pytest.raises(ConnectionLost):
+        stranger.call(Hello("test"), Welcome, soon())
+
+
+def test_connections_without_a_word_do_not_shut_the_host_out(fleet: Emulation) -> None:
+    idle = [dial(fleet, encrypted=False) for _ in range(20)]
+    try:
+        assert hello(fleet, "csd0", fleet.fleet.identity).device == "csd0"
+        for sock in idle:
+            receive_all(sock, 20)  # closed after ten seconds
+    finally:
+        for sock in idle:
+            sock.close()
+    fleet.wait_ready(5)
+
+
+def sightings(fleet: Emulation, device: str) -> int:
+    with fleet.client() as client:
+        return client.ledgers()[device].canaries["private"]
+
+
+def test_the_gate_stops_private_text_in_a_public_file(fleet: Emulation, tmp_path: Path) -> None:
+    leak = fleet.fleet.device_directory("csd2") / "flash" / "public" / "leak.txt"
+    leak.write_text("x" * 300_000 + CANARY + "y" * 1000)
+    before = sightings(fleet, "csd2")
+    script = """
+        $M mount --fleet $F csd2 $D || exit 9
+        cat $D/public/README.txt
+        cat $D/public/leak.txt > $D.copy
+        echo "exit $?"
+        $M umount $D
+    """
+    try:
+        environment = os.environ | {
+            "M": " ".join(MILLPOND),
+            "F": str(fleet.directory),
+            "D": str(tmp_path / "mnt"),
+        }
+        (tmp_path / "mnt").mkdir()
+        argv = [*unshare(), "sh", "-c", script]
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    finally:
+        leak.unlink()
+    assert done.stdout.splitlines()[1].startswith("Anyone may read this")
+    assert "exit 1" in done.stdout
+    assert "Input/output error" in done.stderr
+    assert CANARY not in (tmp_path / "mnt.copy").read_text()
+    assert sightings(fleet, "csd2") > before
+    assert (
+        "canary 'private' was about to leave"
+        in (fleet.fleet.device_directory("csd2") / "console.log").read_text()
+    )
+    fleet.wait_ready(5)
