@@ -27,7 +27,7 @@ from millpond.train import jobfile
 from millpond.wire.errors import MillpondError
 
 T = TypeVar("T")
-MILLPOND = (sys.executable, "-m", "millpond.host.cli")
+MILLPOND = (sys.executable, "-m", "millpond.host.main")
 EXAMPLES = Path(__file__).parents[2] / "agent" / "examples"
 CANARY = "canary-of-the-system-tests"
 TRACER = "tracer-of-the-system-tests"
@@ -260,7 +260,7 @@ class Emulation:
 
     def daemon(self) -> psutil.Process:
         """The host daemon."""
-        return next(p for p in self.processes() if _command(p)[1:4] == ["-m", "millpond.host.cli", "host"])
+        return next(p for p in self.processes() if _command(p)[1:4] == ["-m", "millpond.host.main", "host"])
 
     def submit(self, job_file: Path) -> int:
         """Start a job."""

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from millpond.fs import mounts
-from millpond.host import daemon, demo, emulator, fleet, mounter, provision, ssh, views
+from millpond.host import daemon, demo, demo_inside, emulator, fleet, mounter, provision, ssh, views
 from millpond.host.client import Client
 from millpond.train import jobfile
 from millpond.wire.control import SSH_PORT
@@ -102,6 +102,12 @@ def demonstrate(
 ) -> None:
     """Emulate a fleet and train on its private data: the whole of millpond in a minute."""
     raise typer.Exit(demo.run(directory, seed))
+
+
+@app.command("demo-inside", hidden=True)
+def demonstrate_inside(directory: Path, seed: int) -> None:
+    """The part of the demo that runs inside the emulated machine."""
+    raise typer.Exit(demo_inside.run(directory, seed))
 
 
 @app.command()
@@ -291,7 +297,3 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", 130)
     raise SystemExit(code if isinstance(code, int) else 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -18,11 +18,6 @@ DEVICES = ("csd0", "csd1", "csd2")
 CANARY = "private"
 TRACER = "public"
 _MARK = "demo.lock"
-_INSIDE = """\
-import runpy, signal
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules are imported: an end without a traceback
-runpy.run_module("millpond.host.demo_inside", run_name="__main__")
-"""
 
 
 def run(directory: Path, seed: int) -> int:
@@ -40,7 +35,7 @@ def _run(directory: Path, seed: int) -> int:
     fleet = provision.create(directory / "fleet", "demo", DEVICES)
     _write_data(fleet, directory, seed)
     shutil.copy(_example("digits.toml"), directory / "digits.toml")
-    command = [sys.executable, "-c", _INSIDE, str(directory), str(seed)]
+    command = [sys.executable, "-m", "millpond.host.main", "demo-inside", str(directory), str(seed)]
     return emulator.emulate(fleet, command)
 
 

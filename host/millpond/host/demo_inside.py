@@ -19,15 +19,16 @@ from millpond.host.record import Round
 from millpond.linux.syscalls import die_with_parent
 from millpond.train import jobfile
 from millpond.wire.control import SSH_PORT
-from millpond.wire.errors import LocalError, MillpondError, RemoteError
+from millpond.wire.errors import LocalError, RemoteError
 
 START_SECONDS = 60.0
 COMMAND = "uname -a; ls"
 ACCURACY = 0.95
 
 
-def main(directory: Path, seed: int) -> int:
+def run(directory: Path, seed: int) -> int:
     """Train, look around, report. Returns an exit code."""
+    die_with_parent(signal.SIGKILL)
     started = time.monotonic()
     console = views.console()
     fleet = directory / "fleet"
@@ -123,15 +124,3 @@ def _verdict(report: dict[str, Any]) -> int:
     for failure in failures:
         print(f"millpond: the demo failed: {failure}", file=sys.stderr)
     return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    die_with_parent(signal.SIGKILL)
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
-    except MillpondError as error:
-        print(f"millpond: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)

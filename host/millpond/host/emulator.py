@@ -112,7 +112,7 @@ class Machine:
             self._interrupted, self._interrupted_at = number, now
 
     def _start_daemon(self) -> None:
-        argv = [sys.executable, "-m", "millpond.host.cli", "host", "--fleet", str(self._fleet.directory)]
+        argv = [sys.executable, "-m", "millpond.host.main", "host", "--fleet", str(self._fleet.directory)]
         rotate(self._fleet.directory / "host.log")
         with (self._fleet.directory / "host.log").open("ab") as output:
             self._daemon = subprocess.Popen(

@@ -111,7 +111,6 @@ def _sandbox(spec: BoardSpec) -> Sandbox:
             *system_binds(),
             *python_binds(),
             Bind(directory / "etc", Path(IDENTITY)),
-            Bind(Path("/sys"), Path("/sys")),
             *(Bind(source, Path(target), read_only=False) for source, target in writable.items()),
         ),
         files=ssh_server.accounts() | {"/etc/hostname": f"{spec.name}\n"},

@@ -219,7 +219,7 @@ def _build_root(sandbox: Sandbox, many_uids: bool) -> None:
     for name, target in sandbox.links.items():
         inside(root, Path(name)).parent.mkdir(parents=True, exist_ok=True)
         inside(root, Path(name)).symlink_to(target)
-    _mount_kernel_trees(root, sandbox.own_pids)
+    _mount_kernel_trees(root, sandbox)
     syscalls.pivot_root(root)
     if sandbox.uid is not None or not sandbox.capabilities:
         # Where the user is root renamed, permissions alone would not protect it.
@@ -266,13 +266,17 @@ def _show(source: Path, target: Path, item: Bind) -> None:
     syscalls.bind(source, target, read_only=item.read_only)
 
 
-def _mount_kernel_trees(root: Path, own_pids: bool) -> None:
+def _mount_kernel_trees(root: Path, sandbox: Sandbox) -> None:
     proc = root / "proc"
     proc.mkdir(exist_ok=True)
-    if own_pids:
-        syscalls.mount("proc", proc, "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
+    closed = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    if sandbox.own_pids:
+        syscalls.mount("proc", proc, "proc", closed)
     else:
         syscalls.bind(Path("/proc"), proc)
+    if sandbox.own_network and sandbox.hostname:  # a machine of its own sees its own interfaces
+        (root / "sys").mkdir()
+        syscalls.mount("sysfs", root / "sys", "sysfs", closed | syscalls.MS_RDONLY)
     pts = root / "dev" / "pts"
     pts.mkdir(parents=True, exist_ok=True)
     syscalls.mount(

@@ -1,0 +1,16 @@
+"""Entry: ``millpond``. Nothing is imported before Ctrl-C does what people expect of it."""
+
+import signal
+
+
+def main() -> None:
+    """Load the command line, which takes a moment in which Ctrl-C just ends the process, and run it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from millpond.host import cli
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()
