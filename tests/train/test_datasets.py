@@ -213,3 +213,20 @@ def test_a_file_cut_short_is_named(tmp_path: Path, name: str) -> None:
     folder = path.relative_to(tmp_path).parts[0]
     with pytest.raises(DataError, match=f"^{folder}/{name} is not a"):
         datasets.load(tmp_path, [folder], "idx" if folder == "gz" else folder)
+
+
+def test_names_found_on_a_device_can_be_left_out(tmp_path: Path) -> None:
+    write_npy(tmp_path / "private/digits", PIXELS, LABELS - 1, suffix="-of-a-patient")
+    (tmp_path / "private/digits/labels-of-a-patient.npy").write_bytes(b"no array")
+    with pytest.raises(DataError) as caught:
+        datasets.load(tmp_path, ["private/digits"], "npy")
+    assert "labels-of-a-patient.npy" in str(caught.value)
+    assert caught.value.discreet == "a file of the samples is not a whole .npy file of numbers"
+
+
+def test_names_that_every_device_has_are_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        write_npy(tmp_path / "private/digits", PIXELS, LABELS)
+        (tmp_path / "private/digits/labels.npy").unlink()
+        datasets.load(tmp_path, ["private/digits"], "npy")
+    assert caught.value.discreet == "missing data: private/digits has no labels.npy"

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 
 from millpond.host import fleet as fleets
+from millpond.host.crew import Surroundings
 from millpond.host.device import Device
-from millpond.host.federation import Surroundings
 from millpond.host.fleet import Fleet
 from millpond.host.jobs import Jobs
 from millpond.host.locks import locked

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from millpond.host.api import JobInfo, Progress
-from millpond.host.federation import Federation, Surroundings
+from millpond.host.crew import Surroundings
+from millpond.host.federation import Federation
 from millpond.host.record import JobRow, JobState, Record
 from millpond.train.job import Job
 from millpond.wire.errors import LocalError, MillpondError, Refused
