@@ -276,7 +276,8 @@ def _mount_kernel_trees(root: Path, sandbox: Sandbox) -> None:
         syscalls.bind(Path("/proc"), proc)
     if sandbox.own_network and sandbox.hostname:  # a machine of its own sees its own interfaces
         (root / "sys").mkdir()
-        syscalls.mount("sysfs", root / "sys", "sysfs", closed | syscalls.MS_RDONLY)
+        with contextlib.suppress(PermissionError):  # where a user namespace may not, there is none to see
+            syscalls.mount("sysfs", root / "sys", "sysfs", closed | syscalls.MS_RDONLY)
     pts = root / "dev" / "pts"
     pts.mkdir(parents=True, exist_ok=True)
     syscalls.mount(
