@@ -539,7 +539,7 @@ def as_nobody(command: list[str], folder: Path) -> subprocess.CompletedProcess[s
         ("root", [0, True]),
         ("network", ["lo"]),
         ("pids", [1, 0]),
-        ("shown", [["dev", "proc", "shown", "tmp"], "seen", "csd1", "OSError"]),
+        ("shown", [["dev", "proc", "shown", "sys", "tmp"], "seen", "csd1", "OSError"]),
         ("renamed", [1234, 0, "1", False, "PermissionError", "seen"]),
         ("nested", [64002, 0, "seen", False]),
     ],
