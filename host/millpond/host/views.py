@@ -64,20 +64,8 @@ def state(name: str) -> Text:
 
 def devices(infos: Sequence[DeviceInfo]) -> Table:
     """The table of ``millpond devices``."""
-    headings = (
-        "device",
-        "board",
-        "state",
-        "agent",
-        "cores",
-        "cpu",
-        "memory",
-        "flash",
-        "temp",
-        "jobs",
-        "tunnel",
-    )
-    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
+    headings = ["device", "board", "state", "agent", "cores", "cpu", "memory", "flash", "temp", "jobs"]
+    table = Table(*headings, "tunnel to / from", box=None, pad_edge=False, header_style="bold")
     for info in infos:
         table.add_row(info.name, info.board, state(info.state), *_device_cells(info))
     return table
@@ -91,12 +79,16 @@ def _device_cells(info: DeviceInfo) -> list[str]:
         f"{welcome.software} {welcome.machine}",
         str(welcome.cores),
         f"{load.cpu:.0%}",
-        f"{size(load.memory_used)} / {size(welcome.memory)}",
-        f"{size(load.flash_used)} / {size(welcome.flash)}",
+        _share(load.memory_used, welcome.memory),
+        _share(load.flash_used, welcome.flash),
         "-" if load.temperature is None else f"{load.temperature:.0f} C",
         ", ".join(load.jobs) or "-",
-        f"{size(info.tunnel[0])} to, {size(info.tunnel[1])} from",
+        f"{size(info.tunnel[0])} / {size(info.tunnel[1])}",
     ]
+
+
+def _share(used: int, total: int) -> str:
+    return f"{used / max(total, 1):.0%} of {size(total)}"
 
 
 def jobs(infos: Iterable[JobInfo]) -> Table:
