@@ -64,7 +64,8 @@ install:  ## the daemons for good, as systemd services: sudo make install
 	  test -e "$$target" || install -m 0644 "$$config" "$$target"; done
 	@images/prerequisites.sh reload "$(UNITDIR)"
 	@echo "millpond is installed. On the host:    millpond init, then systemctl enable --now millpond-host"
-	@echo "                       On a device:    systemctl enable --now millpond-agent"
+	@echo "                       On a device:    copy FLEET/devices/NAME/etc from the host to $(CONFDIR),"
+	@echo "                                       then systemctl enable --now millpond-agent"
 
 uninstall:  ## removes what `make install` wrote; keeps /var/lib/millpond
 	@test ! -e "$(PREFIX)" || test -e "$(PREFIX)/.millpond-installed" || \

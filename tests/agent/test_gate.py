@@ -18,14 +18,14 @@ from millpond.agent.config import Privacy
 from millpond.agent.gate import KINDS, CanaryError, Gate, Pattern, Tally, ledger, open_ledger, patterns
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
-from millpond.wire.errors import LocalError
+from millpond.wire.errors import ConfigError, LocalError
 from millpond.wire.message import Failure, Kind
 
 CANARY, TRACER = b"the-canary", b"tr"
 
 
 def counters() -> Tally:
-    return Tally(os.memfd_create("ledger"))
+    return Tally.in_memory()
 
 
 def gate(*found: Pattern) -> Gate:
@@ -154,8 +154,30 @@ def test_a_channel_sends_nothing_of_a_message_with_a_canary() -> None:
 
 
 def test_patterns_are_in_one_order_in_all_processes() -> None:
-    one = patterns(Privacy(canaries={"b": "2", "a": "1"}, tracers={"d": "4", "c": "3"}))
+    one = patterns(
+        Privacy(
+            canaries={"b": "second..", "a": "first..."},
+            tracers={"d": "hex:0102030405060708", "c": "third..."},
+        )
+    )
     assert [(p.name, p.forbidden) for p in one] == [("a", True), ("b", True), ("c", False), ("d", False)]
+    assert one[3].data == bytes(range(1, 9))
+
+
+@pytest.mark.parametrize("text", ["short", "hex:01", "hex:not hexadecimal"])
+def test_patterns_that_prove_nothing_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="privacy: a: "):
+        patterns(Privacy(canaries={"a": text}))
+
+
+@pytest.mark.expected_log("ledger cannot be kept")
+def test_where_no_ledger_can_be_kept_it_is_counted_all_the_same(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "ledger").write_text("not a folder")
+    tally = open_ledger(tmp_path / "ledger" / "below", "agent", ())
+    tally.add(0, 7)
+    assert tally[0] == 7
 
 
 def test_more_patterns_than_counters_are_refused() -> None:

@@ -427,7 +427,7 @@ def test_confined_command(tmp_path: Path) -> None:
 def test_confined_command_that_does_not_exist() -> None:
     done = subprocess.run(confined(Sandbox(), ["/no/such"]), capture_output=True, text=True, timeout=SOON)
     assert done.returncode == 70
-    assert done.stderr == "sandbox: [Errno 2] No such file or directory\n"
+    assert done.stderr == "sandbox: [Errno 2] No such file or directory: '/no/such'\n"
 
 
 @needs_root
@@ -570,3 +570,35 @@ def test_a_strict_umask_does_not_close_the_root(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert seen == ["seen", "local", 0o077]
+
+
+@needs_root
+def test_root_without_capabilities_cannot_change_the_kernels_settings() -> None:
+    sandbox = Sandbox(
+        binds=(*system_binds(), *python_binds()), own_pids=True, own_network=True, capabilities=False
+    )
+    script = "open('/proc/sys/kernel/core_pattern', 'r+')"
+    command = confined(sandbox, [sys.executable, "-c", script])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SOON)
+    assert done.returncode == 1
+    assert "Read-only file system" in done.stderr
+
+
+@needs_root
+def test_shared_memory_is_not_shared_with_a_sandbox() -> None:
+    mine = subprocess.run(["ipcmk", "-M", "64"], capture_output=True, text=True, check=True).stdout
+    number = mine.split()[-1]
+    try:
+        command = confined(Sandbox(binds=system_binds(), own_pids=True), ["ipcs", "-m"])
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SOON)
+        assert done.returncode == 0
+        assert "0x" not in done.stdout
+    finally:
+        subprocess.run(["ipcrm", "-m", number], check=True)
+
+
+def test_the_environment_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLPOND_SECRET", "x")
+    done = subprocess.run(confined(Sandbox(), ["env"]), capture_output=True, text=True, timeout=SOON)
+    assert "PATH=" in done.stdout
+    assert "MILLPOND_SECRET" not in done.stdout

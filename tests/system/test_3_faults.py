@@ -88,4 +88,4 @@ def test_a_killed_daemon_resumes_the_job_and_comes_to_the_same_bits(fleet: Emula
         straight, _ = fleet.wait_for_end(fleet.submit(job_file))
     assert straight.state == "done", straight.error
     assert Path(info.model).read_bytes() == Path(straight.model).read_bytes()
-    assert not list(Path(info.model).parent.glob("*.tmp*"))
+    assert not list(Path(info.model).parent.glob(".*.part"))

@@ -25,7 +25,8 @@ class Link:
 class Privacy:
     """What the gate looks for and how much a job may tell.
 
-    ``canaries`` are texts that must never leave: a connection about to carry one is cut.
+    ``canaries`` are texts, or bytes written ``hex:...``, that must never leave: a connection that is about
+    to carry one is cut.
     ``tracers`` are only counted. ``errors`` "location" keeps a job's exception messages on the device.
     ``encrypt`` "always" refuses bulk connections without TLS; "auto" does so where the link leaves the box.
     """

@@ -8,6 +8,7 @@ process, which reports their sum: the privacy ledger.
 from __future__ import annotations
 
 import hashlib
+import logging
 import mmap
 import os
 import threading
@@ -17,10 +18,13 @@ from pathlib import Path
 
 from millpond.agent.config import Privacy
 from millpond.wire.channel import Buffer
-from millpond.wire.errors import LocalError
+from millpond.wire.errors import ConfigError, LocalError
 from millpond.wire.message import Kind
 
+log = logging.getLogger(__name__)
+
 KINDS = tuple(Kind)
+SHORTEST = 8
 
 
 class CanaryError(LocalError):
@@ -38,9 +42,20 @@ class Pattern:
 
 def patterns(privacy: Privacy) -> tuple[Pattern, ...]:
     """The configured canaries and tracers, in a fixed order that all processes share."""
-    forbidden = [Pattern(name, text.encode(), True) for name, text in sorted(privacy.canaries.items())]
-    counted = [Pattern(name, text.encode(), False) for name, text in sorted(privacy.tracers.items())]
+    forbidden = [Pattern(name, _bytes(name, text), True) for name, text in sorted(privacy.canaries.items())]
+    counted = [Pattern(name, _bytes(name, text), False) for name, text in sorted(privacy.tracers.items())]
     return (*forbidden, *counted)
+
+
+def _bytes(name: str, text: str) -> bytes:
+    """The bytes that a text stands for: itself, or what follows ``hex:``. Raises ConfigError."""
+    try:
+        data = bytes.fromhex(text.removeprefix("hex:")) if text.startswith("hex:") else text.encode()
+    except ValueError:
+        raise ConfigError(f"privacy: {name}: '{text:.20}' is not hexadecimal") from None
+    if len(data) < SHORTEST:
+        raise ConfigError(f"privacy: {name}: {len(data)} bytes are too few; chance alone would find them")
+    return data
 
 
 def open_ledger(folder: Path, process: str, patterns: Sequence[Pattern]) -> Tally:
@@ -49,9 +64,15 @@ def open_ledger(folder: Path, process: str, patterns: Sequence[Pattern]) -> Tall
     Other patterns begin a new file: its counters would mean something else.
     """
     digest = hashlib.sha256(repr(patterns).encode()).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return Tally(os.open(folder / f"{process}-{digest}", flags, 0o600))
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(folder / f"{process}-{digest}", flags, 0o600)
+        os.posix_fallocate(descriptor, 0, mmap.PAGESIZE)  # a hole would end the agent when the flash is full
+    except OSError as error:
+        log.warning("the ledger cannot be kept, and begins anew: %s", error.strerror)
+        return Tally.in_memory()
+    return Tally(descriptor)
 
 
 class Tally:
@@ -59,10 +80,16 @@ class Tally:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        os.ftruncate(self.descriptor, mmap.PAGESIZE)
         self._map = mmap.mmap(self.descriptor, mmap.PAGESIZE)
         self._counters = memoryview(self._map).cast("Q")
         self._lock = threading.Lock()
+
+    @classmethod
+    def in_memory(cls) -> Tally:
+        """Counters that end with the processes that hold them."""
+        descriptor = os.memfd_create("ledger")
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+        return cls(descriptor)
 
     def add(self, index: int, count: int) -> None:
         """Add ``count`` to a counter."""

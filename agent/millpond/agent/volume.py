@@ -60,7 +60,7 @@ class VolumeServer:
         module = [sys.executable, "-m", "millpond.agent.volume_server", "/etc/agent.toml", "/volume"]
         descriptors = [theirs.fileno(), self.tally.descriptor]
         command = confined(sandbox, [*module, *map(str, descriptors)])
-        self.process = subprocess.Popen(command, pass_fds=descriptors)
+        self.process = subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL)
         theirs.close()
 
     def hand_over(self, connection: socket.socket) -> None:

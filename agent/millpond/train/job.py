@@ -69,6 +69,9 @@ class Job:
     federated: Federated = field(default_factory=Federated)
 
 
+_MOST = 1e9
+
+
 def check(job: Job, where: str) -> Job:
     """The same job if its values make sense. Raises ConfigError naming ``where`` and the key."""
     positive = {
@@ -79,8 +82,8 @@ def check(job: Job, where: str) -> Job:
         "federated: deadline": job.federated.deadline,
     }
     for key, value in positive.items():
-        if not value > 0:
-            raise ConfigError(f"{where}: {key}: {value} is not greater than 0")
+        if not 0 < value <= _MOST:
+            raise ConfigError(f"{where}: {key}: {value} is not greater than 0 and at most {_MOST:g}")
     shares = {"federated: quorum": job.federated.quorum, "federated: target": job.federated.target}
     for key, share in shares.items():
         if share is not None and not 0 <= share <= 1:

@@ -29,6 +29,18 @@ def unmount(mountpoint: Path) -> None:
         _by_helper(mountpoint)
 
 
+def is_volume(mountpoint: Path) -> bool:
+    """Whether what is mounted on ``mountpoint`` is a volume, a dead one too. Asks the kernel alone."""
+    wanted = os.path.abspath(mountpoint)  # noqa: PTH100 - resolving would ask a server that may be dead
+    found = False
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        place = before.split(" ")[4].encode().decode("unicode_escape")
+        if place == wanted:
+            found = after.split(" ")[0] == "fuse.millpond"
+    return found
+
+
 def _by_helper(mountpoint: Path) -> None:
     """Have the set-uid helper of FUSE do it, which lets users unmount what they mounted."""
     helper = shutil.which("fusermount") or shutil.which("fusermount3")

@@ -155,11 +155,12 @@ def shell(device: DeviceArgument, fleet_directory: FleetOption = DEFAULT_FLEET) 
 @app.command()
 def mount(
     device: DeviceArgument,
-    mountpoint: Annotated[Path, typer.Argument(metavar="DIR", help="An empty directory.")],
+    mountpoint: Annotated[Path, typer.Argument(metavar="DIR", help="A directory; made if it is not there.")],
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Mount the public part of a device's volume, until 'umount'."""
+    mountpoint.mkdir(parents=True, exist_ok=True)
     argv = mounter.command(fleet_directory.absolute(), device, mountpoint.absolute())
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -180,6 +181,8 @@ def umount(
     mountpoint: Annotated[Path, typer.Argument(metavar="DIR")], output: FormatOption = Format.TEXT
 ) -> None:
     """Unmount a volume. Never waits, even if the device is gone."""
+    if not mounts.is_volume(mountpoint):
+        raise LocalError(f"no volume is mounted at {mountpoint}")
     mounts.unmount(mountpoint.absolute())
     if output is Format.JSON:
         views.print_json({"mountpoint": str(mountpoint)})

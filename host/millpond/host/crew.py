@@ -13,6 +13,7 @@ import numpy as np
 
 from millpond.host.device import Device
 from millpond.host.fleet import Fleet
+from millpond.host.lifecycle import State
 from millpond.host.participant import Participant
 from millpond.host.record import JobRow, Plan, Record
 from millpond.host.workers import DeviceWorker, LocalWorker, Worker
@@ -57,20 +58,24 @@ class Crew:
         self._row, self._job, self._around = row, row.job, around
         self._stop, self._log = stop, log
         self._directory = around.fleet.job_directory(row.id)
-        self._host = Participant(HOST, self._make_host_worker)
-        self._others = [
-            Participant(name, lambda name=name: self._make_device_worker(name))  # type: ignore[misc]
-            for name in around.devices
-        ]
+        self._host = Participant(HOST, self._make_host_worker, lambda ready: self._admit(HOST, ready))
+        self._others = [self._participant(name) for name in around.devices]
         self._sources: tuple[str, ...] = ()
         self._most_samples: int | None = None
         self._admitted: dict[str, int] = {}
+        self._measure: Ready | None = None
         self._patience: Deadline | None = None
+        self._lock = threading.Lock()
+
+    def _participant(self, name: str) -> Participant:
+        return Participant(
+            name, lambda: self._make_device_worker(name), lambda ready: self._admit_device(name, ready)
+        )
 
     @property
     def quorum(self) -> int:
         """How many devices must answer for a round to count."""
-        return max(1, math.ceil(self._job.federated.quorum * len(self._others)))
+        return max(1, math.ceil(self._job.federated.quorum * len(self._others) - 1e-9))
 
     def prepare(self) -> tuple[Ready, Plan]:
         """Start all workers. Returns when the host's and those of all present devices have settled.
@@ -84,20 +89,23 @@ class Crew:
         for participant in (self._host, *self._others):
             participant.start()
         self._settle(self._host)
-        if self._host.failure or not self._host.ready:
+        measure = self._measure
+        if self._host.failure or measure is None:
             raise JobFailed(self._host.reason)
         for participant in self._others:
             if participant.name in present:
                 self._settle(participant)
         self._check_devices()
-        return self._host.ready, plan or self._plan()
+        return measure, plan or self._plan()
 
     def _present(self) -> tuple[str, ...]:
         """The devices that are ready, after a wait for those that are not. Raises JobFailed if none is."""
         devices, deadline = self._around.devices, Deadline.after(START_SECONDS)
+        resumed = self._row.plan is not None  # after a power cut, boards may take their time
         while not all(device.wait_ready(Deadline.after(0.2)) for device in devices.values()):
             self.check_stop()
-            if deadline.passed:
+            some = any(device.status.state is State.READY for device in devices.values())
+            if deadline.passed and (some or not resumed):
                 break
         present = tuple(name for name, device in devices.items() if device.wait_ready(Deadline.after(0.01)))
         if not present:
@@ -108,8 +116,9 @@ class Crew:
     def _plan(self) -> Plan:
         """Settle what must stay the same when the job resumes."""
         # Twice as many, up to a power of two, leaves room for devices that join later.
-        samples = sum(self._admitted.values())
-        self._most_samples = (1 << (2 * samples).bit_length()) - 1
+        with self._lock:
+            samples = sum(self._admitted.values())
+            self._most_samples = (1 << (2 * samples).bit_length()) - 1
         plan = Plan(self._sources, self._most_samples)
         self._around.record.set_plan(self._row.id, plan)
         return plan
@@ -124,26 +133,34 @@ class Crew:
                 gone = None
             elif (gone := gone or Deadline.after(START_SECONDS)).passed:
                 break
-        self._admit(participant)
         if participant.failure:
             self._log.warning("%s is out of the job: %s", participant.name, participant.failure)
         elif participant.ready:
             self._log.info("%s is prepared with %d samples", participant.name, participant.ready.samples)
 
-    def _admit(self, participant: Participant) -> None:
-        """Put a worker out of the job that does not fit in it: another model, or more samples than can be."""
-        ready, host, name = participant.ready, self._host.ready, participant.name
-        if ready is None or host is None or participant.failure:
-            return
-        total = ready.samples + sum(count for other, count in self._admitted.items() if other != name)
+    def _admit_device(self, name: str, ready: Ready) -> str:
+        """The host's own worker sets the measure, so wait for it."""
+        while not self._host.wait_settled(Deadline.after(0.5)):
+            self.check_stop()
+        host = self._measure
+        if host is None:
+            return self._host.reason
         if ready.tensors != host.tensors or ready.size != host.size:
-            participant.exclude(f"{name} builds another model than the host")
-        elif not 0 <= ready.samples <= MOST_SAMPLES:
-            participant.exclude(f"{name} claims to have {ready.samples} samples")
-        elif self._most_samples is not None and total > self._most_samples:
-            participant.exclude(f"{name} has more samples than the job was planned for")
-        else:
+            return f"{name} builds another model than the host"
+        return self._admit(name, ready)
+
+    def _admit(self, name: str, ready: Ready) -> str:
+        """Why a worker has too many samples for the job; nothing, if it has not, and counts from now on."""
+        with self._lock:
+            total = ready.samples + sum(count for other, count in self._admitted.items() if other != name)
+            if not 0 <= ready.samples <= MOST_SAMPLES:
+                return f"{name} claims to have {ready.samples} samples"
+            if self._most_samples is not None and total > self._most_samples:
+                return f"{name} has more samples than the job was planned for"
             self._admitted[name] = ready.samples
+            if name == HOST:
+                self._measure = ready
+        return ""
 
     def _check_devices(self) -> None:
         """The job is lost if the devices that cannot take part leave less than the quorum."""
@@ -155,9 +172,13 @@ class Crew:
         folders = self._public_folders()
         if folders is None:
             return None
+        test = Path(self._job.data.test)
+        if not test.is_dir():
+            raise Refused("", "data", f"missing data: there is no folder {test}")
         request = Prepare(self._job, HOST, folders, self._row.code)
-        readable = [self._around.fleet.mountpoint(name) for name in self._sources if folders]
-        return LocalWorker(request, [*readable, Path(self._job.data.test)], self._directory / "worker.log")
+        mounts = [self._around.fleet.mountpoint(name) for name in self._sources]
+        readable = [mount for mount in mounts if any(Path(f).is_relative_to(mount) for f in folders)]
+        return LocalWorker(request, [*readable, test], self._directory / "worker.log")
 
     def _public_folders(self) -> tuple[str, ...] | None:
         """Where public data is. None while a volume is away, for a while; then the job does without it."""
@@ -186,9 +207,7 @@ class Crew:
 
     def trainers(self) -> list[Participant]:
         """Who is asked in the next round: all devices, and the host if it has data of its own."""
-        for participant in self._others:
-            self._admit(participant)  # it may have been prepared anew
-        host = [self._host] if self._host.ready and self._host.ready.samples else []
+        host = [self._host] if self._admitted.get(HOST) else []
         return [*self._others, *host]
 
     def await_quorum(self) -> None:

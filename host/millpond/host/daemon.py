@@ -56,9 +56,9 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
 
         jobs = Jobs(record, surroundings)
         stack.callback(jobs.close)
+        jobs.resume()
         server = Server(fleet, devices, jobs, lambda: traffic(fleet))
         stack.callback(server.close)
-        jobs.resume()
         yield devices
 
 

@@ -9,13 +9,15 @@ import sys
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from millpond.host import demo_data, emulator, provision
 from millpond.host.fleet import Fleet
 from millpond.host.locks import locked
 from millpond.wire.errors import LocalError
 
 DEVICES = ("csd0", "csd1", "csd2")
-CANARY = "private"
 TRACER = "public"
 _MARK = "demo.lock"
 
@@ -63,18 +65,26 @@ def _example(name: str) -> Path:
 def _write_data(fleet: Fleet, directory: Path, seed: int) -> None:
     """The test set on the host; private and public samples as files on each device's flash, with markers.
 
-    The canary lies in the private data files, in a note beside them, and in a file's name; the tracer in a
-    public file, as the control that shows that the search finds what it looks for.
+    Canaries are a text in the private data files, in a note beside them and in a file's name, and one private
+    image, as its file holds it and as a worker computes with it. The tracer is a text in a public file, as
+    the control that shows that the search finds what it looks for.
     """
     marks = random.Random(seed)  # noqa: S311 - marks, not secrets
     division = demo_data.divide(demo_data.load(), len(DEVICES), seed)
     demo_data.write(directory / "test", division.test)
     for name, private, public in zip(DEVICES, division.private, division.public, strict=True):
-        canary, tracer = f"canary-{marks.getrandbits(96):024x}", f"tracer-{marks.getrandbits(96):024x}"
+        text, tracer = f"canary-{marks.getrandbits(96):024x}", f"tracer-{marks.getrandbits(96):024x}"
         flash = fleet.device_directory(name) / "flash"
-        demo_data.write(flash / "private" / "digits", private, canary)
-        (flash / "private" / f"patient-{canary}.txt").write_text(f"This must never leave {name}: {canary}\n")
+        demo_data.write(flash / "private" / "digits", private, text)
+        (flash / "private" / f"patient-{text}.txt").write_text(f"This must never leave {name}: {text}\n")
         (flash / "private").chmod(0o700)
         demo_data.write(flash / "public" / "digits", public)
         (flash / "public" / "README.txt").write_text(f"Anyone may read this: {tracer}\n")
-        provision.write_agent_config(fleet, name, {"canaries": {CANARY: canary}, "tracers": {TRACER: tracer}})
+        canaries = {"text": text, **_image_canaries(private.images[0])}
+        provision.write_agent_config(fleet, name, {"canaries": canaries, "tracers": {TRACER: tracer}})
+
+
+def _image_canaries(image: NDArray[np.uint8]) -> dict[str, str]:
+    """The bytes of an image in its file, and as the float32 values that a worker trains on."""
+    scaled = image.astype(np.float32) / 255
+    return {"image": f"hex:{image.tobytes().hex()}", "image-float32": f"hex:{scaled.tobytes().hex()}"}

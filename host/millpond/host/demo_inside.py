@@ -14,7 +14,7 @@ from rich.console import Console
 from millpond.host import demo_report, mounter, ssh, views
 from millpond.host.api import JobInfo
 from millpond.host.client import Client
-from millpond.host.demo import CANARY, DEVICES, TRACER
+from millpond.host.demo import DEVICES, TRACER
 from millpond.host.record import Round
 from millpond.linux.syscalls import die_with_parent
 from millpond.train import jobfile
@@ -42,7 +42,7 @@ def run(directory: Path, seed: int) -> int:
     with Client(fleet) as client:
         ledgers, devices = client.ledgers(), client.devices()
     facts = demo_report.Facts(info, rounds, ledgers, devices, shell, listings, time.monotonic() - started)
-    report = demo_report.build(facts, directory, CANARY, TRACER)
+    report = demo_report.build(facts, directory, TRACER)
     demo_report.show(report, console)
     return _verdict(report)
 

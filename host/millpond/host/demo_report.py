@@ -19,7 +19,7 @@ from millpond.host.views import size
 from millpond.wire.control import Ledger
 from millpond.wire.schema import dump
 
-CANARY_BYTES = 31
+CANARY_BYTES = {"text": 31, "image": 64, "image-float32": 256}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,12 @@ class Facts:
     seconds: float
 
 
-def build(facts: Facts, directory: Path, canary: str, tracer: str) -> dict[str, Any]:
+def build(facts: Facts, directory: Path, tracer: str) -> dict[str, Any]:
     """The report; also writes ``report.json``, ``model.safetensors`` and ``accuracy.png``."""
     ledgers = facts.ledgers.values()
     kinds = {kind for ledger in ledgers for kind in ledger.sent}
-    leaked = sum(ledger.canaries[canary] for ledger in ledgers)
+    names = sorted({name for ledger in ledgers for name in ledger.canaries} - {tracer})
+    seen = {name: sum(ledger.canaries[name] for ledger in ledgers) for name in names}
     model = directory / "model.safetensors"
     shutil.copy(facts.job.model, model)
     report = {
@@ -53,12 +54,13 @@ def build(facts: Facts, directory: Path, canary: str, tracer: str) -> dict[str, 
         "tunnel_interfaces": {
             device.name: {"to": device.tunnel[0], "from": device.tunnel[1]} for device in facts.devices
         },
-        "private_bytes_leaked": leaked * CANARY_BYTES,
+        "private_bytes_leaked": sum(CANARY_BYTES[name] * count for name, count in seen.items()),
         "privacy": {
-            "canaries_seen": leaked,
+            "canaries_seen": seen,
             "control_found": sum(ledger.canaries[tracer] for ledger in ledgers),
             "searched": "every byte that an agent sends, before encryption",
-            "markers": "in the private data files, in a note beside them, and in a file's name",
+            "markers": "a text in private data files, in a note and in a file's name; a private image, as it "
+            "lies in its file and as a worker computes with it",
         },
         "model": str(model),
         "curve": str(directory / "accuracy.png"),
@@ -116,8 +118,8 @@ def _lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("left the devices", crossed),
         (
             "private markers",
-            f"{privacy['canaries_seen']} seen in all that left; the control, in a public file, "
-            f"{privacy['control_found']} time(s)",
+            f"{sum(privacy['canaries_seen'].values())} of private texts and images seen in all that left; "
+            f"the controls in public files: {privacy['control_found']}",
         ),
         ("model", report["model"]),
         ("curve", report["curve"]),

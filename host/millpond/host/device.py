@@ -66,6 +66,7 @@ class Device:
         self._status = Status()
         self._changed = threading.Condition()
         self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+        self._channels_lock = threading.Lock()
         self._stop = threading.Event()
         self._end: TunnelEnd | None = None
         self._thread = threading.Thread(target=self._live, name=f"device {self.name}", daemon=True)
@@ -121,11 +122,14 @@ class Device:
         return channel
 
     def _track(self, channel: Channel) -> Channel:
-        self._channels.add(channel)
+        with self._channels_lock:
+            self._channels.add(channel)
         return channel
 
     def _close_channels(self) -> None:
-        for channel in list(self._channels):
+        with self._channels_lock:
+            channels = list(self._channels)
+        for channel in channels:
             channel.shut_down()
 
     def _live(self) -> None:
@@ -136,7 +140,7 @@ class Device:
                 end = spawn_end(
                     "host", self._fleet.slot_socket(name), self._fleet.interface(name), addresses.host
                 )
-            except (OSError, LocalError) as error:
+            except (OSError, LocalError, RuntimeError) as error:
                 self._happened(Event.LOST, f"the tunnel cannot start: {error}")
                 self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
                 continue
@@ -185,12 +189,12 @@ class Device:
         welcome = _cleaned(agent.call(Hello(software), Welcome, Deadline.after(GREETING_SECONDS)))
         if welcome.device != self.name:
             raise RemoteError(f"the agent of {self.name} says that it is '{welcome.device}'")
-        load = agent.call(GetLoad(), Load, Deadline.after(GREETING_SECONDS))
+        load = _ask_load(agent, GREETING_SECONDS)
         self._record.saw_device(self.name, welcome.boot, welcome.software)
         self._happened(Event.GREETED, "", welcome, load)
 
     def _beat(self, agent: Channel) -> None:
-        load = agent.call(GetLoad(), Load, Deadline.after(SILENCE_SECONDS))
+        load = _ask_load(agent, SILENCE_SECONDS)
         with self._changed:
             self._status = Status(State.READY, "", self._status.welcome, load)
 
@@ -215,6 +219,11 @@ def _cleaned(welcome: Welcome) -> Welcome:
         boot=printable(welcome.boot, 40),
         machine=printable(welcome.machine, 40),
     )
+
+
+def _ask_load(agent: Channel, seconds: float) -> Load:
+    load = agent.call(GetLoad(), Load, Deadline.after(seconds))
+    return replace(load, jobs=tuple(printable(job, 80) for job in load.jobs[:64]))
 
 
 def _repeated(status: Status, event: Event) -> bool:

@@ -110,10 +110,10 @@ class Federation:
         self._around.record.add_round(self._row.id, result)
         self._checkpoint(result.round - 1).unlink(missing_ok=True)
         self.log.info(
-            "round %d: accuracy %.4f, loss %s, %d samples, %.2f s",
+            "round %d: accuracy %.4f, loss %.4f, %d samples, %.2f s",
             result.round,
             result.accuracy,
-            result.loss,
+            math.nan if result.loss is None else result.loss,
             result.samples,
             result.seconds,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from millpond.wire.errors import LocalError, MillpondError, Refused
 log = logging.getLogger(__name__)
 
 KEPT_LOGS = 20
+RECORD_SECONDS = 5.0
 
 
 class JobLog(logging.Handler):
@@ -30,10 +32,11 @@ class JobLog(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record."""
-        self._file.write(self.format(record) + "\n")
-        self._file.flush()
+        """Keep a record; a full disk costs the file a line and no more."""
         self.lines.append(record.getMessage())
+        with contextlib.suppress(OSError, ValueError):
+            self._file.write(self.format(record) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file; the lines stay."""
@@ -48,6 +51,7 @@ class _Running:
         self.federation = Federation(row, around, self.stop)
         self.federation.log.addHandler(self.log)
         self.thread: threading.Thread | None = None
+        self.closing = threading.Event()
 
 
 class Jobs:
@@ -66,7 +70,8 @@ class Jobs:
         for row in self._record.jobs():
             if row.state is JobState.RUNNING:
                 log.info("job %d (%s) goes on", row.id, row.job.name)
-                self._start(row)
+                with contextlib.suppress(LocalError):  # it is recorded as failed
+                    self._start(row)
 
     def submit(self, job: Job, code: dict[str, str]) -> int:
         """Start a job; returns its number."""
@@ -75,7 +80,14 @@ class Jobs:
         return number
 
     def _start(self, row: JobRow) -> None:
-        running = _Running(row, self._around, self._around.fleet.job_directory(row.id) / "job.log")
+        """Raises LocalError if it cannot be started; it is then recorded as failed."""
+        try:
+            running = _Running(row, self._around, self._around.fleet.job_directory(row.id) / "job.log")
+        except OSError as error:
+            text = f"the job cannot be started: {error}"
+            log.error("job %d: %s", row.id, text)
+            self._record.end_job(row.id, JobState.FAILED, error=text)
+            raise LocalError(text) from None
         running.thread = threading.Thread(
             target=self._run, args=(row.id, running), name=f"job {row.id}", daemon=True
         )
@@ -84,34 +96,34 @@ class Jobs:
         running.thread.start()
 
     def _run(self, number: int, running: _Running) -> None:
-        try:
-            self._finish(number, running)
-        except (OSError, MillpondError) as error:
-            log.error("job %d: its end cannot be recorded: %s", number, error)
-        finally:
-            running.log.close()
-            with self._changed:
-                del self._running[number]
-                self._lines[number] = list(running.log.lines)
-                while len(self._lines) > KEPT_LOGS:
-                    del self._lines[min(self._lines)]
-                self._changed.notify_all()
+        state, error, model = self._finish(running)
+        while state is not None and not self._closing:
+            try:
+                self._record.end_job(number, state, error=error, model=model)
+                break
+            except MillpondError as problem:  # a full disk, most likely: until it is recorded, it runs
+                log.error("job %d: its end cannot be recorded: %s", number, problem)
+                running.closing.wait(RECORD_SECONDS)
+        running.log.close()
+        with self._changed:
+            del self._running[number]
+            self._lines[number] = list(running.log.lines)
+            while len(self._lines) > KEPT_LOGS:
+                del self._lines[min(self._lines)]
+            self._changed.notify_all()
 
-    def _finish(self, number: int, running: _Running) -> None:
-        """Run the job and record its end; one that the daemon interrupts by closing stays running."""
+    def _finish(self, running: _Running) -> tuple[JobState | None, str, str]:
+        """Run the job. Its last state (None if the daemon interrupts it by closing), error and model."""
         try:
-            model = running.federation.run()
-            self._record.end_job(number, JobState.DONE, model=str(model))
+            return JobState.DONE, "", str(running.federation.run())
         except Exception as error:
             if self._closing:
-                return
+                return None, "", ""
             if running.stop.is_set():
-                self._record.end_job(number, JobState.STOPPED)
-                return
+                return JobState.STOPPED, "", ""
             ours = isinstance(error, (MillpondError, OSError))
             running.federation.log.error("%s", error, exc_info=not ours)
-            text = str(error) if ours else f"internal error: {error!r}"
-            self._record.end_job(number, JobState.FAILED, error=text)
+            return JobState.FAILED, str(error) if ours else f"internal error: {error!r}", ""
 
     def stop(self, number: int) -> None:
         """Stop a running job. Raises Refused for one that does not run."""
@@ -124,6 +136,7 @@ class Jobs:
         """Interrupt all jobs; they stay recorded as running, and the next daemon resumes them."""
         self._closing = True
         for running in list(self._running.values()):
+            running.closing.set()
             self._end(running)
 
     def _end(self, running: _Running) -> None:
@@ -147,6 +160,8 @@ class Jobs:
             rounds_seen, lines_seen = rounds_seen + len(rounds), lines_seen + len(lines)
             if row.state is not JobState.RUNNING:
                 return
+            if number not in self._running and self._row(number).state is JobState.RUNNING:
+                raise Refused("", "state", f"job {number} is recorded as running, but is not")
             with self._changed:
                 self._changed.wait(0.5)
 

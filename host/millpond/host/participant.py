@@ -21,13 +21,16 @@ LOSSES = 3
 class Participant:
     """Keeps a worker prepared, in a thread of its own.
 
-    ``make`` gives a new worker when its device is there, None while it is not. A worker that cannot prepare
+    ``make`` gives a new worker when its device is there, None while it is not; ``admit`` says why a prepared
+    worker does not fit in the job, or nothing. A worker that cannot prepare
     because of the job itself (missing data, a model that raises), or is lost three times in a row while it
     prepares, is out of the job: ``failure`` says why.
     """
 
-    def __init__(self, name: str, make: Callable[[], Worker | None]) -> None:
-        self.name, self._make = name, make
+    def __init__(
+        self, name: str, make: Callable[[], Worker | None], admit: Callable[[Ready], str] = lambda _ready: ""
+    ) -> None:
+        self.name, self._make, self._admit = name, make, admit
         self.failure = ""
         self.ready: Ready | None = None
         self._worker: Worker | None = None
@@ -67,17 +70,9 @@ class Participant:
         """Give ``worker`` up; another is prepared as soon as can be."""
         with self._changed:
             if self._worker is worker:
-                self._worker, self._prepared, self._lost = None, False, reason
+                self._worker, self._prepared, self._lost, self.ready = None, False, reason, None
                 self._changed.notify_all()
         worker.close()
-
-    def exclude(self, reason: str) -> None:
-        """Take the worker out of the job for good."""
-        with self._changed:
-            self.failure = reason
-            worker = self._worker
-        if worker:
-            self.lose(worker, reason)
 
     def stop(self) -> None:
         """Leave the job, also in the middle of preparing."""
@@ -108,6 +103,8 @@ class Participant:
             if worker is None or not self._adopt(worker):
                 return False
             ready = worker.prepare(Deadline.after(PREPARE_SECONDS))
+            if complaint := self._admit(ready):
+                raise Refused("", "data", complaint)
         except Exception as error:
             if not isinstance(error, (MillpondError, OSError)):
                 log.exception("worker %s: internal error", self.name)
@@ -117,7 +114,9 @@ class Participant:
             if self._worker is worker:
                 self.ready, self._prepared, self._lost, self._losses = ready, True, "", 0
                 self._changed.notify_all()
-            return self._prepared
+                return True
+        worker.close()
+        return False
 
     def _adopt(self, worker: Worker) -> bool:
         """Make it this one's worker, unless it has left the job meanwhile."""
@@ -131,7 +130,7 @@ class Participant:
     def _give_up(self, worker: Worker | None, error: Exception) -> None:
         with self._changed:
             self._lost = str(error)
-            self._losses += worker is not None and not self._stopped
+            self._losses += not self._stopped
             if isinstance(error, Refused) and error.code in ("data", "model"):
                 self.failure = str(error)
             elif self._losses == LOSSES:

@@ -6,6 +6,7 @@ There are few such buffers however many workers, so memory stays at a few models
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from millpond.train.aggregate import RefusedUpdate, Sum, Vector
 from millpond.train.protocol import Trained
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import DeadlineExceeded, MillpondError, ProtocolError, Refused
+
+log = logging.getLogger(__name__)
 
 BUFFERS = 3
 TRANSFER_SECONDS = 10.0
@@ -100,7 +103,9 @@ class Gathering:
             self._miss(name, Missing(str(error), by_job=error.code in ("data", "model")))
             if error.code == "worker":
                 participant.lose(worker, str(error))
-        except MillpondError as error:
+        except Exception as error:
+            if not isinstance(error, MillpondError):
+                log.exception("worker %s: internal error", name)
             self._miss(name, Missing(str(error)))
             participant.lose(worker, str(error))
 

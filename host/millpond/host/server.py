@@ -62,6 +62,9 @@ class Server:
         except MillpondError as error:
             code = "local" if isinstance(error, LocalError) else "remote"
             client.send(Failure(code, str(error)), Deadline.after(REPLY_SECONDS))
+        except Exception as error:
+            log.exception("'%s' failed", request.NAME)
+            client.send(Failure("internal", f"internal error: {error!r}"), Deadline.after(REPLY_SECONDS))
 
     def _device(self, name: str) -> Device:
         device = self._devices.get(name)

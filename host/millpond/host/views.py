@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -105,57 +106,70 @@ def jobs(infos: Iterable[JobInfo]) -> Table:
     return table
 
 
+NARROW = 110
+
+
 class JobView:
     """A job as it goes: a live table on a terminal, a line for each round elsewhere."""
 
     def __init__(self, output: Console, devices: Sequence[str]) -> None:
         self._console, self._devices = output, devices
+        self._narrow = output.width < NARROW
         self._rounds: list[Round] = []
         self._table = self._new_table()
-        self._live = Live(self._table, console=output, auto_refresh=False, transient=False)
 
     def _new_table(self) -> Table:
-        headings = ["round", "accuracy", "loss", "seconds", "samples"]
-        table = Table(*headings, box=None, pad_edge=False, header_style="bold")
-        for device in self._devices:
-            table.add_column(f"{device} to / from", justify="right")
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in ("round", "accuracy", "loss", "seconds", "samples"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        tunnels = ["tunnels"] if self._narrow else self._devices
+        for name in tunnels:
+            table.add_column(f"{name} to / from", justify="right", no_wrap=True)
         table.add_column("missing")
         return table
 
     def follow(self, progresses: Iterable[Progress]) -> tuple[JobInfo, list[Round]]:
         """Show a job until it ends. Returns how it ended, and its rounds."""
-        if self._console.is_terminal:
-            with self._live:
-                return self._follow(progresses)
-        return self._follow(progresses)
+        if not self._console.is_terminal:
+            return self._follow(progresses, None)
+        waiting = Spinner("dots", "starting the workers")
+        with Live(waiting, console=self._console) as live:
+            result = self._follow(progresses, live)
+            if not self._rounds:
+                live.update("")
+            return result
 
-    def _follow(self, progresses: Iterable[Progress]) -> tuple[JobInfo, list[Round]]:
+    def _follow(self, progresses: Iterable[Progress], live: Live | None) -> tuple[JobInfo, list[Round]]:
         info: JobInfo | None = None
         for progress in progresses:
             info = progress.info
             for line in progress.lines:
-                if not line.startswith("round"):
+                if not line.startswith("round") and line != info.error:  # the table and the error tell those
                     self._console.print(Text(line, "dim"))
             for result in progress.rounds:
-                self._show(result)
+                self._show(result, live)
         assert info is not None
         return info, self._rounds
 
-    def _show(self, result: Round) -> None:
+    def _show(self, result: Round, live: Live | None) -> None:
         self._rounds.append(result)
         cells = self._cells(result)
-        if self._console.is_terminal:
+        if live:
             self._table.add_row(*cells)
-            self._live.update(self._table, refresh=True)
-        else:
-            if len(self._rounds) == 1:
-                self._console.print("  ".join(str(column.header) for column in self._table.columns))
-            self._console.print("  ".join(cells))
+            live.update(self._table)
+            return
+        headings = [str(column.header) for column in self._table.columns]
+        widths = [max(len(heading), 9) for heading in headings[:-1]] + [0]
+        for row in ([headings] if len(self._rounds) == 1 else []) + [cells]:
+            line = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            self._console.print(line.rstrip(), soft_wrap=True)
 
     def _cells(self, result: Round) -> list[str]:
         tunnels = [result.tunnel.get(device, (0, 0)) for device in self._devices]
+        if self._narrow:
+            tunnels = [(sum(to for to, _ in tunnels), sum(back for _, back in tunnels))]
         return [
-            f"{result.round:5}",
+            str(result.round),
             f"{result.accuracy:.4f}",
             "not finite" if result.loss is None else f"{result.loss:.4f}",
             f"{result.seconds:.2f}",

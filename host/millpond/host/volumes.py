@@ -30,7 +30,10 @@ class Volumes:
 
     def folder(self, device: str) -> Path:
         """Where a device's volume is mounted; mounts it first if need be. Raises RemoteError."""
-        return self._thread.submit(self._mounted, device).result()
+        try:
+            return self._thread.submit(self._mounted, device).result()
+        except OSError as error:
+            raise RemoteError(f"the volume of {device} cannot be mounted: {error}") from error
 
     def _mounted(self, device: str) -> Path:
         folder = self._fleet.mountpoint(device)
@@ -48,7 +51,12 @@ class Volumes:
             raise RemoteError(f"the volume of {device} cannot be mounted: {complaint.strip()}")
         process.stdout.close()
         process.stderr.close()
-        follow_no_links(folder)  # a device must not choose which of the host's files is read
+        try:
+            follow_no_links(folder)  # a device must not choose which of the host's files is read
+        except OSError:
+            process.terminate()
+            process.wait()
+            raise
         self._processes[device] = process
         return folder
 

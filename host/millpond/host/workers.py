@@ -85,17 +85,25 @@ class DeviceWorker(_ChannelWorker):
         super().__init__(device.name)
         self._device, self._request = device, request
         self._control: Channel | None = None
+        self._closed = False
 
     def prepare(self, deadline: Deadline) -> Ready:
         """See Worker."""
         self._control = self._device.control(deadline)
+        self._check_open()
         ready = self._control.call(self._request, Ready, deadline)
         self._channel = self._device.bulk(ready.token, ready.tls, deadline)
+        self._check_open()
         self._size = ready.size
         return ready
 
+    def _check_open(self) -> None:
+        if self._closed:  # while it was dialling
+            raise ConnectionLost(f"{self.name}: given up")
+
     def close(self) -> None:
         """See Worker."""
+        self._closed = True
         for channel in (self._channel, self._control):
             if channel:
                 channel.close()

@@ -60,6 +60,7 @@ class EmulatedBoard:
         console = os.open("/dev/console.log", os.O_WRONLY | os.O_APPEND)
         for descriptor in (1, 2):
             os.dup2(console, descriptor)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         logging.basicConfig(level=logging.INFO, format="init: %(message)s", force=True)
         loopback_up()
         allow_low_ports()

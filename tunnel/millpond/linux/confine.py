@@ -16,9 +16,12 @@ from typing import Any
 from millpond.linux import syscalls
 from millpond.linux.sandbox import Bind, Sandbox, accept_signals, exit_code, spawn
 
+_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ")
+
 
 def confined(sandbox: Sandbox, command: list[str]) -> list[str]:
     """The command line that runs ``command`` in ``sandbox``. It dies with the thread that starts it."""
+    sandbox = dataclasses.replace(sandbox, new_session=True)  # no terminal to type into
     spec = json.dumps(dataclasses.asdict(sandbox), default=str)
     return [sys.executable, "-m", "millpond.linux.confine", spec, *command]
 
@@ -40,7 +43,8 @@ def main() -> int:
 
     def execute() -> int:
         accept_signals()
-        os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
+        kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        os.execvpe(command[0], command, kept | {"HOME": "/tmp"})  # noqa: S606, S108 - no shell; its own /tmp
 
     descriptors = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]  # noqa: PTH208
     pid = spawn(_parse(sys.argv[1]), execute, keep=[fd for fd in descriptors if _is_open(fd)])

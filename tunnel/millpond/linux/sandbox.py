@@ -124,7 +124,8 @@ def _inside(sandbox: Sandbox, body: Callable[[], int]) -> int:
     flags = syscalls.CLONE_NEWNS
     flags |= syscalls.CLONE_NEWNET if sandbox.own_network else 0
     flags |= syscalls.CLONE_NEWPID if sandbox.own_pids else 0
-    flags |= syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWIPC if sandbox.hostname else 0
+    flags |= syscalls.CLONE_NEWUTS if sandbox.hostname else 0
+    flags |= syscalls.CLONE_NEWIPC if sandbox.binds is not None else 0  # shared memory is a way out, too
     renamed = sandbox.uid is not None and not many_uids
     if renamed:
         enter_user_namespace(sandbox.uid or 0, flags)
@@ -272,6 +273,8 @@ def _mount_kernel_trees(root: Path, sandbox: Sandbox) -> None:
     closed = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     if sandbox.own_pids:
         syscalls.mount("proc", proc, "proc", closed)
+        if sandbox.uid is not None or not sandbox.capabilities:
+            _close_settings(proc)
     else:
         syscalls.bind(Path("/proc"), proc)
     if sandbox.own_network and sandbox.hostname:  # a machine of its own sees its own interfaces
@@ -284,6 +287,13 @@ def _mount_kernel_trees(root: Path, sandbox: Sandbox) -> None:
         "devpts", pts, "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"
     )
     (root / "dev" / "ptmx").symlink_to("pts/ptmx")
+
+
+def _close_settings(proc: Path) -> None:
+    """The kernel's settings are guarded by uid alone: root without capabilities could still change them."""
+    for name in ("sys", "sysrq-trigger", "irq", "bus", "fs"):
+        if (proc / name).exists():
+            syscalls.bind(proc / name, proc / name, read_only=True)
 
 
 DEVICES = tuple(Path("/dev") / name for name in ("null", "zero", "full", "random", "urandom", "tty"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 from millpond.tunnel.parameters import DEFAULT_MTU
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import DeadlineExceeded, LocalError
+
+log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 3.0
 
@@ -29,7 +32,7 @@ class TunnelEnd:
         self._ended = False
         threading.Thread(target=self._follow, name="tunnel-status", daemon=True).start()
         with self._changed:
-            self._changed.wait_for(lambda: self._process is not None or self._failure is not None)
+            self._changed.wait_for(lambda: self._process is not None or self._ended)
         if self._failure is not None:
             raise LocalError(f"the tunnel end cannot be started: {self._failure}")
 
@@ -37,15 +40,25 @@ class TunnelEnd:
         """Start the process and read what it says. It dies with the thread that forked it: so with this one,
         which lasts as long as it does.
         """
+        try:
+            self._run()
+        except OSError as error:
+            self._failure = error
+        except ValueError as error:  # a line that is not JSON: it was cut
+            log.warning("the tunnel end said something unreadable: %s", error)
+        finally:
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _run(self) -> None:
         reader, writer = os.pipe2(os.O_CLOEXEC)
         with os.fdopen(reader, encoding="utf-8") as lines:
             try:
                 process = self._start(writer)
-            except OSError as error:
-                with self._changed:
-                    self._failure = error
-                    self._changed.notify_all()
-                return
             finally:
                 os.close(writer)
             with self._changed:
@@ -54,9 +67,6 @@ class TunnelEnd:
             for line in lines:
                 self._take(json.loads(line))
         process.wait()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
 
     def _start(self, status: int) -> subprocess.Popen[bytes]:
         argv = [*self._argv, "--status-fd", str(status)]

@@ -1,4 +1,4 @@
-"""One error root; the class says whose fault it is."""
+"""Pure: one error root; the class says whose fault it is."""
 
 from __future__ import annotations
 
