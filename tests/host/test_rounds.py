@@ -234,3 +234,65 @@ def test_nobody_waits_for_a_buffer_beyond_the_deadline() -> None:
         staging.take(Deadline.after(0.1))
     staging.give_back(taken[0])
     assert staging.take(Deadline.after(1)) is taken[0]
+
+
+def settled(participant: Participant) -> Participant:
+    participant.start()
+    assert participant.wait_settled(Deadline.after(10))
+    return participant
+
+
+def test_a_worker_that_cannot_be_made_ends_its_part() -> None:
+    tries: list[None] = []
+
+    def make() -> StandIn:
+        tries.append(None)
+        raise OSError(28, "No space left on device")
+
+    participant = settled(Participant("csd0", make))
+    assert participant.worker is None
+    assert "No space left on device" in participant.failure
+    assert len(tries) == 3
+    participant.stop()
+
+
+def test_a_worker_that_does_not_fit_is_never_used() -> None:
+    worker = StandIn("csd0")
+    participant = settled(Participant("csd0", lambda: worker, lambda ready: "csd0 builds another model"))
+    assert participant.worker is None
+    assert participant.ready is None
+    assert "another model" in participant.failure
+    assert worker.closed.is_set()
+    participant.stop()
+
+
+def test_stopping_closes_a_worker_that_is_being_prepared() -> None:
+    preparing = threading.Event()
+
+    class Slow(StandIn):
+        def prepare(self, deadline: Deadline) -> Ready:
+            preparing.set()
+            self._wait(60, deadline)
+            return super().prepare(deadline)
+
+    worker = Slow("csd0")
+    participant = Participant("csd0", lambda: worker)
+    participant.start()
+    assert preparing.wait(10)
+    participant.stop()
+    assert worker.closed.wait(10)
+    assert participant.worker is None
+
+
+@pytest.mark.expected_log("internal error")
+def test_an_error_of_ours_names_the_worker_and_loses_it(start: Start) -> None:
+    class Odd(StandIn):
+        def train(self, round_number: int, state: Vector, deadline: Deadline) -> Trained:
+            raise OverflowError("timestamp out of range")
+
+    gathering, participant = (
+        Gathering(1, np.zeros(SIZE, np.float32), Sum(TENSORS, 100), Staging(SIZE), Deadline.after(5)),
+        start(Odd("csd0")),
+    )
+    gathering.run([participant])
+    assert "timestamp out of range" in gathering.missing["csd0"].reason
