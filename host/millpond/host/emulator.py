@@ -25,6 +25,7 @@ from millpond.linux.sandbox import Sandbox, accept_signals, exit_code, spawn
 from millpond.wire.errors import LocalError
 
 TEND_SECONDS = 0.1
+RESTART_SECONDS = 2.0  # between two starts of a daemon that cannot run
 STOP_SECONDS = 20.0
 SAME_SECONDS = 1.0  # one Ctrl-C arrives from the terminal and from those it has reached before
 
@@ -86,6 +87,7 @@ class Machine:
         ]
         self._backplane = Backplane(specs)
         self._daemon: subprocess.Popen[bytes] | None = None
+        self._daemon_started = 0.0
         self._interrupted = 0
         self._interrupted_at = 0.0
 
@@ -113,6 +115,7 @@ class Machine:
 
     def _start_daemon(self) -> None:
         argv = [sys.executable, "-m", "millpond.host.main", "host", "--fleet", str(self._fleet.directory)]
+        self._daemon_started = time.monotonic()
         rotate(self._fleet.directory / "host.log")
         with (self._fleet.directory / "host.log").open("ab") as output:
             self._daemon = subprocess.Popen(
@@ -122,7 +125,8 @@ class Machine:
     def _tend(self, command: subprocess.Popen[bytes] | None) -> None:
         """Restart what has died, as systemd and watchdogs would."""
         self._backplane.tend()
-        if self._daemon and self._daemon.poll() is not None:
+        lived = time.monotonic() - self._daemon_started
+        if self._daemon and self._daemon.poll() is not None and lived > RESTART_SECONDS:
             self._start_daemon()
         own = {process.pid for process in (self._daemon, command) if process}
         reap_orphans(own | self._backplane.pids)
