@@ -25,7 +25,7 @@ from millpond.tunnel.opening import Rendezvous, open_as_device, open_as_host
 from millpond.tunnel.parameters import Parameters
 from millpond.tunnel.queues import HostQueue
 from millpond.tunnel.shm import ShmConnector, ShmListener
-from millpond.tunnel.transport import Connection
+from millpond.tunnel.ring_connection import RingConnection
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConnectionLost, VersionMismatch
 
@@ -42,7 +42,7 @@ def meet(ring: int) -> Rendezvous:
     return Rendezvous(wait, lambda: os.eventfd_write(ring, 1))
 
 
-def join(path: Path) -> Connection:
+def join(path: Path) -> RingConnection:
     """As the host: connect to the device end that is about to listen at ``path``."""
     deadline = Deadline.after(5)
     while True:
@@ -53,10 +53,10 @@ def join(path: Path) -> Connection:
             time.sleep(0.01)
 
 
-def open_link(path: Path) -> Connection:
+def open_link(path: Path) -> RingConnection:
     """As the host: a link to the device end, open."""
     link = join(path)
-    open_as_host(link.region, Parameters(name="mallory"), meet(link.bells.to_controller[ADMIN]))
+    open_as_host(link.region, Parameters(name="mallory"), meet(link.bells[ADMIN].descriptor))
     return link
 
 
@@ -71,11 +71,11 @@ BAD_COMMANDS = [
 ]
 
 
-def submit(link: Connection, opcode: int, cid: int, address: int, length: int, tail: int) -> None:
+def submit(link: RingConnection, opcode: int, cid: int, address: int, length: int, tail: int) -> None:
     memory = link.region.queue(SEND, 32)
     SQE.pack_into(memory.submissions, 0, opcode, 0, cid, 0, 0, 0, address, 0, length, 0, 0, 0, 0, 0)
     memory.tail_doorbell[0] = tail
-    os.eventfd_write(link.bells.to_controller[SEND], 1)
+    os.eventfd_write(link.bells[SEND].descriptor, 1)
 
 
 def test_garbage_in_the_send_ring_resets_the_link(pair: Any) -> None:
@@ -99,8 +99,8 @@ def test_random_bytes_all_over_the_region_reset_the_link(pair: Any, undo: ExitSt
     link.region.memory[start : link.region.layout.buffers(ADMIN).start] = os.urandom(
         link.region.layout.buffers(ADMIN).start - start
     )
-    for bell in link.bells.to_controller:
-        os.eventfd_write(bell, 1)
+    for bell in link.bells:
+        bell.ring()
     device.wait_down("")
     pair.host_side.end("host", pair.socket).wait_up()
 
@@ -115,7 +115,7 @@ def test_a_malformed_packet_is_dropped_and_counted(pair: Any) -> None:
         assert cid is not None
         queue.buffers[cid][: len(packet)] = packet
         queue.submit(Opcode.SEND, cid, len(packet))
-        os.eventfd_write(link.bells.to_controller[SEND], 1)
+        os.eventfd_write(link.bells[SEND].descriptor, 1)
         meet(0).wait(queue.ready)
         done = queue.reap()
         assert done is not None and done.status == 0
@@ -125,7 +125,7 @@ def test_a_malformed_packet_is_dropped_and_counted(pair: Any) -> None:
     assert figures["in"]["dropped"] >= 2 and figures["resets"] == 0
 
 
-def accept(listener: ShmListener) -> Connection:
+def accept(listener: ShmListener) -> RingConnection:
     """As the device: the next host."""
     knock = listener.readiness()
     assert knock is not None and select.select([knock], [], [], 5)[0]
@@ -140,12 +140,12 @@ BAD_COMPLETIONS = [  # DW0, DW1, SQHD, SQID, CID
 ]
 
 
-def complete(link: Connection, completion: tuple[int, ...]) -> None:
+def complete(link: RingConnection, completion: tuple[int, ...]) -> None:
     memory = link.region.queue(RECV, 32)
     meet(0).wait(lambda: memory.tail_doorbell[0] == 31)
     CQE_BODY.pack_into(memory.completions, 0, *completion)
     memory.completions.cast("H")[7] = 1
-    os.eventfd_write(link.bells.to_host[RECV], 1)
+    os.eventfd_write(link.bells[RECV].descriptor, 1)
 
 
 def test_a_bad_completion_resets_the_link(pair: Any, undo: ExitStack) -> None:
@@ -154,7 +154,7 @@ def test_a_bad_completion_resets_the_link(pair: Any, undo: ExitStack) -> None:
     host = pair.host_side.end("host", pair.socket)
     for number, (completion, complaint) in enumerate(BAD_COMPLETIONS, 1):
         with accept(listener) as link:
-            open_as_device(link.region, Parameters(name="mallory"), meet(link.bells.to_host[ADMIN]))
+            open_as_device(link.region, Parameters(name="mallory"), meet(link.bells[ADMIN].descriptor))
             host.wait_up(after=number - 1)
             complete(link, completion)
             assert host.wait_down(complaint)["resets"] == number
@@ -166,7 +166,7 @@ def test_a_bad_completion_resets_the_link(pair: Any, undo: ExitStack) -> None:
 def test_another_version_is_named_at_both_ends(pair: Any, undo: ExitStack) -> None:
     device = pair.device_side.end("device", pair.socket)
     with join(pair.socket) as link, pytest.raises(VersionMismatch, match="speaks protocol 1, this side 2"):
-        open_as_host(link.region, replace(Parameters(), version=2), meet(link.bells.to_controller[ADMIN]))
+        open_as_host(link.region, replace(Parameters(), version=2), meet(link.bells[ADMIN].descriptor))
     device.wait_down("the host end of the tunnel speaks protocol 2, this side 1")
     pair.host_side.end("host", pair.socket).wait_up()
 
@@ -180,7 +180,7 @@ def test_the_host_end_names_another_version_and_tries_again_slowly(pair: Any, un
         with accept(listener) as link, pytest.raises(VersionMismatch):
             waited, began = time.monotonic() - began, time.monotonic()
             newer = replace(Parameters(), version=2)
-            open_as_device(link.region, newer, meet(link.bells.to_host[ADMIN]))
+            open_as_device(link.region, newer, meet(link.bells[ADMIN].descriptor))
             host.wait_down("the device end of the tunnel speaks protocol 2, this side 1")
     assert 0.8 < waited < 1.5
 

@@ -12,10 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from millpond.linux.syscalls import die_with_parent
+from millpond.tunnel.counters import make_counters
 from millpond.tunnel.end import End, EndConfig
+from millpond.tunnel.engine import ENGINES
 from millpond.tunnel.errors import Orphaned
-from millpond.tunnel.parameters import DEFAULT_DEPTH, DEFAULT_MTU, Parameters
+from millpond.tunnel.filter import peer_of
+from millpond.tunnel.parameters import ALL_OFFLOADS, DEFAULT_DEPTH, DEFAULT_MTU, Parameters
+from millpond.tunnel.shm import ShmConnector, ShmListener
 from millpond.tunnel.status import StatusWriter
+from millpond.tunnel.transport import Transport
 from millpond.wire.errors import LocalError
 
 log = logging.getLogger("millpond.tunnel")
@@ -36,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(str(error))
     status = StatusWriter(arguments.status_fd)
     try:
-        End(config, status).run()
+        End(config, _transport(arguments), status).run()
     except LocalError as error:
         log.error("%s", error)
         with suppress(Orphaned):
@@ -53,8 +58,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--address", required=True, help="its address, such as 10.77.0.1/30")
     parser.add_argument("--mtu", type=int, default=DEFAULT_MTU, help="the most bytes of a packet")
     parser.add_argument("--depth", type=int, default=DEFAULT_DEPTH, help="entries per queue")
+    parser.add_argument(
+        "--offload", choices=("all", "none"), default="all", help="what packets may leave undone"
+    )
+    parser.add_argument("--engine", choices=ENGINES, default="auto", help="what runs the pumps")
     parser.add_argument("--name", default="", help="what the peer shall call this end")
     parser.add_argument("--status-fd", type=int, help="descriptor that gets a JSON line per change")
+    parser.add_argument("--counters-fd", type=int, help="memory file that gets the counters")
     return parser
 
 
@@ -62,14 +72,25 @@ def _config(arguments: argparse.Namespace) -> EndConfig:
     """Raises ValueError for an argument that cannot be meant."""
     if not 0 < len(arguments.interface.encode()) < 16:
         raise ValueError(f"an interface name has 1 to 15 bytes, not {arguments.interface!r}")
+    address = ipaddress.ip_interface(arguments.address)
+    peer_of(address)
+    offloads = ALL_OFFLOADS if arguments.offload == "all" else 0
+    name = arguments.name or arguments.role
     return EndConfig(
-        role=arguments.role,
-        socket=arguments.socket.absolute(),
         interface=arguments.interface,
-        address=ipaddress.ip_interface(arguments.address),
-        offer=Parameters(mtu=arguments.mtu, depth=arguments.depth, name=arguments.name or arguments.role),
+        address=address,
+        offer=Parameters(mtu=arguments.mtu, depth=arguments.depth, offloads=offloads, name=name),
+        engine=arguments.engine,
         stop=_stop_descriptor(),
+        counters=make_counters() if arguments.counters_fd is None else arguments.counters_fd,
     )
+
+
+def _transport(arguments: argparse.Namespace) -> Transport:
+    path = arguments.socket.absolute()
+    if arguments.role == "host":
+        return ShmConnector(path)
+    return ShmListener(path, arguments.depth)
 
 
 def _stop_descriptor() -> int:

@@ -1,57 +1,72 @@
-"""Edge: eventfds as doorbell interrupts, rung only for a peer whose sleep flag is set."""
+"""Edge: doorbell interrupts between the ends, rung only for a peer that sleeps on what just happened.
+
+A sleep word is 0 while its side is awake, and n + 1 while it waits for ring entry n.
+"""
 
 from __future__ import annotations
 
 import os
 import select
-import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+
+from millpond.tunnel.counters import Counters
+from millpond.tunnel.fence import fence
 
 SAFETY_TIMEOUT_MS = 100
-"""The longest sleep: a wake-up lost to a missing memory fence costs this much, never a hang."""
-
-_fence = threading.Lock()
+"""The longest sleep: whatever goes wrong with a wake-up costs this much, never a hang."""
 
 
-def fence() -> None:
-    """Order the stores before it with the loads after it. An uncontended lock does that on x86 and nearly so
-    elsewhere; what is left is for the safety timeout.
-    """
-    _fence.acquire()
-    _fence.release()
+@dataclass(frozen=True, slots=True)
+class Bell:
+    """What wakes the peer: an eventfd, or a device register that takes ``value`` in one aligned store."""
+
+    descriptor: int = -1
+    register: memoryview | None = None
+    value: int = 1
+
+    def ring(self) -> None:
+        """Wake it."""
+        if self.register is not None:
+            self.register[0] = self.value
+            return
+        with suppress(BlockingIOError):  # only after 2^64 rings, or by a peer that filled its own bell
+            os.eventfd_write(self.descriptor, 1)
 
 
 class Ringer:
-    """Wakes the peer that waits on ``bell``."""
+    """Wakes the peer whose sleep word is ``word``."""
 
-    def __init__(self, flag: memoryview, bell: int) -> None:
-        self._flag, self._bell = flag, bell
+    def __init__(self, word: memoryview, bell: Bell, counters: Counters) -> None:
+        self._word, self._ring, self._counters = word, bell.ring, counters
 
-    def ring(self) -> None:
-        """Wake the peer if it sleeps; call it after what it waits for is in the ring."""
+    def ring(self, slot: int) -> None:
+        """Call it after ring entry ``slot`` is published: wakes the peer if it waits for that one."""
         fence()
-        if self._flag[0]:
-            self._flag[0] = 0  # before the bell: whoever clears a flag always rings after it
-            with suppress(BlockingIOError):  # the counter is at its end, so the peer is awake already
-                os.eventfd_write(self._bell, 1)
+        if self._word[0] == slot + 1:
+            self._word[0] = 0  # before the bell: whoever clears the word always rings after it
+            self._ring()
+            self._counters.rang()
 
 
 class Sleeper:
-    """Waits on ``bell`` until the ring says that there is something to do."""
+    """Waits on an eventfd until the ring holds what it waits for; ``word`` is its own sleep word."""
 
-    def __init__(self, flag: memoryview, bell: int) -> None:
-        self._flag, self._bell = flag, bell
-        self._poll = select.poll()
-        self._poll.register(bell, select.POLLIN)
+    def __init__(self, word: memoryview, bell: int, counters: Counters) -> None:
+        self._word, self._counters = word, counters
+        self._poll = select.epoll()
+        # Edge-triggered: each ring is one event, and the eventfd need never be read.
+        self._poll.register(bell, select.EPOLLIN | select.EPOLLET)
 
-    def wait(self, ready: Callable[[], bool]) -> None:
-        """Sleep until rung, at most 100 ms; not at all if ``ready`` once the flag is up."""
-        self._flag[0] = 1
+    def wait(self, slot: int, ready: Callable[[], bool]) -> None:
+        """Sleep until the peer publishes ``slot``, at most 100 ms; not at all if it is ``ready`` already."""
+        self._word[0] = slot + 1
         fence()
-        if not ready() and self._poll.poll(SAFETY_TIMEOUT_MS):
-            drain(self._bell)
-        self._flag[0] = 0
+        if not ready():
+            self._counters.slept()
+            self._poll.poll(SAFETY_TIMEOUT_MS / 1000)
+        self._word[0] = 0
 
 
 def drain(bell: int) -> None:

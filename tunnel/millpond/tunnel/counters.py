@@ -1,37 +1,94 @@
-"""Edge: packet counters that a pump keeps in memory shared with its end's main process."""
+"""Edge: what a pump counts, in memory that its end and whoever started the end can read at any time.
+
+Per direction 16 words of 64 bits, in the order of ``Counts``: first the packets from the interface, then those
+to it.
+"""
 
 from __future__ import annotations
 
 import mmap
-from typing import NamedTuple
+import os
+from dataclasses import dataclass
 
-_PACKETS, _BYTES, _DROPPED = range(3)
+from millpond.wire.errors import LocalError
+
+_WORDS = 16
+SIZE = 2 * _WORDS * 8
 
 
-class Counts(NamedTuple):
-    """What moved in one direction, headers included, and the packets that the kernel refused."""
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """One direction since the end was started. Bytes include headers.
 
-    packets: int
-    bytes: int
-    dropped: int
+    ``bells`` were rung for the peer, ``sleeps`` taken; ``backlog`` is the sum, over packets, of the ring
+    entries in use when each was put in; ``full`` counts waits for a free entry. The rest are drops by cause.
+    """
+
+    packets: int = 0
+    bytes: int = 0
+    bells: int = 0
+    sleeps: int = 0
+    backlog: int = 0
+    full: int = 0
+    malformed: int = 0
+    foreign_source: int = 0
+    foreign_destination: int = 0
+    refused: int = 0
+
+    @property
+    def dropped(self) -> int:
+        """Packets that were not passed on, for any cause."""
+        return self.malformed + self.foreign_source + self.foreign_destination + self.refused
+
+
+FIELDS = Counts.__slots__
+_PACKETS, _BYTES, _BELLS, _SLEEPS, _BACKLOG, _FULL = range(6)
 
 
 class Counters:
-    """One direction's counters; make them before the pump is forked. One writer."""
+    """One direction's counters, over its words. One writer."""
 
-    def __init__(self) -> None:
-        self._values = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")
+    def __init__(self, words: memoryview | None = None) -> None:
+        self.words = memoryview(bytearray(8 * _WORDS)).cast("Q") if words is None else words
 
-    def count(self, size: int) -> None:
-        """A packet of ``size`` bytes went through."""
-        values = self._values
-        values[_PACKETS] += 1
-        values[_BYTES] += size
+    def count(self, size: int, backlog: int = 0) -> None:
+        """A packet of ``size`` bytes went through, ``backlog`` entries of the ring being in use."""
+        words = self.words
+        words[_PACKETS] += 1
+        words[_BYTES] += size
+        words[_BACKLOG] += backlog
 
-    def drop(self) -> None:
-        """A packet was refused."""
-        self._values[_DROPPED] += 1
+    def rang(self) -> None:
+        """The peer was woken."""
+        self.words[_BELLS] += 1
+
+    def slept(self) -> None:
+        """The pump went to sleep."""
+        self.words[_SLEEPS] += 1
+
+    def was_full(self) -> None:
+        """No entry was free."""
+        self.words[_FULL] += 1
+
+    def drop(self, cause: str) -> None:
+        """A packet was dropped; ``cause`` names a field of Counts."""
+        self.words[FIELDS.index(cause)] += 1
 
     def read(self) -> Counts:
         """The present values."""
-        return Counts(*self._values[:3])
+        return Counts(*self.words[: len(FIELDS)])
+
+
+def make_counters() -> int:
+    """A memory file for one end's counters. The descriptor is the caller's."""
+    descriptor = os.memfd_create("millpond-counters", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, SIZE)
+    return descriptor
+
+
+def map_counters(descriptor: int) -> tuple[Counters, Counters]:
+    """The counters from the interface and to it, in a file that ``make_counters`` made. Raises LocalError."""
+    if os.fstat(descriptor).st_size != SIZE:
+        raise LocalError(f"the counters' file has another size than {SIZE} bytes")
+    words = memoryview(mmap.mmap(descriptor, SIZE)).cast("Q")
+    return Counters(words[:_WORDS]), Counters(words[_WORDS:])

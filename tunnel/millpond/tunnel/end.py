@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from millpond.tunnel.bells import Ringer, drain
-from millpond.tunnel.counters import Counters
+from millpond.tunnel.counters import map_counters
 from millpond.tunnel.errors import InterfaceGone, LinkViolation, Orphaned
-from millpond.tunnel.layout import ADMIN, ADMIN_ENTRIES
+from millpond.tunnel.filter import Address, AddressFilter
 from millpond.tunnel.link import Link
-from millpond.tunnel.opening import Rendezvous, open_as_device, open_as_host
 from millpond.tunnel.parameters import Parameters
-from millpond.tunnel.shm import ShmConnector, ShmListener
 from millpond.tunnel.status import StatusWriter
-from millpond.tunnel.transport import Connection, Transport
+from millpond.tunnel.transport import Connection, Gear, Transport
 from millpond.tunnel.tun import Tun
 from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, DeadlineExceeded, MillpondError, VersionMismatch
+from millpond.wire.errors import ConnectionLost, MillpondError, VersionMismatch
 
 log = logging.getLogger(__name__)
 
-_OPENING_SECONDS = 2.0
 _INTERFACE_SECONDS = 1.0
-_POLL_SECONDS = 0.1
 _FIRST_PAUSE, _LONGEST_PAUSE, _MISMATCH_PAUSE = 0.02, 0.2, 1.0
 _LASTED_SECONDS = 1.0
 
@@ -39,30 +32,32 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EndConfig:
-    """What one end is told. ``role`` is host or device; ``stop`` is readable once it shall stop."""
+    """What one end is told. ``stop`` is readable once it shall stop; ``counters`` is a file of
+    ``counters.make_counters``.
+    """
 
-    role: str
-    socket: Path
     interface: str
-    address: ipaddress.IPv4Interface | ipaddress.IPv6Interface
+    address: Address
     offer: Parameters
+    engine: str
     stop: int
+    counters: int
 
 
 class End:
     """Makes the interface at once; ``run`` supervises the link. Raises LocalError."""
 
-    def __init__(self, config: EndConfig, status: StatusWriter) -> None:
-        self._config, self._status = config, status
+    def __init__(self, config: EndConfig, transport: Transport, status: StatusWriter) -> None:
+        self._config, self._transport, self._status = config, transport, status
         self._generation, self._resets = 0, 0
         self._pause = _FIRST_PAUSE
-        self._counters = (Counters(), Counters())
+        self._counters = map_counters(config.counters)
+        self._filter = AddressFilter(config.address, config.offer.vnet_header)
         self._tun = Tun(config.interface, config.offer.vnet_header, Deadline.after(_INTERFACE_SECONDS))
         self._tun.set_offloads(config.offer.offloads)
         self._mtu = config.offer.mtu
         self._tun.configure(config.address, self._mtu)
-        self._transport = _make_transport(config)
-        status.down(_waiting(config))
+        status.down(f"waiting for {transport}")
 
     def run(self) -> None:
         """Until stopped. Raises InterfaceGone, and Orphaned when nobody listens to it any more."""
@@ -107,8 +102,7 @@ class End:
     def _open(self, connection: Connection) -> tuple[Parameters, str]:
         config = self._config
         own = replace(config.offer, generation=self._generation + 1)
-        opener = open_as_host if config.role == "host" else open_as_device
-        terms, peer = opener(connection.region, own, self._rendezvous(connection))
+        terms, peer = connection.open(own, self._wait)
         self._generation = terms.generation
         self._tun.set_offloads(terms.offloads)
         if terms.mtu != self._mtu:
@@ -118,13 +112,15 @@ class End:
 
     def _carry(self, connection: Connection, terms: Parameters, peer: str) -> None:
         """Run the pumps until something ends; always raises what it was."""
-        with Link(self._config.role, connection, terms, self._tun, self._counters) as link:
+        outward, inward = self._counters
+        gear = Gear(terms, self._tun, self._filter, outward, inward, self._config.engine)
+        with Link(connection, gear) as link:
             self._status.up(generation=terms.generation, mtu=terms.mtu, peer=peer, **self._figures())
             knock = self._transport.readiness()
             watched = [connection.gone, *(pump.report for pump in link.pumps)]
             watched += [] if knock is None else [knock]
             while True:
-                ready = self._wait(watched, None)
+                ready = self._wait(watched, connection.check_seconds)
                 for pump in link.pumps:
                     if pump.report in ready:
                         raise pump.verdict()
@@ -133,30 +129,9 @@ class End:
                 if knock in ready:
                     log.warning("refused a second host")
                     self._transport.turn_away()
+                connection.check()
 
-    def _rendezvous(self, connection: Connection) -> Rendezvous:
-        memory = connection.region.queue(ADMIN, ADMIN_ENTRIES)
-        ours, theirs = connection.bells.to_host[ADMIN], connection.bells.to_controller[ADMIN]
-        our_flag, their_flag = memory.host_sleeps, memory.controller_sleeps
-        if self._config.role == "device":
-            ours, theirs, our_flag, their_flag = theirs, ours, their_flag, our_flag
-        our_flag[0] = 1  # for the whole opening: it is not worth a nap
-        deadline = Deadline.after(_OPENING_SECONDS)
-
-        def wait(ready: Callable[[], bool]) -> None:
-            while not ready():
-                if deadline.passed:
-                    raise DeadlineExceeded("the peer did not open the link in time")
-                woken = self._wait((ours, connection.gone), _POLL_SECONDS)
-                if ours in woken:
-                    drain(ours)
-                    our_flag[0] = 1
-                if connection.gone in woken and not ready():
-                    raise ConnectionLost("the peer went away while the link was opened")
-
-        return Rendezvous(wait, Ringer(their_flag, theirs).ring)
-
-    def _wait(self, descriptors: tuple[int, ...] | list[int], seconds: float | None) -> set[int]:
+    def _wait(self, descriptors: Sequence[int], seconds: float | None) -> set[int]:
         """Those of the descriptors that are ready within ``seconds``. Raises Stopped."""
         poll = select.poll()
         for descriptor in (*descriptors, self._config.stop):
@@ -173,13 +148,3 @@ class End:
             "out": {"packets": outward.packets, "bytes": outward.bytes},
             "in": {"packets": inward.packets, "bytes": inward.bytes, "dropped": inward.dropped},
         }
-
-
-def _make_transport(config: EndConfig) -> Transport:
-    if config.role == "host":
-        return ShmConnector(config.socket)
-    return ShmListener(config.socket, config.offer.depth)
-
-
-def _waiting(config: EndConfig) -> str:
-    return f"waiting for the {'device' if config.role == 'host' else 'host'} at {config.socket}"

@@ -5,22 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
 
 from millpond.linux.syscalls import die_with_parent
-from millpond.tunnel.counters import Counters
 from millpond.tunnel.errors import InterfaceGone, LinkViolation
-from millpond.tunnel.parameters import Parameters
-from millpond.tunnel.pump import INWARD, OUTWARD, Bench, device_bench, host_bench
-from millpond.tunnel.transport import Connection
-from millpond.tunnel.tun import Tun
-from millpond.wire.errors import LocalError, MillpondError
+from millpond.tunnel.transport import Connection, Gear, Loop
+from millpond.wire.errors import ConnectionLost, LocalError, MillpondError
 
 log = logging.getLogger(__name__)
 
-_VIOLATION, _INTERFACE_GONE, _BROKEN = b"V", b"I", b"B"
+_VIOLATION, _INTERFACE_GONE, _LOST, _BROKEN = b"V", b"I", b"L", b"B"
 _MAX_REPORT = 1000
 
 
@@ -39,7 +33,18 @@ class Pump:
             return LinkViolation(reason)
         if kind == _INTERFACE_GONE:
             return InterfaceGone(reason)
-        return LocalError(reason or "a pump was killed")
+        if kind == _LOST:
+            return ConnectionLost(reason)
+        return LocalError(reason or f"a pump was killed{self._killer()}")
+
+    def _killer(self) -> str:
+        """By which signal, where that tells more than that somebody did."""
+        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        causes = {signal.SIGBUS: "the region's file was truncated", signal.SIGSYS: "a forbidden system call"}
+        cause = (
+            causes.get(signal.Signals(found.si_status)) if found and found.si_code != os.CLD_EXITED else ""
+        )
+        return f": {cause}" if cause else ""
 
     def kill(self) -> None:
         """End it and forget it."""
@@ -51,19 +56,11 @@ class Pump:
 class Link:
     """The pumps of one connection; a context manager that never leaves one behind."""
 
-    def __init__(
-        self,
-        role: str,
-        connection: Connection,
-        terms: Parameters,
-        tun: Tun,
-        counters: tuple[Counters, Counters],
-    ) -> None:
-        bench = host_bench if role == "host" else device_bench
+    def __init__(self, connection: Connection, gear: Gear) -> None:
         self.pumps: list[Pump] = []
         try:
-            for (queue, loop), counter in zip((OUTWARD[role], INWARD[role]), counters, strict=True):
-                self.pumps.append(_start(loop, bench(connection, queue, terms, tun, counter)))
+            for loop in connection.loops(gear):
+                self.pumps.append(_start(loop))
         except OSError:
             self.__exit__()
             raise
@@ -76,7 +73,7 @@ class Link:
             self.pumps.pop().kill()
 
 
-def _start(loop: Callable[[Bench], NoReturn], bench: Bench) -> Pump:
+def _start(loop: Loop) -> Pump:
     """Fork a pump. It keeps all descriptors: an end is gone for its peer only when its pumps are gone too."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()
@@ -88,7 +85,7 @@ def _start(loop: Callable[[Bench], NoReturn], bench: Bench) -> Pump:
         die_with_parent(signal.SIGKILL)
         if os.getppid() == parent:
             _forget_signals()
-            _run(loop, bench, writer)
+            _run(loop, writer)
     finally:
         os._exit(1)
 
@@ -99,13 +96,15 @@ def _forget_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the main process decides
 
 
-def _run(loop: Callable[[Bench], NoReturn], bench: Bench, report: int) -> None:
+def _run(loop: Loop, report: int) -> None:
     try:
-        loop(bench)
+        loop()
     except LinkViolation as error:
         os.write(report, _VIOLATION + str(error).encode())
     except InterfaceGone as error:
         os.write(report, _INTERFACE_GONE + str(error).encode())
+    except ConnectionLost as error:
+        os.write(report, _LOST + str(error).encode())
     except Exception as error:
         log.exception("the pump failed")
         os.write(report, _BROKEN + f"{type(error).__name__}: {error}".encode())

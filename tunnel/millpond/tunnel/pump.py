@@ -1,6 +1,7 @@
-"""Edge: the loops that carry packets between the TUN interface and a queue pair, one per direction and end.
+"""Edge: the Python engine: the loops that carry packets between the interface and a queue pair.
 
-Each runs for ever in a process of its own; it ends by being killed, or by LinkViolation and InterfaceGone.
+One per direction and end. Each runs for ever in a process of its own; it ends by being killed, or by
+LinkViolation and InterfaceGone. ``engine.c`` has the same loops.
 """
 
 from __future__ import annotations
@@ -8,98 +9,94 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NoReturn
 
-from millpond.tunnel.bells import Ringer, Sleeper
+from millpond.tunnel.bells import Bell, Ringer, Sleeper
 from millpond.tunnel.counters import Counters
 from millpond.tunnel.errors import LinkViolation
-from millpond.tunnel.layout import RECV, SEND
 from millpond.tunnel.nvme import Command, Opcode
-from millpond.tunnel.parameters import Parameters
 from millpond.tunnel.queues import ControllerQueue, HostQueue
 from millpond.tunnel.region import QueueMemory
-from millpond.tunnel.transport import Connection
-from millpond.tunnel.tun import Tun
+from millpond.tunnel.transport import Gear
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """All that a pump works with."""
+class Station:
+    """One queue pair as a pump sees it: the eventfd ``wake`` rings for it, ``bell`` rings at the peer."""
 
     memory: QueueMemory
-    sleeper: Sleeper
-    ringer: Ringer
-    tun: Tun
+    wake: int
+    bell: Bell
+    gear: Gear
     counters: Counters
-    least: int
-    """Bytes of the smallest packet: its vnet header and one more."""
 
 
-def host_bench(link: Connection, queue: int, terms: Parameters, tun: Tun, counters: Counters) -> Bench:
-    """The host's side of a queue pair."""
-    memory = link.region.queue(queue, terms.depth)
-    sleeper = Sleeper(memory.host_sleeps, link.bells.to_host[queue])
-    ringer = Ringer(memory.controller_sleeps, link.bells.to_controller[queue])
-    return Bench(memory, sleeper, ringer, tun, counters, terms.vnet_header + 1)
+class Bench:
+    """A pump's tools at its station; ``host`` says which sleep word is its own."""
+
+    def __init__(self, station: Station, *, host: bool) -> None:
+        memory = station.memory
+        own, peer = memory.host_sleeps, memory.controller_sleeps
+        if not host:
+            own, peer = peer, own
+        self.memory, self.counters = memory, station.counters
+        self.sleeper = Sleeper(own, station.wake, station.counters)
+        self.ringer = Ringer(peer, station.bell, station.counters)
+        self.interface, self.filter = station.gear.interface, station.gear.filter
+        self.least = station.gear.terms.vnet_header + 1
+        self.half = (memory.entries - 1) // 2
+        """How far ahead to wait when a ring is exhausted: one wake-up for half of it, not for each entry."""
+        self.interface.set_blocking()
 
 
-def device_bench(link: Connection, queue: int, terms: Parameters, tun: Tun, counters: Counters) -> Bench:
-    """The controller's side of a queue pair."""
-    memory = link.region.queue(queue, terms.depth)
-    sleeper = Sleeper(memory.controller_sleeps, link.bells.to_controller[queue])
-    ringer = Ringer(memory.host_sleeps, link.bells.to_host[queue])
-    return Bench(memory, sleeper, ringer, tun, counters, terms.vnet_header + 1)
-
-
-def submit_packets(bench: Bench) -> NoReturn:
+def submit_packets(station: Station) -> NoReturn:
     """Host: from the interface into SEND commands."""
+    bench = Bench(station, host=True)
     queue = HostQueue(bench.memory)
+    read_into, ring, count = bench.interface.read_into, bench.ringer.ring, bench.counters.count
     while True:
+        _reap_sends(queue)  # before each read: the buffer that is free is then the one still in the cache
         cid = queue.acquire()
         if cid is None:
-            _reap_sends(bench, queue)
+            bench.counters.was_full()
+            bench.sleeper.wait(queue.slot(bench.half), lambda: queue.ready(bench.half))
             continue
-        size = bench.tun.read_into(queue.buffers[cid])
-        queue.submit(Opcode.SEND, cid, size)
-        bench.ringer.ring()
-        bench.counters.count(size)
+        size = read_into(queue.buffers[cid])
+        ring(queue.submit(Opcode.SEND, cid, size))
+        count(size, queue.backlog)
 
 
-def _reap_sends(bench: Bench, queue: HostQueue) -> None:
-    """Free the buffers of all SENDs that are done; wait for one if there is none."""
-    done = queue.reap()
-    if done is None:
-        bench.sleeper.wait(queue.ready)
-    while done is not None:
+def _reap_sends(queue: HostQueue) -> None:
+    while (done := queue.reap()) is not None:
         if done.status:
             raise LinkViolation(f"SEND failed with NVMe status {done.status:#x}")
-        done = queue.reap()
 
 
-def execute_sends(bench: Bench) -> NoReturn:
+def execute_sends(station: Station) -> NoReturn:
     """Device: from SEND commands to the interface."""
+    bench = Bench(station, host=False)
     queue = ControllerQueue(bench.memory, (Opcode.SEND,))
     while True:
         command = queue.fetch()
         if command is None:
-            bench.sleeper.wait(queue.ready)
+            bench.sleeper.wait(queue.slot(0), queue.ready)
             continue
         _deliver(bench, queue.buffer(command), command.length)
-        queue.complete(command)
-        bench.ringer.ring()
+        bench.ringer.ring(queue.complete(command))
 
 
-def answer_receives(bench: Bench) -> NoReturn:
+def answer_receives(station: Station) -> NoReturn:
     """Device: from the interface into the buffers of waiting RECV commands."""
+    bench = Bench(station, host=False)
     queue = ControllerQueue(bench.memory, (Opcode.RECV,))
     while True:
         command = queue.fetch()
         if command is None:
-            bench.sleeper.wait(queue.ready)
+            bench.counters.was_full()
+            bench.sleeper.wait(queue.slot(bench.half), lambda: queue.ready(bench.half))
             continue
         _check_room(bench, command)
-        size = bench.tun.read_into(queue.buffer(command))
-        queue.complete(command, size)
-        bench.ringer.ring()
-        bench.counters.count(size)
+        size = bench.interface.read_into(queue.buffer(command))
+        bench.ringer.ring(queue.complete(command, size))
+        bench.counters.count(size, queue.backlog())
 
 
 def _check_room(bench: Bench, command: Command) -> None:
@@ -108,16 +105,16 @@ def _check_room(bench: Bench, command: Command) -> None:
         raise LinkViolation(f"RECV for {command.length} bytes; a buffer has {bench.memory.span.size}")
 
 
-def deliver_receives(bench: Bench) -> NoReturn:
+def deliver_receives(station: Station) -> NoReturn:
     """Host: from completed RECV commands to the interface; posts them all in advance and again."""
+    bench = Bench(station, host=True)
     queue = HostQueue(bench.memory)
     while (cid := queue.acquire()) is not None:
-        queue.submit(Opcode.RECV, cid, bench.memory.span.size)
-    bench.ringer.ring()
+        bench.ringer.ring(queue.submit(Opcode.RECV, cid, bench.memory.span.size))
     while True:
         done = queue.reap()
         if done is None:
-            bench.sleeper.wait(queue.ready)
+            bench.sleeper.wait(queue.slot(0), queue.ready)
             continue
         if done.status:
             raise LinkViolation(f"RECV failed with NVMe status {done.status:#x}")
@@ -130,21 +127,26 @@ def _repost(bench: Bench, queue: HostQueue) -> None:
     cid = queue.acquire()
     if cid is None:
         raise LinkViolation("a completion freed no command")
-    queue.submit(Opcode.RECV, cid, bench.memory.span.size)
-    bench.ringer.ring()
+    bench.ringer.ring(queue.submit(Opcode.RECV, cid, bench.memory.span.size))
 
 
 def _deliver(bench: Bench, buffer: memoryview, size: int) -> None:
+    """Give the interface a packet, unless it is not from the peer to us; the head that is checked is the head
+    that is written, whatever the peer does to the buffer meanwhile."""
     if not bench.least <= size <= bench.memory.span.size:
         raise LinkViolation(
             f"a packet of {size} bytes; {bench.least} to {bench.memory.span.size} are possible"
         )
-    if bench.tun.write(buffer[:size]):
+    length = min(size, bench.filter.head)
+    head = bytes(buffer[:length])
+    cause = bench.filter.verdict(head)
+    if cause is None and not bench.interface.write(head, buffer[length:size]):
+        cause = "refused"
+    if cause is None:
         bench.counters.count(size)
     else:
-        bench.counters.drop()
+        bench.counters.drop(cause)
 
 
-OUTWARD = {"host": (SEND, submit_packets), "device": (RECV, answer_receives)}
-INWARD = {"host": (RECV, deliver_receives), "device": (SEND, execute_sends)}
-"""Per role: the queue pair and the loop from the interface, and to it."""
+LOOPS = {"host": (submit_packets, deliver_receives), "device": (answer_receives, execute_sends)}
+"""Per role: from the interface, and to it."""

@@ -23,19 +23,21 @@ class HostQueue:
         self._completions = CompletionConsumer(memory.completions, memory.head_doorbell)
         self._free = list(range(memory.entries - 1))
         self._in_flight = [False] * memory.entries
+        self.slot, self.ready = self._completions.slot, self._completions.ready
 
     def acquire(self) -> int | None:
         """A CID whose buffer is free to fill; None when all are in flight. Submit it next."""
         return self._free.pop() if self._free else None
 
-    def submit(self, opcode: Opcode, cid: int, length: int) -> None:
-        """Hand the controller a command about ``length`` bytes of the CID's buffer."""
+    def submit(self, opcode: Opcode, cid: int, length: int) -> int:
+        """Hand the controller a command about ``length`` bytes of the CID's buffer; its ring entry."""
         self._in_flight[cid] = True
-        self._submissions.push(Command(opcode, cid, self._span.start + cid * self._span.size, length))
+        return self._submissions.push(Command(opcode, cid, self._span.start + cid * self._span.size, length))
 
-    def ready(self) -> bool:
-        """Whether a completion waits."""
-        return self._completions.ready()
+    @property
+    def backlog(self) -> int:
+        """Commands in flight."""
+        return len(self._in_flight) - 1 - len(self._free)
 
     def reap(self) -> Completion | None:
         """The next completion, its CID free again. Raises LinkViolation if it completes nothing of ours."""
@@ -60,7 +62,8 @@ class ControllerQueue:
         self._memory, self._span, self._opcodes = memory, memory.span, opcodes
         self._submissions = SubmissionConsumer(memory.submissions, memory.tail_doorbell)
         self._completions = CompletionProducer(memory.completions, memory.head_doorbell)
-        self.ready = self._submissions.ready
+        self.slot, self.ready = self._submissions.slot, self._submissions.ready
+        self.backlog = self._completions.backlog
 
     def fetch(self) -> Command | None:
         """The next command, None if there is none. Raises LinkViolation for any field out of range."""
@@ -84,7 +87,7 @@ class ControllerQueue:
         index = (command.address - self._span.start) // self._span.size
         return self._memory.buffers[index][: command.length]
 
-    def complete(self, command: Command, result: int = 0, status: Status = Status.SUCCESS) -> None:
-        """Answer a fetched command. Raises LinkViolation if the host left no room for the answer."""
+    def complete(self, command: Command, result: int = 0, status: Status = Status.SUCCESS) -> int:
+        """Answer a fetched command; the answer's ring entry. Raises LinkViolation if there is no room."""
         head = self._submissions.head
-        self._completions.push(Completion(command.cid, result, status, head, self._memory.number))
+        return self._completions.push(Completion(command.cid, result, status, head, self._memory.number))

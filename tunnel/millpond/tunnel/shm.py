@@ -16,10 +16,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from millpond.linux import sockets
+from millpond.tunnel.bells import Bell
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.layout import MAX_ENTRIES, MIN_ENTRIES, QUEUES, Layout
 from millpond.tunnel.region import Region
-from millpond.tunnel.transport import Bells, Connection
+from millpond.tunnel.ring_connection import RingConnection
 from millpond.wire.errors import ConnectionLost, LocalError, Refused
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -45,22 +46,23 @@ class ShmListener:
         """The listening socket."""
         return self._server.fileno()
 
-    def join(self) -> Connection:
+    def join(self) -> RingConnection:
         """Accept a host and give it a region of its own. Raises OSError if it left."""
         client, _ = self._server.accept()
         with ExitStack() as undo:
             undo.callback(client.close)
             client.settimeout(_ANSWER_TIMEOUT)
-            bells = _make_bells(undo)
+            to_controller, to_host = _make_bells(undo), _make_bells(undo)
             descriptor = _make_region(self._layout.size)
             try:
                 region = Region.create(_map(descriptor, self._layout.size), self._layout)
                 client.sendall(_ACCEPTED)
-                sockets.send_descriptors(client, [descriptor, *bells.to_controller, *bells.to_host])
+                sockets.send_descriptors(client, [descriptor, *to_controller, *to_host])
             finally:
                 os.close(descriptor)
             release = undo.pop_all().close
-        return Connection(region, bells, client.fileno(), release)
+        bells = tuple(map(Bell, to_host))
+        return RingConnection("device", region, to_controller, bells, client.fileno(), release)
 
     def turn_away(self) -> None:
         """Refuse the next host in the queue."""
@@ -80,6 +82,9 @@ class ShmListener:
             if self._path.stat().st_ino == self._inode:
                 self._path.unlink()
 
+    def __str__(self) -> str:
+        return f"the host at {self._path}"
+
 
 class ShmConnector:
     """The host's side, for the device that listens at ``path``."""
@@ -91,7 +96,7 @@ class ShmConnector:
         """Nothing tells when the device comes up."""
         return None
 
-    def join(self) -> Connection:
+    def join(self) -> RingConnection:
         """Connect. Raises ConnectionLost, OSError, Refused, or LinkViolation for an unsafe region."""
         try:
             client = sockets.connect(self._path, _ANSWER_TIMEOUT)
@@ -108,10 +113,11 @@ class ShmConnector:
                 memory = _map(descriptors[0], _sealed_size(descriptors[0]))
             finally:
                 os.close(descriptors[0])
-            bells = Bells(tuple(descriptors[1 : 1 + QUEUES]), tuple(descriptors[1 + QUEUES :]))
+            to_controller, to_host = descriptors[1 : 1 + QUEUES], descriptors[1 + QUEUES :]
             region = Region.attach(memory)
             release = undo.pop_all().close
-        return Connection(region, bells, client.fileno(), release)
+        bells = tuple(map(Bell, to_controller))
+        return RingConnection("host", region, tuple(to_host), bells, client.fileno(), release)
 
     def turn_away(self) -> None:
         """Nobody knocks at a host."""
@@ -119,14 +125,15 @@ class ShmConnector:
     def close(self) -> None:
         """Nothing is held between connections."""
 
+    def __str__(self) -> str:
+        return f"the device at {self._path}"
 
-def _make_bells(undo: ExitStack) -> Bells:
-    made: list[int] = []
-    for _ in range(2 * QUEUES):
-        bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+def _make_bells(undo: ExitStack) -> tuple[int, ...]:
+    bells = tuple(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(QUEUES))
+    for bell in bells:
         undo.callback(os.close, bell)
-        made.append(bell)
-    return Bells(tuple(made[:QUEUES]), tuple(made[QUEUES:]))
+    return bells
 
 
 def _make_region(size: int) -> int:

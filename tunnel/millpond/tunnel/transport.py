@@ -1,37 +1,75 @@
-"""Pure: the one interface under the tunnel: shared memory, bells, and a way to know that the peer is gone."""
+"""Pure: the one interface under the tunnel: finds peers, opens a link with each, and carries its packets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
+from typing import NoReturn, Protocol, Self
 
-from millpond.tunnel.region import Region
+from millpond.tunnel.counters import Counters
+from millpond.tunnel.filter import AddressFilter
+from millpond.tunnel.parameters import Parameters
+
+Wait = Callable[[Sequence[int], float | None], set[int]]
+"""Waits until some of the descriptors are readable, at most so many seconds; those that are. It raises when
+the end shall stop."""
+
+Loop = Callable[[], NoReturn]
+"""Carries packets in one direction, in a process of its own, until it is killed or raises LinkViolation,
+ConnectionLost or InterfaceGone."""
+
+
+class PacketInterface(Protocol):
+    """Where packets come from and go to, each with its vnet header: ``millpond.tunnel.tun.Tun``."""
+
+    descriptor: int
+
+    def set_blocking(self) -> None:
+        """Let reads wait; for a pump."""
+
+    def read_into(self, buffer: memoryview) -> int:
+        """Wait for a packet and read it; its bytes. Raises InterfaceGone."""
+
+    def write(self, head: bytes, rest: memoryview) -> bool:
+        """Give the kernel a packet in two parts; False if it refuses it. Raises InterfaceGone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bells:
-    """Non-blocking eventfds, one per queue pair and direction: for the controller, and for the host."""
+class Gear:
+    """What pumps work with besides the link; ``outward`` counts from the interface, ``inward`` to it."""
 
-    to_controller: tuple[int, ...]
-    to_host: tuple[int, ...]
+    terms: Parameters
+    interface: PacketInterface
+    filter: AddressFilter
+    outward: Counters
+    inward: Counters
+    engine: str = "python"
 
 
-class Connection:
-    """One peer while it lives: its region, the bells, and ``gone``, a descriptor readable once it died."""
+class Connection(Protocol):
+    """One peer while it lives. A context manager that releases what it holds."""
 
-    def __init__(self, region: Region, bells: Bells, gone: int, release: Callable[[], None]) -> None:
-        self.region, self.bells, self.gone = region, bells, gone
-        self._release = release
+    gone: int
+    """A descriptor that is readable once the peer is known to be dead."""
+    check_seconds: float | None
+    """How often ``check`` is to be called while the link is up; None for never."""
 
-    def __enter__(self) -> Connection:
-        return self
+    def open(self, own: Parameters, wait: Wait) -> tuple[Parameters, str]:
+        """Settle the parameters; these and the peer's name. Raises VersionMismatch, LinkViolation,
+        ConnectionLost, DeadlineExceeded, and what ``wait`` raises."""
+
+    def check(self) -> None:
+        """Raises ConnectionLost if the peer has died or begun anew."""
+
+    def loops(self, gear: Gear) -> tuple[Loop, Loop]:
+        """What carries packets from the interface to the peer, and from the peer to the interface."""
+
+    def __enter__(self) -> Self: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._release()
+    ) -> None: ...
 
 
 class Transport(Protocol):
@@ -48,3 +86,6 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Take no more peers."""
+
+    def __str__(self) -> str:
+        """Where the peer is waited for, for the status."""

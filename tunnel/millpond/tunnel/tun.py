@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import ipaddress
 import os
 import select
 import struct
@@ -15,6 +14,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from millpond.tunnel.errors import InterfaceGone
+from millpond.tunnel.filter import Address
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import LocalError
 
@@ -25,9 +25,9 @@ _TUNSETOFFLOAD = 0x400454D0
 _TUNSETVNETHDRSZ = 0x400454D8
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 _IFF_TUN_EXCL = 0x8000
+_NO_ADDRESS_OF_ITS_OWN = {"attrs": [["AF_INET6", {"attrs": [["IFLA_INET6_ADDR_GEN_MODE", 1]]}]]}
+"""No IPv6 link-local address, for which the kernel would look for routers over the link for ever."""
 _GONE = (errno.EBADFD, errno.EFAULT)
-
-Address = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 
 class Tun:
@@ -63,7 +63,7 @@ class Tun:
         try:
             with IPRoute() as netlink:
                 (index,) = netlink.link_lookup(ifname=self.name)
-                netlink.link("set", index=index, mtu=mtu)
+                netlink.link("set", index=index, mtu=mtu, IFLA_AF_SPEC=_NO_ADDRESS_OF_ITS_OWN)
                 netlink.addr("add", index=index, address=str(address.ip), prefixlen=address.network.prefixlen)
                 netlink.link("set", index=index, state="up")
         except (NetlinkError, ValueError) as error:
@@ -78,6 +78,10 @@ class Tun:
         except (NetlinkError, ValueError) as error:
             raise InterfaceGone(f"interface {self.name} is gone: {error}") from None
 
+    def set_blocking(self) -> None:
+        """Let reads wait; for this interface in all processes that share it."""
+        os.set_blocking(self.descriptor, True)
+
     def read_into(self, buffer: memoryview) -> int:
         """Wait for a packet and read it, header first; its bytes. Raises InterfaceGone."""
         while True:
@@ -89,10 +93,10 @@ class Tun:
                 self._check_gone(error)
                 raise
 
-    def write(self, packet: memoryview) -> bool:
-        """Give the kernel a packet, header first; False if it refuses it. Raises InterfaceGone."""
+    def write(self, head: bytes, rest: memoryview) -> bool:
+        """Give the kernel a packet in two parts; False if it refuses it. Raises InterfaceGone."""
         try:
-            os.write(self.descriptor, packet)
+            os.writev(self.descriptor, (head, rest))
         except OSError as error:
             self._check_gone(error)
             return False

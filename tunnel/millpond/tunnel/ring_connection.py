@@ -1,0 +1,88 @@
+"""Edge: a link through rings in shared memory, whatever brought the two ends to the same memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from millpond.tunnel import engine
+from millpond.tunnel.bells import Bell, drain
+from millpond.tunnel.counters import Counters
+from millpond.tunnel.layout import ADMIN, RECV, SEND
+from millpond.tunnel.opening import Rendezvous, open_as_device, open_as_host
+from millpond.tunnel.parameters import Parameters
+from millpond.tunnel.pump import Station
+from millpond.tunnel.region import Region
+from millpond.tunnel.transport import Gear, Loop, Wait
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import ConnectionLost, DeadlineExceeded
+
+OPENING_SECONDS = 2.0
+_POLL_SECONDS = 0.1
+
+
+class RingConnection:
+    """One peer over ``region``. Per queue pair, ``wakes`` are the eventfds that it rings, ``bells`` what
+    rings at it. ``gone`` becomes readable when it dies.
+    """
+
+    check_seconds: float | None = None
+
+    def __init__(
+        self,
+        role: str,
+        region: Region,
+        wakes: tuple[int, ...],
+        bells: tuple[Bell, ...],
+        gone: int,
+        release: Callable[[], None],
+    ) -> None:
+        self.role, self.region, self.wakes, self.bells, self.gone = role, region, wakes, bells, gone
+        self._release = release
+
+    def open(self, own: Parameters, wait: Wait) -> tuple[Parameters, str]:
+        """Enable, IDENTIFY and OPEN, within 2 s."""
+        opener = open_as_host if self.role == "host" else open_as_device
+        return opener(self.region, own, self._rendezvous(wait))
+
+    def check(self) -> None:
+        """The descriptor ``gone`` tells all."""
+
+    def loops(self, gear: Gear) -> tuple[Loop, Loop]:
+        """A loop of the wished engine for each queue pair."""
+        outward, inward = (SEND, RECV) if self.role == "host" else (RECV, SEND)
+        send, receive = engine.loops(gear.engine, self.role)
+        return (
+            functools.partial(send, self._station(outward, gear, gear.outward)),
+            functools.partial(receive, self._station(inward, gear, gear.inward)),
+        )
+
+    def _station(self, queue: int, gear: Gear, counters: Counters) -> Station:
+        memory = self.region.queue(queue, gear.terms.depth)
+        return Station(memory, self.wakes[queue], self.bells[queue], gear, counters)
+
+    def _rendezvous(self, wait: Wait) -> Rendezvous:
+        """Waiting on the admin queue's bell, which is rung every time: its sleep words are not used."""
+        wake, deadline = self.wakes[ADMIN], Deadline.after(OPENING_SECONDS)
+
+        def wait_for(ready: Callable[[], bool]) -> None:
+            while not ready():
+                if deadline.passed:
+                    raise DeadlineExceeded("the peer did not open the link in time")
+                woken = wait((wake, self.gone), _POLL_SECONDS)
+                if wake in woken:
+                    drain(wake)
+                if self.gone in woken and not ready():
+                    raise ConnectionLost("the peer went away while the link was opened")
+
+        return Rendezvous(wait_for, self.bells[ADMIN].ring)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._release()
