@@ -37,7 +37,7 @@ check: $(STAMP)  ## style, types and layers
 system:
 	@images/prerequisites.sh system
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt hatch_build.py tunnel/millpond/tunnel/engine.c
 	@images/prerequisites.sh python "$(PYTHON)"
 	@test -x .venv/bin/pip || "$(PYTHON)" -m venv .venv
 	@echo "millpond: installing into .venv; torch is large, so the first time takes some minutes"

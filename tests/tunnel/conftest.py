@@ -19,6 +19,7 @@ import pytest
 
 from millpond.linux.sandbox import Sandbox, spawn
 from millpond.linux.syscalls import CLONE_NEWNET, CLONE_NEWUSER
+from millpond.tunnel import engine
 from millpond.wire.deadline import Deadline
 
 TRAFFIC = Path(__file__).with_name("traffic.py")
@@ -131,8 +132,8 @@ class End(Program):
 class Namespace:
     """A network namespace, and a user namespace around it where that takes one."""
 
-    def __init__(self, undo: ExitStack) -> None:
-        self._undo = undo
+    def __init__(self, undo: ExitStack, engine: str = "auto") -> None:
+        self._undo, self.engine = undo, engine
         reader, writer = os.pipe()
 
         def hold() -> int:
@@ -172,7 +173,8 @@ class Namespace:
         address = HOST_ADDRESS if role == "host" else DEVICE_ADDRESS
         reader, writer = os.pipe()
         argv = [sys.executable, "-P", "-W", "error", "-m", "millpond.tunnel", role, "--socket", str(socket)]
-        argv += ["--interface", interface, "--address", f"{address}/30", *options, "--status-fd", str(writer)]
+        argv += ["--interface", interface, "--address", f"{address}/30", "--engine", self.engine]
+        argv += [*options, "--status-fd", str(writer)]
         end = End(argv, self.enter, reader)
         os.close(writer)
         self._undo.callback(end.close)
@@ -192,9 +194,10 @@ class Namespace:
 class Pair:
     """The two sides of one tunnel."""
 
-    def __init__(self, undo: ExitStack, socket: Path) -> None:
+    def __init__(self, undo: ExitStack, socket: Path, host_engine: str, device_engine: str) -> None:
         self.socket = socket
-        self.host_side, self.device_side = Namespace(undo), Namespace(undo)
+        self.host_side = Namespace(undo, host_engine)
+        self.device_side = Namespace(undo, device_engine)
 
     def start(self) -> tuple[End, End]:
         """Host end and device end, both up."""
@@ -229,6 +232,15 @@ def undo() -> Iterator[ExitStack]:
         yield stack
 
 
+@pytest.fixture(params=["python-python", "c-c"])
+def engines(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """The engines of host and device; a test may ask for others."""
+    host, device = request.param.split("-")
+    if "c" in (host, device) and engine.default() != "c":
+        pytest.skip("the C engine was not built: there was no C compiler")
+    return host, device
+
+
 @pytest.fixture
-def pair(undo: ExitStack, tmp_path: Path, tun_works: None) -> Pair:
-    return Pair(undo, tmp_path / "csd0.sock")
+def pair(undo: ExitStack, tmp_path: Path, tun_works: None, engines: tuple[str, str]) -> Pair:
+    return Pair(undo, tmp_path / "csd0.sock", *engines)

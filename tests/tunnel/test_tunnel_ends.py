@@ -22,6 +22,10 @@ from millpond.wire.deadline import Deadline
 HOST, DEVICE, INTERFACE = "10.77.0.1", "10.77.0.2", "mp-test0"
 MB = 1 << 20
 
+every_combination = pytest.mark.parametrize(
+    "engines", ["python-python", "c-c", "python-c", "c-python"], indirect=True
+)
+
 
 def expected(seed: int, total: int) -> str:
     """What traffic.py prints for ``total`` bytes, whole chunks, sent with ``seed``."""
@@ -43,6 +47,7 @@ def check_exchange(server: Any, client: Any, total: int) -> None:
     assert server.result() == expected(2, total)
 
 
+@every_combination
 def test_tcp_crosses_both_ways_and_the_interfaces_counted_it(pair: Any) -> None:
     host, device = pair.start()
     assert host.status["peer"] == "csd0" and device.status["peer"] == "host"
@@ -66,6 +71,7 @@ def test_ping_pong(pair: Any) -> None:
     assert 0 < float(pair.host_side.traffic("pingpong", DEVICE, 2000).result()) < 20_000
 
 
+@every_combination
 def test_the_ends_settle_on_the_smaller_mtu_and_depth(pair: Any) -> None:
     device = pair.device_side.end("device", pair.socket, "--depth", "2", "--mtu", "1500")
     host = pair.host_side.end("host", pair.socket, "--depth", "8", "--mtu", "9000")
@@ -73,6 +79,7 @@ def test_the_ends_settle_on_the_smaller_mtu_and_depth(pair: Any) -> None:
     check_exchange(*start_exchange(pair, 2 * MB), 2 * MB)
 
 
+@every_combination
 @pytest.mark.parametrize("victim", ["device", "host"])
 def test_a_killed_end_comes_back_and_the_same_connection_finishes(pair: Any, victim: str) -> None:
     host, device = pair.start()

@@ -1,16 +1,104 @@
-"""Edge: which engine runs the pumps: the Python loops, or the same in C where a compiler built them."""
+"""Edge: which engine runs a link's pumps: the Python loops, or the same in C where a compiler built them."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from millpond.tunnel import pump
+from millpond.tunnel.errors import InterfaceGone, LinkViolation
 from millpond.tunnel.pump import Station
+from millpond.wire.errors import LocalError
 
 ENGINES = ("auto", "python", "c")
+LIBRARY = Path(__file__).with_name("_engine.so")
+
+_VERSION = 1
+_VIOLATION, _INTERFACE_GONE = 1, 2
+_LOOPS = {"host": ("submit_packets", "deliver_receives"), "device": ("answer_receives", "execute_sends")}
+
+PumpLoop = Callable[[Station], NoReturn]
 
 
-def loops(engine: str, role: str) -> tuple[Callable[[Station], NoReturn], Callable[[Station], NoReturn]]:
+class _Station(ctypes.Structure):
+    """``struct station`` of engine.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("submissions", "completions", "tail", "head", "own", "peer")),
+        ("buffers", ctypes.c_void_p),
+        ("buffers_address", ctypes.c_uint64),
+        ("counters", ctypes.c_void_p),
+        ("bell_register", ctypes.c_void_p),
+        *((name, ctypes.c_uint32) for name in ("bell_value", "buffer_size", "entries", "queue")),
+        *((name, ctypes.c_int32) for name in ("wake", "bell", "interface")),
+        *((name, ctypes.c_uint32) for name in ("vnet_header", "addresses_at", "addresses_length", "version")),
+        ("addresses", ctypes.c_uint8 * 32),
+        ("reason", ctypes.c_char * 256),
+    )
+
+
+def default() -> str:
+    """What ``auto`` means here: c where it is built, else python."""
+    return "c" if LIBRARY.exists() else "python"
+
+
+def loops(engine: str, role: str) -> tuple[PumpLoop, PumpLoop]:
     """The loops from the interface and to it, for ``host`` or ``device``. Raises LocalError."""
-    return pump.LOOPS[role]
+    if (default() if engine == "auto" else engine) == "python":
+        return pump.LOOPS[role]
+    library = _load()
+    outward, inward = (functools.partial(_run, getattr(library, name)) for name in _LOOPS[role])
+    return outward, inward
+
+
+def _load() -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+    except OSError as error:
+        raise LocalError(
+            f"the C engine cannot be used: {error}: install millpond where there is a C compiler, or choose "
+            "the Python engine"
+        ) from None
+    if library.engine_version() != _VERSION:
+        raise LocalError("the C engine is of another version of millpond: install millpond again")
+    return library
+
+
+def _run(loop: Callable[..., int], station: Station) -> NoReturn:
+    station.gear.interface.set_blocking()
+    arguments = _arguments(station)
+    outcome = loop(ctypes.byref(arguments))
+    reason = arguments.reason.decode(errors="replace")
+    if outcome == _VIOLATION:
+        raise LinkViolation(reason)
+    if outcome == _INTERFACE_GONE:
+        raise InterfaceGone(f"interface {station.gear.interface.name} was deleted")
+    raise LocalError(f"the C engine: {reason}")
+
+
+def _arguments(station: Station) -> _Station:
+    memory, gear, bell = station.memory, station.gear, station.bell
+    own, peer = memory.host_sleeps, memory.controller_sleeps
+    if not station.host:
+        own, peer = peer, own
+    arguments = _Station(
+        *map(_address, (memory.submissions, memory.completions, memory.tail_doorbell, memory.head_doorbell)),
+        *map(_address, (own, peer, memory.buffers[0])),
+        memory.span.start,
+        _address(station.counters.words),
+        None if bell.register is None else _address(bell.register),
+        *(bell.value, memory.span.size, memory.entries, memory.number),
+        *(station.wake, bell.descriptor, gear.interface.descriptor),
+    )
+    expected = gear.filter.expected
+    arguments.vnet_header, arguments.version = gear.terms.vnet_header, gear.filter.version << 4
+    arguments.addresses_at, arguments.addresses_length = gear.filter.head - len(expected), len(expected)
+    arguments.addresses[: len(expected)] = expected
+    return arguments
+
+
+def _address(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))

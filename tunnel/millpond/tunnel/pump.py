@@ -20,8 +20,11 @@ from millpond.tunnel.transport import Gear
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """One queue pair as a pump sees it: the eventfd ``wake`` rings for it, ``bell`` rings at the peer."""
+    """One queue pair as a pump of the host or the device sees it: the eventfd ``wake`` rings for it, ``bell``
+    rings at the peer.
+    """
 
+    host: bool
     memory: QueueMemory
     wake: int
     bell: Bell
@@ -30,12 +33,12 @@ class Station:
 
 
 class Bench:
-    """A pump's tools at its station; ``host`` says which sleep word is its own."""
+    """A pump's tools at its station."""
 
-    def __init__(self, station: Station, *, host: bool) -> None:
+    def __init__(self, station: Station) -> None:
         memory = station.memory
         own, peer = memory.host_sleeps, memory.controller_sleeps
-        if not host:
+        if not station.host:
             own, peer = peer, own
         self.memory, self.counters = memory, station.counters
         self.sleeper = Sleeper(own, station.wake, station.counters)
@@ -49,7 +52,7 @@ class Bench:
 
 def submit_packets(station: Station) -> NoReturn:
     """Host: from the interface into SEND commands."""
-    bench = Bench(station, host=True)
+    bench = Bench(station)
     queue = HostQueue(bench.memory)
     read_into, ring, count = bench.interface.read_into, bench.ringer.ring, bench.counters.count
     while True:
@@ -72,7 +75,7 @@ def _reap_sends(queue: HostQueue) -> None:
 
 def execute_sends(station: Station) -> NoReturn:
     """Device: from SEND commands to the interface."""
-    bench = Bench(station, host=False)
+    bench = Bench(station)
     queue = ControllerQueue(bench.memory, (Opcode.SEND,))
     while True:
         command = queue.fetch()
@@ -85,7 +88,7 @@ def execute_sends(station: Station) -> NoReturn:
 
 def answer_receives(station: Station) -> NoReturn:
     """Device: from the interface into the buffers of waiting RECV commands."""
-    bench = Bench(station, host=False)
+    bench = Bench(station)
     queue = ControllerQueue(bench.memory, (Opcode.RECV,))
     while True:
         command = queue.fetch()
@@ -107,7 +110,7 @@ def _check_room(bench: Bench, command: Command) -> None:
 
 def deliver_receives(station: Station) -> NoReturn:
     """Host: from completed RECV commands to the interface; posts them all in advance and again."""
-    bench = Bench(station, host=True)
+    bench = Bench(station)
     queue = HostQueue(bench.memory)
     while (cid := queue.acquire()) is not None:
         bench.ringer.ring(queue.submit(Opcode.RECV, cid, bench.memory.span.size))

@@ -61,7 +61,7 @@ class RingConnection:
 
     def _station(self, queue: int, gear: Gear, counters: Counters) -> Station:
         memory = self.region.queue(queue, gear.terms.depth)
-        return Station(memory, self.wakes[queue], self.bells[queue], gear, counters)
+        return Station(self.role == "host", memory, self.wakes[queue], self.bells[queue], gear, counters)
 
     def _rendezvous(self, wait: Wait) -> Rendezvous:
         """Waiting on the admin queue's bell, which is rung every time: its sleep words are not used."""

@@ -23,6 +23,7 @@ ConnectionLost or InterfaceGone."""
 class PacketInterface(Protocol):
     """Where packets come from and go to, each with its vnet header: ``millpond.tunnel.tun.Tun``."""
 
+    name: str
     descriptor: int
 
     def set_blocking(self) -> None:
