@@ -16,7 +16,7 @@ COMMANDS = millpond millpond-agent
 STAMP = .venv/.millpond-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check install uninstall clean system
+.PHONY: help demo test check guest install uninstall clean system
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +33,10 @@ check: $(STAMP)  ## style, types and layers
 	@.venv/bin/ruff format --check
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
+
+guest: $(STAMP)  ## a small Debian for those tests that need a machine of their own, in .guest
+	@images/prerequisites.sh guest
+	@.venv/bin/python tests/guest/build.py .guest
 
 system:
 	@images/prerequisites.sh system
@@ -82,5 +86,5 @@ uninstall:  ## removes what `make install` wrote; keeps /var/lib/millpond
 	@echo "millpond is removed; its fleet and data stay in /var/lib/millpond"
 
 clean:  ## removes what the other targets made in this folder
-	rm -rf .venv .demo .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist build
+	rm -rf .venv .demo .bench .guest .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist build
 	find agent fs host images tests tunnel -name __pycache__ -prune -exec rm -rf {} +

@@ -4,6 +4,7 @@
 #
 #   prerequisites.sh python PYTHON   a Python that can make virtual environments
 #   prerequisites.sh system          openssh-server, TUN, FUSE, user namespaces
+#   prerequisites.sh guest           what builds and runs the guest of the tests: QEMU, mmdebstrap, squashfs-tools, cpio
 #   prerequisites.sh reload UNITDIR  systemd reads its units again, where it runs and looks there
 #   prerequisites.sh stop UNITDIR    the services of UNITDIR stop, where systemd runs
 set -eu
@@ -87,6 +88,17 @@ need_namespaces() {
         fail "may not make namespaces: start the container with --privileged"
 }
 
+need_guest_tools() {
+    missing=
+    for pair in qemu-system-x86_64:qemu-system-x86 mmdebstrap:mmdebstrap mksquashfs:squashfs-tools cpio:cpio; do
+        command -v "${pair%%:*}" >/dev/null || missing="$missing ${pair#*:}"
+    done
+    [ -z "$missing" ] && return
+    can_install || fail "needs$missing: sudo apt install$missing"
+    # shellcheck disable=SC2086  # one argument per package
+    apt_install $missing
+}
+
 case ${1-} in
 python) need_python "$2" ;;
 system)
@@ -95,6 +107,7 @@ system)
     if is_root; then need_namespaces; else need_user_namespaces; fi
     need_sshd
     ;;
+guest) need_guest_tools ;;
 reload)
     case $2 in
     /etc/systemd/* | /run/systemd/* | /lib/systemd/* | /usr/lib/systemd/* | /usr/local/lib/systemd/*)
@@ -109,5 +122,5 @@ stop)
         fi
     done
     ;;
-*) fail "prerequisites.sh: python PYTHON | system | reload UNITDIR | stop UNITDIR" ;;
+*) fail "prerequisites.sh: python PYTHON | system | guest | reload UNITDIR | stop UNITDIR" ;;
 esac

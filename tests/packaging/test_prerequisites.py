@@ -88,6 +88,16 @@ def test_a_failed_installation_shows_why(machine: Path) -> None:
     )
 
 
+def test_the_tools_of_the_guest_are_named_together(machine: Path) -> None:
+    fake(machine, "id", "echo 1000")
+    fake(machine, "mksquashfs", "exit 0")
+    done = prerequisites(machine, "guest")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "millpond needs qemu-system-x86 mmdebstrap cpio: sudo apt install qemu-system-x86 mmdebstrap cpio\n",
+    )
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may open the devices")
 def test_no_namespaces(machine: Path) -> None:
     fake(machine, "unshare", "exit 1")

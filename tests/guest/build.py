@@ -1,0 +1,94 @@
+"""Entry: builds the guest that tests boot in QEMU: a Debian of the processor x86_64, made in seconds.
+
+``build.py FOLDER`` leaves ``vmlinuz``, ``initrd`` and ``root.squashfs`` there, or does nothing where they are
+already there from the same recipe. Nothing of millpond is inside: see repository.py.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RECIPE = ("build.py", "customize.py", "initrd-init")
+SUITE = "bookworm"
+PACKAGES = (
+    "linux-image-cloud-amd64",
+    "base-files bash busybox-static coreutils dash findutils grep hostname libc-bin mount procps sed",
+    "e2fsprogs iproute2 iputils-ping kmod nvme-cli pciutils util-linux",
+    "python3",
+)
+
+
+def recipe_hash() -> str:
+    """Changes with anything that the build depends on, but for Debian's own updates."""
+    digest = hashlib.sha256()
+    for name in RECIPE:
+        digest.update((HERE / name).read_bytes())
+    return digest.hexdigest()
+
+
+def build(folder: Path) -> None:
+    """Make the guest in ``folder``. Raises CalledProcessError after the tool has said why."""
+    stamp = folder / "recipe"
+    if stamp.exists() and stamp.read_text() == recipe_hash():
+        return
+    print(f"millpond: building the guest for tests in {folder}", flush=True)
+    work = folder / "new"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    _make_root(work / "root.squashfs")
+    _copy_boot(work)
+    stamp.unlink(missing_ok=True)
+    for made in work.iterdir():
+        made.replace(folder / made.name)
+    work.rmdir()
+    stamp.write_text(recipe_hash())
+
+
+def _make_root(image: Path) -> None:
+    """Packages are only unpacked: none of their scripts runs, customize.py does the little that is needed."""
+    names = ",".join(" ".join(PACKAGES).split())
+    hook = f'/usr/bin/env python3 {shlex.quote(str(HERE / "customize.py"))} "$1"'
+    bootstrap = ["mmdebstrap", "--quiet", "--variant=extract", "--architectures=amd64", f"--include={names}"]
+    bootstrap += [f"--extract-hook={hook}", "--format=tar", SUITE, "-"]
+    squash = ["mksquashfs", "-", str(image), "-tar", "-comp", "lz4", "-quiet", "-no-progress"]
+    with subprocess.Popen(bootstrap, stdout=subprocess.PIPE) as source:
+        squashed = subprocess.run(squash, stdin=source.stdout, capture_output=True, check=False)
+    if squashed.returncode:
+        sys.stderr.buffer.write(squashed.stderr)
+    for argv, code in ((bootstrap, source.returncode), (squash, squashed.returncode)):
+        if code:
+            raise subprocess.CalledProcessError(code, argv[0])
+
+
+def _copy_boot(work: Path) -> None:
+    tree = work / "tree"
+    argv = ["unsquashfs", "-quiet", "-no-progress", "-d", str(tree), str(work / "root.squashfs"), "boot"]
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    for name in ("vmlinuz", "initrd"):
+        (tree / "boot" / name).replace(work / name)
+    shutil.rmtree(tree)
+
+
+def main() -> int:
+    """Exit code 0, or 1 if a tool failed."""
+    folder = Path(sys.argv[1]).absolute()
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs may start at once
+        try:
+            build(folder)
+        except subprocess.CalledProcessError as error:
+            print(f"millpond: the guest was not built: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

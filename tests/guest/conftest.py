@@ -1,0 +1,24 @@
+"""One guest for all tests that neither need hardware of their own nor change what others see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from .guest import Guest
+from .machine import why_no_guest
+
+
+@pytest.fixture(scope="session")
+def guest_works() -> None:
+    """For tests that start guests of their own."""
+    if reason := why_no_guest():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def guest(guest_works: None) -> Iterator[Guest]:
+    """A plain guest with QEMU's own network, shared by all."""
+    with Guest() as shared:
+        yield shared

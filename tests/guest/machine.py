@@ -1,0 +1,109 @@
+"""Edge: QEMU as a child process: what it is told, its console, its end with whoever started it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from millpond.linux.syscalls import die_with_parent
+
+from .build import recipe_hash
+from .repository import ROOT, make_image
+
+IMAGE = ROOT / ".guest"
+QEMU = "qemu-system-x86_64"
+KERNEL_COMMAND = "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off nokaslr intel_iommu=on iommu=pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a guest gets beyond its disks and its command port."""
+
+    arguments: tuple[str, ...] = ()
+    """More arguments for QEMU."""
+    descriptors: tuple[int, ...] = ()
+    """Descriptors that QEMU inherits, under the same numbers."""
+    memory: int = 512
+    """MiB."""
+    processors: int = 1
+    network: bool = True
+    """QEMU's own network: the guest is 10.0.2.15, this machine's 127.0.0.1 is 10.0.2.2."""
+
+
+def why_no_guest() -> str:
+    """Why no guest can be started here; empty if one can."""
+    for tool in (QEMU, "mksquashfs"):
+        if not shutil.which(tool):
+            return f"{tool} is not installed: images/prerequisites.sh guest"
+    recipe = IMAGE / "recipe"
+    if not recipe.exists() or recipe.read_text() != recipe_hash():
+        return "the guest is not built, or not from this recipe: make guest"
+    return ""
+
+
+class Machine:
+    """A running QEMU; ``port`` is the command port's other end. Its files are in ``folder``."""
+
+    def __init__(self, hardware: Hardware, folder: Path) -> None:
+        self._console = folder / "console.log"
+        make_image(folder / "millpond.squashfs", folder)
+        self.port, theirs = socket.socketpair()
+        parent = os.getpid()
+
+        def tie() -> None:
+            die_with_parent(signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        with theirs, self._console.open("ab") as console:
+            self.process = subprocess.Popen(
+                [*_basics(folder), *_ports(theirs.fileno()), *_network(hardware), *_size(hardware)],
+                pass_fds=(theirs.fileno(), *hardware.descriptors),
+                preexec_fn=tie,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+            )
+
+    def console(self) -> str:
+        """What the kernel, and QEMU itself, have said."""
+        return self._console.read_text(errors="replace")
+
+    def close(self) -> None:
+        """End QEMU; the guest has nothing that it could lose."""
+        self.process.kill()
+        self.process.wait()
+        self.port.close()
+
+
+def _basics(folder: Path) -> list[str]:
+    argv = [QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
+    argv += ["-machine", "q35,accel=tcg", "-cpu", "max", "-device", "intel-iommu,intremap=on"]
+    argv += ["-serial", "stdio", "-kernel", str(IMAGE / "vmlinuz"), "-initrd", str(IMAGE / "initrd")]
+    argv += ["-append", KERNEL_COMMAND]
+    for disk in (IMAGE / "root.squashfs", folder / "millpond.squashfs"):
+        argv += ["-drive", f"if=virtio,format=raw,readonly=on,file.locking=off,file={disk}"]
+    return argv
+
+
+def _ports(descriptor: int) -> list[str]:
+    return [
+        *("-device", "virtio-serial-pci"),
+        *("-chardev", f"socket,id=agent,fd={descriptor}"),
+        *("-device", "virtserialport,chardev=agent,name=millpond.agent"),
+    ]
+
+
+def _network(hardware: Hardware) -> list[str]:
+    if not hardware.network:
+        return []
+    return ["-netdev", "user,id=slirp", "-device", "virtio-net-pci,netdev=slirp,romfile="]
+
+
+def _size(hardware: Hardware) -> list[str]:
+    return ["-m", str(hardware.memory), "-smp", str(hardware.processors), *hardware.arguments]
