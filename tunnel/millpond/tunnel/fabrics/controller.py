@@ -1,0 +1,159 @@
+"""Pure: one association with a host: properties, admin commands, and what its I/O queues lead to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millpond.tunnel.fabrics import identify
+from millpond.tunnel.fabrics.commands import Admin, Answer, Command, Fabrics, Io, Status
+from millpond.tunnel.fabrics.identify import ASYNC_EVENTS, NAMESPACE, Identity
+from millpond.tunnel.fabrics.nvm import Namespace
+from millpond.tunnel.fabrics.port import Port
+from millpond.tunnel.fabrics.queue import Queue
+from millpond.tunnel.nvme import CAP, CC, CC_ENABLE, CSTS, CSTS_READY, VERSION_1_4, VS, Opcode
+
+_SHUTDOWN = 3 << 14
+_SHUTDOWN_COMPLETE = 2 << 2
+_READY_WITHIN = 20  # of 500 ms
+_EIGHT_BYTES = 1
+_VOLATILE_CACHE, _QUEUES, _ASYNC_EVENTS, _KEEP_ALIVE = 0x06, 0x07, 0x0B, 0x0F
+_NOT_ABORTED = 1
+_TUNNEL_ADMIN = (Opcode.IDENTIFY, Opcode.OPEN)
+_TUNNEL_IO = (Opcode.SEND, Opcode.RECV)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a controller stands for. ``max_queues`` is the most I/O queues of a host."""
+
+    identity: Identity
+    namespace: Namespace
+    port: Port
+    max_queues: int
+
+
+class Controller:
+    """The executor of a host's admin queue and of its I/O queues."""
+
+    def __init__(self, target: Target, cntlid: int, keep_alive_ms: int) -> None:
+        self._target, self.cntlid, self.keep_alive_ms = target, cntlid, keep_alive_ms
+        self.queues: dict[int, Queue] = {}
+        self._configuration = self._state = 0
+        self._async_events = 0
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the host has enabled it and not shut it down."""
+        return bool(self._state & CSTS_READY)
+
+    def execute(self, queue: Queue, command: Command, data: memoryview) -> Answer | None:
+        """Carry out a command of any of its queues."""
+        if command.opcode == Admin.FABRICS:
+            return self._fabrics(queue, command)
+        if not self.enabled:
+            return Answer(Status.SEQUENCE_ERROR)
+        if queue.qid:
+            return self._io(queue, command, data)
+        if command.opcode in _TUNNEL_ADMIN:
+            return self._target.port.admin(command, data)
+        if command.opcode == Admin.ASYNC_EVENT:
+            return self._hold_event()
+        return self._admin(command)
+
+    def _io(self, queue: Queue, command: Command, data: memoryview) -> Answer | None:
+        if command.opcode in _TUNNEL_IO:
+            return self._target.port.io(queue, command, data)
+        if command.opcode in tuple(Io):
+            return self._target.namespace.execute(command, data)
+        return Answer(Status.INVALID_OPCODE)
+
+    def _fabrics(self, queue: Queue, command: Command) -> Answer:
+        if queue.qid == 0 and command.fabrics_type == Fabrics.PROPERTY_GET:
+            return self._get_property(command)
+        if queue.qid == 0 and command.fabrics_type == Fabrics.PROPERTY_SET:
+            return self._set_property(command)
+        return Answer(
+            Status.SEQUENCE_ERROR if command.fabrics_type == Fabrics.CONNECT else Status.INVALID_FIELD
+        )
+
+    def _get_property(self, command: Command) -> Answer:
+        entries = self._target.identity.max_entries
+        values = {
+            (CAP, _EIGHT_BYTES): (entries - 1) | 1 << 16 | _READY_WITHIN << 24 | 1 << 37,
+            (VS, 0): VERSION_1_4,
+            (CC, 0): self._configuration,
+            (CSTS, 0): self._state,
+        }
+        value = values.get((command.cdw11, command.cdw10 & 7))
+        return Answer(Status.INVALID_FIELD) if value is None else Answer(result=value)
+
+    def _set_property(self, command: Command) -> Answer:
+        if (command.cdw11, command.cdw10 & 7) != (CC, 0):
+            return Answer(Status.INVALID_FIELD)
+        self._configuration = command.cdw12
+        if not command.cdw12 & CC_ENABLE:
+            self._state = 0
+            self._target.port.close("the host reset the controller")
+        elif command.cdw12 & _SHUTDOWN:
+            self._state = _SHUTDOWN_COMPLETE
+            self._target.port.close("the host shut the controller down")
+        else:
+            self._state = CSTS_READY
+        return Answer()
+
+    def _hold_event(self) -> Answer | None:
+        if self._async_events == ASYNC_EVENTS:
+            return Answer(Status.ASYNC_EVENT_LIMIT)
+        self._async_events += 1
+        return None
+
+    def _admin(self, command: Command) -> Answer:
+        if command.opcode == Admin.IDENTIFY:
+            return self._identify(command)
+        if command.opcode == Admin.GET_LOG_PAGE:
+            return _log_page(command)
+        if command.opcode in (Admin.SET_FEATURES, Admin.GET_FEATURES):
+            return self._feature(command)
+        if command.opcode == Admin.ABORT:
+            aborted = self._target.port.abort(command.cdw10 & 0xFFFF, command.cdw10 >> 16)
+            return Answer(result=0 if aborted else _NOT_ABORTED)
+        return Answer(Status.SUCCESS if command.opcode == Admin.KEEP_ALIVE else Status.INVALID_OPCODE)
+
+    def _identify(self, command: Command) -> Answer:
+        structure, nsid = command.cdw10 & 0xFF, command.nsid
+        if structure == 1:
+            return Answer(data=identify.controller(self._target.identity, self.cntlid))
+        if structure == 2:
+            return Answer(data=identify.active_list(nsid))
+        if structure == 6 and command.cdw11 >> 24 == 0:  # the NVM command set's limits: none
+            return Answer(data=bytes(identify.SIZE))
+        if structure not in (0, 3):
+            return Answer(Status.INVALID_FIELD)
+        if nsid != NAMESPACE:
+            return Answer(Status.INVALID_NAMESPACE)
+        found = identify.descriptors if structure else identify.namespace
+        return Answer(data=found(self._target.identity))
+
+    def _feature(self, command: Command) -> Answer:
+        feature, setting = command.cdw10 & 0xFF, command.opcode == Admin.SET_FEATURES
+        if feature == _QUEUES:
+            granted = self._target.max_queues - 1
+            return Answer(result=granted << 16 | granted)
+        if feature == _KEEP_ALIVE:
+            self.keep_alive_ms = command.cdw11 if setting else self.keep_alive_ms
+            return Answer(result=0 if setting else self.keep_alive_ms)
+        if feature == _VOLATILE_CACHE and not setting:
+            return Answer(result=1)
+        if feature == _ASYNC_EVENTS:
+            return Answer()
+        return Answer(Status.INVALID_FIELD)
+
+
+def _log_page(command: Command) -> Answer:
+    """A part of a log page, padded with zeros to what was asked for."""
+    page = identify.log_page(command.cdw10 & 0xFF)
+    offset = command.cdw12 | command.cdw13 << 32
+    if page is None or offset % 4 or offset > len(page):
+        return Answer(Status.INVALID_LOG_PAGE)
+    size = min(4 * ((command.cdw10 >> 16 | (command.cdw11 & 0xFFFF) << 16) + 1), command.length)
+    return Answer(data=page[offset : offset + size].ljust(size, b"\0"))
