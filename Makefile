@@ -16,10 +16,10 @@ COMMANDS = millpond millpond-agent
 STAMP = .venv/.millpond-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check guest install uninstall clean system
+.PHONY: help demo test check guest install uninstall clean system bench-tunnel
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(STAMP) system  ## an emulated fleet trains on real data, on this machine alone
 	@.venv/bin/millpond demo
@@ -37,6 +37,10 @@ check: $(STAMP)  ## style, types and layers
 guest: $(STAMP)  ## a small Debian for those tests that need a machine of their own, in .guest
 	@images/prerequisites.sh guest
 	@.venv/bin/python tests/guest/build.py .guest
+
+bench-tunnel: $(STAMP) system  ## the tunnel against its peers: a table, .bench/tunnel.json and a picture (ARGS=--help)
+	@images/prerequisites.sh bench
+	@PYTHONPATH=tests .venv/bin/python -m bench.tunnel $(ARGS)
 
 system:
 	@images/prerequisites.sh system

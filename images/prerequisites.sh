@@ -5,6 +5,7 @@
 #   prerequisites.sh python PYTHON   a Python that can make virtual environments
 #   prerequisites.sh system          openssh-server, TUN, FUSE, user namespaces
 #   prerequisites.sh guest           what builds and runs the guest of the tests: QEMU, mmdebstrap, squashfs-tools, cpio
+#   prerequisites.sh bench           a C compiler, and the peers that benchmarks compare with
 #   prerequisites.sh reload UNITDIR  systemd reads its units again, where it runs and looks there
 #   prerequisites.sh stop UNITDIR    the services of UNITDIR stop, where systemd runs
 set -eu
@@ -99,6 +100,19 @@ need_guest_tools() {
     apt_install $missing
 }
 
+# A benchmark goes without a peer that is not there, and says so.
+want_peers() {
+    command -v socat >/dev/null && return
+    if can_install && (apt_install socat); then return; fi
+    echo "millpond: socat is not installed, so it is not compared with: sudo apt install socat"
+}
+
+need_compiler() {
+    command -v cc >/dev/null && return
+    can_install || fail "needs a C compiler: sudo apt install gcc libc6-dev"
+    apt_install gcc libc6-dev
+}
+
 case ${1-} in
 python) need_python "$2" ;;
 system)
@@ -108,6 +122,10 @@ system)
     need_sshd
     ;;
 guest) need_guest_tools ;;
+bench)
+    need_compiler
+    want_peers
+    ;;
 reload)
     case $2 in
     /etc/systemd/* | /run/systemd/* | /lib/systemd/* | /usr/lib/systemd/* | /usr/local/lib/systemd/*)
@@ -122,5 +140,5 @@ stop)
         fi
     done
     ;;
-*) fail "prerequisites.sh: python PYTHON | system | guest | reload UNITDIR | stop UNITDIR" ;;
+*) fail "prerequisites.sh: python PYTHON | system | guest | bench | reload UNITDIR | stop UNITDIR" ;;
 esac

@@ -1,0 +1,100 @@
+"""Entry: the tunnel against its peers, ``make bench-tunnel``: one table, ``tunnel.json`` and a picture."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from bench.rows import Row
+from bench.tunnel.figures import EMULATION, Circumstances, headlines, plain
+from bench.tunnel.isolation import SCRATCH, run_isolated
+from bench.tunnel.our_routes import OURS
+from bench.tunnel.picture import draw
+from bench.tunnel.plain_routes import PLAIN_PEERS
+from bench.tunnel.plan import Plan, plan
+from bench.tunnel.programs import CompilationFailed, compile_program
+from bench.tunnel.record import Record
+from bench.tunnel.route import Tools
+from bench.tunnel.run import Run
+from bench.tunnel.ssh_routes import SSH_PEERS
+from bench.tunnel.table import EXPLANATION, gap, headline_table, routes_table
+
+CANDIDATES = {candidate.key: candidate for candidate in (*PLAIN_PEERS, *OURS, *SSH_PEERS)}
+
+
+def main() -> int:
+    """Exit codes: 0 done, 1 millpond's tunnel or the benchmark failed, 2 wrong arguments, 130 interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="make bench-tunnel", description="millpond's tunnel against its peers."
+    )
+    parser.add_argument("--quick", action="store_true", help="short and coarse: to see that it works")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="FIGURE", help="measure for this figure"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path(".bench"), help="folder for tunnel.json and tunnel.png"
+    )
+    arguments = parser.parse_args()
+    try:
+        chosen = plan(quick=arguments.quick, only=arguments.only)
+    except ValueError as error:
+        parser.error(str(error))
+    arguments.output.mkdir(exist_ok=True)
+    output = arguments.output.absolute()
+    return run_isolated(lambda: bench(chosen, output))
+
+
+def bench(chosen: Plan, output: Path) -> int:
+    """Measure, print and write; in the namespaces that ``run_isolated`` made."""
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - began:4.0f} s] {line}", flush=True)
+
+    with ExitStack() as undo:
+        try:
+            relay, traffic = (compile_program(name, SCRATCH) for name in ("relay", "traffic"))
+        except CompilationFailed as error:
+            print(f"bench-tunnel: {error}", file=sys.stderr)
+            return 1
+        run = Run(chosen, Tools(relay, traffic, SCRATCH, undo), CANDIDATES, say)
+        record = run.all()
+    report(chosen, record, run.congestion_control, output)
+    say(f"written: {output}/tunnel.json, {output}/tunnel.png")
+    return 1 if any(CANDIDATES[key].ours for key in record.missing) else 0
+
+
+def report(chosen: Plan, record: Record, congestion_control: str, output: Path) -> None:
+    """Print the table; write ``tunnel.json`` and ``tunnel.png``."""
+    labels = {key: CANDIDATES[key].label for key in (*chosen.routes, *chosen.engines)}
+    engine = "python" if "c" in record.missing else "c"
+    known = Circumstances(labels, engine, congestion_control, chosen.durations.crowd)
+    first = headlines(record, known)
+    for part in (
+        routes_table(record, labels),
+        EXPLANATION,
+        headline_table(first),
+        gap(record, labels, engine),
+    ):
+        print("", *part, sep="\n")
+    _write([*first, *plain(record, known)], output / "tunnel.json")
+    note = (
+        f"medians and ranges of {chosen.durations.repeats}, {os.cpu_count()} cores, TCP {congestion_control}"
+    )
+    draw(record, labels, f"{note}; {EMULATION}", output / "tunnel.png")
+
+
+def _write(rows: list[Row], path: Path) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + "\n")
+    fresh.rename(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Pure: what a person reads of a run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from bench.rows import Row
+from bench.tunnel.record import Record
+
+_COLUMNS = (
+    ("gbps", "Gbit/s", "{:.2f}"),
+    ("cpu_per_gb", "CPU s/GB", "{:.2f}"),
+    ("cpu_per_gb_all", "+ends", "{:.2f}"),
+    ("sleeps_per_gb", "wakes/GB", "{:.0f}"),
+    ("rtt_p50", "p50 us", "{:.1f}"),
+    ("rtt_p99", "p99 us", "{:.1f}"),
+    ("pps", "UDP/s", "{:.0f}"),
+    ("idle_cpu_percent", "idle %", "{:.3f}"),
+)
+EXPLANATION = (
+    "Medians; for throughput also range, and median over the C relay's in the same repeat. TCP: 4 streams,",
+    "each direction in turn. CPU: of the processes that carry the bytes; +ends: with the two programs that",
+    "send and receive. wakes: times that a carrier slept. p50, p99: 64-byte TCP round trip. UDP/s: 64-byte",
+    "datagrams delivered under a flood. idle: both ends, percent of a core.",
+)
+
+
+def routes_table(record: Record, labels: Mapping[str, str]) -> list[str]:
+    """One line per route, and one for each that is missing."""
+    columns = [column for column in _COLUMNS if any(record.values(column[0], route) for route in labels)]
+    lines = [["", "x relay", "range", *(title for _, title, _ in columns)]]
+    for route, label in labels.items():
+        cells = [_cell(record.values(quantity, route), form) for quantity, _, form in columns]
+        if any(cells):
+            over = _cell(record.ratios("gbps", route, "relay"), "{:.2f}")
+            lines.append([label, over, _range(record.values("gbps", route)), *cells])
+    missing = [f"{labels[route]}: {reason}" for route, reason in record.missing.items()]
+    return [*_aligned(lines), *missing]
+
+
+def _cell(values: Sequence[float], form: str) -> str:
+    return form.format(statistics.median(values)) if values else ""
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.1f}-{max(values):.1f}" if values else ""
+
+
+def headline_table(rows: Sequence[Row]) -> list[str]:
+    """One line per figure: median, range, repeats, of what."""
+    lines = [["figure", "median", "low", "high", "n", ""]]
+    for row in rows:
+        numbers = ["" if value is None else f"{value:.4g}" for value in (row.value, row.low, row.high)]
+        subject = row.what.split(":")[0]
+        of = f"{subject} / {row.peer}" if row.peer else f"{row.unit}, {subject}"
+        lines.append([row.figure, *numbers, str(row.repeats), of])
+    return _aligned(lines)
+
+
+def gap(record: Record, labels: Mapping[str, str], engine: str) -> list[str]:
+    """What keeps the tunnel from the C relay's throughput: where each spends the time of one gigabyte."""
+    lines = []
+    for route in ("relay", engine):
+        quantities = ("cpu_per_gb", "user_percent", "sleeps_per_gb", "preemptions_per_gb")
+        values = [record.values(quantity, route) for quantity in quantities]
+        if not all(values):
+            return []
+        seconds, user, sleeps, preemptions = (statistics.median(value) for value in values)
+        lines.append(
+            f"{labels[route]}: {seconds * (100 - user) / 100:.3f} s/GB in the kernel, "
+            f"{seconds * user / 100:.3f} outside; {sleeps:.0f} sleeps, {preemptions:.0f} preemptions per GB"
+        )
+    return lines
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    last = len(widths) - 1
+    return [
+        "  ".join(
+            text.ljust(width) if column in (0, last) else text.rjust(width)
+            for column, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
