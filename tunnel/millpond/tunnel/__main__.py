@@ -17,6 +17,7 @@ from millpond.tunnel.end import End, EndConfig
 from millpond.tunnel.engine import ENGINES
 from millpond.tunnel.errors import Orphaned
 from millpond.tunnel.filter import peer_of
+from millpond.tunnel.ivshmem.transport import IvshmemTransport
 from millpond.tunnel.parameters import ALL_OFFLOADS, DEFAULT_DEPTH, DEFAULT_MTU, Parameters
 from millpond.tunnel.shm import ShmConnector, ShmListener
 from millpond.tunnel.status import StatusWriter
@@ -53,7 +54,13 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m millpond.tunnel", description="One end of a tunnel.")
     parser.add_argument("role", choices=("host", "device"))
-    parser.add_argument("--socket", type=Path, required=True, help="Unix socket that the device listens on")
+    peer = parser.add_mutually_exclusive_group(required=True)
+    peer.add_argument("--socket", type=Path, help="Unix socket that the device listens on")
+    peer.add_argument(
+        "--ivshmem",
+        metavar="WHERE",
+        help="the doorbell server's Unix socket; in a virtual machine the device's PCI address, or pci",
+    )
     parser.add_argument("--interface", required=True, help="name of the TUN interface to make")
     parser.add_argument("--address", required=True, help="its address, such as 10.77.0.1/30")
     parser.add_argument("--mtu", type=int, default=DEFAULT_MTU, help="the most bytes of a packet")
@@ -87,6 +94,9 @@ def _config(arguments: argparse.Namespace) -> EndConfig:
 
 
 def _transport(arguments: argparse.Namespace) -> Transport:
+    """Raises LocalError where it cannot work."""
+    if arguments.ivshmem:
+        return IvshmemTransport(arguments.role, arguments.ivshmem, arguments.depth)
     path = arguments.socket.absolute()
     if arguments.role == "host":
         return ShmConnector(path)

@@ -1,0 +1,1 @@
+"""The transport into a virtual machine: a BAR of QEMU's ivshmem device, its doorbells, and their server."""

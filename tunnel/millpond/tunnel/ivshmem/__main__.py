@@ -1,0 +1,55 @@
+"""Entry: the doorbell server, ``python -m millpond.tunnel.ivshmem --socket PATH``; start it before QEMU."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from millpond.linux.syscalls import die_with_parent
+from millpond.tunnel.ivshmem.server import DoorbellServer, bar_size
+from millpond.tunnel.parameters import DEFAULT_DEPTH
+from millpond.wire.errors import LocalError
+
+log = logging.getLogger("millpond.tunnel.ivshmem")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve. Exit codes: 0 stopped by SIGTERM or SIGINT, 1 it cannot listen, 2 wrong arguments."""
+    die_with_parent(signal.SIGKILL)
+    parser = argparse.ArgumentParser(
+        prog="python -m millpond.tunnel.ivshmem",
+        description="Memory and doorbells for QEMU's -device ivshmem-doorbell,vectors=3 and one host end.",
+    )
+    parser.add_argument("--socket", type=Path, required=True, help="Unix socket to listen on")
+    parser.add_argument("--depth", type=int, default=DEFAULT_DEPTH, help="entries per queue to have room for")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s millpond.tunnel.ivshmem: %(message)s")
+    try:
+        size = bar_size(arguments.depth)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        with DoorbellServer(arguments.socket.absolute(), arguments.depth) as server:
+            log.info("listening at %s with %d MiB", arguments.socket, size >> 20)
+            server.serve(_stop_descriptor())
+    except LocalError as error:
+        log.error("%s", error)
+        return 1
+    return 0
+
+
+def _stop_descriptor() -> int:
+    """A descriptor that SIGTERM and SIGINT make readable."""
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(writer)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: None)
+    return reader
+
+
+if __name__ == "__main__":
+    sys.exit(main())

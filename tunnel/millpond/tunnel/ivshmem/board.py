@@ -1,0 +1,36 @@
+"""Pure: what an end needs of ivshmem, whichever side of QEMU it is on."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from millpond.tunnel.bells import Bell
+
+
+class Board(Protocol):
+    """Shared memory, bells to hear and to ring. Held across links; one end of each role at a time."""
+
+    position: int
+    """This end's ID at the doorbell server."""
+    memory: memoryview
+    """All of the shared memory."""
+    wakes: tuple[int, ...]
+    """Eventfds, one per queue pair, that the peer rings."""
+    news: tuple[int, ...]
+    """Descriptors that are readable when ``refresh`` has something to do."""
+
+    def bells(self, peer: int) -> tuple[Bell, ...] | None:
+        """What rings at the peer with this ID, one per queue pair; None if it is not there."""
+
+    def call(self) -> None:
+        """Ring for the admin queue at everyone there: who the peer is may not be known yet."""
+
+    def refresh(self) -> None:
+        """Take note of who has come and who has left."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether it cannot be used for another link."""
+
+    def close(self) -> None:
+        """Give all of it back."""

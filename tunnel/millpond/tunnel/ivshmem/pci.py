@@ -1,0 +1,80 @@
+"""Edge: the ivshmem device in sysfs, from inside the virtual machine."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from millpond.tunnel.ivshmem.board import Board
+from millpond.tunnel.ivshmem.polled import PolledBoard
+from millpond.tunnel.ivshmem.vfio import VfioBoard, VfioMissing
+from millpond.wire.errors import LocalError
+
+log = logging.getLogger(__name__)
+
+_DEVICES = Path("/sys/bus/pci/devices")
+_IVSHMEM = ("0x1af4", "0x1110")
+_DRIVER = Path("/sys/bus/pci/drivers/vfio-pci")
+
+
+def open_board(address: str) -> Board:
+    """The ivshmem device at a PCI address, or the only one: with interrupts if the kernel has vfio-pci and an
+    IOMMU, otherwise polled. Raises LocalError.
+    """
+    device = _find(address)
+    try:
+        memory = _map_memory(device)
+        try:
+            _give_to_vfio(device)
+            return VfioBoard(device, memory)
+        except VfioMissing as error:
+            log.warning("no interrupts from %s, it will be polled: %s", device.name, error)
+            return PolledBoard(device, memory)
+    except OSError as error:
+        raise LocalError(f"cannot use {device.name}: {error}") from None
+
+
+def _find(address: str) -> Path:
+    found = [device for device in sorted(_DEVICES.glob("*")) if _identity(device) == _IVSHMEM]
+    chosen = [device for device in found if address in ("", device.name)]
+    if len(chosen) == 1:
+        return chosen[0]
+    there = ", ".join(device.name for device in found) or "none"
+    raise LocalError(f"there is no ivshmem device {address}, or more than one: {there}")
+
+
+def _identity(device: Path) -> tuple[str, str]:
+    return ((device / "vendor").read_text().strip(), (device / "device").read_text().strip())
+
+
+def _map_memory(device: Path) -> memoryview:
+    """BAR 2, by sysfs in any case: vfio would map it as device memory, with no unaligned accesses on ARM."""
+    name = "resource2_wc" if (device / "resource2_wc").exists() else "resource2"
+    bar = os.open(device / name, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return memoryview(mmap.mmap(bar, os.fstat(bar).st_size))
+    finally:
+        os.close(bar)
+
+
+def _give_to_vfio(device: Path) -> None:
+    """Have vfio-pci drive it. Raises VfioMissing."""
+    if not _DRIVER.exists():
+        with suppress(OSError):
+            subprocess.run(["/sbin/modprobe", "vfio-pci"], check=False, capture_output=True)
+    if not (device / "iommu_group").exists():
+        raise VfioMissing("the machine has no IOMMU")
+    if not _DRIVER.exists():
+        raise VfioMissing("the kernel has no vfio-pci")
+    driver = device / "driver"
+    if driver.exists() and driver.resolve().name != "vfio-pci":
+        (driver / "unbind").write_text(device.name)
+    if not driver.exists():
+        (device / "driver_override").write_text("vfio-pci")
+        Path("/sys/bus/pci/drivers_probe").write_text(device.name)
+    if not driver.exists():
+        raise VfioMissing("vfio-pci did not take the device")

@@ -1,0 +1,73 @@
+"""Edge: the transport into a virtual machine, for the host's end outside and the device's end inside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from millpond.tunnel.ivshmem.board import Board
+from millpond.tunnel.ivshmem.connection import IvshmemConnection
+from millpond.tunnel.ivshmem.device import DeviceConnection
+from millpond.tunnel.ivshmem.host import HostConnection
+from millpond.tunnel.ivshmem.pci import open_board
+from millpond.tunnel.ivshmem.peer import ServerPeer
+from millpond.tunnel.layout import Layout
+from millpond.wire.errors import LocalError
+
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+class IvshmemTransport:
+    """One end at ``where``: the path of a doorbell server's socket, a PCI address such as 0000:00:05.0, or
+    ``pci`` for the only ivshmem device of this machine. Raises LocalError.
+    """
+
+    def __init__(self, role: str, where: str, entries: int) -> None:
+        self._role, self._where, self._layout = role, where, Layout(entries)
+        self._board: Board | None = None
+        self._open: Callable[[], Board] = lambda: ServerPeer(Path(where).absolute(), role)
+        if where == "pci" or _PCI_ADDRESS.fullmatch(where):
+            if role == "host":
+                raise LocalError("the host's end is outside of the virtual machine, at the doorbell server")
+            self._open = lambda: open_board("" if where == "pci" else where)
+            self._board = self._checked(self._open())
+
+    def readiness(self) -> int | None:
+        """Nothing tells that a peer knocks; a connection waits for one itself."""
+        return None
+
+    def join(self) -> IvshmemConnection:
+        """A link to be opened with whoever is the peer then. Raises RemoteError, OSError, LocalError."""
+        if self._board and self._board.lost:
+            self._release()
+        if not self._board:
+            self._board = self._checked(self._open())
+        if self._role == "host":
+            return HostConnection(self._board)
+        return DeviceConnection(self._board, self._layout)
+
+    def _checked(self, board: Board) -> Board:
+        room = len(board.memory)
+        if self._role == "device" and self._layout.size > room:
+            board.close()
+            raise LocalError(
+                f"queues of {self._layout.entries} entries take {self._layout.size} bytes; the shared memory "
+                f"has {room}: choose a smaller depth, or give the doorbell server the same"
+            )
+        return board
+
+    def turn_away(self) -> None:
+        """Nobody knocks."""
+
+    def close(self) -> None:
+        """Give the board back."""
+        self._release()
+
+    def _release(self) -> None:
+        if self._board:
+            self._board.close()
+        self._board = None
+
+    def __str__(self) -> str:
+        return f"the {'device' if self._role == 'host' else 'host'} at {self._where}"
