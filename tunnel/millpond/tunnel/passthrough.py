@@ -171,7 +171,8 @@ class _Receiving:
         self._tag = gear.terms.generation % MODULUS
         self._least, self._most = gear.terms.vnet_header + 1, gear.terms.vnet_header + MAX_MTU
         self._changed = threading.Condition()
-        self._next = self._early = 0
+        self._next = 0
+        self._held: set[int] = set()
 
     def loops(self) -> Sequence[Loop]:
         return [self._loop] * RECEIVERS
@@ -195,13 +196,15 @@ class _Receiving:
             self._changed.notify_all()
 
     def _await_turn(self, number: int) -> None:
-        """Each thread holds one packet, so a number is at most so far ahead, and one of them is not early."""
-        self._early += 1
+        """Each thread holds one packet: that bounds how far a number is ahead, and one of all is due."""
+        if number in self._held or (number - self._next) % MODULUS >= RECEIVERS:
+            raise LinkViolation(f"the device sent packet {number} when {self._next} was due")
+        self._held.add(number)
         while number != self._next:
-            if (number - self._next) % MODULUS >= RECEIVERS or self._early == RECEIVERS:
-                raise LinkViolation(f"the device sent packet {number}, and not {self._next}")
+            if len(self._held) == RECEIVERS and self._next not in self._held:
+                raise LinkViolation(f"the device left out packet {self._next}")
             self._changed.wait()
-        self._early -= 1
+        self._held.remove(number)
 
     def _deliver(self, buffer: memoryview, size: int) -> None:
         gear = self._gear
