@@ -19,6 +19,7 @@ from millpond.tunnel.errors import Orphaned
 from millpond.tunnel.filter import peer_of
 from millpond.tunnel.ivshmem.transport import IvshmemTransport
 from millpond.tunnel.parameters import ALL_OFFLOADS, DEFAULT_DEPTH, DEFAULT_MTU, Parameters
+from millpond.tunnel.passthrough import passthrough_to
 from millpond.tunnel.shm import ShmConnector, ShmListener
 from millpond.tunnel.status import StatusWriter
 from millpond.tunnel.transport import Transport
@@ -61,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="WHERE",
         help="the doorbell server's Unix socket; in a virtual machine the device's PCI address, or pci",
     )
+    peer.add_argument(
+        "--nvme", metavar="WHERE", help="the host's /dev/ngXnY, or auto for the one that is millpond's"
+    )
     parser.add_argument("--interface", required=True, help="name of the TUN interface to make")
     parser.add_argument("--address", required=True, help="its address, such as 10.77.0.1/30")
     parser.add_argument("--mtu", type=int, default=DEFAULT_MTU, help="the most bytes of a packet")
@@ -79,6 +83,10 @@ def _config(arguments: argparse.Namespace) -> EndConfig:
     """Raises ValueError for an argument that cannot be meant."""
     if not 0 < len(arguments.interface.encode()) < 16:
         raise ValueError(f"an interface name has 1 to 15 bytes, not {arguments.interface!r}")
+    if arguments.nvme and arguments.role == "device":
+        raise ValueError(
+            "--nvme is for a host; its device runs millpond.tunnel.fabrics or is a real controller"
+        )
     address = ipaddress.ip_interface(arguments.address)
     peer_of(address)
     offloads = ALL_OFFLOADS if arguments.offload == "all" else 0
@@ -95,6 +103,8 @@ def _config(arguments: argparse.Namespace) -> EndConfig:
 
 def _transport(arguments: argparse.Namespace) -> Transport:
     """Raises LocalError where it cannot work."""
+    if arguments.nvme:
+        return passthrough_to(arguments.nvme)
     if arguments.ivshmem:
         return IvshmemTransport(arguments.role, arguments.ivshmem, arguments.depth)
     path = arguments.socket.absolute()

@@ -19,6 +19,7 @@ from millpond.wire.errors import ConnectionLost
 _CLASS = Path("/sys/class/nvme-generic")
 _MODEL = "millpond"
 _IDENTIFIER, _ADMIN64, _IO64 = 0x4E40, 0xC0504E47, 0xC0504E48
+_ADMIN_TIMEOUT_MS = 10_000
 _COMMAND = struct.Struct("<BBHIIIQQIIIIIIIIIIQ")
 """``struct nvme_passthru_cmd64`` of linux/nvme_ioctl.h, 80 bytes."""
 _RESULT = struct.Struct("<72xQ")
@@ -45,8 +46,8 @@ class Outcome(NamedTuple):
 class NvmeDevice:
     """An open device. Raises ConnectionLost if there is none."""
 
-    def __init__(self, path: Path, timeout_ms: int) -> None:
-        self.path, self._timeout = path, timeout_ms
+    def __init__(self, path: Path) -> None:
+        self.path = path
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             self._namespace = fcntl.ioctl(self._descriptor, _IDENTIFIER)
@@ -59,17 +60,18 @@ class NvmeDevice:
 
     def admin(self, command: VendorCommand) -> Outcome:
         """Submit to the admin queue and wait. Raises ConnectionLost."""
-        return self._submit(_ADMIN64, 0, command)
+        return self._submit(_ADMIN64, 0, command, _ADMIN_TIMEOUT_MS)
 
     def io(self, command: VendorCommand) -> Outcome:
         """Submit to an I/O queue of the kernel's choice and wait. Raises ConnectionLost."""
-        return self._submit(_IO64, self._namespace, command)
+        return self._submit(_IO64, self._namespace, command, 0)
 
-    def _submit(self, request: int, namespace: int, command: VendorCommand) -> Outcome:
+    def _submit(self, request: int, namespace: int, command: VendorCommand, timeout_ms: int) -> Outcome:
+        """A timeout of 0 is the driver's own, 30 s; when it passes the driver resets the controller."""
         opcode, data, cdw10, cdw11, cdw12, cdw13 = command
         address = ctypes.addressof(ctypes.c_char.from_buffer(data))
         head = (opcode, 0, 0, namespace, 0, 0, 0, address, 0, len(data))
-        block = bytearray(_COMMAND.pack(*head, cdw10, cdw11, cdw12, cdw13, 0, 0, self._timeout, 0, 0))
+        block = bytearray(_COMMAND.pack(*head, cdw10, cdw11, cdw12, cdw13, 0, 0, timeout_ms, 0, 0))
         try:
             status = fcntl.ioctl(self._descriptor, request, block)
         except OSError as error:

@@ -11,12 +11,13 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn, Protocol, Self
 
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.layout import ADMIN_BUFFER
 from millpond.tunnel.nvme import Opcode, Status
-from millpond.tunnel.nvme_device import Outcome, VendorCommand
+from millpond.tunnel.nvme_device import NvmeDevice, Outcome, VendorCommand, find_device
 from millpond.tunnel.nvme_sequence import MODULUS
 from millpond.tunnel.parameters import MAX_MTU, Parameters, check_settled, parse
 from millpond.tunnel.transport import Gear, Loop, Wait
@@ -110,6 +111,11 @@ class PassthroughTransport:
 
     def __str__(self) -> str:
         return f"the NVMe controller at {self._where}"
+
+
+def passthrough_to(where: str) -> PassthroughTransport:
+    """Through the character device ``where``, or the one that is millpond's if that is ``auto``."""
+    return PassthroughTransport(lambda: NvmeDevice(find_device() if where == "auto" else Path(where)), where)
 
 
 def _expect_success(done: Outcome, opcode: Opcode) -> None:
