@@ -19,11 +19,6 @@ from millpond.tunnel.region import Region
 from millpond.wire.errors import VersionMismatch
 
 
-def test_entries_have_their_sizes() -> None:
-    assert nvme.SQE.size == nvme.SQE_SIZE == 64
-    assert nvme.CQE_BODY.size + 2 == nvme.CQE_SIZE == 16
-
-
 def test_opcodes_tell_the_direction() -> None:
     assert [op & 3 for op in (nvme.Opcode.SEND, nvme.Opcode.IDENTIFY)] == [1, 1]
     assert [op & 3 for op in (nvme.Opcode.RECV, nvme.Opcode.OPEN)] == [2, 2]

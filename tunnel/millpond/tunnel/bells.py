@@ -39,15 +39,19 @@ class Ringer:
     """Wakes the peer whose sleep word is ``word``."""
 
     def __init__(self, word: memoryview, bell: Bell, counters: Counters) -> None:
-        self._word, self._ring, self._counters = word, bell.ring, counters
+        self.word, self._ring, self._counters = word, bell.ring, counters
 
     def ring(self, slot: int) -> None:
         """Call it after ring entry ``slot`` is published: wakes the peer if it waits for that one."""
         fence()
-        if self._word[0] == slot + 1:
-            self._word[0] = 0  # before the bell: whoever clears the word always rings after it
-            self._ring()
-            self._counters.rang()
+        if self.word[0] == slot + 1:
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake the peer, which was seen to wait."""
+        self.word[0] = 0  # before the bell: whoever clears the word always rings after it
+        self._ring()
+        self._counters.rang()
 
 
 class Sleeper:

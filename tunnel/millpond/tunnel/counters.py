@@ -1,7 +1,7 @@
 """Edge: what a pump counts, in memory that its end and whoever started the end can read at any time.
 
-Per direction 16 words of 64 bits, in the order of ``Counts``: first the packets from the interface, then those
-to it.
+Per direction 16 words of 64 bits, in the order of ``Counts``: first what comes from the
+interface, then what goes to it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Counters:
         words = self.words
         words[_PACKETS] += 1
         words[_BYTES] += size
-        words[_BACKLOG] += backlog
+        if backlog:
+            words[_BACKLOG] += backlog
 
     def rang(self) -> None:
         """The peer was woken."""

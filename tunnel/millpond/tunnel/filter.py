@@ -30,18 +30,15 @@ class AddressFilter:
         self.version, self.expected = address.version, peer.packed + address.ip.packed
         self.head = vnet_header + offset + 2 * width
         """Bytes to copy: vnet header and IP header up to the destination's end."""
-        self._vnet, self._start, self._middle = (
-            vnet_header,
-            vnet_header + offset,
-            vnet_header + offset + width,
-        )
+        self.vnet_header, self._start = vnet_header, vnet_header + offset
+        self._middle = self._start + width
         self._version = address.version << 4
 
     def verdict(self, head: bytes) -> str | None:
         """None to let it pass, or why not, as a field of Counts; ``head`` has up to ``self.head`` bytes."""
-        if head[self._start :] == self.expected and head[self._vnet] & 0xF0 == self._version:
+        if head[self._start :] == self.expected and head[self.vnet_header] & 0xF0 == self._version:
             return None
-        if len(head) < self.head or head[self._vnet] & 0xF0 != self._version:
+        if len(head) < self.head or head[self.vnet_header] & 0xF0 != self._version:
             return "malformed"
         if head[self._start : self._middle] != self.expected[: len(self.expected) // 2]:
             return "foreign_source"

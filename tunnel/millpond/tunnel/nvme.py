@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
 
 VERSION_1_4 = 0x0001_0400
 
@@ -15,11 +13,6 @@ DOORBELLS = 0x1000
 
 CC_ENABLE = 1
 CSTS_READY = 1
-
-SQE = struct.Struct("<BBHIQQQQIIIIII")
-"""opcode, flags, CID, NSID, DW2-3, MPTR, PRP1, PRP2, CDW10 to CDW15: 64 bytes."""
-CQE_BODY = struct.Struct("<IIHHH")
-"""DW0, DW1, SQHD, SQID, CID: the first 14 of 16 bytes; the last two are status and phase, stored at once."""
 
 SQE_SIZE = 64
 CQE_SIZE = 16
@@ -40,25 +33,6 @@ class Status(IntEnum):
 
     SUCCESS = 0x000
     VERSION_MISMATCH = 0x701
-
-
-class Command(NamedTuple):
-    """What the tunnel uses of a submission entry: the buffer's address (PRP1) and its bytes (CDW10)."""
-
-    opcode: int
-    cid: int
-    address: int
-    length: int
-
-
-class Completion(NamedTuple):
-    """What the tunnel uses of a completion: DW0 as ``result``, the status without the phase bit."""
-
-    cid: int
-    result: int
-    status: int
-    sq_head: int
-    sq_id: int
 
 
 def doorbell_offset(index: int, stride: int) -> int:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.layout import ADMIN, ADMIN_BUFFER, ADMIN_ENTRIES
-from millpond.tunnel.nvme import Command, Completion, Opcode, Status
+from millpond.tunnel.nvme import Opcode, Status
 from millpond.tunnel.parameters import Parameters, check_settled, parse, settle
-from millpond.tunnel.queues import ControllerQueue, HostQueue
+from millpond.tunnel.queues import Command, Completion, ControllerQueue, HostQueue
 from millpond.tunnel.region import Region
 from millpond.wire.errors import VersionMismatch
 
@@ -29,8 +29,9 @@ def open_as_host(region: Region, own: Parameters, meet: Rendezvous) -> tuple[Par
     meet.wait(lambda: region.registers.ready)
     admin = HostQueue(region.queue(ADMIN, ADMIN_ENTRIES))
     done, _ = _command(admin, meet, Opcode.IDENTIFY, own.pack())
-    if done.status == Status.VERSION_MISMATCH:
-        raise VersionMismatch("the device end of the tunnel", done.result, own.version)
+    _, result, status = done
+    if status == Status.VERSION_MISMATCH:
+        raise VersionMismatch("the device end of the tunnel", result, own.version)
     _expect_success(done, Opcode.IDENTIFY)
     done, answer = _command(admin, meet, Opcode.OPEN, b"")
     _expect_success(done, Opcode.OPEN)
@@ -57,8 +58,9 @@ def _command(admin: HostQueue, meet: Rendezvous, opcode: Opcode, data: bytes) ->
 
 
 def _expect_success(done: Completion, opcode: Opcode) -> None:
-    if done.status != Status.SUCCESS:
-        raise LinkViolation(f"{opcode.name} failed with NVMe status {done.status:#x}")
+    status = done[2]
+    if status != Status.SUCCESS:
+        raise LinkViolation(f"{opcode.name} failed with NVMe status {status:#x}")
 
 
 def open_as_device(region: Region, own: Parameters, meet: Rendezvous) -> tuple[Parameters, str]:
@@ -71,23 +73,23 @@ def open_as_device(region: Region, own: Parameters, meet: Rendezvous) -> tuple[P
     offer = _take_offer(admin, own, meet)
     settled = settle(offer, own)
     region.registers.set_generation(settled.generation)
-    command = _fetch(admin, meet, Opcode.OPEN)
+    _, cid, index, _ = _fetch(admin, meet, Opcode.OPEN)
     record = settled.pack()
-    admin.buffer(command)[: len(record)] = record
-    admin.complete(command)
+    admin.buffers[index][: len(record)] = record
+    admin.complete(cid)
     meet.ring()
     return settled, offer.name
 
 
 def _take_offer(admin: ControllerQueue, own: Parameters, meet: Rendezvous) -> Parameters:
-    command = _fetch(admin, meet, Opcode.IDENTIFY)
+    _, cid, index, _ = _fetch(admin, meet, Opcode.IDENTIFY)
     try:
-        offer = parse(bytes(admin.buffer(command)), "host", own.version)
+        offer = parse(bytes(admin.buffers[index]), "host", own.version)
     except VersionMismatch:
-        admin.complete(command, own.version, Status.VERSION_MISMATCH)
+        admin.complete(cid, own.version, Status.VERSION_MISMATCH)
         meet.ring()
         raise
-    admin.complete(command)
+    admin.complete(cid)
     meet.ring()
     return offer
 
@@ -95,6 +97,6 @@ def _take_offer(admin: ControllerQueue, own: Parameters, meet: Rendezvous) -> Pa
 def _fetch(admin: ControllerQueue, meet: Rendezvous, opcode: Opcode) -> Command:
     meet.wait(admin.ready)
     command = admin.fetch()
-    if command is None or command.opcode != opcode or command.length != ADMIN_BUFFER:
+    if command is None or command[0] != opcode or command[3] != ADMIN_BUFFER:
         raise LinkViolation(f"the host did not begin with {opcode.name} over {ADMIN_BUFFER} bytes")
     return command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn, Protocol, Self
@@ -34,6 +35,12 @@ class PacketInterface(Protocol):
 
     def write(self, head: bytes, rest: memoryview) -> bool:
         """Give the kernel a packet in two parts; False if it refuses it. Raises InterfaceGone."""
+
+    def check_gone(self, error: OSError) -> None:
+        """Raises InterfaceGone if that is what the error of a read or write means."""
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Maps errors within to InterfaceGone where they mean that."""
 
 
 @dataclass(frozen=True, slots=True)

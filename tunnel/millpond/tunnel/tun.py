@@ -8,6 +8,8 @@ import os
 import select
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyroute2 import IPRoute
@@ -53,7 +55,7 @@ class Tun:
         try:
             fcntl.ioctl(self.descriptor, _TUNSETOFFLOAD, offloads)
         except OSError as error:
-            self._check_gone(error)
+            self.check_gone(error)
             raise LocalError(
                 f"interface {self.name} takes no offloads {offloads}: {error.strerror}"
             ) from None
@@ -90,7 +92,7 @@ class Tun:
             except BlockingIOError:
                 self._poll.poll()
             except OSError as error:
-                self._check_gone(error)
+                self.check_gone(error)
                 raise
 
     def write(self, head: bytes, rest: memoryview) -> bool:
@@ -98,13 +100,23 @@ class Tun:
         try:
             os.writev(self.descriptor, (head, rest))
         except OSError as error:
-            self._check_gone(error)
+            self.check_gone(error)
             return False
         return True
 
-    def _check_gone(self, error: OSError) -> None:
+    def check_gone(self, error: OSError) -> None:
+        """Raises InterfaceGone if that is what the error of a read or write means."""
         if error.errno in _GONE:
             raise InterfaceGone(f"interface {self.name} was deleted") from None
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Maps errors within to InterfaceGone where they mean that."""
+        try:
+            yield
+        except OSError as error:
+            self.check_gone(error)
+            raise
 
     def close(self) -> None:
         """Delete the interface."""
