@@ -4,7 +4,8 @@
  *
  *   send, receive   TCP bytes over STREAMS connections from BEGIN (s on CLOCK_MONOTONIC) for SECONDS
  *   ping, echo      64 bytes there and back over one TCP connection, one after the other
- *   flood, drain    UDP datagrams of 64 bytes as fast as they go
+ *   flood, drain    UDP datagrams of 64 bytes, as fast as they go with at most WINDOW under way: without a limit
+ *                   the sender takes the processor from those who carry, and the figure is the scheduler's
  *
  * A listener prints "listening" once it is. Each prints one JSON object: what it sent or received (bytes or
  * packets; *_in_time: within the window that begins WARM seconds after BEGIN), and its own CPU seconds.
@@ -22,8 +23,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_STREAMS = 64, CHUNK = 256 << 10, SMALL = 64, BATCH = 64, MAX_PINGS = 1 << 20 };
-static const double WARM = 0.25, SILENCE = 0.2;
+enum { MAX_STREAMS = 64, CHUNK = 256 << 10, SMALL = 64, BATCH = 64, MAX_PINGS = 1 << 20, WINDOW = 256, PATIENCE = 20 };
+static const double WARM = 0.15, SILENCE = 0.2;
 
 static char buffer[CHUNK];
 static double begin, end;
@@ -205,24 +206,44 @@ static void fill(struct mmsghdr *messages, struct iovec *parts, char (*space)[SM
     }
 }
 
+struct flight {
+    double sent, received, lost;
+};
+
+/* How many datagrams are under way, by the receiver's counts; waits for those if the window is full. What is not
+ * counted within PATIENCE ms is lost.
+ */
+static double under_way(int sock, struct flight *f)
+{
+    double count;
+    struct pollfd polled = {sock, POLLIN, 0};
+    if (f->sent - f->received - f->lost > WINDOW - BATCH && poll(&polled, 1, PATIENCE) == 0)
+        f->lost = f->sent - f->received;
+    while (recv(sock, &count, sizeof count, MSG_DONTWAIT) == sizeof count)
+        f->received = count > f->received ? count : f->received;
+    return f->sent - f->received - f->lost;
+}
+
 static void flood(struct sockaddr_in where)
 {
     static struct mmsghdr messages[BATCH];
     static struct iovec parts[BATCH];
     static char space[BATCH][SMALL];
-    double sent = 0;
+    struct flight flight = {0, 0, 0};
     int sock = make(SOCK_DGRAM, NULL);
     if (connect(sock, (void *)&where, sizeof where))
         die("connect");
     fill(messages, parts, space);
     sleep_until(begin);
     while (now() < end) {
+        if (under_way(sock, &flight) > WINDOW - BATCH)
+            continue;
         int n = sendmmsg(sock, messages, BATCH, 0);
         if (n < 0 && errno != ENOBUFS && errno != EAGAIN)
             die("sendmmsg");
-        sent += n > 0 ? n : 0;
+        flight.sent += n > 0 ? n : 0;
     }
-    report("\"packets\": %.0f", sent, 0, 0);
+    report("\"packets\": %.0f, \"lost\": %.0f", flight.sent, flight.lost, 0);
 }
 
 static void drain(struct sockaddr_in where)
@@ -230,19 +251,25 @@ static void drain(struct sockaddr_in where)
     static struct mmsghdr messages[BATCH];
     static struct iovec parts[BATCH];
     static char space[BATCH][SMALL];
+    static struct sockaddr_in from;
     double total = 0, in_time = 0, time;
     int sock = make(SOCK_DGRAM, &where), room = 4 << 20;
     setsockopt(sock, SOL_SOCKET, SO_RCVBUF, &room, sizeof room);
     puts("listening");
     fflush(stdout);
     fill(messages, parts, space);
+    messages[0].msg_hdr.msg_name = &from;
     while ((time = now()) < end + SILENCE) {
         struct pollfd polled = {sock, POLLIN, 0};
+        messages[0].msg_hdr.msg_namelen = sizeof from;
         if (poll(&polled, 1, 50) <= 0)
             continue;
         int n = recvmmsg(sock, messages, BATCH, MSG_DONTWAIT, NULL);
-        total += n > 0 ? n : 0;
-        in_time += n > 0 && time >= begin + WARM && time < end ? n : 0;
+        if (n <= 0)
+            continue;
+        total += n;
+        in_time += time >= begin + WARM && time < end ? n : 0;
+        sendto(sock, &total, sizeof total, MSG_DONTWAIT, (void *)&from, sizeof from);
     }
     report("\"packets\": %.0f, \"packets_in_time\": %.0f, \"seconds_in_time\": %.6f", total, in_time,
            end - begin - WARM);

@@ -17,7 +17,7 @@ from bench.tunnel.isolation import SCRATCH, run_isolated
 from bench.tunnel.our_routes import OURS
 from bench.tunnel.picture import draw
 from bench.tunnel.plain_routes import PLAIN_PEERS
-from bench.tunnel.plan import Plan, plan
+from bench.tunnel.plan import Plan, crowd_key, plan
 from bench.tunnel.programs import CompilationFailed, compile_program
 from bench.tunnel.record import Record
 from bench.tunnel.route import Tools
@@ -25,7 +25,8 @@ from bench.tunnel.run import Run
 from bench.tunnel.ssh_routes import SSH_PEERS
 from bench.tunnel.table import EXPLANATION, gap, headline_table, routes_table
 
-CANDIDATES = {candidate.key: candidate for candidate in (*PLAIN_PEERS, *OURS, *SSH_PEERS)}
+PEERS = {candidate.key: candidate for candidate in (*PLAIN_PEERS, *SSH_PEERS)}
+CANDIDATES = PEERS | {candidate.key: candidate for candidate in OURS}
 
 
 def main() -> int:
@@ -63,31 +64,33 @@ def bench(chosen: Plan, output: Path) -> int:
         except CompilationFailed as error:
             print(f"bench-tunnel: {error}", file=sys.stderr)
             return 1
-        run = Run(chosen, Tools(relay, traffic, SCRATCH, undo), CANDIDATES, say)
+        run = Run(chosen, Tools(relay, traffic, SCRATCH, undo), CANDIDATES, labels(chosen), say)
         record = run.all()
     report(chosen, record, run.congestion_control, output)
     say(f"written: {output}/tunnel.json, {output}/tunnel.png")
-    return 1 if any(CANDIDATES[key].ours for key in record.missing) else 0
+    return 1 if set(record.missing) - set(PEERS) else 0
+
+
+def labels(chosen: Plan) -> dict[str, str]:
+    """What a person reads for each key."""
+    crowd = f"{chosen.durations.crowd} tunnels at once"
+    names = {key: CANDIDATES[key].label for key in (*chosen.routes, *chosen.engines)}
+    return names | {crowd_key(engine): f"{crowd}, {engine} engine" for engine in chosen.engines}
 
 
 def report(chosen: Plan, record: Record, congestion_control: str, output: Path) -> None:
     """Print the table; write ``tunnel.json`` and ``tunnel.png``."""
-    labels = {key: CANDIDATES[key].label for key in (*chosen.routes, *chosen.engines)}
-    engine = "python" if "c" in record.missing else "c"
-    known = Circumstances(labels, engine, congestion_control, chosen.durations.crowd)
+    names = labels(chosen)
+    known = Circumstances(names, record.default_engine(), congestion_control, chosen.durations.crowd)
     first = headlines(record, known)
-    for part in (
-        routes_table(record, labels),
-        EXPLANATION,
-        headline_table(first),
-        gap(record, labels, engine),
-    ):
+    last = gap(record, names, known.default_engine)
+    for part in (routes_table(record, names), EXPLANATION, headline_table(first), last):
         print("", *part, sep="\n")
     _write([*first, *plain(record, known)], output / "tunnel.json")
     note = (
         f"medians and ranges of {chosen.durations.repeats}, {os.cpu_count()} cores, TCP {congestion_control}"
     )
-    draw(record, labels, f"{note}; {EMULATION}", output / "tunnel.png")
+    draw(record, names, f"{note}; {EMULATION}", output / "tunnel.png")
 
 
 def _write(rows: list[Row], path: Path) -> None:

@@ -64,8 +64,12 @@ def _of_task(task: Path) -> Usage:
 
 def proportional_memory(roots: Iterable[int]) -> float:
     """MiB (PSS) of the processes ``roots`` and all below them: a shared page counts its part to each."""
-    kilobytes = 0
-    for pid in tree(roots):
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        kilobytes += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return kilobytes / 1024
+    return sum(_proportional_kib(pid) for pid in tree(roots)) / 1024
+
+
+def _proportional_kib(pid: int) -> int:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1])
+    return 0

@@ -70,8 +70,9 @@ class Crowd:
         """At this moment."""
         hosts = [member.host.process.pid for member in self._members]
         devices = [member.device.process.pid for member in self._members]
-        host = proportional_memory(hosts)
-        return Memory((host + proportional_memory(devices)) / len(hosts), host / len(hosts))
+        host, device = proportional_memory(hosts), proportional_memory(devices)
+        self._check_steady()
+        return Memory((host + device) / len(hosts), host / len(hosts))
 
     def idle_percent(self, seconds: float) -> float:
         """Percent of a core per tunnel, while nothing is sent."""
@@ -103,12 +104,16 @@ class Crowd:
         self._check(before, [answer["bytes"] for answer in received])
         return [answer["bytes_in_time"] / answer["seconds_in_time"] for answer in received]
 
+    def _check_steady(self) -> None:
+        for member in self._members:
+            member.host.check_steady()
+            member.device.check_steady()
+
     def _counters(self) -> list[int]:
         return [self._host.traffic(member.interface).sent for member in self._members]
 
     def _check(self, before: Sequence[int], received: Sequence[float]) -> None:
+        self._check_steady()
         for member, then, now, count in zip(self._members, before, self._counters(), received, strict=True):
-            member.host.check_steady()
-            member.device.check_steady()
             if now - then < count:
                 raise RouteFailed(f"{count:.0f} bytes came, but {member.interface} counted {now - then}")

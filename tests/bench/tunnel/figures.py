@@ -33,7 +33,10 @@ QUANTITIES = (
     Quantity("rtt_p50", "64-byte TCP round trip, median", "us", "rtt"),
     Quantity("rtt_p99", "64-byte TCP round trip, 99th percentile", "us", "rtt"),
     Quantity(
-        "pps", "UDP datagrams of 64 bytes delivered under a flood, each direction in turn", "1/s", "pps"
+        "pps",
+        "UDP datagrams of 64 bytes delivered, 256 under way at most, each direction in turn",
+        "1/s",
+        "pps",
     ),
     Quantity("idle_cpu_percent", "idle, both ends together", "% of a core", "idle"),
 )
@@ -71,7 +74,7 @@ DEFAULT = "default"
 _TCP = "TCP throughput, 4 streams, each direction in turn, over the C relay's"
 _RTT = "64-byte TCP round trip, p50, over the C relay's"
 _GSO = "MTU 1500: processor time per byte without GSO over with"
-_PPS = "UDP datagrams of 64 bytes delivered per second, over the C relay's"
+_PPS = "UDP datagrams of 64 bytes delivered per second, 256 under way at most, over the C relay's"
 HEADLINES = (
     Headline("tcp_python_over_relay", _TCP, "gbps", "python", "relay"),
     Headline("tcp_c_over_relay", _TCP, "gbps", "c", "relay"),

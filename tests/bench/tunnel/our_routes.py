@@ -104,7 +104,7 @@ def _check(ends: Sequence[End]) -> None:
 
 def _variants(engine: str, name: str) -> tuple[Candidate, ...]:
     return tuple(
-        Candidate(engine + suffix, f"millpond {name}, {text}", functools.partial(_tunnel, wishes), ours=True)
+        Candidate(engine + suffix, f"millpond {name}, {text}", functools.partial(_tunnel, wishes))
         for suffix, text, wishes in (
             ("", "MTU 65520", Wishes(engine)),
             ("_1500", "MTU 1500 GSO", Wishes(engine, ETHERNET_MTU)),

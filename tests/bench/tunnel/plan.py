@@ -37,8 +37,13 @@ class Durations:
     crowd_seconds: float
 
 
-FULL = Durations(5, 1.0, 0.3, 0.8, 3, 10.0, 36, 3, 4.0)
-QUICK = Durations(1, 0.5, 0.1, 0.4, 1, 2.0, 4, 1, 1.0)
+FULL = Durations(7, 0.6, 0.2, 0.4, 3, 10.0, 36, 3, 4.0)
+QUICK = Durations(1, 0.4, 0.1, 0.3, 1, 2.0, 4, 1, 1.0)
+
+
+def crowd_key(engine: str) -> str:
+    """What the tunnels of an engine that run at once are called when they cannot."""
+    return f"crowd_{engine}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,10 @@ class Record:
         """What was measured; empty if nothing was."""
         return self._values.get((quantity, route), ())
 
+    def default_engine(self) -> str:
+        """What a tunnel runs if nobody chooses: C where it is built, and so was measured."""
+        return "c" if any(route == "c" for _, route in self._values) else "python"
+
     def ratios(self, quantity: str, route: str, peer: str) -> list[float]:
         """Route over peer, repeat by repeat."""
         pairs = zip(self.values(quantity, route), self.values(quantity, peer), strict=False)

@@ -58,4 +58,3 @@ class Candidate:
     key: str
     label: str
     make: Callable[[Tools], Route]
-    ours: bool = False

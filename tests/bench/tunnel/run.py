@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from bench.tunnel import traffic
 from bench.tunnel.accounting import Usage, usage
 from bench.tunnel.crowd import Crowd
-from bench.tunnel.plan import FLOODED, Plan
+from bench.tunnel.plan import FLOODED, Plan, crowd_key
 from bench.tunnel.record import Record
 from bench.tunnel.route import Candidate, Route, RouteFailed, Tools, Unavailable
 from bench.tunnel.traffic import Seen
@@ -27,6 +27,7 @@ class Run:
     plan: Plan
     tools: Tools
     candidates: Mapping[str, Candidate]
+    labels: Mapping[str, str]
     say: Callable[[str], None]
     record: Record = field(default_factory=Record)
     routes: dict[str, Route] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class Run:
         except (Unavailable, RouteFailed) as error:
             self.routes.pop(key, None)
             self.record.missing[key] = str(error)
-            self.say(f"{self.candidates[key].label}: {error}")
+            self.say(f"{self.labels[key]}: {error}")
 
     def _open(self, tools: Tools) -> None:
         for key in self.plan.routes:
@@ -117,7 +118,7 @@ class Run:
                 self._progress(repeat, key, f"{pps:8.0f} datagrams/s")
 
     def _progress(self, repeat: int, key: str, text: str) -> None:
-        self.say(f"{repeat + 1}/{self.plan.durations.repeats}  {self.candidates[key].label:<32} {text}")
+        self.say(f"{repeat + 1}/{self.plan.durations.repeats}  {self.labels[key]:<32} {text}")
 
     def _idle(self) -> None:
         """All at once: what is idle does not disturb."""
@@ -136,7 +137,7 @@ class Run:
 
     def _crowd(self, engine: str) -> None:
         durations = self.plan.durations
-        with ExitStack() as undo, self._guarded(engine):
+        with ExitStack() as undo, self._guarded(crowd_key(engine)):
             crowd = Crowd(replace(self.tools, undo=undo), engine, durations.crowd)
             memory = crowd.memory()
             idle = crowd.idle_percent(durations.idle)

@@ -22,7 +22,7 @@ EXPLANATION = (
     "Medians; for throughput also range, and median over the C relay's in the same repeat. TCP: 4 streams,",
     "each direction in turn. CPU: of the processes that carry the bytes; +ends: with the two programs that",
     "send and receive. wakes: times that a carrier slept. p50, p99: 64-byte TCP round trip. UDP/s: 64-byte",
-    "datagrams delivered under a flood. idle: both ends, percent of a core.",
+    "datagrams delivered, 256 under way at most. idle: both ends, percent of a core.",
 )
 
 
@@ -53,7 +53,7 @@ def headline_table(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         numbers = ["" if value is None else f"{value:.4g}" for value in (row.value, row.low, row.high)]
         subject = row.what.split(":")[0]
-        of = f"{subject} / {row.peer}" if row.peer else f"{row.unit}, {subject}"
+        of = f"{subject} against {row.peer}" if row.peer else f"{row.unit}, {subject}"
         lines.append([row.figure, *numbers, str(row.repeats), of])
     return _aligned(lines)
 

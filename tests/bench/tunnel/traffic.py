@@ -14,10 +14,10 @@ from bench.tunnel.route import Route, RouteFailed
 
 PORT = 7000
 STREAMS = 4
-_LEAD = 0.1
+_LEAD = 0.06
 """Seconds from the start of the programs to the first byte."""
 
-_PATIENCE = 30.0
+_PATIENCE = 10.0
 """Seconds beyond its own duration after which a program is stuck."""
 
 
@@ -60,7 +60,7 @@ def round_trips(program: str, route: Route, seconds: float) -> Seen:
 
 
 def datagrams(program: str, route: Route, seconds: float, *, outward: bool) -> Seen:
-    """UDP datagrams of 64 bytes, as many as the sender can make."""
+    """UDP datagrams of 64 bytes, as many as get through with a window of 256."""
     with _counted(route, outward) as counted:
         listener, caller, used = _run(program, route, Job("drain", "flood", 1, seconds, swapped=not outward))
         counted.expect(listener["packets"] * 64)
