@@ -70,9 +70,14 @@ class IvshmemConnection(abc.ABC):
         return terms, name
 
     def await_peer(self, found: Callable[[], T | None], wait: Wait) -> T:
-        """What ``found`` finds, looking whenever somebody rings, comes or leaves, and 10 times a second."""
-        wake = self.board.wakes[ADMIN]
+        """What ``found`` finds, looking whenever somebody rings, comes or leaves, and 10 times a second.
+
+        Raises ConnectionLost after a second on a board that is lost: there may be a better one.
+        """
+        wake, began = self.board.wakes[ADMIN], time.monotonic()
         while (what := found()) is None:
+            if self.board.lost and time.monotonic() - began > LOST_SECONDS:
+                raise ConnectionLost("the doorbell server is gone, and no peer answers")
             ready = wait((wake, *self.board.news), BEAT_SECONDS)
             if wake in ready:
                 drain(wake)

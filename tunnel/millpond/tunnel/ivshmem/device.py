@@ -41,6 +41,7 @@ class DeviceConnection(IvshmemConnection):
         return question if question and self.board.bells(question.peer) else None
 
     def _reaction(self, question: Word) -> Word | None:
+        self._session.repeat()
         heard = self.box.heard
         return None if heard == question else heard
 

@@ -35,6 +35,7 @@ class HostConnection(IvshmemConnection):
 
     def _answer(self) -> Word | None:
         """The answer, once the server has told of the peer that gives it too."""
+        self._session.ask()
         answer = self._session.answer()
         return answer if answer and self.board.bells(answer.peer) else None
 

@@ -114,7 +114,7 @@ class HostSession:
         self._answer = Word()
 
     def ask(self) -> None:
-        """Begin; the pumps of a former link must be dead."""
+        """The pumps of a former link must be dead. To be repeated: the peer can overwrite the question."""
         self._box.say(self._question)
 
     def answer(self) -> Word | None:
@@ -140,8 +140,8 @@ class DeviceSession:
     def __init__(self, box: Mailbox, position: int, draw: Draw) -> None:
         self._box, self._position, self._draw = box, position, draw
         self._former = box.said.device
-        self._accepted = Word()
-        box.say(Word())
+        self._answer = self._accepted = Word()
+        self.repeat()
 
     def question(self) -> Word | None:
         """The host's question, if it asks."""
@@ -149,10 +149,15 @@ class DeviceSession:
         return heard if heard.state == State.ASKS and heard.host else None
 
     def answer(self, question: Word) -> None:
-        """Offer the region, which has been made anew."""
+        """Offer the region, which has been made anew. To be repeated by ``repeat``."""
         self._former = number = draw_other(self._draw, self._former)
         self._accepted = Word(State.ACCEPTS, question.peer, question.host, number)
-        self._box.say(Word(State.ANSWERS, self._position, question.host, number))
+        self._answer = Word(State.ANSWERS, self._position, question.host, number)
+        self.repeat()
+
+    def repeat(self) -> None:
+        """Say the last answer again: the peer can overwrite it."""
+        self._box.say(self._answer)
 
     @property
     def intact(self) -> bool:

@@ -13,7 +13,7 @@ from millpond.tunnel.ivshmem.host import HostConnection
 from millpond.tunnel.ivshmem.pci import open_board
 from millpond.tunnel.ivshmem.peer import ServerPeer
 from millpond.tunnel.layout import Layout
-from millpond.wire.errors import LocalError
+from millpond.wire.errors import LocalError, RemoteError
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
@@ -39,13 +39,24 @@ class IvshmemTransport:
 
     def join(self) -> IvshmemConnection:
         """A link to be opened with whoever is the peer then. Raises RemoteError, OSError, LocalError."""
-        if self._board and self._board.lost:
+        board = self._find_board()
+        return HostConnection(board) if self._role == "host" else DeviceConnection(board, self._layout)
+
+    def _find_board(self) -> Board:
+        """The one that is held. A doorbell server that died took nothing with it that a link needs, so the
+        board it gave is good until there is another server.
+        """
+        if self._board and not self._board.lost:
+            return self._board
+        try:
+            board = self._checked(self._open())
+        except (RemoteError, OSError):
+            if not self._board:
+                raise
+        else:
             self._release()
-        if not self._board:
-            self._board = self._checked(self._open())
-        if self._role == "host":
-            return HostConnection(self._board)
-        return DeviceConnection(self._board, self._layout)
+            self._board = board
+        return self._board
 
     def _checked(self, board: Board) -> Board:
         room = len(board.memory)

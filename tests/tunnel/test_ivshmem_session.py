@@ -1,0 +1,165 @@
+"""The agreement in memory that outlives both ends, whichever of them dies at whatever moment."""
+
+from __future__ import annotations
+
+import mmap
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpond.tunnel.ivshmem.device import make_region
+from millpond.tunnel.ivshmem.polled import pause
+from millpond.tunnel.ivshmem.session import (
+    DEVICE_BEAT,
+    DEVICE_WORD,
+    HOST_BEAT,
+    HOST_WORD,
+    NUMBERS,
+    DeviceSession,
+    HostSession,
+    Mailbox,
+    Pulse,
+    State,
+    Word,
+)
+from millpond.tunnel.layout import MIN_ENTRIES, PAGE, Layout
+from millpond.tunnel.region import Region
+
+HOST_ID, DEVICE_ID = 7, 65535
+
+
+class Host:
+    """The host's end, one step at a time: begin, accept, carry."""
+
+    def __init__(self, memory: memoryview, draw: random.Random) -> None:
+        self.session = HostSession(Mailbox(memory, "host"), HOST_ID, lambda: draw.randrange(1, NUMBERS))
+        self.carries: Word | None = None
+        self.session.ask()
+
+    def step(self) -> bool:
+        """False once the link has ended."""
+        if self.carries is None:
+            self.session.ask()
+            if (answer := self.session.answer()) and answer.peer == DEVICE_ID:
+                self.session.accept(answer)
+                self.carries = answer
+            return True
+        return self.session.intact
+
+
+class Device:
+    """The device's end: begin, see a question, make the region, answer, be accepted, carry."""
+
+    def __init__(self, memory: memoryview, draw: random.Random) -> None:
+        self.box = Mailbox(memory, "device")
+        self.session = DeviceSession(self.box, DEVICE_ID, lambda: draw.randrange(1, NUMBERS))
+        self.question: Word | None = None
+        self.made_for: Word | None = None
+        self.answered = self.carries = False
+
+    def step(self) -> bool:
+        if self.carries:
+            return self.session.intact
+        if self.question is None:
+            self.question = self.session.question()
+        elif self.made_for is None:
+            self.made_for = self.question
+        elif not self.answered:
+            self.session.answer(self.question)
+            self.answered = True
+        elif self.session.intact:
+            self.carries = True
+        elif self.box.heard == self.question:
+            self.session.repeat()
+        else:
+            self.question = self.made_for = None
+            self.answered = False
+        return True
+
+
+@given(st.lists(st.sampled_from(["host", "device", "kill host", "kill device"]), max_size=120), st.integers())
+@settings(max_examples=400)
+def test_ends_that_both_carry_have_the_same_session_whoever_dies_when(steps: list[str], seed: int) -> None:
+    memory, draw = memoryview(bytearray(PAGE)), random.Random(seed)
+    host, device = Host(memory, draw), Device(memory, draw)
+    for step in steps:
+        if step == "kill host" or (step == "host" and not host.step()):
+            host = Host(memory, draw)
+        if step == "kill device" or (step == "device" and not device.step()):
+            device = Device(memory, draw)
+        both = host.carries and host.session.intact and device.carries and device.session.intact
+        if both:
+            assert device.made_for == device.question
+            assert host.carries == device.box.said
+    for _ in range(12):  # and without more deaths they come together
+        host = host if host.step() else Host(memory, draw)
+        device = device if device.step() else Device(memory, draw)
+    assert host.carries and host.session.intact and device.carries and device.session.intact
+
+
+@given(st.lists(st.tuples(st.sampled_from([HOST_WORD, DEVICE_WORD]), st.integers(0, (1 << 64) - 1))))
+def test_whatever_is_written_there_only_costs_the_link(writes: list[tuple[int, int]]) -> None:
+    memory, draw = memoryview(bytearray(PAGE)), random.Random(0)
+    quads = memory.cast("Q")
+    host, device = Host(memory, draw), Device(memory, draw)
+    for place, value in writes:
+        quads[place // 8] = value
+        host = host if host.step() else Host(memory, draw)
+        device = device if device.step() else Device(memory, draw)
+    for _ in range(20):
+        host = host if host.step() else Host(memory, draw)
+        device = device if device.step() else Device(memory, draw)
+    assert host.carries and host.session.intact and device.carries and device.session.intact
+
+
+@given(
+    st.builds(
+        Word,
+        st.sampled_from(list(State)),
+        st.integers(0, 65535),
+        st.integers(0, NUMBERS - 1),
+        st.integers(0, NUMBERS - 1),
+    )
+)
+def test_words_keep_all_fields(word: Word) -> None:
+    assert Word.unpack(word.pack()) == word
+    assert 0 <= word.pack() < 1 << 64
+
+
+def test_a_restarted_end_never_draws_its_former_number() -> None:
+    memory = memoryview(bytearray(PAGE))
+    numbers = iter([5, 5, 5, 6])
+    HostSession(Mailbox(memory, "host"), HOST_ID, lambda: next(numbers)).ask()
+    HostSession(Mailbox(memory, "host"), HOST_ID, lambda: next(numbers)).ask()
+    assert Mailbox(memory, "host").said.host == 6
+
+
+def test_a_region_made_anew_is_empty_but_for_the_session() -> None:
+    layout = Layout(MIN_ENTRIES)
+    memory = memoryview(mmap.mmap(-1, layout.size))
+    memory[:] = b"\xa5" * layout.size
+    make_region(memory, layout)
+    region = Region.attach(memory)
+    assert not region.registers.enabled and not region.registers.ready
+    for number in range(3):
+        queue = region.queue(number, layout.queue_entries(number))
+        assert not any(queue.submissions) and not any(queue.completions)
+        words = (queue.tail_doorbell, queue.head_doorbell, queue.controller_sleeps, queue.host_sleeps)
+        assert [word[0] for word in words] == [0, 0, 0, 0]
+    for place in (HOST_WORD, HOST_BEAT, DEVICE_WORD, DEVICE_BEAT):
+        assert bytes(memory[place : place + 8]) == b"\xa5" * 8
+
+
+def test_a_pulse_tells_how_long_the_beat_stands_still() -> None:
+    pulse = Pulse(1, 10.0)
+    assert pulse.still(1, 10.5) == 0.5
+    assert pulse.still(2, 10.6) == 0
+    assert pulse.still(2, 12.6) == pytest.approx(2.0)
+
+
+def test_looks_become_rarer_on_a_quiet_link_within_limits() -> None:
+    pauses = [pause(quiet) for quiet in (0, 0.001, 0.01, 0.1, 1, 1000)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] == 50e-6 and pauses[-1] == 10e-3
