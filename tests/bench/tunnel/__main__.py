@@ -68,7 +68,7 @@ def bench(chosen: Plan, output: Path) -> int:
         record = run.all()
     report(chosen, record, run.congestion_control, output)
     say(f"written: {output}/tunnel.json, {output}/tunnel.png")
-    return 1 if set(record.missing) - set(PEERS) else 0
+    return 1 if record.failed - set(PEERS) else 0
 
 
 def labels(chosen: Plan) -> dict[str, str]:
@@ -83,8 +83,7 @@ def report(chosen: Plan, record: Record, congestion_control: str, output: Path) 
     names = labels(chosen)
     known = Circumstances(names, record.default_engine(), congestion_control, chosen.durations.crowd)
     first = headlines(record, known)
-    last = gap(record, names, known.default_engine)
-    for part in (routes_table(record, names), EXPLANATION, headline_table(first), last):
+    for part in (routes_table(record, names), EXPLANATION, headline_table(first), gap(record, names)):
         print("", *part, sep="\n")
     _write([*first, *plain(record, known)], output / "tunnel.json")
     note = (

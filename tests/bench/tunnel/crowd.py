@@ -12,7 +12,7 @@ from bench.tunnel.namespace import Namespace
 from bench.tunnel.our_routes import End, Wishes, start_end, wait_for_all
 from bench.tunnel.route import RouteFailed, Tools
 
-_LEAD = 2.0
+_LEAD, _LEAD_PER_TUNNEL = 0.3, 0.05
 """Seconds that it takes to start two programs per tunnel."""
 
 _SETTLES = 2.0
@@ -84,7 +84,8 @@ class Crowd:
 
     def shares(self, seconds: float) -> list[float]:
         """Bytes per second through each tunnel, all loaded at once by one TCP stream each to its device."""
-        begin = str(time.monotonic() + _LEAD)
+        lead = _LEAD + _LEAD_PER_TUNNEL * len(self._members)
+        begin = str(time.monotonic() + lead)
         tail = (str(traffic.PORT), "1", begin, str(seconds))
         before = self._counters()
         sinks = [
@@ -98,9 +99,9 @@ class Crowd:
             traffic.start(self._program, self._host, "send", "connect", member.device_address, *tail)
             for member in self._members
         ]
-        received = [traffic.finish(sink, _LEAD + seconds) for sink in sinks]
+        received = [traffic.finish(sink, lead + seconds) for sink in sinks]
         for source in sources:
-            traffic.finish(source, _LEAD + seconds)
+            traffic.finish(source, lead + seconds)
         self._check(before, [answer["bytes"] for answer in received])
         return [answer["bytes_in_time"] / answer["seconds_in_time"] for answer in received]
 

@@ -77,6 +77,7 @@ def _dots(axes: Any, record: Record, places: Mapping[str, float]) -> None:
         _annotate(axes, place, values, form)
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.margins(x=0.2)
 
 

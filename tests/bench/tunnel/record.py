@@ -13,6 +13,8 @@ class Record:
         self._values: dict[tuple[str, str], list[float]] = defaultdict(list)
         self.missing: dict[str, str] = {}
         """Why a route has no values, or no more of them, by its key."""
+        self.failed: set[str] = set()
+        """Those of them that could have had."""
 
     def add(self, route: str, **values: float) -> None:
         """One repeat's values, by quantity."""

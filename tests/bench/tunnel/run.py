@@ -54,6 +54,8 @@ class Run:
         except (Unavailable, RouteFailed) as error:
             self.routes.pop(key, None)
             self.record.missing[key] = str(error)
+            if isinstance(error, RouteFailed):
+                self.record.failed.add(key)
             self.say(f"{self.labels[key]}: {error}")
 
     def _open(self, tools: Tools) -> None:

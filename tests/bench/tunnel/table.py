@@ -58,14 +58,14 @@ def headline_table(rows: Sequence[Row]) -> list[str]:
     return _aligned(lines)
 
 
-def gap(record: Record, labels: Mapping[str, str], engine: str) -> list[str]:
+def gap(record: Record, labels: Mapping[str, str]) -> list[str]:
     """What keeps the tunnel from the C relay's throughput: where each spends the time of one gigabyte."""
     lines = []
-    for route in ("relay", engine):
+    for route in ("relay", "c", "python"):
         quantities = ("cpu_per_gb", "user_percent", "sleeps_per_gb", "preemptions_per_gb")
         values = [record.values(quantity, route) for quantity in quantities]
         if not all(values):
-            return []
+            continue
         seconds, user, sleeps, preemptions = (statistics.median(value) for value in values)
         lines.append(
             f"{labels[route]}: {seconds * (100 - user) / 100:.3f} s/GB in the kernel, "
