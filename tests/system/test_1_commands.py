@@ -67,6 +67,31 @@ def test_devices_for_a_program_and_for_a_person(fleet: Emulation) -> None:
     assert "\x1b" not in text.out
 
 
+def test_the_tunnel_counts_what_crosses_it(fleet: Emulation) -> None:
+    before = document(fleet.millpond("tunnel", "csd0", "--format", "json"))
+    assert before["state"] == "up" and before["mtu"] == 65520 and before["engine"] in ("c", "python")
+    fleet.millpond("run", "csd0", "head -c 1000000 /dev/zero")
+    after = document(fleet.millpond("tunnel", "csd0", "--format", "json"))
+    assert after["from_device"]["bytes"] - before["from_device"]["bytes"] > 1_000_000
+    assert after["to_device"]["packets"] > before["to_device"]["packets"]
+    drops = ("malformed", "foreign_source", "foreign_destination", "refused")
+    assert [after[way][cause] for way in ("to_device", "from_device") for cause in drops] == [0] * 8
+    shown = fleet.millpond("tunnel", "csd0").out
+    assert "csd0: up, generation" in shown and "from device" in shown
+
+
+def test_the_tunnel_is_watched_until_interrupted(fleet: Emulation) -> None:
+    argv = [*MILLPOND, "tunnel", "csd0", "--watch", "--fleet", str(fleet.directory)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        try:
+            assert "csd0: up" in process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -76,6 +101,7 @@ def test_devices_for_a_program_and_for_a_person(fleet: Emulation) -> None:
         (("logs", "csd9"), 2, "no device 'csd9'"),
         (("logs", "99"), 2, "99"),
         (("stop", "99"), 2, "no job 99"),
+        (("tunnel", "csd9"), 2, "no device 'csd9'"),
         (("mount", "csd9", "EMPTY"), 2, "no device 'csd9'"),
         (("mount", "csd0", "/dev/null"), 2, "/dev/null"),
         (("umount", "EMPTY/none"), 2, "EMPTY/none"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from millpond.host.record import Round
 from millpond.train.job import Job
+from millpond.tunnel.counts import Counts
 from millpond.wire.control import Ledger, Load, Welcome
 from millpond.wire.message import Message, message
 
@@ -36,6 +37,37 @@ class Devices(Message):
     """All devices of the fleet."""
 
     devices: tuple[DeviceInfo, ...]
+
+
+@message("api.tunnel.get")
+@dataclass(frozen=True, slots=True)
+class GetTunnel(Message):
+    """Ask for Tunnel."""
+
+    device: str
+
+
+@message("api.tunnel")
+@dataclass(frozen=True, slots=True)
+class Tunnel(Message):
+    """The host's end of a device's tunnel now; ``state`` is up or down, ``reason`` says why it is down.
+
+    ``to_device`` and ``from_device`` count since the end was started, at ``time`` (s, of a steady clock).
+    The other figures are of the present link, or the last.
+    """
+
+    device: str
+    state: str
+    reason: str
+    time: float
+    generation: int
+    mtu: int
+    depth: int
+    offloads: int
+    engine: str
+    resets: int
+    to_device: Counts
+    from_device: Counts
 
 
 @message("api.dial")

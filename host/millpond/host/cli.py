@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import signal
@@ -14,7 +15,18 @@ from typing import Annotated, NoReturn
 import typer
 
 from millpond.fs import mounts
-from millpond.host import daemon, demo, demo_inside, emulator, fleet, mounter, provision, ssh, views
+from millpond.host import (
+    daemon,
+    demo,
+    demo_inside,
+    emulator,
+    fleet,
+    mounter,
+    provision,
+    ssh,
+    tunnel_view,
+    views,
+)
 from millpond.host.client import Client
 from millpond.train import jobfile
 from millpond.wire.control import SSH_PORT
@@ -119,6 +131,25 @@ def devices(fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption =
         views.print_json({"devices": found})
     else:
         views.console().print(views.devices(found))
+
+
+@app.command()
+def tunnel(
+    device: DeviceArgument,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show the tunnel to a device: its link, and what it carried, dropped and waited for."""
+    with Client(fleet_directory) as client:
+        if watch:
+            ask = functools.partial(client.tunnel, device)
+            tunnel_view.watch(views.console(), ask, as_json=output is Format.JSON)
+        found = client.tunnel(device)
+    if output is Format.JSON:
+        views.print_json(found)
+    else:
+        views.console().print(tunnel_view.show(found))
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -60,6 +60,10 @@ class Client:
         """All devices of the fleet."""
         return self._ask(api.GetDevices(), api.Devices, self._deadline).devices
 
+    def tunnel(self, device: str) -> api.Tunnel:
+        """The host's end of a device's tunnel."""
+        return self._ask(api.GetTunnel(device), api.Tunnel, self._deadline)
+
     def ledgers(self) -> dict[str, Ledger]:
         """The privacy ledgers by device."""
         return self._ask(api.GetLedgers(), api.Ledgers, self._deadline).ledgers

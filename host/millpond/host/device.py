@@ -12,10 +12,13 @@ import logging
 import socket
 import ssl
 import threading
+import time
 import weakref
 from dataclasses import dataclass, replace
+from typing import Any
 
 from millpond.host import lifecycle
+from millpond.host.api import Tunnel
 from millpond.host.fleet import DeviceConfig, Fleet
 from millpond.host.lifecycle import Event, State
 from millpond.host.record import Record
@@ -42,6 +45,16 @@ HEARTBEAT_SECONDS = 1.0
 SILENCE_SECONDS = 3.0
 RETRY_SECONDS = 0.25
 RETRY_INCOMPATIBLE_SECONDS = 2.0
+_NO_LINK: dict[str, Any] = {
+    "state": "down",
+    "reason": "",
+    "generation": 0,
+    "mtu": 0,
+    "depth": 0,
+    "offloads": 0,
+    "engine": "",
+    "resets": 0,
+}
 LIMITS = Limits(head=4 << 20, payload=1 << 34)
 
 
@@ -86,6 +99,15 @@ class Device:
         self._stop.set()
         self._close_channels()
         self._thread.join(timeout=5)
+
+    def tunnel(self) -> Tunnel:
+        """The host's end of its tunnel. Raises LocalError while there is none."""
+        end = self._end
+        if end is None:
+            raise LocalError(f"the tunnel of {self.name} has not been started yet")
+        status, (outward, inward) = end.status, end.counts
+        link = {key: status.get(key, default) for key, default in _NO_LINK.items()}
+        return Tunnel(self.name, time=time.monotonic(), to_device=outward, from_device=inward, **link)
 
     def wait_ready(self, deadline: Deadline) -> bool:
         """Wait until the device is ready; False if the deadline passes first."""
@@ -144,6 +166,7 @@ class Device:
                 self._happened(Event.LOST, f"the tunnel cannot start: {error}")
                 self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
                 continue
+            self._end = end
             with contextlib.ExitStack() as stack:
                 stack.callback(end.stop)
                 while end.alive and not self._stop.is_set():

@@ -93,6 +93,9 @@ class Server:
             )
         client.send(api.Devices(tuple(found)), deadline)
 
+    def _get_tunnel(self, client: Channel, request: api.GetTunnel, deadline: Deadline) -> None:
+        client.send(self._device(request.device).tunnel(), deadline)
+
     def _dial(self, client: Channel, request: api.Dial, deadline: Deadline) -> None:
         with self._device(request.device).dial(request.port, deadline) as sock:
             client.send(Ok(), deadline)
@@ -141,6 +144,7 @@ class Server:
 
     _ANSWERS: Mapping[type[Message], Callable[..., None]] = {
         api.GetDevices: _get_devices,
+        api.GetTunnel: _get_tunnel,
         api.Dial: _dial,
         api.GetVolume: _get_volume,
         api.GetLedgers: _get_ledgers,

@@ -19,6 +19,8 @@ from millpond.wire.schema import dump
 
 COLOURS = {
     "ready": "green",
+    "up": "green",
+    "down": "red",
     "connecting": "yellow",
     "absent": "red",
     "incompatible": "red",

@@ -8,37 +8,12 @@ from __future__ import annotations
 
 import mmap
 import os
-from dataclasses import dataclass
 
+from millpond.tunnel.counts import Counts
 from millpond.wire.errors import LocalError
 
 _WORDS = 16
 SIZE = 2 * _WORDS * 8
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """One direction since the end was started. Bytes include headers.
-
-    ``bells`` were rung for the peer, ``sleeps`` taken; ``backlog`` is the sum, over packets, of the ring
-    entries in use when each was put in; ``full`` counts waits for a free entry. The rest are drops by cause.
-    """
-
-    packets: int = 0
-    bytes: int = 0
-    bells: int = 0
-    sleeps: int = 0
-    backlog: int = 0
-    full: int = 0
-    malformed: int = 0
-    foreign_source: int = 0
-    foreign_destination: int = 0
-    refused: int = 0
-
-    @property
-    def dropped(self) -> int:
-        """Packets that were not passed on, for any cause."""
-        return self.malformed + self.foreign_source + self.foreign_destination + self.refused
 
 
 FIELDS = Counts.__slots__

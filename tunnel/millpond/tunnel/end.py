@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from millpond.tunnel import engine
 from millpond.tunnel.counters import map_counters
 from millpond.tunnel.errors import InterfaceGone, LinkViolation, Orphaned
 from millpond.tunnel.filter import Address, AddressFilter
@@ -115,7 +116,15 @@ class End:
         outward, inward = self._counters
         gear = Gear(terms, self._tun, self._filter, outward, inward, self._config.engine)
         with Link(connection, gear) as link:
-            self._status.up(generation=terms.generation, mtu=terms.mtu, peer=peer, **self._figures())
+            self._status.up(
+                generation=terms.generation,
+                mtu=terms.mtu,
+                peer=peer,
+                depth=terms.depth,
+                offloads=terms.offloads,
+                engine=engine.resolve(self._config.engine),
+                **self._figures(),
+            )
             knock = self._transport.readiness()
             watched = [connection.gone, *(pump.report for pump in link.pumps)]
             watched += [] if knock is None else [knock]

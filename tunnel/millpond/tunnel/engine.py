@@ -40,14 +40,16 @@ class _Station(ctypes.Structure):
     )
 
 
-def default() -> str:
-    """What ``auto`` means here: c where it is built, else python."""
+def resolve(engine: str) -> str:
+    """What ``engine`` means here: ``auto`` is c where it is built, else python."""
+    if engine != "auto":
+        return engine
     return "c" if LIBRARY.exists() else "python"
 
 
 def loops(engine: str, role: str) -> tuple[PumpLoop, PumpLoop]:
     """The loops from the interface and to it, for ``host`` or ``device``. Raises LocalError."""
-    if (default() if engine == "auto" else engine) == "python":
+    if resolve(engine) == "python":
         return pump.LOOPS[role]
     library = _load()
     outward, inward = (functools.partial(_run, getattr(library, name)) for name in _LOOPS[role])

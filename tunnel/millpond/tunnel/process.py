@@ -11,6 +11,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from millpond.tunnel.counters import make_counters, map_counters
+from millpond.tunnel.counts import Counts
 from millpond.tunnel.parameters import DEFAULT_MTU
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import DeadlineExceeded, LocalError
@@ -25,23 +27,31 @@ class TunnelEnd:
 
     def __init__(self, argv: list[str]) -> None:
         self._argv = argv
+        descriptor = make_counters()
+        try:
+            self._counters = map_counters(descriptor)
+            self._start_following(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _start_following(self, counters: int) -> None:
         self._changed = threading.Condition()
         self._status: dict[str, Any] = {"state": "down", "reason": "starting"}
         self._process: subprocess.Popen[bytes] | None = None
         self._failure: OSError | None = None
         self._ended = False
-        threading.Thread(target=self._follow, name="tunnel-status", daemon=True).start()
+        threading.Thread(target=self._follow, args=(counters,), name="tunnel-status", daemon=True).start()
         with self._changed:
             self._changed.wait_for(lambda: self._process is not None or self._ended)
         if self._failure is not None:
             raise LocalError(f"the tunnel end cannot be started: {self._failure}")
 
-    def _follow(self) -> None:
+    def _follow(self, counters: int) -> None:
         """Start the process and read what it says. It dies with the thread that forked it: so with this one,
         which lasts as long as it does.
         """
         try:
-            self._run()
+            self._run(counters)
         except OSError as error:
             self._failure = error
         except ValueError as error:  # a line that is not JSON: it was cut
@@ -54,11 +64,11 @@ class TunnelEnd:
                 self._ended = True
                 self._changed.notify_all()
 
-    def _run(self) -> None:
+    def _run(self, counters: int) -> None:
         reader, writer = os.pipe2(os.O_CLOEXEC)
         with os.fdopen(reader, encoding="utf-8") as lines:
             try:
-                process = self._start(writer)
+                process = self._start(writer, counters)
             finally:
                 os.close(writer)
             with self._changed:
@@ -68,9 +78,9 @@ class TunnelEnd:
                 self._take(json.loads(line))
         process.wait()
 
-    def _start(self, status: int) -> subprocess.Popen[bytes]:
-        argv = [*self._argv, "--status-fd", str(status)]
-        return subprocess.Popen(argv, pass_fds=(status,), stdin=subprocess.DEVNULL)
+    def _start(self, status: int, counters: int) -> subprocess.Popen[bytes]:
+        argv = [*self._argv, "--status-fd", str(status), "--counters-fd", str(counters)]
+        return subprocess.Popen(argv, pass_fds=(status, counters), stdin=subprocess.DEVNULL)
 
     def _take(self, status: dict[str, Any]) -> None:
         with self._changed:
@@ -82,6 +92,12 @@ class TunnelEnd:
         """The latest state that the end reported."""
         with self._changed:
             return dict(self._status)
+
+    @property
+    def counts(self) -> tuple[Counts, Counts]:
+        """What went from this end's interface to the peer, and what came from it, at this moment."""
+        outward, inward = self._counters
+        return outward.read(), inward.read()
 
     @property
     def alive(self) -> bool:
