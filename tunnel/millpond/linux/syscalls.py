@@ -27,7 +27,13 @@ MS_PRIVATE = 0x40000
 
 MNT_DETACH = 0x2
 
+CAP_NET_ADMIN = 12
+CAP_SYS_RAWIO = 17
+CAP_SYS_ADMIN = 21
+
 _PR_SET_PDEATHSIG = 1
+_PR_SET_SECCOMP = 22
+_SECCOMP_MODE_FILTER = 2
 _PR_SET_NO_NEW_PRIVS = 38
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
@@ -119,10 +125,32 @@ def no_new_privileges() -> None:
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0), "prctl")
 
 
-def drop_capabilities() -> None:
-    """Give up every capability; a program executed by root of the namespace would get them again."""
+def keep_capabilities(*numbers: int) -> None:
+    """Give up every capability but those of CAP_* ``numbers`` that this process has. A program that root of
+    the namespace executes would get them again.
+    """
     header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0))
-    _check(_libc.capset(header, ctypes.create_string_buffer(24)), "capset")
+    data = ctypes.create_string_buffer(24)
+    _check(_libc.capget(header, data), "capget")
+    low, high = struct.unpack("=4xI8xI4x", data.raw)  # the permitted ones
+    kept = (high << 32 | low) & sum(1 << number for number in numbers)
+    words = [kept & 0xFFFFFFFF] * 2 + [0] + [kept >> 32] * 2 + [0]  # effective, permitted, inheritable, twice
+    _check(_libc.capset(header, ctypes.create_string_buffer(struct.pack("=6I", *words), 24)), "capset")
+
+
+def drop_capabilities() -> None:
+    """Give up every capability."""
+    keep_capabilities()
+
+
+def filter_system_calls(program: bytes) -> None:
+    """Have the kernel judge every system call from now on by a seccomp program of 8-byte instructions; this
+    takes ``no_new_privileges`` first.
+    """
+    code = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
+    arguments = (ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.create_string_buffer(header, len(header)))
+    _check(_libc.prctl(_PR_SET_SECCOMP, *arguments, 0, 0), "seccomp")
 
 
 def set_hostname(name: str) -> None:

@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from millpond.linux.syscalls import die_with_parent
+from millpond.linux.syscalls import CAP_SYS_ADMIN, die_with_parent
 from millpond.tunnel.counters import make_counters
 from millpond.tunnel.end import End, EndConfig
 from millpond.tunnel.engine import ENGINES
@@ -20,6 +20,7 @@ from millpond.tunnel.filter import peer_of
 from millpond.tunnel.ivshmem.transport import IvshmemTransport
 from millpond.tunnel.parameters import ALL_OFFLOADS, DEFAULT_DEPTH, DEFAULT_MTU, Parameters
 from millpond.tunnel.passthrough import passthrough_to
+from millpond.tunnel.privileges import confine_end
 from millpond.tunnel.shm import ShmConnector, ShmListener
 from millpond.tunnel.status import StatusWriter
 from millpond.tunnel.transport import Transport
@@ -42,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     status = StatusWriter(arguments.status_fd)
+    _confine(arguments)
     try:
         End(config, _transport(arguments), status).run()
     except LocalError as error:
@@ -111,6 +113,14 @@ def _transport(arguments: argparse.Namespace) -> Transport:
     if arguments.role == "host":
         return ShmConnector(path)
     return ShmListener(path, arguments.depth)
+
+
+def _confine(arguments: argparse.Namespace) -> None:
+    """Give up what the end does not need. In a virtual machine it drives a PCI device, and keeps all."""
+    if arguments.nvme:
+        confine_end(CAP_SYS_ADMIN)
+    elif arguments.socket or arguments.role == "host":
+        confine_end()
 
 
 def _stop_descriptor() -> int:

@@ -55,6 +55,7 @@ class End:
         self._counters = map_counters(config.counters)
         self._filter = AddressFilter(config.address, config.offer.vnet_header)
         self._tun = Tun(config.interface, config.offer.vnet_header, Deadline.after(_INTERFACE_SECONDS))
+        self._tun.set_blocking()
         self._tun.set_offloads(config.offer.offloads)
         self._mtu = config.offer.mtu
         self._tun.configure(config.address, self._mtu)

@@ -70,7 +70,6 @@ def _load() -> ctypes.CDLL:
 
 
 def _run(loop: Callable[..., int], station: Station) -> NoReturn:
-    station.gear.interface.set_blocking()
     arguments = _arguments(station)
     outcome = loop(ctypes.byref(arguments))
     reason = arguments.reason.decode(errors="replace")

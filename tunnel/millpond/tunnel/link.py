@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
 from dataclasses import dataclass
+from typing import NoReturn
 
 from millpond.linux.syscalls import die_with_parent
 from millpond.tunnel.errors import InterfaceGone, LinkViolation
+from millpond.tunnel.privileges import confine_pump
 from millpond.tunnel.transport import Connection, Gear, Loop
 from millpond.wire.errors import ConnectionLost, LocalError, MillpondError
 
@@ -60,7 +63,7 @@ class Link:
         self.pumps: list[Pump] = []
         try:
             for loop in connection.loops(gear):
-                self.pumps.append(_start(loop))
+                self.pumps.append(_start(functools.partial(_confined, connection, loop)))
         except OSError:
             self.__exit__()
             raise
@@ -71,6 +74,11 @@ class Link:
     def __exit__(self, *_: object) -> None:
         while self.pumps:
             self.pumps.pop().kill()
+
+
+def _confined(connection: Connection, loop: Loop) -> NoReturn:
+    confine_pump(connection.calls, privileged=connection.privileged)
+    loop()
 
 
 def _start(loop: Loop) -> Pump:

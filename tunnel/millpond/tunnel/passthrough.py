@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol, Self
 
+from millpond.linux.seccomp import THREADS
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.layout import ADMIN_BUFFER
 from millpond.tunnel.nvme import Opcode, Status
@@ -51,6 +52,9 @@ class CommandDevice(Protocol):
 
 class PassthroughConnection:
     """A ``transport.Connection`` with the controller behind ``device``."""
+
+    calls = THREADS | {"ioctl"}
+    privileged = True  # before Linux 6.2 the driver takes vendor commands from CAP_SYS_ADMIN alone
 
     def __init__(self, device: CommandDevice) -> None:
         self._device = device
@@ -138,7 +142,6 @@ class _Sending:
         self._tag = gear.terms.generation % MODULUS
         self._turn = threading.Lock()
         self._number = self._outstanding = 0
-        gear.interface.set_blocking()
 
     def loops(self) -> Sequence[Loop]:
         return [self._loop] * SENDERS

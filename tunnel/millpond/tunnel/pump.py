@@ -55,7 +55,6 @@ class Bench:
         self.room = memory.span.size
         self.half = (memory.entries - 1) // 2
         """How far ahead to wait when a ring is exhausted: one wake-up for half of it, not for each entry."""
-        self.interface.set_blocking()
 
     def wait_for_room(self, queue: HostQueue | ControllerQueue) -> None:
         """Sleep until half of an exhausted ring is there again."""

@@ -29,6 +29,8 @@ class RingConnection:
     """
 
     check_seconds: float | None = None
+    calls: frozenset[str] = frozenset()
+    privileged = False
 
     def __init__(
         self,

@@ -22,13 +22,10 @@ ConnectionLost or InterfaceGone."""
 
 
 class PacketInterface(Protocol):
-    """Where packets come from and go to, each with its vnet header: ``millpond.tunnel.tun.Tun``."""
+    """Where packets come from and go to, each with its vnet header; reads wait. ``tun.Tun`` is one."""
 
     name: str
     descriptor: int
-
-    def set_blocking(self) -> None:
-        """Let reads wait; for a pump."""
 
     def read_into(self, buffer: memoryview) -> int:
         """Wait for a packet and read it; its bytes. Raises InterfaceGone."""
@@ -62,6 +59,10 @@ class Connection(Protocol):
     """A descriptor that is readable once the peer is known to be dead."""
     check_seconds: float | None
     """How often ``check`` is to be called while the link is up; None for never."""
+    calls: frozenset[str]
+    """System calls of its loops beyond those for packets and bells, as ``linux.seccomp`` names them."""
+    privileged: bool
+    """Whether its loops need the end's capabilities."""
 
     def open(self, own: Parameters, wait: Wait) -> tuple[Parameters, str]:
         """Settle the parameters; these and the peer's name. Raises VersionMismatch, LinkViolation,

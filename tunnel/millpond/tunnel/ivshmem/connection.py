@@ -36,6 +36,8 @@ class IvshmemConnection(abc.ABC):
     """One link of an end of ``role``. Whoever comes to be the peer is found while it is opened."""
 
     check_seconds: float | None = BEAT_SECONDS
+    calls: frozenset[str] = RingConnection.calls
+    privileged = RingConnection.privileged
 
     def __init__(self, role: str, board: Board) -> None:
         self._role, self.board = role, board

@@ -57,7 +57,10 @@ class ServerPeer:
         _check_eventfds(self.wakes)
 
     def _claim(self, role: str) -> memoryview:
-        """The memory, mapped; locked for the role by a descriptor of our own that the pumps keep open too."""
+        """The memory, mapped; locked for the role by a descriptor of our own that the pumps keep open too.
+
+        Not the descriptor that is mapped: a mapping would keep the lock until its last view is gone.
+        """
         assert self._roster.memory is not None
         size = _sealed_size(self._roster.memory)
         own = os.open(f"/proc/self/fd/{self._roster.memory}", os.O_RDWR | os.O_CLOEXEC)
@@ -68,7 +71,7 @@ class ServerPeer:
         except BlockingIOError:
             other = "device" if role == "host" else "host"
             raise Refused(other, "busy", f"another {role} is connected to this {other}") from None
-        return memoryview(mmap.mmap(own, size))
+        return memoryview(mmap.mmap(self._roster.memory, size))
 
     def bells(self, peer: int) -> tuple[Bell, ...] | None:
         """The peer's eventfds."""

@@ -55,12 +55,13 @@ class PolledBoard:
 
     def _map_registers(self, path: Path) -> memoryview:
         """BAR 0; the lock on it goes when no process of this end is left."""
-        bar = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        bar, lock = (os.open(path, os.O_RDWR | os.O_CLOEXEC) for _ in range(2))
+        self._undo.callback(os.close, lock)
         self._undo.callback(os.close, bar)
         deadline = Deadline.after(_BUSY_SECONDS)
         while True:
             try:
-                fcntl.flock(bar, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return memoryview(mmap.mmap(bar, os.fstat(bar).st_size))
             except BlockingIOError:
                 if deadline.passed:

@@ -1,0 +1,101 @@
+"""Pure: seccomp programs that allow named system calls and answer EPERM to all others."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Iterable
+
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+_NUMBERS: dict[str, tuple[int, int | None]] = {  # x86_64, aarch64
+    "brk": (12, 214),
+    "clock_nanosleep": (230, 115),
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "close": (3, 57),
+    "epoll_create1": (291, 20),
+    "epoll_ctl": (233, 21),
+    "epoll_pwait": (281, 22),
+    "epoll_wait": (232, None),
+    "eventfd2": (290, 19),
+    "exit": (60, 93),
+    "exit_group": (231, 94),
+    "fcntl": (72, 25),
+    "futex": (202, 98),
+    "getpid": (39, 172),
+    "getrandom": (318, 278),
+    "gettid": (186, 178),
+    "ioctl": (16, 29),
+    "madvise": (28, 233),
+    "mmap": (9, 222),
+    "mprotect": (10, 226),
+    "mremap": (25, 216),
+    "munmap": (11, 215),
+    "poll": (7, None),
+    "ppoll": (271, 73),
+    "read": (0, 63),
+    "readv": (19, 65),
+    "restart_syscall": (219, 128),
+    "rseq": (334, 293),
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "sched_getaffinity": (204, 123),
+    "sched_yield": (24, 124),
+    "set_robust_list": (273, 99),
+    "write": (1, 64),
+    "writev": (20, 66),
+}
+
+INTERPRETER = frozenset(
+    [
+        "brk",
+        "close",
+        "exit",
+        "exit_group",
+        "futex",
+        "getpid",
+        "getrandom",
+        "gettid",
+        "madvise",
+        "mmap",
+        "mprotect",
+        "mremap",
+        "munmap",
+        "restart_syscall",
+        "rt_sigaction",
+        "rt_sigprocmask",
+        "rt_sigreturn",
+        "sched_yield",
+    ]
+)
+"""What CPython needs to run on what it has open."""
+THREADS = frozenset(["clone", "clone3", "rseq", "sched_getaffinity", "set_robust_list"])
+"""What it needs besides to start threads."""
+
+_LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+_ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
+_NUMBER_OFFSET, _ARCH_OFFSET = 0, 4
+_INSTRUCTION = struct.Struct("=HBBI")
+
+
+def known(machine: str) -> bool:
+    """Whether there are programs for a processor, as ``os.uname().machine`` names it."""
+    return machine in _AUDIT_ARCH
+
+
+def program(machine: str, calls: Iterable[str]) -> bytes:
+    """The program for a processor. Raises KeyError for a call or processor that is not known here."""
+    column = list(_AUDIT_ARCH).index(machine)
+    numbers = sorted({number for call in calls if (number := _NUMBERS[call][column]) is not None})
+    steps = [
+        (_LOAD, 0, 0, _ARCH_OFFSET),
+        (_JUMP_IF_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
+        (_RETURN, 0, 0, _KILL_PROCESS),  # 32-bit calls have other numbers
+        (_LOAD, 0, 0, _NUMBER_OFFSET),
+    ]
+    for number in numbers:
+        steps += [(_JUMP_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    steps.append((_RETURN, 0, 0, _ERRNO | errno.EPERM))
+    return b"".join(_INSTRUCTION.pack(*step) for step in steps)
