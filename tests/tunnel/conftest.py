@@ -44,6 +44,8 @@ class Program:
         pass_fds = () if read is None else (int(argv[-1]),)
         self.errors: list[str] = []
         self.lines: list[str] = []
+        self.times: list[float] = []
+        """When each of the lines came."""
         self.process = subprocess.Popen(
             argv,
             pass_fds=pass_fds,
@@ -63,6 +65,8 @@ class Program:
     def _collect(self, stream: Any, lines: list[str]) -> None:
         with stream:
             for line in stream:
+                if lines is self.lines:
+                    self.times.append(time.monotonic())
                 lines.append(line.rstrip("\n"))
 
     def says(self, text: str, seconds: float = 10) -> None:
@@ -108,6 +112,15 @@ class End(Program):
 
         found: dict[str, Any] = eventually(up, f"{self.process.args!r} up", seconds)
         return found
+
+    def up_at(self, generation: int) -> float:
+        """When it said first that the link of this generation, or a later one, is up."""
+        ups = (
+            when
+            for when, status in zip(self.times, self.statuses, strict=False)
+            if status["state"] == "up" and status["generation"] >= generation
+        )
+        return next(ups)
 
     def wait_down(self, reason: str, seconds: float = 5) -> dict[str, Any]:
         def down() -> list[dict[str, Any]]:
