@@ -1,8 +1,8 @@
-"""Digest-checked TCP streams that live for seconds, as a program: ``serve ADDRESS`` and ``call ADDRESS SEED``.
+"""TCP streams that live for seconds, their digests told: ``serve ADDRESS`` and ``call ADDRESS SEED``.
 
 The caller keeps two connections open; each carries random bytes both ways at a steady rate, ends after a few
-seconds and is followed by another, until SIGTERM. Both sides print a JSON object for each connection: its number,
-when it began and ended, and bytes and SHA-256 of what was sent and what came.
+seconds and is followed by another, until SIGTERM. Both sides print a JSON object for each connection: its
+number, when it began and ended, and bytes and SHA-256 of what was sent and what came.
 """
 
 from __future__ import annotations

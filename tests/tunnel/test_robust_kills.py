@@ -1,4 +1,4 @@
-"""Ends and pumps are killed 240 times at random moments under load: no byte of any connection is lost or changed."""
+"""Ends and pumps are killed 240 times at random moments under load: no connection loses or changes a byte."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Tunnel:
         self._client = self.pair.host_side.program(*program, "call", DEVICE_ADDRESS, str(seed))
 
     def kill_end(self) -> None:
-        """Kill one and start its successor; now and then kill that too, mostly before the link is up. The other
-        lives on: it is who remembers the generation.
+        """Kill one and start its successor; now and then kill that too, mostly before the link is up. The
+        other lives on: it is who remembers the generation.
         """
         role = self._random.choice(("host", "device"))
         self._replace(role)
