@@ -1,6 +1,6 @@
 """A small NVMe/TCP initiator in user space, and programs that use it.
 
-``dial PATH PORT``: connects to the target for whoever asks at the Unix socket PATH, and passes that connection.
+``dial PATH PORT``: connects to the target for whoever asks at the Unix socket PATH; passes the connection.
 ``host PATH INTERFACE ADDRESS STATUS-FD``: the host end by passthrough, with this as its NVMe driver.
 """
 
@@ -14,7 +14,8 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,7 +71,10 @@ class Pending:
 
 
 class TargetQueue:
-    """One connection, and a thread that reads it."""
+    """One connection, and a thread that reads it in the process that uses it.
+
+    Reads and writes are plain system calls: a pump may do no others.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -79,11 +83,25 @@ class TargetQueue:
         self._pending: dict[int, Pending] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.cycle(range(1, 60000))
-        sock.sendall(ICREQ)
+        self._process = 0
+        self._write(ICREQ)
         answer = self._exactly(128)
         assert answer[0] == 1, answer
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+
+    def connect(self, qid: int, keep_alive_ms: int, data: bytes) -> Outcome:
+        """Tell which queue this is; before any other command."""
+        room = memoryview(b"")
+        self._pending[0] = pending = Pending(b"", room)
+        self._write(capsule(Admin.FABRICS, 0, qid << 16, 31, keep_alive_ms, data=data, nsid=Fabrics.CONNECT))
+        self._take()
+        outcome = pending.done.get()
+        assert outcome is not None
+        return outcome
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.sock.fileno(), view) :]
 
     def submit(
         self,
@@ -98,9 +116,10 @@ class TargetQueue:
         with self._lock:
             cid = next(self._numbers)
             self._pending[cid] = pending
+            self._start_reader()
             head = capsule(opcode, cid, *words, data=data, room=len(room), nsid=nsid, ask=ask)
             try:
-                self.sock.sendall(head)
+                self._write(head)
             except OSError:
                 raise ConnectionLost("the target hung up") from None
         outcome = pending.done.get()
@@ -108,10 +127,15 @@ class TargetQueue:
             raise ConnectionLost("the target hung up")
         return outcome
 
+    def _start_reader(self) -> None:
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            threading.Thread(target=self._read, daemon=True).start()
+
     def _exactly(self, count: int) -> bytes:
         data = b""
         while len(data) < count:
-            more = self.sock.recv(count - len(data))
+            more = os.read(self.sock.fileno(), count - len(data))
             if not more:
                 raise ConnectionLost("the target hung up")
             data += more
@@ -122,7 +146,6 @@ class TargetQueue:
             while True:
                 self._take()
         except (ConnectionLost, OSError):
-            self.sock.close()
             with self._lock:
                 for pending in self._pending.values():
                     pending.done.put(None)
@@ -148,55 +171,40 @@ class TargetQueue:
             last = 4 if start + PIECE >= len(data) else 0
             head = struct.pack("<BBBBI", 6, last, 24, 24, 24 + len(piece))
             with self._lock:
-                self.sock.sendall(head + struct.pack("<HHIIxxxx", cid, tag, start, len(piece)) + piece)
+                self._write(head + struct.pack("<HHIIxxxx", cid, tag, start, len(piece)) + piece)
 
     def close(self) -> None:
-        try:
+        with suppress(OSError):  # the target was first
             self.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return
-        self._reader.join()
+        self.sock.close()
 
 
 class Initiator:
-    """A connected controller, enabled; a ``passthrough.CommandDevice``.
+    """A connected controller, enabled, with I/O queues; a ``passthrough.CommandDevice``.
 
-    I/O queues are connected by the process that first uses one: unlike the kernel's, none outlasts a fork.
+    SENDs and RECVs have queues of their own, for the processes that submit them share nothing else.
     """
 
     def __init__(self, dial: Dial, nqn: str = NQN, host: bytes = HOST_ID, keep_alive_ms: int = 0) -> None:
-        self._dial, self._nqn, self._host = dial, nqn, host
-        self._lock = threading.Lock()
-        self._process = os.getpid()
-        self._turns: Iterator[TargetQueue] | None = None
-        self.queues = [TargetQueue(dial())]
-        outcome = self._connect(self.queues[0], 0, 0xFFFF, keep_alive_ms)
-        if outcome.status:
+        self.queues: list[TargetQueue] = []
+        try:
+            self.cntlid = self._connect(dial, 0, connect_data(0xFFFF, nqn, host), keep_alive_ms)
+            self._property_set(CC, ENABLE)
+            for qid in range(1, 2 * IO_QUEUES + 1):
+                self._connect(dial, qid, connect_data(self.cntlid, nqn, host), 0)
+        except BaseException:
             self.close()
+            raise
+        senders, receivers = self.queues[1 : IO_QUEUES + 1], self.queues[IO_QUEUES + 1 :]
+        self._turns = {1: itertools.cycle(senders), 2: itertools.cycle(receivers)}
+
+    def _connect(self, dial: Dial, qid: int, data: bytes, keep_alive_ms: int) -> int:
+        target = TargetQueue(dial())
+        self.queues.append(target)
+        outcome = target.connect(qid, keep_alive_ms, data)
+        if outcome.status:
             raise ConnectionLost(f"Connect failed with {outcome.status:#x}")
-        self.cntlid = outcome.result & 0xFFFF
-        self._property_set(CC, ENABLE)
-
-    def _connect(self, target: TargetQueue, qid: int, cntlid: int, keep_alive_ms: int = 0) -> Outcome:
-        data = connect_data(cntlid, self._nqn, self._host)
-        return target.submit(Admin.FABRICS, qid << 16, 31, keep_alive_ms, data=data, nsid=Fabrics.CONNECT)
-
-    def connect_io(self) -> TargetQueue:
-        """One more I/O queue, with the first identifier that is free."""
-        for qid in range(1, 9):
-            target = TargetQueue(self._dial())
-            if not self._connect(target, qid, self.cntlid).status:
-                self.queues.append(target)
-                return target
-            target.close()
-        raise ConnectionLost("the target grants no more I/O queues")
-
-    def _io_queue(self) -> TargetQueue:
-        with self._lock:
-            if self._turns is None or self._process != os.getpid():
-                self._process = os.getpid()
-                self._turns = itertools.cycle([self.connect_io() for _ in range(IO_QUEUES)])
-            return next(self._turns)
+        return outcome.result & 0xFFFF
 
     def _property_set(self, register: int, value: int) -> None:
         self.queues[0].submit(Admin.FABRICS, 0, register, value, nsid=Fabrics.PROPERTY_SET)
@@ -216,7 +224,7 @@ class Initiator:
         return _vendor(self.queues[0], command)
 
     def io(self, command: VendorCommand) -> Outcome:
-        return _vendor(self._io_queue(), command)
+        return _vendor(next(self._turns[command.opcode & 3]), command)
 
     def close(self) -> None:
         for target in self.queues:

@@ -1,0 +1,160 @@
+"""The target as a process, against hosts that misbehave: it lives on and serves the next."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from millpond.tunnel.fabrics.commands import Io
+from millpond.wire.errors import ConnectionLost
+
+from .conftest import DEVICE_ADDRESS, INTERFACE, End, Namespace, eventually
+from .nvme_initiator import HOST_ID, ICREQ, NQN, Initiator, capsule, connect_data, dial_through
+
+INITIATOR = Path(__file__).with_name("nvme_initiator.py")
+LOOPBACK_UP = "import pyroute2 as p; n = p.IPRoute(); n.link('set', index=1, state='up'); n.close()"
+MB = 1 << 20
+
+
+class Served:
+    """A target in a namespace, and a way to connect to it."""
+
+    def __init__(self, undo: ExitStack, folder: Path) -> None:
+        side = Namespace(undo)
+        assert side.program(sys.executable, "-c", LOOPBACK_UP).process.wait(10) == 0
+        side.program(sys.executable, str(INITIATOR), "dial", str(folder / "dial"), "4420").says("listening")
+        self.dial: Callable[[], socket.socket] = dial_through(folder / "dial")
+        self.backing = folder / "backing"
+        self.backing.write_bytes(random.Random(1).randbytes(4 * MB))
+        reader, writer = os.pipe()
+        argv = [sys.executable, "-P", "-W", "error", "-m", "millpond.tunnel.fabrics", "--nqn", NQN]
+        argv += ["--listen", "127.0.0.1:4420", "--backing", str(self.backing), "--interface", INTERFACE]
+        argv += ["--address", f"{DEVICE_ADDRESS}/30", "--status-fd", str(writer)]
+        self.end = End(argv, side.enter, reader)
+        os.close(writer)
+        undo.callback(self.end.close)
+        eventually(lambda: self.end.statuses, "the target listening", 10)
+
+    def still_serves(self) -> None:
+        """An honest host is served."""
+        initiator = eventually(self._connect, "an honest host connected", 10)
+        try:
+            room = memoryview(bytearray(512))
+            assert initiator.queues[1].submit(Io.READ, 7, 0, 0, room=room, nsid=1).status == 0
+            assert room == self.backing.read_bytes()[7 * 512 : 8 * 512]
+        finally:
+            initiator.close()
+
+    def _connect(self) -> Initiator | None:
+        try:
+            return Initiator(self.dial)
+        except (ConnectionLost, OSError):  # the one before is not quite gone
+            return None
+
+
+@pytest.fixture
+def served(undo: ExitStack, tmp_path: Path, tun_works: None) -> Iterator[Served]:
+    found = Served(undo, tmp_path)
+    yield found
+    assert found.end.process.poll() is None, found.end.errors
+
+
+def drain(sock: socket.socket) -> bytes:
+    """What comes until the other side ends the connection."""
+    sock.settimeout(5)
+    data = b""
+    try:
+        while more := sock.recv(1 << 16):
+            data += more
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def test_garbage_is_answered_with_a_termination(served: Served) -> None:
+    chance = random.Random(3)
+    for begin in (b"", ICREQ):
+        for _ in range(10):
+            with served.dial() as sock:
+                sock.sendall(begin + b"\xff" + chance.randbytes(200))
+                answer = drain(sock)
+            last = answer[128:] if begin else answer
+            assert last == b"" or last[:4] == struct.pack("<BBBB", 3, 0, 24, 0)
+    served.still_serves()
+
+
+def test_too_many_connections_are_refused(served: Served) -> None:
+    with ExitStack() as undo:
+        socks = [undo.enter_context(served.dial()) for _ in range(30)]
+        refused = [sock for sock in socks[20:] if drain(sock) == b""]
+        assert len(refused) == 10
+    served.still_serves()
+
+
+def test_a_connection_that_never_connects_is_dropped(served: Served) -> None:
+    with served.dial() as sock:
+        sock.sendall(ICREQ)
+        began = time.monotonic()
+        sock.settimeout(20)
+        while sock.recv(1 << 16):
+            pass
+        assert 5 < time.monotonic() - began < 15
+
+
+def test_a_host_that_does_not_read_costs_bounded_memory(served: Served) -> None:
+    initiator = Initiator(served.dial)
+    process = psutil.Process(served.end.process.pid)
+    before = process.memory_info().rss
+    with served.dial() as sock:
+        connect = capsule(0x7F, 1, 8 << 16, 127, data=connect_data(initiator.cntlid, host=HOST_ID), nsid=1)
+        sock.sendall(ICREQ + connect)
+        sock.settimeout(1)
+        reads = b"".join(capsule(Io.READ, cid, 0, 0, 255, room=1 << 17, nsid=1) for cid in range(2, 120))
+        sock.sendall(reads)
+        time.sleep(0.5)
+        assert process.memory_info().rss - before < 8 * MB
+        assert initiator.queues[1].submit(Io.FLUSH, nsid=1).status == 0, "the others are not served"
+        begun = process.cpu_times()
+        time.sleep(0.5)
+        spent = process.cpu_times()
+        assert spent.user + spent.system - begun.user - begun.system < 0.2, (
+            "it is busy with a host that waits"
+        )
+        size = 118 * ((1 << 17) + 48) + 128 + 24
+        while size:
+            size -= len(sock.recv(min(size, 1 << 18)))
+    initiator.close()
+    served.still_serves()
+
+
+def test_a_silent_host_is_given_up_and_another_served(served: Served) -> None:
+    silent = Initiator(served.dial, keep_alive_ms=300)
+    with pytest.raises(ConnectionLost, match="0x181"):
+        Initiator(served.dial, host=bytes(16))
+    eventually(lambda: silent.queues[0].sock.recv(1, socket.MSG_PEEK) == b"", "the silent host dropped", 5)
+    served.still_serves()
+    silent.close()
+
+
+def test_wrong_arguments_are_told(served: Served, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "millpond.tunnel.fabrics", "--interface", "x", "--address", "10.0.0.1/30"]
+    for wrong, code in (
+        (["--listen", "nowhere", "--backing", str(served.backing)], 1),
+        (["--listen", "127.0.0.1:0", "--backing", str(tmp_path / "none")], 1),
+        (["--listen", "127.0.0.1:0", "--backing", str(served.backing), "--queues", "0"], 2),
+        (["--listen", "127.0.0.1:0", "--backing", str(served.backing), "--idle", "30"], 2),
+        (["--listen", "127.0.0.1:0", "--backing", str(served.backing), "--address", "10.0.0.1/24"], 2),
+    ):
+        result = subprocess.run([*argv, *wrong], capture_output=True, timeout=20, text=True, check=False)
+        assert result.returncode == code and "Traceback" not in result.stderr
