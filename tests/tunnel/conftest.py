@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from millpond.linux.sandbox import Sandbox, spawn
 from millpond.linux.syscalls import CLONE_NEWNET, CLONE_NEWUSER
@@ -27,6 +28,9 @@ HOST_ADDRESS, DEVICE_ADDRESS = "10.77.0.1", "10.77.0.2"
 INTERFACE = "mp-test0"
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+settings.register_profile("any machine", deadline=None)  # an example may take long because others compute
+settings.load_profile("any machine")
 
 
 def eventually(condition: Callable[[], Any], what: str, seconds: float = 5) -> Any:

@@ -13,7 +13,7 @@ from millpond.tunnel.counters import map_counters
 from millpond.tunnel.errors import InterfaceGone, LinkViolation, Orphaned
 from millpond.tunnel.filter import Address, AddressFilter
 from millpond.tunnel.link import Link
-from millpond.tunnel.parameters import Parameters
+from millpond.tunnel.parameters import Parameters, generation_after
 from millpond.tunnel.status import StatusWriter
 from millpond.tunnel.transport import Connection, Gear, Transport
 from millpond.tunnel.tun import Tun
@@ -103,7 +103,7 @@ class End:
 
     def _open(self, connection: Connection) -> tuple[Parameters, str]:
         config = self._config
-        own = replace(config.offer, generation=self._generation + 1)
+        own = replace(config.offer, generation=generation_after(self._generation))
         terms, peer = connection.open(own, self._wait)
         self._generation = terms.generation
         self._tun.set_offloads(terms.offloads)

@@ -43,10 +43,11 @@ class Pump:
     def _killer(self) -> str:
         """By which signal, where that tells more than that somebody did."""
         found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        causes = {signal.SIGBUS: "the region's file was truncated", signal.SIGSYS: "a forbidden system call"}
-        cause = (
-            causes.get(signal.Signals(found.si_status)) if found and found.si_code != os.CLD_EXITED else ""
-        )
+        causes: dict[int, str] = {
+            signal.SIGBUS: "the region's file was truncated",
+            signal.SIGSYS: "a forbidden system call",
+        }
+        cause = causes.get(found.si_status) if found and found.si_code != os.CLD_EXITED else ""
         return f": {cause}" if cause else ""
 
     def kill(self) -> None:

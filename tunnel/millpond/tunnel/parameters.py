@@ -32,7 +32,7 @@ DEFAULT_DEPTH = 32
 CSUM, TSO4, TSO6 = 1, 2, 4
 ALL_OFFLOADS = CSUM | TSO4 | TSO6
 _RECORD = struct.Struct("<HHIQIHH64s")
-_MAX_GENERATION = 1 << 62
+_LAST_GENERATION = (1 << 62) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Parameters:
             raise ValueError(f"the MTU is {MIN_MTU} to {MAX_MTU} bytes, not {self.mtu}")
         if not MIN_ENTRIES <= self.depth <= MAX_ENTRIES:
             raise ValueError(f"the depth is {MIN_ENTRIES} to {MAX_ENTRIES} entries, not {self.depth}")
-        if not 0 < self.generation < _MAX_GENERATION:
+        if not 0 < self.generation <= _LAST_GENERATION:
             raise ValueError(f"generation {self.generation} is out of range")
         if self.offloads & (TSO4 | TSO6) and not self.offloads & CSUM:
             raise ValueError("segmentation offload needs checksum offload")
@@ -74,8 +74,15 @@ class Parameters:
         )
 
 
+def generation_after(generation: int) -> int:
+    """The next one. After the last, which only a peer that made it up can have named, comes the first."""
+    return generation % _LAST_GENERATION + 1
+
+
 def parse(data: bytes, peer: str, version: int) -> Parameters:
     """The peer's record. Raises VersionMismatch unless it speaks ``version``, LinkViolation for nonsense."""
+    if len(data) < 4:
+        raise LinkViolation(f"the {peer} end's parameters have {len(data)} bytes")
     theirs, size = struct.unpack_from("<HH", data)
     if theirs != version:
         raise VersionMismatch(f"the {peer} end of the tunnel", theirs, version)

@@ -163,13 +163,12 @@ def _deliverer(bench: Bench) -> Callable[[memoryview, int], None]:
     def deliver(buffer: memoryview, size: int) -> None:
         if not version_at < size <= room:
             raise LinkViolation(f"a packet of {size} bytes; {version_at + 1} to {room} are possible")
-        length = most if size > most else size
-        head = bytes(buffer[:length])
-        if not head.endswith(addresses) or head[version_at] & 0xF0 != version:
+        head = bytes(buffer[: most if size > most else size])
+        if size < most or not head.endswith(addresses) or head[version_at] & 0xF0 != version:
             counters.drop(gate.verdict(head) or "malformed")
             return
         try:
-            writev(descriptor, (head, buffer[length:size]))
+            writev(descriptor, (head, buffer[most:size]))
         except OSError as error:
             interface.check_gone(error)
             counters.drop("refused")

@@ -20,7 +20,7 @@ from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConnectionLost, DeadlineExceeded
 
 OPENING_SECONDS = 2.0
-_POLL_SECONDS = 0.1
+_POLL_SECONDS, _FALSE_ALARM_SECONDS = 0.1, 0.002
 
 
 class RingConnection:
@@ -76,6 +76,8 @@ class RingConnection:
                 woken = wait((wake, self.gone), _POLL_SECONDS)
                 if wake in woken:
                     drain(wake)
+                    if not ready():  # its bell may ring without end
+                        wait((self.gone,), _FALSE_ALARM_SECONDS)
                 if self.gone in woken and not ready():
                     raise ConnectionLost("the peer went away while the link was opened")
 

@@ -154,7 +154,7 @@ def _read_verdict(client: socket.socket) -> None:
     if verdict != _REFUSED:
         raise ConnectionLost("the device closed the connection before it answered")
     reason = client.recv(_MAX_REASON).decode(errors="replace")
-    raise Refused("device", "busy", reason)
+    raise Refused("device", "busy", "".join(filter(str.isprintable, reason)))  # it goes to the log
 
 
 def _sealed_size(descriptor: int) -> int:
@@ -173,7 +173,7 @@ def _sealed_size(descriptor: int) -> int:
 
 def _check_bells(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
-        kind = Path(f"/proc/self/fd/{descriptor}").readlink().name
-        if not kind.endswith("[eventfd]"):
+        kind = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        if kind != "anon_inode:[eventfd]":  # no file has such a name: a path begins with a slash
             raise LinkViolation(f"the device passed {kind} for a bell")
         os.set_blocking(descriptor, False)

@@ -19,7 +19,7 @@ from millpond.tunnel.fabrics.tally import Tally
 from millpond.tunnel.layout import ADMIN_BUFFER
 from millpond.tunnel.nvme import Opcode
 from millpond.tunnel.nvme_sequence import MODULUS, Resequencer
-from millpond.tunnel.parameters import Parameters, parse, settle
+from millpond.tunnel.parameters import Parameters, generation_after, parse, settle
 from millpond.wire.errors import VersionMismatch
 
 WINDOW = 64
@@ -98,7 +98,7 @@ class Port:
         if self._offer is None:
             return Answer(Status.SEQUENCE_ERROR)
         offer, self._offer = self._offer, None
-        terms = settle(offer, replace(self._own, generation=self._generation + 1))
+        terms = settle(offer, replace(self._own, generation=generation_after(self._generation)))
         self._generation = terms.generation
         self._link = _Link(terms)
         self._side.opened(terms, offer.name)

@@ -1,0 +1,328 @@
+"""The parts that read what a peer wrote, without any I/O, given anything at all."""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from millpond.tunnel import layout as at
+from millpond.tunnel import nvme
+from millpond.tunnel.counters import FIELDS
+from millpond.tunnel.errors import LinkViolation
+from millpond.tunnel.filter import AddressFilter
+from millpond.tunnel.layout import ADMIN, ADMIN_ENTRIES, RECV, SEND, Layout
+from millpond.tunnel.nvme import Opcode
+from millpond.tunnel.opening import Rendezvous, open_as_device, open_as_host
+from millpond.tunnel.parameters import Parameters, check_settled, generation_after, parse, settle
+from millpond.tunnel.queues import ControllerQueue, HostQueue
+from millpond.tunnel.region import QueueMemory, Region
+from millpond.wire.errors import ConnectionLost, VersionMismatch
+
+LAST_GENERATION = (1 << 62) - 1
+LAYOUT = Layout(4)
+_memory = memoryview(bytearray(LAYOUT.size))
+any_word, any_quad = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+
+
+def fresh_region() -> Region:
+    """Everything but the packet buffers is zero."""
+    end = LAYOUT.buffers(SEND).start
+    _memory[:end] = bytes(end)
+    return Region.create(_memory, LAYOUT)
+
+
+# Packets
+
+ADDRESSES = ["10.77.0.1/30", "10.77.0.2/30", "10.1.2.3/31", "fd00::/127", "fd00::1/127"]
+addresses = st.sampled_from([*map(ipaddress.ip_interface, ADDRESSES)])
+
+
+@st.composite
+def heads(draw: st.DrawFn) -> tuple[AddressFilter, bytes]:
+    """A filter and the beginning of a packet that it would pass, changed somewhere, cut somewhere, or not."""
+    vnet_header = draw(st.sampled_from([0, 10, 12]))
+    gate = AddressFilter(draw(addresses), vnet_header)
+    start = gate.head - len(gate.expected)
+    head = bytearray(draw(st.binary(min_size=start, max_size=start)) + gate.expected)
+    head[vnet_header] = gate.version << 4 | head[vnet_header] & 15
+    for where in draw(st.lists(st.integers(0, len(head) - 1), max_size=3)):
+        head[where] = draw(st.integers(0, 255))
+    return gate, bytes(head[: draw(st.one_of(st.just(len(head)), st.integers(vnet_header + 1, len(head))))])
+
+
+def expected_verdict(gate: AddressFilter, address: str, peer: str, head: bytes) -> str | None:
+    """The same from another reading of the head."""
+    packet = head[gate.vnet_header :]
+    source_at, width = (12, 4) if gate.version == 4 else (8, 16)
+    if len(packet) < source_at + 2 * width or packet[0] >> 4 != gate.version:
+        return "malformed"
+    source = ipaddress.ip_address(packet[source_at : source_at + width])
+    destination = ipaddress.ip_address(packet[source_at + width : source_at + 2 * width])
+    if source != ipaddress.ip_address(peer):
+        return "foreign_source"
+    return None if destination == ipaddress.ip_address(address) else "foreign_destination"
+
+
+@given(heads())
+def test_only_packets_from_the_peer_to_this_end_pass(case: tuple[AddressFilter, bytes]) -> None:
+    gate, head = case
+    half = len(gate.expected) // 2
+    peer, own = (str(ipaddress.ip_address(part)) for part in (gate.expected[:half], gate.expected[half:]))
+    verdict = gate.verdict(head)
+    assert verdict == expected_verdict(gate, own, peer, head)
+    assert verdict is None or verdict in FIELDS
+
+
+@given(addresses, st.binary(min_size=13, max_size=52))
+def test_any_bytes_get_a_verdict(address: ipaddress.IPv4Interface, head: bytes) -> None:
+    gate = AddressFilter(address, 12)
+    assert gate.verdict(head[: gate.head]) in (None, "malformed", "foreign_source", "foreign_destination")
+
+
+# Parameters
+
+offers = st.builds(
+    Parameters,
+    generation=st.integers(1, LAST_GENERATION),
+    mtu=st.integers(576, 65535),
+    depth=st.integers(2, 1024),
+    offloads=st.sampled_from([0, 1, 3, 5, 7]),
+    name=st.sampled_from(["", "host", "csd0", "größe"]),
+)
+
+
+@given(st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(lambda tail: b"\1\0" + tail)))
+def test_any_record_is_read_or_refused(data: bytes) -> None:
+    try:
+        found = parse(data, "device", 1)
+    except (LinkViolation, VersionMismatch):
+        return
+    assert parse(found.pack(), "device", 1) == found
+    assert replace(found, generation=generation_after(found.generation)).generation > 0
+
+
+@given(offers, offers)
+def test_what_a_device_settles_is_never_beyond_the_offer(offer: Parameters, own: Parameters) -> None:
+    settled = settle(parse(offer.pack(), "host", 1), own)
+    check_settled(parse(settled.pack(), "device", 1), offer)
+    assert settled.mtu == min(offer.mtu, own.mtu) and settled.depth == min(offer.depth, own.depth)
+
+
+@given(st.integers(0, LAST_GENERATION))
+@example(0)
+@example(LAST_GENERATION)
+def test_there_is_a_generation_after_any(generation: int) -> None:
+    following = Parameters(generation=generation_after(generation)).generation
+    assert following == (generation + 1 if generation < LAST_GENERATION else 1)
+
+
+# Registers
+
+REGISTERS = [nvme.CAP, nvme.VS, nvme.CC, nvme.CSTS, nvme.AQA, nvme.ASQ, nvme.ACQ]
+REGISTERS += [at.MAGIC_REGISTER, at.SIZE_REGISTER, at.GENERATION_REGISTER]
+writes = st.lists(st.tuples(st.sampled_from(REGISTERS), any_quad), max_size=4)
+
+
+def write(region: Region, offset: int, value: int) -> None:
+    struct.pack_into("<Q", region.memory, offset, value)
+
+
+@given(writes)
+def test_any_registers_tell_a_layout_that_fits_or_are_refused(changes: list[tuple[int, int]]) -> None:
+    region = fresh_region()
+    for offset, value in changes:
+        write(region, offset, value)
+    try:
+        found = Region.attach(region.memory)
+    except LinkViolation:
+        return
+    assert found.layout == LAYOUT
+
+
+@given(writes)
+def test_a_controller_is_enabled_with_its_own_queues_or_not_at_all(changes: list[tuple[int, int]]) -> None:
+    region = fresh_region()
+    region.registers.enable(LAYOUT)
+    written = bytes(region.memory[: at.PAGE])
+    for offset, value in changes:
+        write(region, offset, value)
+    watched = [(nvme.CC, 4), (nvme.AQA, 4), (nvme.ASQ, 8), (nvme.ACQ, 8)]
+    if any(region.memory[start : start + n] != written[start : start + n] for start, n in watched):
+        with pytest.raises(LinkViolation):
+            region.registers.check_enabled(LAYOUT)
+    else:
+        region.registers.check_enabled(LAYOUT)
+    assert region.registers.ready in (True, False)
+
+
+# Opening
+
+admin_places = st.one_of(
+    st.sampled_from(REGISTERS),
+    st.sampled_from([nvme.DOORBELLS, nvme.DOORBELLS + nvme.doorbell_offset(1, at.STRIDE)]),
+    *(
+        st.integers(span.start // 8, min(span.end, span.start + 320) // 8 - 1).map(lambda quad: 8 * quad)
+        for span in (LAYOUT.submission_ring(ADMIN), LAYOUT.completion_ring(ADMIN), LAYOUT.buffers(ADMIN))
+    ),
+)
+admin_values = st.one_of(st.integers(0, 8), any_quad, st.integers(0, 63).map(lambda bit: 1 << bit))
+Mischief = list[list[tuple[int, int]]]
+mischief = st.lists(st.lists(st.tuples(admin_places, admin_values), max_size=3), min_size=3, max_size=3)
+
+
+class Peer:
+    """Answers each wait of the end under test with the next honest step, then with mischief."""
+
+    def __init__(self, region: Region, steps: list[Callable[[], None]], plan: Mischief) -> None:
+        self._region, self._steps, self._plan = region, steps, plan
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        for step in (self._honest, self._hostile):
+            if not ready() or step == self._hostile:
+                step()
+        if not ready():
+            raise ConnectionLost("it never comes")
+
+    def _honest(self) -> None:
+        if self._steps:
+            self._steps.pop(0)()
+
+    def _hostile(self) -> None:
+        for offset, value in self._plan.pop(0) if self._plan else ():
+            write(self._region, offset, value)
+
+
+def device_steps(region: Region, own: Parameters) -> list[Callable[[], None]]:
+    """What an honest device does when the host waits. It trips over what it wrote itself, as it may."""
+    admin = ControllerQueue(region.queue(ADMIN, ADMIN_ENTRIES), (Opcode.IDENTIFY, Opcode.OPEN))
+
+    def answer() -> None:
+        try:
+            if (command := admin.fetch()) is not None:
+                record = own.pack()
+                admin.buffers[command[2]][: len(record)] = record
+                admin.complete(command[1])
+        except LinkViolation:
+            pass
+
+    return [region.registers.set_ready, answer, answer]
+
+
+def host_steps(region: Region, own: Parameters) -> list[Callable[[], None]]:
+    """What an honest host does when the device waits."""
+    admin = HostQueue(region.queue(ADMIN, ADMIN_ENTRIES))
+
+    def submit(opcode: Opcode) -> None:
+        cid, record = admin.acquire(), own.pack()
+        assert cid is not None
+        admin.buffers[cid][: len(record)] = record
+        admin.submit(opcode, cid, 4096)
+
+    return [
+        lambda: region.registers.enable(LAYOUT),
+        lambda: submit(Opcode.IDENTIFY),
+        lambda: submit(Opcode.OPEN),
+    ]
+
+
+@given(mischief, offers)
+@example([[], [], []], Parameters())
+def test_a_host_opens_a_sane_link_or_none(plan: Mischief, own: Parameters) -> None:
+    region, offer = fresh_region(), Parameters(depth=4)
+    peer = Peer(region, device_steps(region, replace(own, depth=min(own.depth, 4))), plan)
+    try:
+        settled, name = open_as_host(region, offer, Rendezvous(peer.wait, lambda: None))
+    except (LinkViolation, VersionMismatch, ConnectionLost):
+        return
+    check_settled(settled, offer)
+    assert settled.depth <= LAYOUT.entries and name.isprintable() | (name == "")
+
+
+@given(mischief, offers)
+@example([[], [], []], Parameters())
+def test_a_device_opens_a_sane_link_or_none(plan: Mischief, offer: Parameters) -> None:
+    region, own = fresh_region(), Parameters(depth=4)
+    peer = Peer(region, host_steps(region, offer), plan)
+    try:
+        settled, name = open_as_device(region, own, Rendezvous(peer.wait, lambda: None))
+    except (LinkViolation, VersionMismatch, ConnectionLost):
+        return
+    assert 2 <= settled.depth <= 4 and 576 <= settled.mtu <= own.mtu and settled.generation > 0
+    assert settled.offloads & ~own.offloads == 0 and name.isprintable() | (name == "")
+
+
+def test_an_honest_peer_opens_the_link() -> None:
+    region, own = fresh_region(), Parameters(name="csd0", depth=4)
+    peer = Peer(region, device_steps(region, own), [])
+    assert open_as_host(region, Parameters(), Rendezvous(peer.wait, lambda: None)) == (own, "csd0")
+    region = fresh_region()
+    peer = Peer(region, host_steps(region, Parameters(name="host")), [])
+    settled, name = open_as_device(region, own, Rendezvous(peer.wait, lambda: None))
+    assert (settled, name) == (own, "host")
+
+
+# Queue pairs
+
+near = st.integers(0, 5)
+ring_writes = st.lists(st.tuples(st.integers(0, 63), st.one_of(near, any_quad)), max_size=6)
+completions = st.builds(
+    lambda sq_head, queue, cid, status: sq_head | queue << 16 | cid << 32 | status << 48,
+    *(near, st.sampled_from([SEND, SEND, SEND, RECV]), near, st.sampled_from([0, 1, 1, 1, 3, 0xFFFF])),
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), completions), max_size=40))
+def test_no_completion_frees_a_command_twice(script: list[tuple[int, int]]) -> None:
+    memory = fresh_region().queue(SEND, 4)
+    queue, ring, in_flight = HostQueue(memory), memory.completions.cast("Q"), set[int]()
+    for slot, completion in script:
+        while (cid := queue.acquire()) is not None:
+            assert cid not in in_flight, "a buffer is given away that the controller may still read"
+            in_flight.add(cid)
+            queue.submit(Opcode.SEND, cid, 60)
+        ring[2 * slot + 1] = completion
+        try:
+            while (done := queue.reap()) is not None:
+                in_flight.remove(done[0])
+        except LinkViolation:
+            return
+        assert len(in_flight) + len(queue.free) == 3
+
+
+@given(st.lists(st.tuples(st.one_of(near, any_word), st.one_of(near, any_word), ring_writes), max_size=10))
+def test_a_controller_takes_only_commands_in_range(
+    script: list[tuple[int, int, list[tuple[int, int]]]],
+) -> None:
+    memory = fresh_region().queue(SEND, 4)
+    honest, queue = HostQueue(memory), ControllerQueue(memory, (Opcode.SEND,))
+    for _ in range(3):
+        cid = honest.acquire()
+        assert cid is not None
+        honest.submit(Opcode.SEND, cid, 60)
+    for tail, head, changes in script:
+        memory.tail_doorbell[0], memory.head_doorbell[0] = tail, head
+        for quad, value in changes:
+            memory.submissions.cast("Q")[quad % (len(memory.submissions) // 8)] = value
+        if not _take_all(queue, memory):
+            return
+
+
+def _take_all(queue: ControllerQueue, memory: QueueMemory) -> bool:
+    """Fetch and complete what is there; False after a violation."""
+    for _ in range(memory.entries):
+        try:
+            command = queue.fetch()
+            if command is None:
+                return True
+            opcode, cid, index, length = command
+            assert opcode == Opcode.SEND and cid < memory.entries and 0 < length <= len(memory.buffers[index])
+            queue.complete(cid)
+        except LinkViolation:
+            return False
+    raise AssertionError("a ring gave more than it holds")
