@@ -22,9 +22,14 @@ needs_systemd = pytest.mark.skipif(
 )
 
 
-def call(*command: object, cwd: Path | None = None) -> str:
+def call(*command: object, cwd: Path | None = None, **environment: str) -> str:
     done = subprocess.run(
-        list(map(str, command)), cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        list(map(str, command)),
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -33,7 +38,17 @@ def call(*command: object, cwd: Path | None = None) -> str:
 def checkout(target: Path) -> Path:
     """What git would give a user: no virtual environment, no caches."""
     ignored = shutil.ignore_patterns(
-        ".venv", ".git", ".*_cache", "__pycache__", ".demo", ".bench", ".hypothesis"
+        *(
+            ".venv",
+            ".git",
+            ".guest",
+            ".*_cache",
+            "__pycache__",
+            ".demo",
+            ".bench",
+            ".hypothesis",
+            "_engine.so",
+        )
     )
     shutil.copytree(ROOT, target, ignore=ignored)
     return target
@@ -44,16 +59,36 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkout(tmp_path_factory.mktemp("source") / "millpond")
 
 
-@pytest.fixture(scope="module")
-def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    target = tmp_path_factory.mktemp("wheel")
-    # As a user's pip does it: the build backend comes from the registry into an environment of its own.
-    call(
-        sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-deps", "-w", target, source
-    )
+def build(source: Path, target: Path, **environment: str) -> tuple[str, list[str]]:
+    """The wheel's name and what is in it, built as a user's pip does it: the build backend comes from the
+    registry into an environment of its own.
+    """
+    pip = (sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-deps")
+    call(*pip, "-w", target, source, **environment)
     (built,) = target.iterdir()
     with zipfile.ZipFile(built) as archive:
-        return archive.namelist()
+        return built.name, archive.namelist()
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return build(source, tmp_path_factory.mktemp("wheel"))[1]
+
+
+@pytest.mark.registry
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_wheel_has_the_c_engine_and_is_for_this_platform(source: Path, tmp_path: Path) -> None:
+    name, files = build(source, tmp_path)
+    assert "millpond/tunnel/_engine.so" in files
+    assert "-py3-none-linux_" in name
+
+
+@pytest.mark.registry
+def test_without_a_compiler_the_wheel_is_pure(source: Path, tmp_path: Path) -> None:
+    name, files = build(source, tmp_path, CC="no-such-compiler")
+    assert "millpond/tunnel/_engine.so" not in files
+    assert "millpond/tunnel/engine.c" in files
+    assert name.endswith("-py3-none-any.whl")
 
 
 @pytest.mark.registry
