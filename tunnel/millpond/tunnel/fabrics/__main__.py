@@ -27,6 +27,7 @@ from millpond.tunnel.fabrics.subsystem import Subsystem
 from millpond.tunnel.fabrics.tally import Tally
 from millpond.tunnel.filter import peer_of
 from millpond.tunnel.parameters import DEFAULT_MTU, Parameters
+from millpond.tunnel.privileges import confine_end
 from millpond.tunnel.status import StatusWriter
 from millpond.wire.errors import LocalError
 
@@ -98,29 +99,41 @@ def _check(arguments: argparse.Namespace) -> Parameters:
 
 
 def _serve(arguments: argparse.Namespace, own: Parameters, status: StatusWriter, undo: ExitStack) -> None:
+    """Until stopped. Raises LocalError."""
     backing = Backing(arguments.backing, arguments.block_size)
     undo.callback(backing.close)
-    nqn = arguments.nqn or default_nqn(arguments.name)
-    identity = Identity(nqn, backing.blocks, arguments.block_size, _QUEUE_ENTRIES)
-    tally = Tally()
     listener = _listen(arguments.listen)
     undo.callback(listener.close)
-    counters = make_counters() if arguments.counters_fd is None else arguments.counters_fd
-    address = ipaddress.ip_interface(arguments.address)
-    interface = Interface(
-        arguments.interface, address, own, status, counters, lambda: {"opcodes": tally.figures()}
-    )
+    tally = Tally()
+    interface = _make_interface(arguments, own, status, tally)
     undo.callback(interface.close)
     port = Port(own, interface, time.monotonic, arguments.idle, tally)
+    identity = _identity(arguments, backing)
     target = Target(identity, Namespace(identity, backing, tally), port, arguments.queues)
-    subsystem = Subsystem(target, time.monotonic)
     max_clients = 2 * (arguments.queues + 1) + 2
+    subsystem = Subsystem(target, time.monotonic)
     server = Server(listener, subsystem, port, interface, max_clients, _stop_descriptor())
     undo.callback(server.close)
+    confine_end()
     where = "{}:{}".format(*listener.getsockname()[:2])
-    status.down(f"waiting for a host at {where}", listen=where, nqn=nqn)
+    status.down(f"waiting for a host at {where}", listen=where, nqn=identity.nqn)
     server.run()
     status.down("stopped", **interface.figures())
+
+
+def _make_interface(
+    arguments: argparse.Namespace, own: Parameters, status: StatusWriter, tally: Tally
+) -> Interface:
+    counters = make_counters() if arguments.counters_fd is None else arguments.counters_fd
+    address = ipaddress.ip_interface(arguments.address)
+    return Interface(
+        arguments.interface, address, own, status, counters, lambda: {"opcodes": tally.figures()}
+    )
+
+
+def _identity(arguments: argparse.Namespace, backing: Backing) -> Identity:
+    nqn = arguments.nqn or default_nqn(arguments.name)
+    return Identity(nqn, backing.blocks, arguments.block_size, _QUEUE_ENTRIES)
 
 
 def _listen(where: str) -> socket.socket:
