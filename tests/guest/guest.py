@@ -16,7 +16,7 @@ from .repository import PYTHONPATH
 
 BOOT_SECONDS = 90.0
 _CHUNK = 1 << 18
-_CONSOLE_LINES = 40
+_CONSOLE_LINES = 80
 
 
 class GuestFailed(Exception):
@@ -90,15 +90,21 @@ class GuestProgram:
 
     def kill(self) -> None:
         """SIGKILL to it alone, and wait for its end."""
-        if self.code is None:
-            self.signal(signal.SIGKILL)
-            self.wait()
+        self._end(signal.SIGKILL)
 
     def close(self) -> None:
         """SIGKILL to it and its children, those apart that made a session of their own."""
-        if self.code is None:
-            self.signal(-signal.SIGKILL)
-            self.wait()
+        self._end(-signal.SIGKILL)
+
+    def _end(self, number: int) -> None:
+        """With the guest it has ended too."""
+        try:
+            if self.code is None:
+                self.signal(number)
+                self.wait()
+        except GuestFailed:
+            if not self._guest.gone:
+                raise
 
     def __enter__(self) -> GuestProgram:
         return self
@@ -119,7 +125,7 @@ class Guest:
         self._folder = tempfile.TemporaryDirectory(prefix="millpond-guest-")
         self._changed = threading.Condition()
         self._programs: dict[int, GuestProgram] = {}
-        self._ready, self._gone = False, False
+        self._ready, self.gone = False, False
         self._number = 0
         self.machine = Machine(hardware or Hardware(), Path(self._folder.name))
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -174,14 +180,15 @@ class Guest:
         try:
             self.machine.port.sendall(encode(kind, number, payload))
         except OSError:
+            self.gone = True
             raise GuestFailed(self._story("the guest is gone")) from None
 
     def wait(self, condition: Callable[[], bool], what: str, seconds: float) -> None:
         """Until something that the guest says makes ``condition`` true. Raises GuestFailed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._gone or condition(), seconds)
+            self._changed.wait_for(lambda: self.gone or condition(), seconds)
             if not condition():
-                why = "the guest is gone" if self._gone else f"not within {seconds} s"
+                why = "the guest is gone" if self.gone else f"not within {seconds} s"
                 raise GuestFailed(self._story(f"{what}: {why}"))
 
     def _read(self) -> None:
@@ -196,7 +203,7 @@ class Guest:
                         self._programs.pop(number, None)
                 self._changed.notify_all()
         with self._changed:
-            self._gone = True
+            self.gone = True
             self._changed.notify_all()
 
     def _receive(self) -> bytes:

@@ -1,4 +1,4 @@
-"""A doorbell server that gives one client something wrong, as a program."""
+"""A doorbell server that gives each client something wrong, as a program."""
 
 from __future__ import annotations
 
@@ -13,30 +13,40 @@ from millpond.tunnel.ivshmem.protocol import Switchboard
 from millpond.tunnel.ivshmem.server import make_memory
 
 VECTORS = 3
+SIZE = 16 << 20
 
 
 def serve_strangely(path: Path, case: str) -> None:
-    """A server that gives one client something wrong."""
-    memory = make_memory(4096 if case == "small" else 16 << 20)
-    if case == "unsealed":
-        memory = os.memfd_create("loose")
-        os.ftruncate(memory, 16 << 20)
-    elif case == "file":
-        memory = os.open(path.with_suffix(".file"), os.O_CREAT | os.O_RDWR)
-        os.ftruncate(memory, 16 << 20)
+    memory = make_strange_memory(path, case)
     vectors = [os.pipe()[1] if case == "pipes" else os.eventfd(0) for _ in range(VECTORS)]
     with sockets.listen(path) as listener:
-        client, _ = listener.accept()
-        with client:
-            if case == "text":
-                client.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            else:
-                told = Switchboard(memory).join(vectors)[1]
-                for said in told:
-                    number = said.message.number or int(case == "version")
-                    carried = [] if said.message.descriptor is None else [said.message.descriptor]
-                    socket.send_fds(client, [struct.pack("<q", number)], carried)
-            client.recv(1)
+        print("listening", flush=True)
+        while True:
+            client, _ = listener.accept()
+            with client:
+                greet(client, memory, vectors, case)
+                client.recv(1)
+
+
+def make_strange_memory(path: Path, case: str) -> int:
+    if case == "file":
+        memory = os.open(path.with_suffix(".file"), os.O_CREAT | os.O_RDWR)
+    elif case == "unsealed":
+        memory = os.memfd_create("loose")
+    else:
+        return make_memory(4096 if case == "small" else SIZE)
+    os.ftruncate(memory, SIZE)
+    return memory
+
+
+def greet(client: socket.socket, memory: int, vectors: list[int], case: str) -> None:
+    if case == "text":
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        return
+    for said in Switchboard(memory).join(vectors)[1]:
+        number = said.message.number or int(case == "version")
+        carried = [] if said.message.descriptor is None else [said.message.descriptor]
+        socket.send_fds(client, [struct.pack("<q", number)], carried)
 
 
 if __name__ == "__main__":

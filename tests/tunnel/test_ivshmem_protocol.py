@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import struct
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,15 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.linux import sockets
 from millpond.tunnel.ivshmem.peer import ServerPeer
 from millpond.tunnel.ivshmem.protocol import MEMORY, Message, Roster, Switchboard
 from millpond.wire.errors import ConnectionLost, ProtocolError, Refused
 
 from .conftest import Program, eventually
-from .ivshmem_support import start_server
-
-VECTORS = 3
+from .ivshmem_support import VECTORS, RawClient, start_server, start_strange_server
 
 
 def test_a_newcomer_hears_what_the_specification_says_in_its_order() -> None:
@@ -164,21 +158,14 @@ def test_a_peer_that_does_not_read_loses_nothing_and_harms_nobody(
     undo: ExitStack, server: tuple[Path, Program]
 ) -> None:
     """As QEMU while it is stopped: far more than a socket's buffer comes meanwhile."""
-    silent = undo.enter_context(sockets.connect(server[0]))
+    silent = RawClient(undo, server[0])
     for _ in range(300):
         peer = ServerPeer(server[0], "host")
         peer.memory.release()
         peer.close()
-    roster, last = Roster(VECTORS), ServerPeer(server[0], "device")
-    undo.callback(last.close)
-    silent.settimeout(5)
-    while last.position not in roster.peers:
-        data, descriptors, _, _ = socket.recv_fds(silent, 8, 1)
-        roster.take(Message(struct.unpack("<q", data)[0], descriptors[0] if descriptors else None))
-        while roster.refuse:
-            os.close(roster.refuse.pop())
-    for descriptor in roster.release():
-        os.close(descriptor)
+    last = connect(undo, server[0], "device")
+    while last.position not in silent.roster.peers:
+        silent.hear()
 
 
 def test_the_memory_can_not_be_truncated(undo: ExitStack, server: tuple[Path, Program]) -> None:
@@ -204,9 +191,7 @@ def test_the_memory_can_not_be_truncated(undo: ExitStack, server: tuple[Path, Pr
 )
 def test_a_strange_server_is_refused(undo: ExitStack, tmp_path: Path, case: str, complaint: str) -> None:
     path = tmp_path / "strange"
-    argv = [sys.executable, str(Path(__file__).with_name("ivshmem_strange_server.py")), str(path), case]
-    undo.callback(Program(argv, lambda: None).close)
-    eventually(path.exists, "the strange server")
+    start_strange_server(undo, path, case)
     with pytest.raises(ProtocolError, match=complaint):
         ServerPeer(path, "host")
 
