@@ -2,7 +2,8 @@
  *
  *   traffic ROLE listen|connect ADDRESS PORT STREAMS BEGIN SECONDS
  *
- *   send, receive   TCP bytes over STREAMS connections from BEGIN (s on CLOCK_MONOTONIC) for SECONDS
+ * From BEGIN (s on CLOCK_MONOTONIC; 0: once all is connected) for SECONDS:
+ *   send, receive   TCP bytes over STREAMS connections
  *   ping, echo      64 bytes there and back over one TCP connection, one after the other
  *   flood, drain    UDP datagrams of 64 bytes, as fast as they go with at most WINDOW under way: without a limit
  *                   the sender takes the processor from those who carry, and the figure is the scheduler's
@@ -27,7 +28,7 @@ enum { MAX_STREAMS = 64, CHUNK = 256 << 10, SMALL = 64, BATCH = 64, MAX_PINGS = 
 static const double WARM = 0.15, SILENCE = 0.2;
 
 static char buffer[CHUNK];
-static double begin, end;
+static double begin, seconds, end;
 
 static void die(const char *what)
 {
@@ -40,6 +41,13 @@ static double now(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+/* Those who wait for one another begin together, those who begin at a time sleep until then. */
+static void start_clock(void)
+{
+    begin = begin > 0 ? begin : now();
+    end = begin + seconds;
 }
 
 static void sleep_until(double when)
@@ -88,6 +96,7 @@ static void open_streams(int listens, struct sockaddr_in where, int *socks, int 
     }
     if (listens)
         close(listener);
+    start_clock();
 }
 
 static void report(const char *format, double a, double b, double c)
@@ -234,6 +243,7 @@ static void flood(struct sockaddr_in where)
     if (connect(sock, (void *)&where, sizeof where))
         die("connect");
     fill(messages, parts, space);
+    start_clock();
     sleep_until(begin);
     while (now() < end) {
         if (under_way(sock, &flight) > WINDOW - BATCH)
@@ -259,6 +269,8 @@ static void drain(struct sockaddr_in where)
     fflush(stdout);
     fill(messages, parts, space);
     messages[0].msg_hdr.msg_name = &from;
+    poll(&(struct pollfd){sock, POLLIN, 0}, 1, -1);
+    start_clock();
     while ((time = now()) < end + SILENCE) {
         struct pollfd polled = {sock, POLLIN, 0};
         messages[0].msg_hdr.msg_namelen = sizeof from;
@@ -285,7 +297,7 @@ int main(int argc, char **argv)
     const char *role = argv[1];
     struct sockaddr_in where = address(argv[3], argv[4]);
     begin = atof(argv[6]);
-    end = begin + atof(argv[7]);
+    seconds = atof(argv[7]);
     if (!strcmp(role, "flood")) {
         flood(where);
         return 0;

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +13,7 @@ from bench.tunnel.route import Route, RouteFailed
 
 PORT = 7000
 STREAMS = 4
-_LEAD = 0.06
-"""Seconds from the start of the programs to the first byte."""
-
+_AT_ONCE = "0"
 _PATIENCE = 10.0
 """Seconds beyond its own duration after which a program is stuck."""
 
@@ -104,8 +101,7 @@ def _run(program: str, route: Route, job: Job) -> tuple[dict[str, float], dict[s
     to, at = route.device_address, route.listens
     if job.swapped:
         here, there, to, at = there, here, route.host_address, route.host_address
-    begin = time.monotonic() + _LEAD
-    tail = [str(PORT), str(job.streams), str(begin), str(job.seconds)]
+    tail = [str(PORT), str(job.streams), _AT_ONCE, str(job.seconds)]
     before = usage(route.carriers)
     listener = there.start([program, job.listener, "listen", at, *tail])
     callers: list[subprocess.Popen[bytes]] = []
