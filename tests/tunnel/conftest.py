@@ -117,6 +117,10 @@ class End(Program):
         found: dict[str, Any] = eventually(up, f"{self.process.args!r} up", seconds)
         return found
 
+    def wait_begun(self) -> None:
+        """Until it has its interface and waits for a peer."""
+        eventually(lambda: self.lines, f"{self.process.args!r} begun")
+
     def up_at(self, generation: int) -> float:
         """When it said first that the link of this generation, or a later one, is up."""
         ups = (

@@ -16,6 +16,8 @@ from millpond.tunnel.fence import fence
 
 SAFETY_TIMEOUT_MS = 100
 """The longest sleep: whatever goes wrong with a wake-up costs this much, never a hang."""
+FALSE_ALARMS, REST_MS = 64, 1
+"""After so many bells in a row that brought nothing, which an honest peer never rings, each costs a rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Sleeper:
         self._poll = select.epoll()
         # Edge-triggered: each ring is one event, and the eventfd need never be read.
         self._poll.register(bell, select.EPOLLIN | select.EPOLLET)
+        self._rest, self._false_alarms = select.poll(), 0
 
     def wait(self, slot: int, ready: Callable[[], bool]) -> None:
         """Sleep until the peer publishes ``slot``, at most 100 ms; not at all if it is ``ready`` already."""
@@ -69,8 +72,14 @@ class Sleeper:
         fence()
         if not ready():
             self._counters.slept()
-            self._poll.poll(SAFETY_TIMEOUT_MS / 1000)
+            if self._poll.poll(SAFETY_TIMEOUT_MS / 1000):
+                self._count_alarm(ready())
         self._word[0] = 0
+
+    def _count_alarm(self, true: bool) -> None:
+        self._false_alarms = 0 if true else self._false_alarms + 1
+        if self._false_alarms > FALSE_ALARMS:
+            self._rest.poll(REST_MS)
 
 
 def drain(bell: int) -> None:

@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <poll.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,7 +18,8 @@
 
 #define ENGINE_VERSION 1 /* of struct station; engine.py has the same */
 
-enum { SQE_SIZE = 64, CQE_SIZE = 16, MAX_ENTRIES = 1024, MAX_HEAD = 64, SAFETY_TIMEOUT_MS = 100 };
+enum { SQE_SIZE = 64, CQE_SIZE = 16, MAX_ENTRIES = 1024, MAX_HEAD = 64 };
+enum { SAFETY_TIMEOUT_MS = 100, FALSE_ALARMS = 64, REST_MS = 1 };
 enum { SEND = 0x81, RECV = 0x82 };
 enum outcome { GOES_ON = 0, VIOLATION = 1, INTERFACE_GONE = 2, BROKEN = 3 };
 enum counter { PACKETS, BYTES, BELLS, SLEEPS, BACKLOG, FULL, MALFORMED, FOREIGN_SOURCE, FOREIGN_DESTINATION, REFUSED };
@@ -79,27 +81,37 @@ static void ring(struct station *s, uint32_t slot) {
     }
 }
 
-struct sleeper { struct station *s; int epoll; };
+struct sleeper { struct station *s; int epoll, false_alarms; };
 
 static int sleeper_open(struct sleeper *sleeper, struct station *s) {
     struct epoll_event edge = {.events = EPOLLIN | EPOLLET};
     sleeper->s = s;
+    sleeper->false_alarms = 0;
     sleeper->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (sleeper->epoll < 0 || epoll_ctl(sleeper->epoll, EPOLL_CTL_ADD, s->wake, &edge) < 0)
         return system_error(s, "epoll");
     return GOES_ON;
 }
 
-/* Between nap_begin and nap_end the caller looks once more; nap waits for the bell if there is still nothing. */
+/* Between nap_begin and nap_end the caller looks once more; if there is still nothing, nap waits: did the bell ring? */
 static void nap_begin(struct sleeper *sleeper, uint32_t slot) {
     store(sleeper->s->own_word, slot + 1);
     full_fence();
 }
 
-static void nap(struct sleeper *sleeper) {
+static int nap(struct sleeper *sleeper) {
     struct epoll_event event;
     count(sleeper->s, SLEEPS, 1);
-    epoll_wait(sleeper->epoll, &event, 1, SAFETY_TIMEOUT_MS);
+    return epoll_wait(sleeper->epoll, &event, 1, SAFETY_TIMEOUT_MS) > 0;
+}
+
+/* After a bell. Many in a row that bring nothing, which an honest peer never rings, cost a rest each. */
+static void count_alarm(struct sleeper *sleeper, int ready) {
+    sleeper->false_alarms = ready ? 0 : sleeper->false_alarms + 1;
+    if (sleeper->false_alarms > FALSE_ALARMS) {
+        sleeper->false_alarms = FALSE_ALARMS;
+        poll(NULL, 0, REST_MS);
+    }
 }
 
 static void nap_end(struct sleeper *sleeper) { store(sleeper->s->own_word, 0); }
@@ -237,8 +249,8 @@ static int host_reap(struct host *h, struct completion *done) {
 
 static void host_sleep(struct host *h, struct sleeper *sleeper, uint32_t ahead) {
     nap_begin(sleeper, (h->cq_head + ahead) % h->s->entries);
-    if (!host_ready(h, ahead))
-        nap(sleeper);
+    if (!host_ready(h, ahead) && nap(sleeper))
+        count_alarm(sleeper, host_ready(h, ahead));
     nap_end(sleeper);
 }
 
@@ -360,8 +372,8 @@ static int controller_complete(struct controller *c, const struct command *comma
 
 static void controller_sleep(struct controller *c, struct sleeper *sleeper, uint32_t ahead) {
     nap_begin(sleeper, (c->sq_head + ahead) % c->s->entries);
-    if (!controller_ready(c, ahead))
-        nap(sleeper);
+    if (!controller_ready(c, ahead) && nap(sleeper))
+        count_alarm(sleeper, controller_ready(c, ahead));
     nap_end(sleeper);
 }
 

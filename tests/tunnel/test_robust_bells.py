@@ -1,0 +1,105 @@
+"""A peer that rings without end gets none of the end's time for it."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from millpond.linux import sockets
+from millpond.tunnel.layout import ADMIN, QUEUES, Layout
+from millpond.tunnel.parameters import Parameters
+from millpond.tunnel.region import Region
+from millpond.tunnel.ring_connection import RingConnection
+
+from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, End
+from .robust_mallory import Mallory, cpu_seconds, sealed_region
+
+SECONDS = 2.0
+MOST_CPU = 0.3
+"""Of an end in these seconds; one that spins gets all that the machine can give it."""
+
+
+@contextmanager
+def again_and_again(act: Callable[[], None]) -> Iterator[None]:
+    """``act`` in a thread, without a pause."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            act()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def attack(pair: Any, undo: ExitStack, victim: str) -> tuple[End, Mallory, RingConnection]:
+    """An end and the hostile other side of its link, which is not open yet."""
+    side = pair.device_side if victim == "device" else pair.host_side
+    end = side.end(victim, pair.socket)
+    end.wait_begun()
+    role = "host" if victim == "device" else "device"
+    mallory = Mallory(role, pair.socket, random.Random(0), HOST_ADDRESS, DEVICE_ADDRESS)
+    undo.callback(mallory.close)
+    return end, mallory, undo.enter_context(mallory.join())
+
+
+def ring(link: RingConnection) -> None:
+    for bell in link.bells:
+        bell.ring()
+
+
+@pytest.mark.parametrize("victim", ["device", "host"])
+def test_bells_that_ring_without_end_cost_an_open_link_little(
+    pair: Any, undo: ExitStack, victim: str
+) -> None:
+    end, mallory, link = attack(pair, undo, victim)
+    mallory.open(link, Parameters())
+    end.wait_up()
+    before = cpu_seconds(end)
+    with again_and_again(lambda: ring(link)):
+        time.sleep(SECONDS)
+    assert cpu_seconds(end) - before < MOST_CPU
+    assert end.status["state"] == "up"
+
+
+@pytest.mark.parametrize("victim", ["device", "host"])
+def test_bells_that_ring_without_end_cost_an_opening_little(pair: Any, undo: ExitStack, victim: str) -> None:
+    end, _, link = attack(pair, undo, victim)
+    before = cpu_seconds(end)
+    with again_and_again(link.bells[ADMIN].ring):
+        end.wait_down("did not open the link in time")
+    assert cpu_seconds(end) - before < MOST_CPU
+
+
+def test_a_bell_that_never_falls_silent_costs_little(pair: Any, undo: ExitStack) -> None:
+    """An eventfd that counts down by one, from 2^63, and nobody needs to ring it."""
+    bells = [os.eventfd(1 << 31, os.EFD_SEMAPHORE | os.EFD_NONBLOCK) for _ in range(2 * QUEUES)]
+    for bell in bells:
+        undo.callback(os.close, bell)
+        for _ in range(3):
+            os.eventfd_write(bell, 1 << 61)
+    layout = Layout(32)
+    descriptor, memory = sealed_region(undo, layout.size)
+    Region.create(memory, layout)
+    server = undo.enter_context(sockets.listen(pair.socket))
+    host = pair.host_side.end("host", pair.socket)
+    assert select.select([server], [], [], 5)[0]
+    with server.accept()[0] as client:
+        client.sendall(b"+")
+        before = cpu_seconds(host)
+        sockets.send_descriptors(client, [descriptor, *bells])
+        host.wait_down("did not open the link in time")
+        assert cpu_seconds(host) - before < MOST_CPU
