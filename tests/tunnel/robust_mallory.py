@@ -128,7 +128,7 @@ class Mallory:
         source = self._random
         with self.join() as link:
             self.links += 1
-            own = Parameters(depth=source.choice((2, 3, 8, 32)), mtu=source.choice((576, 1500, 65520)))
+            own = Parameters(depth=source.choice((2, 3, 8, 32)), mtu=source.choice((1280, 1500, 65520)))
             with suppress(MillpondError):
                 mischief = Mischief(link, self.role, self.open(link, own).depth, source)
                 mischief.packets = [udp(self._own, self._victim), *self._bad_packets()]

@@ -90,7 +90,7 @@ def test_any_bytes_get_a_verdict(address: ipaddress.IPv4Interface, head: bytes) 
 offers = st.builds(
     Parameters,
     generation=st.integers(1, LAST_GENERATION),
-    mtu=st.integers(576, 65535),
+    mtu=st.integers(1280, 65535),
     depth=st.integers(2, 1024),
     offloads=st.sampled_from([0, 1, 3, 5, 7]),
     name=st.sampled_from(["", "host", "csd0", "größe"]),
@@ -253,7 +253,7 @@ def test_a_device_opens_a_sane_link_or_none(plan: Mischief, offer: Parameters) -
         settled, name = open_as_device(region, own, Rendezvous(peer.wait, lambda: None))
     except (LinkViolation, VersionMismatch, ConnectionLost):
         return
-    assert 2 <= settled.depth <= 4 and 576 <= settled.mtu <= own.mtu and settled.generation > 0
+    assert 2 <= settled.depth <= 4 and 1280 <= settled.mtu <= own.mtu and settled.generation > 0
     assert settled.offloads & ~own.offloads == 0 and name.isprintable() | (name == "")
 
 

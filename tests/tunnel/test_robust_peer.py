@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import random
 import signal
+import struct
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from millpond.tunnel.parameters import Parameters
+from millpond.wire.errors import ConnectionLost
 
 from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, INTERFACE, Namespace, Pair
 from .robust_mallory import Mallory, cpu_seconds
@@ -32,11 +37,11 @@ def heard(sniffer: Any) -> dict[str, Any]:
     return found
 
 
-def exchange(pair: Pair) -> None:
+def exchange(pair: Pair, address: str = DEVICE_ADDRESS) -> None:
     """TCP crosses the tunnel both ways."""
-    server = pair.device_side.traffic("serve", DEVICE_ADDRESS, 1 << 20)
+    server = pair.device_side.traffic("serve", address, 1 << 20)
     server.says("listening")
-    client = pair.host_side.traffic("exchange", DEVICE_ADDRESS, 1 << 20)
+    client = pair.host_side.traffic("exchange", address, 1 << 20)
     assert client.result().startswith("1048576 ") and server.result().startswith("1048576 ")
 
 
@@ -65,3 +70,44 @@ def test_an_end_outlives_random_mischief(pair: Pair, victim: str, turn: int) -> 
     exchange(pair)
     found = heard(sniffer)
     assert found["foreign"] == [] and found["seen"] > 100
+
+
+class TinyPackets(Parameters):
+    """An offer of an MTU that an interface with IPv6 addresses must not get."""
+
+    def pack(self) -> bytes:
+        record = bytearray(super().pack())
+        struct.pack_into("<I", record, 16, 576)
+        return bytes(record)
+
+
+def test_an_end_keeps_its_ipv6_address_whatever_mtu_its_peer_wants(pair: Pair) -> None:
+    device = pair.device_side.end("device", pair.socket, "--address", "fd00::1/127")
+    device.wait_begun()
+    mallory = Mallory("host", pair.socket, random.Random(0), "fd00::", "fd00::1")
+    for own, happens in ((Parameters(mtu=1280), "the peer is gone"), (TinyPackets(), "MTU is 1280 to")):
+        with mallory.join() as link, suppress(ConnectionLost):
+            mallory.open(link, own)
+            device.wait_up()
+        device.wait_down(happens)
+    host = pair.host_side.end("host", pair.socket, "--address", "fd00::/127")
+    assert host.wait_up()["mtu"] == 65520
+    exchange(pair, "fd00::1")
+
+
+@pytest.mark.parametrize("victim", ["device", "host"])
+def test_a_peer_that_names_the_last_generation_is_followed_by_others(pair: Pair, victim: str) -> None:
+    side, other = (pair.device_side, pair.host_side)[:: 1 if victim == "device" else -1]
+    role = "host" if victim == "device" else "device"
+    end = side.end(victim, pair.socket)
+    mallory = Mallory(role, pair.socket, random.Random(0), HOST_ADDRESS, DEVICE_ADDRESS)
+    last = (1 << 62) - 1
+    with mallory.join() as link:
+        assert mallory.open(link, Parameters(generation=last)).generation == last
+        assert end.wait_up(after=last - 1)["generation"] == last
+    mallory.close()
+    end.wait_down("the peer is gone")
+    honest = other.end(role, pair.socket)
+    honest.wait_up()
+    assert end.wait_up()["generation"] == honest.status["generation"] == 1
+    exchange(pair)

@@ -100,7 +100,7 @@ def test_random_parameters_are_refused_or_in_range(tail: bytes) -> None:
         found = parse(struct.pack("<HH", 1, 88) + tail[4:], "host", 1)
     except LinkViolation:
         return
-    assert 576 <= found.mtu <= 65535 and 2 <= found.depth <= 1024
+    assert 1280 <= found.mtu <= 65535 and 2 <= found.depth <= 1024
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,8 @@ def echo(sock: socket.socket) -> None:
 
 
 def accept(address: str, port: int) -> socket.socket:
-    with socket.create_server((address, port)) as server:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, port), family=family) as server:
         print("listening", flush=True)
         return server.accept()[0]
 

@@ -27,7 +27,8 @@ from millpond.wire.errors import VersionMismatch
 
 TUNNEL_VERSION = 1
 VNET_HEADER = 12
-MIN_MTU, DEFAULT_MTU, MAX_MTU = 576, 65520, 65535
+MIN_MTU, DEFAULT_MTU, MAX_MTU = 1280, 65520, 65535
+"""With less than the least the kernel takes an interface's IPv6 addresses away."""
 DEFAULT_DEPTH = 32
 CSUM, TSO4, TSO6 = 1, 2, 4
 ALL_OFFLOADS = CSUM | TSO4 | TSO6
