@@ -1,4 +1,4 @@
-"""Builds the tunnel's C engine into the package; without a C compiler the package has the Python engine only."""
+"""Builds the C engine into the package; without a C compiler the package has the Python engine only."""
 
 from __future__ import annotations
 

@@ -168,6 +168,15 @@ def test_a_peer_that_does_not_read_loses_nothing_and_harms_nobody(
         silent.hear()
 
 
+def test_the_server_keeps_no_privilege_and_removes_its_socket(server: tuple[Path, Program]) -> None:
+    path, program = server
+    status = Path(f"/proc/{program.process.pid}/status").read_text()
+    assert "\nCapEff:\t0000000000000000\n" in status and "\nNoNewPrivs:\t1\n" in status
+    program.process.terminate()
+    assert program.process.wait(5) == 0
+    assert not path.exists()
+
+
 def test_the_memory_can_not_be_truncated(undo: ExitStack, server: tuple[Path, Program]) -> None:
     host = connect(undo, server[0], "host")
     memory = next(

@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from millpond.linux.syscalls import die_with_parent
+from millpond.linux.syscalls import die_with_parent, drop_capabilities, no_new_privileges
 from millpond.tunnel.ivshmem.server import DoorbellServer, bar_size
 from millpond.tunnel.parameters import DEFAULT_DEPTH
 from millpond.wire.errors import LocalError
@@ -34,6 +34,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(str(error))
     try:
         with DoorbellServer(arguments.socket.absolute(), arguments.depth) as server:
+            no_new_privileges()
+            drop_capabilities()
             log.info("listening at %s with %d MiB", arguments.socket, size >> 20)
             server.serve(_stop_descriptor())
     except LocalError as error:

@@ -134,7 +134,7 @@ class DoorbellServer:
 
     def _unlisten(self, inode: int) -> None:
         self._listener.close()
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # gone already, or not ours to remove any more
             if self._path.stat().st_ino == inode:
                 self._path.unlink()
 
