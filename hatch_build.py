@@ -19,7 +19,7 @@ FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC")
 class EngineHook(BuildHookInterface[Any]):
     """Compiles for the processor that builds. The library needs no Python headers: ctypes loads it."""
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - its name is hatchling's
         """Build it, and mark the wheel as one for this platform."""
         if self.target_name != "wheel":
             return

@@ -1,4 +1,4 @@
-"""A pump of either engine in a process of its own, as an end starts it: a socket pair stands for the interface."""
+"""A pump of either engine in a process of its own; a socket pair stands for the interface."""
 
 from __future__ import annotations
 
