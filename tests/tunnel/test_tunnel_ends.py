@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from millpond.linux.sandbox import Sandbox, exit_code, spawn
-from millpond.tunnel import spawn_end
+from millpond.tunnel.process import spawn_end
 from millpond.wire.deadline import Deadline
 
 HOST, DEVICE, INTERFACE = "10.77.0.1", "10.77.0.2", "mp-test0"

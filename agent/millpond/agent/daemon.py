@@ -23,7 +23,7 @@ from millpond.agent.volume import DeviceMount, VolumeServer
 from millpond.fs.layout import PRIVATE, PUBLIC, prepare
 from millpond.linux.notify import notify, watchdog_interval
 from millpond.linux.sandbox import has_many_uids
-from millpond.tunnel import spawn_end
+from millpond.tunnel.process import spawn_end
 from millpond.wire.control import CONTROL_PORT
 from millpond.wire.errors import LocalError, MillpondError
 from millpond.wire.tls import Identity

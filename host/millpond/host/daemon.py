@@ -21,6 +21,7 @@ from millpond.host.record import Record
 from millpond.host.server import Server
 from millpond.host.volumes import Volumes
 from millpond.linux.notify import notify, watchdog_interval
+from millpond.tunnel.nursery import Nursery
 
 log = logging.getLogger("millpond.host")
 
@@ -44,7 +45,9 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
         stack.enter_context(locked(fleet.directory / "host.lock", complaint))
         record = Record(fleet.database)
         stack.callback(record.close)
-        devices = {config.name: Device(fleet, config, record) for config in fleet.config.device}
+        nursery = Nursery()
+        stack.callback(nursery.close)
+        devices = {config.name: Device(fleet, config, record, nursery) for config in fleet.config.device}
         for device in devices.values():
             device.start()
             stack.callback(device.stop)

@@ -22,7 +22,8 @@ from millpond.host.api import Tunnel
 from millpond.host.fleet import DeviceConfig, Fleet
 from millpond.host.lifecycle import Event, State
 from millpond.host.record import Record
-from millpond.tunnel import TunnelEnd, spawn_end
+from millpond.tunnel.nursery import Nursery
+from millpond.tunnel.process import TunnelEnd, spawn_end
 from millpond.wire import tls
 from millpond.wire.channel import Channel, notice_dead_peer
 from millpond.wire.control import CONTROL_PORT, Attach, GetLoad, Hello, Load, Welcome
@@ -71,9 +72,9 @@ class Status:
 class Device:
     """A device. ``start`` once; then ask for ``status``, or open connections while it is ready."""
 
-    def __init__(self, fleet: Fleet, config: DeviceConfig, record: Record) -> None:
+    def __init__(self, fleet: Fleet, config: DeviceConfig, record: Record, nursery: Nursery) -> None:
         self.name, self.config = config.name, config
-        self._fleet, self._record = fleet, record
+        self._fleet, self._record, self._nursery = fleet, record, nursery
         self._addresses = fleet.addresses(config.name)
         self._context: ssl.SSLContext = fleet.identity.context(server=False)
         self._status = Status()
@@ -160,7 +161,11 @@ class Device:
         while not self._stop.is_set():
             try:
                 end = spawn_end(
-                    "host", self._fleet.slot_socket(name), self._fleet.interface(name), addresses.host
+                    "host",
+                    self._fleet.slot_socket(name),
+                    self._fleet.interface(name),
+                    addresses.host,
+                    nursery=self._nursery,
                 )
             except (OSError, LocalError, RuntimeError) as error:
                 self._happened(Event.LOST, f"the tunnel cannot start: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +10,10 @@ from dataclasses import dataclass
 from bench.tunnel import traffic
 from bench.tunnel.accounting import proportional_memory, usage
 from bench.tunnel.namespace import Namespace
-from bench.tunnel.our_routes import End, Wishes, start_end, wait_for_all
+from bench.tunnel.our_routes import End, Wishes, arguments, start_end, wait_for_all
 from bench.tunnel.route import RouteFailed, Tools
+from millpond.tunnel.counters import make_counters
+from millpond.tunnel.nursery import Nursery
 
 _LEAD, _LEAD_PER_TUNNEL = 0.3, 0.05
 """Seconds that it takes to start two programs per tunnel."""
@@ -53,6 +56,8 @@ class Crowd:
         self._program = str(tools.traffic)
         self._host = Namespace()
         tools.undo.callback(self._host.close)
+        self._nursery = Nursery()
+        tools.undo.callback(self._nursery.close)
         self._members = [self._join(tools, Wishes(engine), number) for number in range(count)]
         wait_for_all([end for member in self._members for end in (member.host, member.device)])
         time.sleep(_SETTLES)
@@ -63,20 +68,35 @@ class Crowd:
         socket = tools.scratch / f"crowd-{wishes.engine}-{number}"
         address = f"10.77.{number}"
         device = start_end(tools, namespace, "device", socket, wishes, "pond0", f"{address}.2")
-        host = start_end(tools, self._host, "host", socket, wishes, f"pond{number}", f"{address}.1")
+        host = self._start_host(tools, arguments("host", socket, wishes, f"pond{number}", f"{address}.1"))
         return Member(number, namespace, host, device)
+
+    def _start_host(self, tools: Tools, told: Sequence[str]) -> End:
+        """As the host's daemon does; a device's end is alone on its device."""
+        reader, status = os.pipe()
+        tools.undo.callback(os.close, reader)
+        counters = make_counters()
+        try:
+            with self._host.entered():
+                self._nursery.start(told, status, counters)
+        finally:
+            os.close(status)
+            os.close(counters)
+        return End(0, reader)
+
+    def _processes(self) -> list[int]:
+        return [self._nursery.pid, *(member.device.pid for member in self._members)]
 
     def memory(self) -> Memory:
         """At this moment."""
-        hosts = [member.host.process.pid for member in self._members]
-        devices = [member.device.process.pid for member in self._members]
-        host, device = proportional_memory(hosts), proportional_memory(devices)
+        nursery, *devices = self._processes()
+        host, device = proportional_memory([nursery]), proportional_memory(devices)
         self._check_steady()
-        return Memory((host + device) / len(hosts), host / len(hosts))
+        return Memory((host + device) / len(devices), host / len(devices))
 
     def idle_percent(self, seconds: float) -> float:
         """Percent of a core per tunnel, while nothing is sent."""
-        pids = [end.process.pid for member in self._members for end in (member.host, member.device)]
+        pids = self._processes()
         before, began = usage(pids), time.monotonic()
         time.sleep(seconds)
         used = usage(pids).since(before).seconds

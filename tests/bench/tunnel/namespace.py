@@ -53,7 +53,8 @@ class Namespace:
         return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
     @contextlib.contextmanager
-    def _entered(self) -> Iterator[None]:
+    def entered(self) -> Iterator[None]:
+        """Make this thread one of the namespace for a while."""
         home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         _enter(self.descriptor)
         try:
@@ -82,20 +83,20 @@ class Namespace:
 
     def configure(self, interface: str, address: str, prefix: int, mtu: int) -> None:
         """Give an interface its address and MTU, and bring it up."""
-        with self._entered(), IPRoute() as netlink:
+        with self.entered(), IPRoute() as netlink:
             (index,) = netlink.link_lookup(ifname=interface)
             netlink.addr("add", index=index, address=address, prefixlen=prefix)
             netlink.link("set", index=index, mtu=mtu, state="up")
 
     def join(self, other: Namespace, interface: str) -> None:
         """A veth pair, called ``interface`` on both sides."""
-        with self._entered(), IPRoute() as netlink:
+        with self.entered(), IPRoute() as netlink:
             peer = {"ifname": interface, "net_ns_fd": other.descriptor}
             netlink.link("add", ifname=interface, kind="veth", peer=peer)
 
     def traffic(self, interface: str) -> Traffic:
         """What its counters say. Raises KeyError if there is none of that name."""
-        with self._entered():
+        with self.entered():
             lines = Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]
         table = {line.split(":")[0].strip(): line.split(":")[1].split() for line in lines}
         return Traffic(int(table[interface][0]), int(table[interface][8]))

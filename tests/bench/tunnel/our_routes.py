@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import select
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -23,9 +22,9 @@ _STARTS_WITHIN = 60.0
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A running end of a tunnel; ``status`` is where it tells of every change."""
+    """A running end of a tunnel and its process; ``status`` is where it tells of every change."""
 
-    process: subprocess.Popen[bytes]
+    pid: int
     status: int
 
     def wait_up(self) -> None:
@@ -37,7 +36,7 @@ class End:
                 raise RouteFailed(f"not up within {_STARTS_WITHIN} s: {heard.decode()}")
             text = os.read(self.status, 65536)
             if not text:
-                raise Unavailable(_reason(heard, self.process))
+                raise Unavailable(_reason(heard))
             heard += text
 
     def check_steady(self) -> None:
@@ -48,11 +47,11 @@ class End:
                 raise RouteFailed(f"the link was lost: {text.decode(errors='replace').strip()}")
 
 
-def _reason(heard: bytes, process: subprocess.Popen[bytes]) -> str:
+def _reason(heard: bytes) -> str:
     lines = heard.splitlines()
     if lines:
         return str(json.loads(lines[-1]).get("reason", "it ended"))
-    return f"the tunnel ended with exit code {process.wait()}"
+    return "the tunnel ended without a word"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +66,21 @@ class Wishes:
 def start_end(
     tools: Tools, namespace: Namespace, role: str, socket: Path, wishes: Wishes, interface: str, address: str
 ) -> End:
-    """An end that is still on its way up."""
+    """An end that is still on its way up, as a program of its own."""
     reader, writer = os.pipe()
     tools.undo.callback(os.close, reader)
-    argv = [sys.executable, "-P", "-m", "millpond.tunnel", role, "--socket", str(socket)]
-    argv += ["--interface", interface, "--address", f"{address}/{PREFIX}", "--mtu", str(wishes.mtu)]
-    argv += ["--engine", wishes.engine, "--offload", wishes.offload, "--status-fd", str(writer)]
+    argv = [sys.executable, "-P", "-m", "millpond.tunnel"]
+    argv += arguments(role, socket, wishes, interface, address)
     log = tools.undo.enter_context((tools.scratch / "ends.log").open("ab"))
-    process = namespace.start(argv, stdout=log, stderr=log, keep=(writer,))
+    process = namespace.start([*argv, "--status-fd", str(writer)], stdout=log, stderr=log, keep=(writer,))
     os.close(writer)
-    return End(ends_with(tools, process), reader)
+    return End(ends_with(tools, process).pid, reader)
+
+
+def arguments(role: str, socket: Path, wishes: Wishes, interface: str, address: str) -> list[str]:
+    """What the program ``millpond.tunnel`` is told."""
+    told = [role, "--socket", str(socket), "--interface", interface, "--address", f"{address}/{PREFIX}"]
+    return [*told, "--mtu", str(wishes.mtu), "--engine", wishes.engine, "--offload", wishes.offload]
 
 
 def _tunnel(wishes: Wishes, tools: Tools) -> Route:
@@ -87,7 +91,7 @@ def _tunnel(wishes: Wishes, tools: Tools) -> Route:
         start_end(tools, host, "host", socket, wishes, "pond0", HOST),
     ]
     wait_for_all(ends)
-    pids = tuple(end.process.pid for end in ends)
+    pids = tuple(end.pid for end in ends)
     return Route(host, device, HOST, DEVICE, DEVICE, "pond0", pids, steady=functools.partial(_check, ends))
 
 

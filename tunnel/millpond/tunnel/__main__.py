@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import ipaddress
 import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,9 +19,7 @@ from millpond.tunnel.end import End, EndConfig
 from millpond.tunnel.engine import ENGINES
 from millpond.tunnel.errors import Orphaned
 from millpond.tunnel.filter import peer_of
-from millpond.tunnel.ivshmem.transport import IvshmemTransport
 from millpond.tunnel.parameters import ALL_OFFLOADS, DEFAULT_DEPTH, DEFAULT_MTU, Parameters
-from millpond.tunnel.passthrough import passthrough_to
 from millpond.tunnel.privileges import confine_end
 from millpond.tunnel.shm import ShmConnector, ShmListener
 from millpond.tunnel.status import StatusWriter
@@ -29,23 +29,36 @@ from millpond.wire.errors import LocalError
 log = logging.getLogger("millpond.tunnel")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run an end. Exit codes: 0 stopped by SIGTERM or SIGINT, 1 it cannot work, 2 wrong arguments."""
+def main() -> int:
+    """Run an end as a program of its own."""
     die_with_parent(signal.SIGKILL)
+    arguments = parse(sys.argv[1:])
+    gc.collect()
+    gc.freeze()  # pumps are forks: what a collection touches they would have copies of
+    return run(arguments)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Raises SystemExit for wrong arguments."""
     parser = _parser()
     arguments = parser.parse_args(argv)
+    try:
+        _check(arguments)
+    except ValueError as error:
+        parser.error(str(error))
+    return arguments
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Until SIGTERM or SIGINT. Exit codes: 0 stopped, 1 it cannot work."""
     logging.basicConfig(
         level=logging.INFO,
         format=f"%(asctime)s millpond.tunnel {arguments.role} {arguments.interface}: %(message)s",
     )
-    try:
-        config = _config(arguments)
-    except ValueError as error:
-        parser.error(str(error))
     status = StatusWriter(arguments.status_fd)
     _confine(arguments)
     try:
-        End(config, _transport(arguments), status).run()
+        End(_config(arguments), _transport(arguments), status).run()
     except LocalError as error:
         log.error("%s", error)
         with suppress(Orphaned):
@@ -81,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _config(arguments: argparse.Namespace) -> EndConfig:
+def _check(arguments: argparse.Namespace) -> None:
     """Raises ValueError for an argument that cannot be meant."""
     if not 0 < len(arguments.interface.encode()) < 16:
         raise ValueError(f"an interface name has 1 to 15 bytes, not {arguments.interface!r}")
@@ -89,14 +102,22 @@ def _config(arguments: argparse.Namespace) -> EndConfig:
         raise ValueError(
             "--nvme is for a host; its device runs millpond.tunnel.fabrics or is a real controller"
         )
-    address = ipaddress.ip_interface(arguments.address)
-    peer_of(address)
+    peer_of(ipaddress.ip_interface(arguments.address))
+    _offer(arguments)
+
+
+def _offer(arguments: argparse.Namespace) -> Parameters:
+    """Raises ValueError."""
     offloads = ALL_OFFLOADS if arguments.offload == "all" else 0
     name = arguments.name or arguments.role
+    return Parameters(mtu=arguments.mtu, depth=arguments.depth, offloads=offloads, name=name)
+
+
+def _config(arguments: argparse.Namespace) -> EndConfig:
     return EndConfig(
         interface=arguments.interface,
-        address=address,
-        offer=Parameters(mtu=arguments.mtu, depth=arguments.depth, offloads=offloads, name=name),
+        address=ipaddress.ip_interface(arguments.address),
+        offer=_offer(arguments),
         engine=arguments.engine,
         stop=_stop_descriptor(),
         counters=make_counters() if arguments.counters_fd is None else arguments.counters_fd,
@@ -104,10 +125,14 @@ def _config(arguments: argparse.Namespace) -> EndConfig:
 
 
 def _transport(arguments: argparse.Namespace) -> Transport:
-    """Raises LocalError where it cannot work."""
+    """Raises LocalError where it cannot work. An end has the code of its own transport only: it lasts."""
     if arguments.nvme:
+        from millpond.tunnel.passthrough import passthrough_to
+
         return passthrough_to(arguments.nvme)
     if arguments.ivshmem:
+        from millpond.tunnel.ivshmem.transport import IvshmemTransport
+
         return IvshmemTransport(arguments.role, arguments.ivshmem, arguments.depth)
     path = arguments.socket.absolute()
     if arguments.role == "host":

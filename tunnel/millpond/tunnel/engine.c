@@ -221,8 +221,6 @@ static int host_check(struct host *h, const struct completion *done) {
     if (done->sq_head >= entries
         || (done->sq_head + entries - h->sq_head) % entries > (h->sq_tail + entries - h->sq_head) % entries)
         return FAIL(s, VIOLATION, "a completion reports submission queue head %u, beyond the tail", done->sq_head);
-    if (done->status)
-        return FAIL(s, VIOLATION, "%s failed with NVMe status %#x", s->queue == 1 ? "SEND" : "RECV", done->status);
     return GOES_ON;
 }
 
@@ -234,23 +232,28 @@ static int host_reap(struct host *h, struct completion *done) {
     *done = (struct completion){
         .result = entry[0], .sq_head = entry[2] & 0xFFFF, .sq_id = entry[2] >> 16, .cid = entry[3] & 0xFFFF,
         .status = status >> 1};
+    int outcome = host_check(h, done);
+    if (outcome)
+        return outcome;
     h->cq_head = (slot + 1) % s->entries;
     if (h->cq_head == 0)
         h->phase ^= 1;
     store(s->head_doorbell, h->cq_head);
-    int outcome = host_check(h, done);
-    if (outcome)
-        return outcome;
     h->sq_head = done->sq_head;
     h->in_flight[done->cid] = 0;
     h->free[h->free_count++] = done->cid;
+    if (done->status)
+        return FAIL(s, VIOLATION, "%s failed with NVMe status 0x%x", s->queue == 1 ? "SEND" : "RECV", done->status);
     return GOES_ON;
 }
 
+/* The next entry counts too: a device may write the later one alone, with which there is nothing to do. */
+static int host_worth_waking(struct host *h, uint32_t ahead) { return host_ready(h, ahead) && host_ready(h, 0); }
+
 static void host_sleep(struct host *h, struct sleeper *sleeper, uint32_t ahead) {
     nap_begin(sleeper, (h->cq_head + ahead) % h->s->entries);
-    if (!host_ready(h, ahead) && nap(sleeper))
-        count_alarm(sleeper, host_ready(h, ahead));
+    if (!host_worth_waking(h, ahead) && nap(sleeper))
+        count_alarm(sleeper, host_worth_waking(h, ahead));
     nap_end(sleeper);
 }
 
@@ -318,11 +321,11 @@ static int controller_check(struct controller *c, const struct command *command)
     struct station *s = c->s;
     uint64_t offset = command->address - s->buffers_address;
     if (command->opcode != c->opcode)
-        return FAIL(s, VIOLATION, "opcode %#x on queue %u", command->opcode, s->queue);
+        return FAIL(s, VIOLATION, "opcode 0x%x on queue %u", command->opcode, s->queue);
     if (command->cid >= s->entries)
         return FAIL(s, VIOLATION, "command identifier %u in a queue of %u", command->cid, s->entries);
     if (command->address < s->buffers_address || offset % s->buffer_size || offset / s->buffer_size >= s->entries)
-        return FAIL(s, VIOLATION, "address %#llx is no buffer of queue %u", (unsigned long long)command->address,
+        return FAIL(s, VIOLATION, "address 0x%llx is no buffer of queue %u", (unsigned long long)command->address,
                     s->queue);
     if (command->length == 0 || command->length > s->buffer_size)
         return FAIL(s, VIOLATION, "a transfer of %u bytes; buffers have %u", command->length, s->buffer_size);

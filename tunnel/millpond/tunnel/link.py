@@ -7,10 +7,9 @@ import logging
 import os
 import signal
 from dataclasses import dataclass
-from typing import NoReturn
 
-from millpond.linux.syscalls import die_with_parent
 from millpond.tunnel.errors import InterfaceGone, LinkViolation
+from millpond.tunnel.forks import fork
 from millpond.tunnel.privileges import confine_pump
 from millpond.tunnel.transport import Connection, Gear, Loop
 from millpond.wire.errors import ConnectionLost, LocalError, MillpondError
@@ -64,7 +63,7 @@ class Link:
         self.pumps: list[Pump] = []
         try:
             for loop in connection.loops(gear):
-                self.pumps.append(_start(functools.partial(_confined, connection, loop)))
+                self.pumps.append(Pump(*fork(functools.partial(_run, connection, loop))))
         except OSError:
             self.__exit__()
             raise
@@ -77,36 +76,9 @@ class Link:
             self.pumps.pop().kill()
 
 
-def _confined(connection: Connection, loop: Loop) -> NoReturn:
-    confine_pump(connection.calls, privileged=connection.privileged)
-    loop()
-
-
-def _start(loop: Loop) -> Pump:
-    """Fork a pump. It keeps all descriptors: an end is gone for its peer only when its pumps are gone too."""
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        os.close(writer)
-        return Pump(pid, reader)
+def _run(connection: Connection, loop: Loop, report: int) -> None:
     try:
-        die_with_parent(signal.SIGKILL)
-        if os.getppid() == parent:
-            _forget_signals()
-            _run(loop, writer)
-    finally:
-        os._exit(1)
-
-
-def _forget_signals() -> None:
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the main process decides
-
-
-def _run(loop: Loop, report: int) -> None:
-    try:
+        confine_pump(connection.calls, privileged=connection.privileged)
         loop()
     except LinkViolation as error:
         os.write(report, _VIOLATION + str(error).encode())

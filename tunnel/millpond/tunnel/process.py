@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from millpond.tunnel.counters import make_counters, map_counters
 from millpond.tunnel.counts import Counts
+from millpond.tunnel.nursery import Nursery
 from millpond.tunnel.parameters import DEFAULT_MTU
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import DeadlineExceeded, LocalError
@@ -22,11 +25,28 @@ log = logging.getLogger(__name__)
 _STOP_SECONDS = 3.0
 
 
+class Process(Protocol):
+    """What an end's process can be asked."""
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+
+    def kill(self) -> None:
+        """End it."""
+
+    def wait(self) -> object:
+        """Until it has ended."""
+
+
+Starter = Callable[[int, int], Process]
+"""Starts a process with descriptors for status and counters. Raises OSError."""
+
+
 class TunnelEnd:
     """A running end. Use ``spawn_end``; ``stop`` it in the end, or it stops with this process."""
 
-    def __init__(self, argv: list[str]) -> None:
-        self._argv = argv
+    def __init__(self, start: Starter) -> None:
+        self._start = start
         descriptor = make_counters()
         try:
             self._counters = map_counters(descriptor)
@@ -37,7 +57,7 @@ class TunnelEnd:
     def _start_following(self, counters: int) -> None:
         self._changed = threading.Condition()
         self._status: dict[str, Any] = {"state": "down", "reason": "starting"}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._failure: OSError | None = None
         self._ended = False
         threading.Thread(target=self._follow, args=(counters,), name="tunnel-status", daemon=True).start()
@@ -77,10 +97,6 @@ class TunnelEnd:
             for line in lines:
                 self._take(json.loads(line))
         process.wait()
-
-    def _start(self, status: int, counters: int) -> subprocess.Popen[bytes]:
-        argv = [*self._argv, "--status-fd", str(status), "--counters-fd", str(counters)]
-        return subprocess.Popen(argv, pass_fds=(status, counters), stdin=subprocess.DEVNULL)
 
     def _take(self, status: dict[str, Any]) -> None:
         with self._changed:
@@ -130,9 +146,24 @@ class TunnelEnd:
 
 
 def spawn_end(
-    role: str, socket: Path, interface: str, address: str, *, mtu: int = DEFAULT_MTU, name: str = ""
+    role: str,
+    socket: Path,
+    interface: str,
+    address: str,
+    *,
+    mtu: int = DEFAULT_MTU,
+    name: str = "",
+    nursery: Nursery | None = None,
 ) -> TunnelEnd:
-    """Start an end (``host`` or ``device``) in this process's network namespace. Raises LocalError."""
-    argv = [sys.executable, "-P", "-m", "millpond.tunnel", role, "--socket", str(socket)]
-    argv += ["--interface", interface, "--address", address, "--mtu", str(mtu), "--name", name]
-    return TunnelEnd(argv)
+    """Start an end (``host`` or ``device``) in this process's network namespace: as a program of its own, or
+    from a ``nursery``, where many ends share their memory and start at once. Raises LocalError.
+    """
+    arguments = [role, "--socket", str(socket), "--interface", interface, "--address", address]
+    arguments += ["--mtu", str(mtu), "--name", name]
+    return TunnelEnd(functools.partial(nursery.start if nursery else _start_program, arguments))
+
+
+def _start_program(arguments: list[str], status: int, counters: int) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-P", "-m", "millpond.tunnel", *arguments]
+    argv += ["--status-fd", str(status), "--counters-fd", str(counters)]
+    return subprocess.Popen(argv, pass_fds=(status, counters), stdin=subprocess.DEVNULL)

@@ -57,9 +57,11 @@ class Bench:
         """How far ahead to wait when a ring is exhausted: one wake-up for half of it, not for each entry."""
 
     def wait_for_room(self, queue: HostQueue | ControllerQueue) -> None:
-        """Sleep until half of an exhausted ring is there again."""
+        """Sleep until half of an exhausted ring is there again. The next entry counts too: a device may
+        write the later one alone, with which there would be nothing to do and no sleep.
+        """
         self.counters.was_full()
-        self.sleeper.wait(queue.slot(self.half), lambda: queue.ready(self.half))
+        self.sleeper.wait(queue.slot(self.half), lambda: queue.ready(self.half) and queue.ready())
 
 
 # The loops are flat for speed: a call costs a tenth of a microsecond, and each runs for every packet.

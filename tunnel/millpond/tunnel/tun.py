@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
+from millpond.tunnel import netlink
 from millpond.tunnel.errors import InterfaceGone
 from millpond.tunnel.filter import Address
 from millpond.wire.deadline import Deadline
@@ -27,8 +25,6 @@ _TUNSETOFFLOAD = 0x400454D0
 _TUNSETVNETHDRSZ = 0x400454D8
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 _IFF_TUN_EXCL = 0x8000
-_NO_ADDRESS_OF_ITS_OWN = {"attrs": [["AF_INET6", {"attrs": [["IFLA_INET6_ADDR_GEN_MODE", 1]]}]]}
-"""No IPv6 link-local address, for which the kernel would look for routers over the link for ever."""
 _GONE = (errno.EBADFD, errno.EFAULT)
 
 
@@ -62,23 +58,11 @@ class Tun:
 
     def configure(self, address: Address, mtu: int) -> None:
         """Give it an address and an MTU and bring it up. Raises LocalError."""
-        try:
-            with IPRoute() as netlink:
-                (index,) = netlink.link_lookup(ifname=self.name)
-                netlink.link("set", index=index, mtu=mtu, IFLA_AF_SPEC=_NO_ADDRESS_OF_ITS_OWN)
-                netlink.addr("add", index=index, address=str(address.ip), prefixlen=address.network.prefixlen)
-                netlink.link("set", index=index, state="up")
-        except (NetlinkError, ValueError) as error:
-            raise LocalError(f"interface {self.name} cannot be set up: {error}") from None
+        netlink.configure(self.name, address, mtu)
 
     def set_mtu(self, mtu: int) -> None:
         """Change the MTU, bytes. Raises InterfaceGone."""
-        try:
-            with IPRoute() as netlink:
-                (index,) = netlink.link_lookup(ifname=self.name)
-                netlink.link("set", index=index, mtu=mtu)
-        except (NetlinkError, ValueError) as error:
-            raise InterfaceGone(f"interface {self.name} is gone: {error}") from None
+        netlink.set_mtu(self.name, mtu)
 
     def set_blocking(self) -> None:
         """Let reads wait; for this interface in all processes that share it."""

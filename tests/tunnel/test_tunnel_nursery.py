@@ -1,0 +1,117 @@
+"""The nursery: ends as forks of one process, which live and die as ends of their own would."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from millpond.linux.sandbox import Sandbox, exit_code, spawn
+from millpond.tunnel.nursery import Nursery
+from millpond.tunnel.process import TunnelEnd, spawn_end
+from millpond.wire.deadline import Deadline
+
+from .conftest import eventually
+
+
+def in_a_namespace(body: Callable[[], int]) -> int:
+    return exit_code(os.waitpid(spawn(Sandbox(own_network=True), body), 0)[1])
+
+
+def children(pid: int) -> list[int]:
+    with suppress(FileNotFoundError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def host_end(nursery: Nursery, folder: Path, number: int) -> TunnelEnd:
+    return spawn_end("host", folder / str(number), f"pond{number}", f"10.77.{number}.1/30", nursery=nursery)
+
+
+def device_end(folder: Path, number: int) -> TunnelEnd:
+    return spawn_end("device", folder / str(number), f"dev{number}", f"10.77.{number}.2/30")
+
+
+def test_ends_of_one_nursery_are_apart(tmp_path: Path, tun_works: None) -> None:
+    def body() -> int:
+        nursery = Nursery()
+        devices = [device_end(tmp_path, number) for number in range(3)]
+        hosts = [host_end(nursery, tmp_path, number) for number in range(3)]
+        for end in (*devices, *hosts):
+            assert end.wait_up(Deadline.after(10))["generation"] == 1
+        assert len(children(nursery.pid)) == 3
+        hosts[1].stop()
+        assert not hosts[1].alive and hosts[0].alive and hosts[2].alive
+        assert len(children(nursery.pid)) == 2, "the one that ended was not buried"
+        again = host_end(nursery, tmp_path, 1)
+        assert again.wait_up(Deadline.after(10))["generation"] == 2
+        process = nursery.pid
+        nursery.close()
+        eventually(lambda: not runs(process), "the nursery still runs")
+        eventually(lambda: not any(end.alive for end in (*hosts, again)), "its ends still run")
+        for end in devices:
+            end.stop()
+        return 0
+
+    assert in_a_namespace(body) == 0
+
+
+def test_a_killed_nursery_takes_its_ends_with_it_and_is_followed_by_another(
+    tmp_path: Path, tun_works: None
+) -> None:
+    def body() -> int:
+        nursery = Nursery()
+        device, host = device_end(tmp_path, 0), host_end(nursery, tmp_path, 0)
+        host.wait_up(Deadline.after(10))
+        first = nursery.pid
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: not host.alive, "the end outlived its nursery")
+        again = host_end(nursery, tmp_path, 0)
+        assert again.wait_up(Deadline.after(10))["generation"] == 2
+        assert nursery.pid != first and not runs(first)
+        nursery.close()
+        device.stop()
+        return 0
+
+    assert in_a_namespace(body) == 0
+
+
+def test_a_nursery_dies_with_whoever_began_it(tmp_path: Path, tun_works: None) -> None:
+    pids = tmp_path / "pids"
+
+    def body() -> int:
+        nursery = Nursery()
+        host_end(nursery, tmp_path, 0)
+        pids.write_text(" ".join(map(str, [nursery.pid, *children(nursery.pid)])))
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    in_a_namespace(body)
+    processes = [int(pid) for pid in pids.read_text().split()]
+    assert len(processes) == 2
+    eventually(lambda: not any(map(runs, processes)), "they still run")
+
+
+def test_what_an_end_cannot_mean_is_refused(tmp_path: Path, tun_works: None) -> None:
+    nursery = Nursery()
+    counters = os.memfd_create("counters")
+    reader, writer = os.pipe()
+    try:
+        for arguments, complaint in ((["host", "--socket"], "wrong arguments"), (["x" * 5000], "too long")):
+            with pytest.raises(OSError, match=complaint):
+                nursery.start(arguments, writer, counters)
+    finally:
+        nursery.close()
+        for descriptor in (counters, reader, writer):
+            os.close(descriptor)
