@@ -1,31 +1,34 @@
-"""A pump of either engine in a process of its own; a socket pair stands for the interface."""
+"""One loop of either engine in a process of its own; a socket pair stands for the interface."""
 
 from __future__ import annotations
 
 import ipaddress
 import mmap
 import os
+import platform
 import select
+import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NoReturn
 
-from millpond.tunnel import engine
+from millpond.tunnel import engine, nvme
 from millpond.tunnel.bells import Bell
-from millpond.tunnel.counters import Counters, Counts, make_counters, map_counters
+from millpond.tunnel.counters import make_counters, map_counters
+from millpond.tunnel.counts import Counts
 from millpond.tunnel.errors import InterfaceGone
-from millpond.tunnel.filter import Address, AddressFilter
-from millpond.tunnel.layout import RECV, SEND, Layout
+from millpond.tunnel.filter import Address, AddressFilter, IPAddress, peer_of
+from millpond.tunnel.layout import RECV, SEND, SLEEP_FLAGS, STRIDE, Layout
 from millpond.tunnel.link import Link
-from millpond.tunnel.parameters import Parameters
+from millpond.tunnel.parameters import VNET_HEADER, Parameters
 from millpond.tunnel.pump import Station
-from millpond.tunnel.region import QueueMemory, Region
+from millpond.tunnel.region import Region
 from millpond.tunnel.transport import Gear, Loop
 from millpond.wire.deadline import Deadline
-from millpond.wire.errors import MillpondError
 
 LOOPS = {
     "submit_packets": ("host", 0, SEND),
@@ -34,8 +37,23 @@ LOOPS = {
     "execute_sends": ("device", 1, SEND),
 }
 """Role, place among the role's loops, queue."""
-ADDRESS: Address = ipaddress.ip_interface("10.77.0.1/30")
-PEER = "10.77.0.2"
+MOST_TAKEN = 100_000
+"""About the longest packet that the interface takes; a buffer of the ring holds more."""
+BELL_VALUE = 7
+_READS = {"x86_64": ("0", "19"), "aarch64": ("63", "65")}.get(platform.machine(), ())
+"""Numbers of read and readv."""
+_LOOK_AGAIN = 0.0002
+
+
+def why_not_observable() -> str:
+    """Why it cannot be told here what a process waits for; nothing if it can."""
+    if not _READS:
+        return f"the numbers of system calls on {platform.machine()} are not known here"
+    return (
+        ""
+        if os.access("/proc/self/syscall", os.R_OK)
+        else "the kernel does not tell what a process waits for"
+    )
 
 
 class Wire:
@@ -54,7 +72,7 @@ class Wire:
         return True
 
     def check_gone(self, error: OSError) -> None:
-        if not isinstance(error, BlockingIOError):
+        if isinstance(error, BrokenPipeError):
             raise InterfaceGone("the wire is gone") from None
 
     @contextmanager
@@ -63,18 +81,67 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """What a loop runs with. The region has ``spare`` entries beyond those in use."""
+
+    loop: str
+    depth: int = 8
+    spare: int = 0
+    address: str = "10.77.0.1/30"
+    vnet_header: int = VNET_HEADER
+    register: bool = False
+    """Whether the peer's bell is a device register."""
+
+    @property
+    def own(self) -> Address:
+        return ipaddress.ip_interface(self.address)
+
+    @property
+    def peer(self) -> IPAddress:
+        return peer_of(self.own)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a loop at rest has done, besides taking time."""
+
+    verdict: tuple[str, str] | None
+    delivered: tuple[bytes, ...]
+    counts: Counts
+    rung: int
+    armed: int
+    region: bytearray
+
+    def difference(self, other: Observation) -> str:
+        """Where another one did something else."""
+        for name in ("verdict", "counts", "rung", "armed"):
+            if getattr(self, name) != getattr(other, name):
+                return f"{name}: {getattr(self, name)} and {getattr(other, name)}"
+        if self.delivered != other.delivered:
+            return f"delivered: {_outline(self.delivered)} and {_outline(other.delivered)}"
+        if self.region == other.region:
+            return ""
+        pairs = enumerate(zip(self.region, other.region, strict=True))
+        where = [offset for offset, (one, two) in pairs if one != two]
+        return f"the region at {where[0]:#x} and {len(where)} bytes in all"
+
+
+def _outline(packets: tuple[bytes, ...]) -> list[tuple[int, str]]:
+    return [(len(packet), packet[:52].hex()) for packet in packets]
+
+
+@dataclass(frozen=True, slots=True)
 class OneLoop:
     """What ``Link`` takes of a connection."""
 
     station: Station
-    engine: str
-    role: str
-    place: int
+    setting: Setting
     calls: frozenset[str] = frozenset()
     privileged: bool = False
 
     def loops(self, gear: Gear) -> tuple[Loop, ...]:
-        loop = engine.loops(self.engine, self.role)[self.place]
+        role, place, _ = LOOPS[self.setting.loop]
+        loop = engine.loops(gear.engine, role)[place]
 
         def run() -> NoReturn:
             loop(self.station)
@@ -83,54 +150,132 @@ class OneLoop:
 
 
 class RunningLoop:
-    """One of ``LOOPS``; the peer's side of its queue, ``memory``, is the test's, and so is ``wire``."""
+    """The peer's half of its queue, ``memory``, is the test's, and so is the other end of the wire."""
 
-    def __init__(self, undo: ExitStack, engine_name: str, loop: str, depth: int, address: Address) -> None:
-        self.role, place, number = LOOPS[loop]
-        layout = Layout(depth)
-        self._map = mmap.mmap(-1, layout.size)
-        self.region = Region.create(memoryview(self._map), layout)
-        self.memory: QueueMemory = self.region.queue(number, depth)
-        self.wake, self.peer_wake = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
-        inner, self.wire = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for sock in (inner, self.wire):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
-            undo.callback(sock.close)
-        for bell in (self.wake, self.peer_wake):
-            undo.callback(os.close, bell)
+    def __init__(self, undo: ExitStack, engine_name: str, setting: Setting) -> None:
+        self.setting = setting
+        self.role, place, number = LOOPS[setting.loop]
+        self.outward = place == 0
+        layout = Layout(setting.depth + setting.spare)
+        self.region = Region.create(memoryview(mmap.mmap(-1, layout.size)), layout)
+        self.memory = memory = self.region.queue(number, setting.depth)
+        host = self.role == "host"
+        self.own_word = memory.host_sleeps if host else memory.controller_sleeps
+        self.peer_word = memory.controller_sleeps if host else memory.host_sleeps
+        self._own_word_at = SLEEP_FLAGS + nvme.doorbell_offset(2 * number + host, STRIDE)
+        self._open_wire(undo)
+        self._open_bells(undo)
         counters = make_counters()
-        self._counters: Counters = map_counters(counters)[0]
+        self._counters = map_counters(counters)[0]
         os.close(counters)
-        terms = Parameters(depth=depth)
-        gate = AddressFilter(address, terms.vnet_header)
-        gear = Gear(terms, Wire(inner), gate, self._counters, self._counters, engine_name)
-        station = Station(
-            self.role == "host", self.memory, self.wake, Bell(self.peer_wake), gear, self._counters
-        )
-        self.sleeps = self.memory.host_sleeps if self.role == "host" else self.memory.controller_sleeps
-        self._link = Link(OneLoop(station, engine_name, self.role, place), gear)  # type: ignore[arg-type]
+        terms = Parameters(depth=setting.depth, vnet_header=setting.vnet_header)
+        gate = AddressFilter(setting.own, setting.vnet_header)
+        gear = Gear(terms, Wire(self._inner), gate, self._counters, self._counters, engine_name)
+        station = Station(host, memory, self.wake, self._bell, gear, self._counters)
+        self._link = Link(OneLoop(station, setting), gear)  # type: ignore[arg-type]
         undo.callback(self._link.__exit__)
+        self.pid, self._report = self._link.pumps[0].pid, self._link.pumps[0].report
+        self._delivered: list[bytes] = []
+        self.verdict: tuple[str, str] | None = None
+
+    def _open_wire(self, undo: ExitStack) -> None:
+        self._inner, self.wire = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._inner.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_TAKEN // 2)  # the kernel doubles it
+        self.wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        for sock in (self._inner, self.wire):
+            undo.callback(sock.close)
+
+    def _open_bells(self, undo: ExitStack) -> None:
+        self.wake, self._peer_wake = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
+        for bell in (self.wake, self._peer_wake):
+            undo.callback(os.close, bell)
+        self._register = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("I")[:1]
+        self._bell = Bell(self._peer_wake)
+        if self.setting.register:
+            self._bell = Bell(register=self._register, value=BELL_VALUE)
 
     @property
     def counts(self) -> Counts:
         return self._counters.read()
 
-    def rest(self, seconds: float = 10) -> MillpondError | None:
-        """Wait until it can do nothing more: None, or why it ended."""
-        report, deadline = self._link.pumps[0].report, Deadline.after(seconds)
-        while True:
-            os.eventfd_write(self.wake, 1)
-            asleep, sleeps = self.sleeps[0], self.counts.sleeps
-            if select.select([report], [], [], 0.001)[0]:
-                return self._link.pumps[0].verdict()
-            if asleep and self.sleeps[0] == asleep and self.counts.sleeps > sleeps:
-                return None
+    def cpu_seconds(self) -> float:
+        """Used so far."""
+        return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[0]) / 1e9
+
+    def ring(self, times: int = 1) -> None:
+        """As its peer does."""
+        with suppress(BlockingIOError):
+            os.eventfd_write(self.wake, times)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What its peer does within happens to it all at once."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+
+    def ended(self) -> bool:
+        """Whether it has; ``verdict`` tells why."""
+        if self.verdict is None and select.select([self._report], [], [], 0)[0]:
+            error = self._link.pumps[0].verdict()
+            self.verdict = type(error).__name__, str(error)
+        return self.verdict is not None
+
+    def rest(self, seconds: float = 20) -> None:
+        """Until it has ended, or can do nothing more without a packet or its peer."""
+        deadline, sleeps = Deadline.after(seconds), self.counts.sleeps
+        # A nap that began after another one did has seen all that there was when it was called for.
+        while not (self.ended() or self._reads() or self.counts.sleeps >= sleeps + 2):
             assert not deadline.passed, "the loop neither rests nor ends"
-            time.sleep(0)
+            self.ring()
+            self._take_delivered()
+            time.sleep(_LOOK_AGAIN)
+        self._take_delivered()
+
+    def _reads(self) -> bool:
+        """Whether it waits for a packet, and there is none. In this order: it has not just taken one."""
+        if select.select([self._inner], [], [], 0)[0]:
+            return False
+        call = Path(f"/proc/{self.pid}/syscall").read_text().split()
+        return call[0] in _READS and int(call[1], 16) == self._inner.fileno()
+
+    def _take_delivered(self) -> None:
+        while select.select([self.wire], [], [], 0)[0]:
+            self._delivered.append(self.wire.recv(1 << 18))
 
     def delivered(self) -> list[bytes]:
-        """Packets that it gave the interface."""
-        packets = []
-        while select.select([self.wire], [], [], 0)[0]:
-            packets.append(self.wire.recv(1 << 18))
+        """Packets that it gave the interface since this was last called."""
+        self._take_delivered()
+        packets, self._delivered = self._delivered, []
         return packets
+
+    def observe(self) -> Observation:
+        """After ``rest``. How often it slept and found the ring full depends on time, whether it did not."""
+        counts = self.counts
+        counts = replace(counts, sleeps=0, full=min(counts.full, 1))
+        delivered, rung, armed = tuple(self.delivered()), self._rung(), self._armed()
+        return Observation(self.verdict, delivered, counts, rung, armed, self._region_but_own_word())
+
+    def _armed(self) -> int:
+        """Its sleep word, which is 0 for a moment when a nap ends."""
+        deadline = Deadline.after(5)
+        while self.verdict is None and not self.own_word[0] and not self._reads():
+            assert not deadline.passed, "it sleeps without having said so"
+        return int(self.own_word[0])
+
+    def _region_but_own_word(self) -> bytearray:
+        """That word changes by itself, as naps end."""
+        region = bytearray(self.region.memory)
+        region[self._own_word_at : self._own_word_at + 4] = bytes(4)
+        return region
+
+    def _rung(self) -> int:
+        if self.setting.register:
+            rung, self._register[0] = self._register[0], 0
+            return int(rung)
+        with suppress(BlockingIOError):
+            return os.eventfd_read(self._peer_wake)
+        return 0

@@ -1,0 +1,261 @@
+"""The C engine and the Python engine do the same, whatever the peer writes into the ring's memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NoReturn
+
+import pytest
+
+from millpond.linux.syscalls import die_with_parent
+from millpond.tunnel import engine
+from millpond.tunnel.filter import AddressFilter
+from millpond.wire.deadline import Deadline
+
+from .conftest import eventually
+from .robust_engine import LOOPS, Observation, RunningLoop, Setting, why_not_observable
+from .robust_halves import ControllerHalf, Half, HostHalf
+from .robust_honest import HonestPeer
+from .robust_packets import Packets, is_foreign
+
+HALVES: dict[str, type[Half]] = {"host": ControllerHalf, "device": HostHalf}
+"""The peer's, per role of the loop."""
+ADDRESSES = ("10.77.0.1/30", "10.77.0.2/30", "10.1.2.3/31", "fd00::/127", "fd00::1/127")
+ROUNDS = 8
+"""Scripts per loop and kind of mischief."""
+LENGTHS = (60, 1500, 65000)
+IMPOSSIBLE = 2**32 - 1
+ENOUGH = 500
+QUIET, MOST_CPU = 0.5, 0.1
+"""Seconds, and how many of them a loop may take that has nothing to do; one that spins takes them all."""
+Script = list[tuple[str, int]]
+
+OUTWARD, INWARD = ("submit_packets", "answer_receives"), ("deliver_receives", "execute_sends")
+pytestmark = pytest.mark.skipif(bool(why_not_observable()), reason=why_not_observable())
+needs_c = pytest.mark.skipif(
+    engine.resolve("auto") != "c", reason="the C engine was not built: there was no C compiler"
+)
+each_engine = pytest.mark.parametrize("name", ["python", pytest.param("c", marks=needs_c)])
+
+
+def random_setting(loop: str, source: random.Random) -> Setting:
+    return Setting(
+        loop,
+        depth=source.choice((2, 3, 5, 8)),
+        spare=source.choice((0, 0, 3)),
+        address=source.choice(ADDRESSES),
+        vnet_header=source.choice((12, 12, 10, 0)),
+        register=source.random() < 0.2,
+    )
+
+
+def random_script(half: type[Half], mischief: str, source: random.Random) -> Script:
+    """Honest for a while, then that, then anything; enough for a ring to wrap."""
+    before = source.choices(half.HONEST, k=source.randrange(8))
+    after = source.choices((*half.HONEST, *half.WRONG), k=source.randrange(8))
+    names = (*before, mischief, "work", *after, "work", "work")
+    return [(name, source.getrandbits(32)) for name in names]
+
+
+def check(half: Half, seen: Observation) -> None:
+    """What is asked of one engine alone."""
+    assert not [packet for packet in seen.delivered if is_foreign(packet, half.loop.setting)]
+    assert half.received == half.sent[: len(half.received)] or not half.honest
+    if half.honest:
+        assert seen.verdict is None
+        assert list(seen.delivered) == half.expected
+        assert half.loop.outward or seen.counts.bytes >= sum(map(len, half.expected))
+
+
+def observe(half: Half) -> Observation:
+    half.loop.rest()
+    seen = half.loop.observe()
+    check(half, seen)
+    return seen
+
+
+def act(half: Half, name: str, seed: int) -> None:
+    with half.loop.paused():
+        half.act(name, seed)
+
+
+def compare(setting: Setting, script: Script) -> bool:
+    """Both engines through it: did it end in a violation?"""
+    with ExitStack() as undo:
+        kind = HALVES[LOOPS[setting.loop][0]]
+        halves = [kind(RunningLoop(undo, name, setting)) for name in ("python", "c")]
+        one, other = map(observe, halves)
+        for number, (name, seed) in enumerate(script):
+            assert not one.difference(other), f"{setting}, {script[:number]}: {one.difference(other)}"
+            assert halves[0].received == halves[1].received
+            if one.verdict:
+                assert one.verdict[0] == "LinkViolation"
+                return True
+            for half in halves:
+                act(half, name, seed)
+            one, other = map(observe, halves)
+        return False
+
+
+@needs_c
+@pytest.mark.parametrize("loop", LOOPS)
+def test_both_engines_do_the_same(loop: str) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    source, half, violations = random.Random(seed), HALVES[LOOPS[loop][0]], 0
+    for mischief in half.WRONG * ROUNDS:
+        violations += compare(random_setting(loop, source), random_script(half, mischief, source))
+    assert 0 < violations < len(half.WRONG) * ROUNDS
+
+
+# A peer that changes things while they are looked at
+
+
+def change_for_ever(loop: RunningLoop) -> NoReturn:
+    """The addresses of all packets and all lengths, these seldom to one that is impossible."""
+    memory, gate = loop.memory, AddressFilter(loop.setting.own, loop.setting.vnet_header)
+    half = len(gate.expected) // 2
+    source, destination, other = gate.expected[:half], gate.expected[half:], bytes(half - 1) + b"\7"
+    addresses = [first + second for second in (destination, other, source) for first in (source, other)]
+    fields = [buffer[gate.head - 2 * half : gate.head] for buffer in memory.buffers]
+    ring, first, step = (memory.completions, 0, 4) if loop.role == "host" else (memory.submissions, 10, 16)
+    words = ring.cast("I")
+    while True:
+        for turn in range(200):
+            for there in addresses:
+                for field in fields:
+                    field[:] = there
+            for index in range(first, len(words), step):
+                words[index] = IMPOSSIBLE if turn == 0 else LENGTHS[turn % len(LENGTHS)]
+
+
+@contextmanager
+def changing(loop: RunningLoop) -> Iterator[None]:
+    """A process does that meanwhile."""
+    pid = os.fork()
+    if not pid:
+        try:
+            die_with_parent(signal.SIGKILL)
+            change_for_ever(loop)
+        finally:
+            os._exit(1)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def race(name: str, setting: Setting) -> tuple[list[bytes], int]:
+    """What gets through in a second or until the loop ends, and how many packets were dropped as foreign."""
+    longest, got, deadline = LENGTHS[-1], list[bytes](), Deadline.after(1)
+    packet = (Packets(setting, random.Random(), longest).good() + bytes(longest))[:longest]
+    with ExitStack() as undo:
+        loop = RunningLoop(undo, name, setting)
+        peer = HonestPeer(loop)
+        undo.enter_context(changing(loop))
+        while not loop.ended() and not deadline.passed:
+            peer.give(deque([packet] * setting.depth))
+            got += loop.delivered()
+        assert loop.verdict is None or f" {IMPOSSIBLE} bytes" in loop.verdict[1], loop.verdict
+        return got + loop.delivered(), loop.counts.foreign_source + loop.counts.foreign_destination
+
+
+@each_engine
+@pytest.mark.parametrize("address", ["10.77.0.1/30", "fd00::1/127"])
+@pytest.mark.parametrize("loop", INWARD)
+def test_nothing_foreign_passes_however_packets_change_meanwhile(loop: str, address: str, name: str) -> None:
+    setting, deadline, passed, dropped = Setting(loop, depth=4, address=address), Deadline.after(60), 0, 0
+    while min(passed, dropped) < ENOUGH:
+        assert not deadline.passed, f"only {passed} packets passed and {dropped} did not"
+        packets, foreign = race(name, setting)
+        assert not [packet[:60].hex() for packet in packets if is_foreign(packet, setting)]
+        assert {len(packet) for packet in packets} <= {*LENGTHS}
+        passed, dropped = passed + len(packets), dropped + foreign
+
+
+# A side that takes nothing
+
+
+def assert_quiet(loop: RunningLoop) -> None:
+    before = loop.cpu_seconds()
+    time.sleep(QUIET)
+    assert loop.cpu_seconds() - before < MOST_CPU
+
+
+def numbered() -> list[bytes]:
+    return [bytes([number]) * (100 + number) for number in range(40)]
+
+
+def fill(undo: ExitStack, name: str, loop: str) -> tuple[RunningLoop, HonestPeer, list[bytes]]:
+    """More packets from the interface than the ring holds, of which the peer has not taken one."""
+    running = RunningLoop(undo, name, Setting(loop))
+    peer = HonestPeer(running)
+    received = peer.take()
+    for packet in numbered():
+        running.wire.send(packet)
+    running.rest()
+    assert received == [] and running.counts.packets == running.setting.depth - 1
+    return running, peer, received
+
+
+def take_all(peer: HonestPeer) -> list[bytes]:
+    received: list[bytes] = []
+
+    def come() -> bool:
+        received.extend(peer.take())
+        return len(received) >= len(numbered())
+
+    eventually(come, "all packets come")
+    return received
+
+
+@each_engine
+@pytest.mark.parametrize("loop", OUTWARD)
+def test_a_peer_that_takes_nothing_costs_no_time_and_no_packet(undo: ExitStack, loop: str, name: str) -> None:
+    running, peer, _ = fill(undo, name, loop)
+    assert_quiet(running)
+    assert running.counts.full > 0
+    assert take_all(peer) == numbered()
+
+
+@each_engine
+def test_a_completion_out_of_turn_costs_no_time(undo: ExitStack, name: str) -> None:
+    """The one that the loop waits for, without those before it."""
+    running, peer, _ = fill(undo, name, "submit_packets")
+    half = (running.setting.depth - 1) // 2
+    cid = running.memory.submissions.cast("H")[32 * half + 1]
+    quads = running.memory.completions.cast("Q")
+    quads[2 * half + 1] = half + 1 | running.memory.number << 16 | cid << 32 | 1 << 48
+    assert_quiet(running)
+    assert take_all(peer) == numbered()
+
+
+@each_engine
+@pytest.mark.parametrize("loop", INWARD)
+def test_an_interface_that_takes_nothing_costs_no_time_and_no_packet(
+    undo: ExitStack, loop: str, name: str
+) -> None:
+    setting = Setting(loop)
+    running, source = RunningLoop(undo, name, setting), Packets(setting, random.Random(), 9000)
+    peer, sent, got = HonestPeer(running), [source.good() for _ in range(200)], list[bytes]()
+    packets = deque(sent)
+    for _ in range(100):
+        peer.give(packets)
+        time.sleep(0.002)
+    assert packets, "the ring is not full"
+    assert_quiet(running)
+
+    def come() -> bool:
+        peer.give(packets)
+        got.extend(running.delivered())
+        return len(got) >= len(sent)
+
+    eventually(come, "all packets come")
+    assert got == sent and not running.ended()
