@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from millpond.tunnel.passthrough import SENDERS
+
 from ..tunnel.conftest import End, Namespace, Program, _libc, eventually
 from .guest import Guest, GuestProgram
 from .machine import Hardware
@@ -159,8 +161,9 @@ def test_tcp_runs_through_the_kernels_driver(rack: Rack, connected: End) -> None
         assert not [line for line in host.errors.splitlines() if "reset" in line or "Traceback" in line]
     for opcode, direction in (("81h", "in"), ("82h", "out")):
         counts, packets = figures["opcodes"][opcode], figures[direction]
-        assert (counts["commands"], counts["bytes"]) == (packets["packets"], packets["bytes"])
-        assert counts["bytes"] > total
+        assert counts["bytes"] >= packets["bytes"] > total
+        early = counts["commands"] - packets["packets"]  # they wait for one still on its way
+        assert 0 <= early < (SENDERS if opcode == "81h" else 1)
     assert figures["resets"] == 0 and figures["in"]["dropped"] == 0
 
 
