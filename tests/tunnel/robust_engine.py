@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import mmap
 import os
 import platform
@@ -21,22 +20,17 @@ from millpond.tunnel.bells import Bell
 from millpond.tunnel.counters import make_counters, map_counters
 from millpond.tunnel.counts import Counts
 from millpond.tunnel.errors import InterfaceGone
-from millpond.tunnel.filter import Address, AddressFilter, IPAddress, peer_of
-from millpond.tunnel.layout import RECV, SEND, SLEEP_FLAGS, STRIDE, Layout
+from millpond.tunnel.filter import AddressFilter
+from millpond.tunnel.layout import SLEEP_FLAGS, STRIDE, Layout
 from millpond.tunnel.link import Link
-from millpond.tunnel.parameters import VNET_HEADER, Parameters
+from millpond.tunnel.parameters import Parameters
 from millpond.tunnel.pump import Station
 from millpond.tunnel.region import Region
 from millpond.tunnel.transport import Gear, Loop
 from millpond.wire.deadline import Deadline
 
-LOOPS = {
-    "submit_packets": ("host", 0, SEND),
-    "deliver_receives": ("host", 1, RECV),
-    "answer_receives": ("device", 0, RECV),
-    "execute_sends": ("device", 1, SEND),
-}
-"""Role, place among the role's loops, queue."""
+from .robust_setting import LOOPS, Observation, Setting
+
 MOST_TAKEN = 100_000
 """About the longest packet that the interface takes; a buffer of the ring holds more."""
 BELL_VALUE = 7
@@ -49,11 +43,8 @@ def why_not_observable() -> str:
     """Why it cannot be told here what a process waits for; nothing if it can."""
     if not _READS:
         return f"the numbers of system calls on {platform.machine()} are not known here"
-    return (
-        ""
-        if os.access("/proc/self/syscall", os.R_OK)
-        else "the kernel does not tell what a process waits for"
-    )
+    known = os.access("/proc/self/syscall", os.R_OK)
+    return "" if known else "the kernel does not tell what a process waits for"
 
 
 class Wire:
@@ -81,56 +72,6 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What a loop runs with. The region has ``spare`` entries beyond those in use."""
-
-    loop: str
-    depth: int = 8
-    spare: int = 0
-    address: str = "10.77.0.1/30"
-    vnet_header: int = VNET_HEADER
-    register: bool = False
-    """Whether the peer's bell is a device register."""
-
-    @property
-    def own(self) -> Address:
-        return ipaddress.ip_interface(self.address)
-
-    @property
-    def peer(self) -> IPAddress:
-        return peer_of(self.own)
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What a loop at rest has done, besides taking time."""
-
-    verdict: tuple[str, str] | None
-    delivered: tuple[bytes, ...]
-    counts: Counts
-    rung: int
-    armed: int
-    region: bytearray
-
-    def difference(self, other: Observation) -> str:
-        """Where another one did something else."""
-        for name in ("verdict", "counts", "rung", "armed"):
-            if getattr(self, name) != getattr(other, name):
-                return f"{name}: {getattr(self, name)} and {getattr(other, name)}"
-        if self.delivered != other.delivered:
-            return f"delivered: {_outline(self.delivered)} and {_outline(other.delivered)}"
-        if self.region == other.region:
-            return ""
-        pairs = enumerate(zip(self.region, other.region, strict=True))
-        where = [offset for offset, (one, two) in pairs if one != two]
-        return f"the region at {where[0]:#x} and {len(where)} bytes in all"
-
-
-def _outline(packets: tuple[bytes, ...]) -> list[tuple[int, str]]:
-    return [(len(packet), packet[:52].hex()) for packet in packets]
-
-
-@dataclass(frozen=True, slots=True)
 class OneLoop:
     """What ``Link`` takes of a connection."""
 
@@ -154,29 +95,36 @@ class RunningLoop:
 
     def __init__(self, undo: ExitStack, engine_name: str, setting: Setting) -> None:
         self.setting = setting
-        self.role, place, number = LOOPS[setting.loop]
+        self.role, place, self._number = LOOPS[setting.loop]
         self.outward = place == 0
-        layout = Layout(setting.depth + setting.spare)
-        self.region = Region.create(memoryview(mmap.mmap(-1, layout.size)), layout)
-        self.memory = memory = self.region.queue(number, setting.depth)
-        host = self.role == "host"
-        self.own_word = memory.host_sleeps if host else memory.controller_sleeps
-        self.peer_word = memory.controller_sleeps if host else memory.host_sleeps
-        self._own_word_at = SLEEP_FLAGS + nvme.doorbell_offset(2 * number + host, STRIDE)
+        self._open_memory()
         self._open_wire(undo)
         self._open_bells(undo)
-        counters = make_counters()
-        self._counters = map_counters(counters)[0]
-        os.close(counters)
+        self._start(undo, engine_name)
+        self._delivered: list[bytes] = []
+        self.verdict: tuple[str, str] | None = None
+
+    def _open_memory(self) -> None:
+        layout = Layout(self.setting.depth + self.setting.spare)
+        self.region = Region.create(memoryview(mmap.mmap(-1, layout.size)), layout)
+        self.memory = memory = self.region.queue(self._number, self.setting.depth)
+        words = (memory.controller_sleeps, memory.host_sleeps)
+        host = self.role == "host"
+        self.own_word, self.peer_word = words[host], words[not host]
+        self._own_word_at = SLEEP_FLAGS + nvme.doorbell_offset(2 * self._number + host, STRIDE)
+        descriptor = make_counters()
+        self._counters = map_counters(descriptor)[0]
+        os.close(descriptor)
+
+    def _start(self, undo: ExitStack, engine_name: str) -> None:
+        setting, counters = self.setting, self._counters
         terms = Parameters(depth=setting.depth, vnet_header=setting.vnet_header)
         gate = AddressFilter(setting.own, setting.vnet_header)
-        gear = Gear(terms, Wire(self._inner), gate, self._counters, self._counters, engine_name)
-        station = Station(host, memory, self.wake, self._bell, gear, self._counters)
+        gear = Gear(terms, Wire(self._inner), gate, counters, counters, engine_name)
+        station = Station(self.role == "host", self.memory, self.wake, self._bell, gear, counters)
         self._link = Link(OneLoop(station, setting), gear)  # type: ignore[arg-type]
         undo.callback(self._link.__exit__)
         self.pid, self._report = self._link.pumps[0].pid, self._link.pumps[0].report
-        self._delivered: list[bytes] = []
-        self.verdict: tuple[str, str] | None = None
 
     def _open_wire(self, undo: ExitStack) -> None:
         self._inner, self.wire = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import random
 
-from .robust_engine import Setting
+from .robust_setting import Setting
 
 PAYLOADS = (0, 1, 8, 100, 1400, 9000, 65000)
 

@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NoReturn
 
@@ -19,10 +19,13 @@ from millpond.tunnel.filter import AddressFilter
 from millpond.wire.deadline import Deadline
 
 from .conftest import eventually
-from .robust_engine import LOOPS, Observation, RunningLoop, Setting, why_not_observable
-from .robust_halves import ControllerHalf, Half, HostHalf
+from .robust_engine import RunningLoop, why_not_observable
+from .robust_half import Half
+from .robust_half_controller import ControllerHalf
+from .robust_half_host import HostHalf
 from .robust_honest import HonestPeer
 from .robust_packets import Packets, is_foreign
+from .robust_setting import LOOPS, Observation, Setting
 
 HALVES: dict[str, type[Half]] = {"host": ControllerHalf, "device": HostHalf}
 """The peer's, per role of the loop."""
@@ -31,9 +34,12 @@ ROUNDS = 8
 """Scripts per loop and kind of mischief."""
 LENGTHS = (60, 1500, 65000)
 IMPOSSIBLE = 2**32 - 1
-ENOUGH = 500
+ENOUGH, RACES = 1000, 60
 QUIET, MOST_CPU = 0.5, 0.1
 """Seconds, and how many of them a loop may take that has nothing to do; one that spins takes them all."""
+MOST_TURNS = 20
+"""In that time; a nap lasts 100 ms."""
+Change = Callable[[RunningLoop], NoReturn]
 Script = list[tuple[str, int]]
 
 OUTWARD, INWARD = ("submit_packets", "answer_receives"), ("deliver_receives", "execute_sends")
@@ -117,32 +123,48 @@ def test_both_engines_do_the_same(loop: str) -> None:
 # A peer that changes things while they are looked at
 
 
-def change_for_ever(loop: RunningLoop) -> NoReturn:
+def change_packets_for_ever(loop: RunningLoop) -> NoReturn:
     """The addresses of all packets and all lengths, these seldom to one that is impossible."""
     memory, gate = loop.memory, AddressFilter(loop.setting.own, loop.setting.vnet_header)
     half = len(gate.expected) // 2
     source, destination, other = gate.expected[:half], gate.expected[half:], bytes(half - 1) + b"\7"
     addresses = [first + second for second in (destination, other, source) for first in (source, other)]
     fields = [buffer[gate.head - 2 * half : gate.head] for buffer in memory.buffers]
-    ring, first, step = (memory.completions, 0, 4) if loop.role == "host" else (memory.submissions, 10, 16)
-    words = ring.cast("I")
+    lengths = lengths_of(loop)
     while True:
         for turn in range(200):
             for there in addresses:
                 for field in fields:
                     field[:] = there
-            for index in range(first, len(words), step):
-                words[index] = IMPOSSIBLE if turn == 0 else LENGTHS[turn % len(LENGTHS)]
+            for length in lengths:
+                length[0] = IMPOSSIBLE if turn == 0 else LENGTHS[turn % len(LENGTHS)]
+
+
+def change_lengths_for_ever(loop: RunningLoop) -> NoReturn:
+    """To impossible ones and back."""
+    lengths = lengths_of(loop)
+    while True:
+        for length in lengths:
+            length[0] = IMPOSSIBLE
+            length[0] = LENGTHS[0]
+
+
+def lengths_of(loop: RunningLoop) -> list[memoryview]:
+    """The word of each ring entry that says how long the packet is."""
+    memory = loop.memory
+    ring, first, step = (memory.completions, 0, 4) if loop.role == "host" else (memory.submissions, 10, 16)
+    words = ring.cast("I")
+    return [words[index : index + 1] for index in range(first, len(words), step)]
 
 
 @contextmanager
-def changing(loop: RunningLoop) -> Iterator[None]:
+def happening(change: Change, loop: RunningLoop) -> Iterator[None]:
     """A process does that meanwhile."""
     pid = os.fork()
     if not pid:
         try:
             die_with_parent(signal.SIGKILL)
-            change_for_ever(loop)
+            change(loop)
         finally:
             os._exit(1)
     try:
@@ -152,19 +174,22 @@ def changing(loop: RunningLoop) -> Iterator[None]:
         os.waitpid(pid, 0)
 
 
-def race(name: str, setting: Setting) -> tuple[list[bytes], int]:
+def race(name: str, setting: Setting, change: Change) -> tuple[list[bytes], int]:
     """What gets through in a second or until the loop ends, and how many packets were dropped as foreign."""
     longest, got, deadline = LENGTHS[-1], list[bytes](), Deadline.after(1)
     packet = (Packets(setting, random.Random(), longest).good() + bytes(longest))[:longest]
     with ExitStack() as undo:
         loop = RunningLoop(undo, name, setting)
         peer = HonestPeer(loop)
-        undo.enter_context(changing(loop))
+        undo.enter_context(happening(change, loop))
         while not loop.ended() and not deadline.passed:
             peer.give(deque([packet] * setting.depth))
             got += loop.delivered()
+        got += loop.delivered()
         assert loop.verdict is None or f" {IMPOSSIBLE} bytes" in loop.verdict[1], loop.verdict
-        return got + loop.delivered(), loop.counts.foreign_source + loop.counts.foreign_destination
+        assert not [packet[:60].hex() for packet in got if is_foreign(packet, setting)]
+        assert {len(packet) for packet in got} <= {*LENGTHS} and not loop.counts.refused
+        return got, loop.counts.foreign_source + loop.counts.foreign_destination
 
 
 @each_engine
@@ -174,19 +199,25 @@ def test_nothing_foreign_passes_however_packets_change_meanwhile(loop: str, addr
     setting, deadline, passed, dropped = Setting(loop, depth=4, address=address), Deadline.after(60), 0, 0
     while min(passed, dropped) < ENOUGH:
         assert not deadline.passed, f"only {passed} packets passed and {dropped} did not"
-        packets, foreign = race(name, setting)
-        assert not [packet[:60].hex() for packet in packets if is_foreign(packet, setting)]
-        assert {len(packet) for packet in packets} <= {*LENGTHS}
+        packets, foreign = race(name, setting, change_packets_for_ever)
         passed, dropped = passed + len(packets), dropped + foreign
+
+
+@each_engine
+@pytest.mark.parametrize("loop", INWARD)
+def test_a_length_that_changes_meanwhile_is_taken_as_it_was_checked(loop: str, name: str) -> None:
+    passed = sum(len(race(name, Setting(loop, depth=4), change_lengths_for_ever)[0]) for _ in range(RACES))
+    assert passed > 0
 
 
 # A side that takes nothing
 
 
 def assert_quiet(loop: RunningLoop) -> None:
-    before = loop.cpu_seconds()
+    before, turns = loop.cpu_seconds(), loop.counts.full
     time.sleep(QUIET)
     assert loop.cpu_seconds() - before < MOST_CPU
+    assert loop.counts.full - turns < MOST_TURNS
 
 
 def numbered() -> list[bytes]:
