@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -25,11 +26,11 @@ class EngineHook(BuildHookInterface[Any]):
             return
         library = Path(self.root, LIBRARY)
         library.unlink(missing_ok=True)
-        compiler = shutil.which(os.environ.get("CC", "cc"))
-        if compiler is None:
+        compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+        if shutil.which(compiler[0]) is None:
             self.app.display_warning("millpond: no C compiler: the tunnel will run its Python engine")
             return
-        command = [compiler, *FLAGS, "-o", str(library), str(Path(self.root, SOURCE))]
+        command = [*compiler, *FLAGS, "-o", str(library), str(Path(self.root, SOURCE))]
         if subprocess.run(command, check=False).returncode:
             library.unlink(missing_ok=True)
             self.app.display_warning(

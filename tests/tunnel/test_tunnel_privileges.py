@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 from pathlib import Path
@@ -65,6 +66,7 @@ def in_a_child(calls: frozenset[str], action: Any) -> int:
         lambda: os.kill(os.getppid(), 0),
         lambda: Path("/proc/self/exe").readlink(),
         lambda: os.pipe(),
+        lambda: fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid()),
     ],
 )
 def test_a_pump_can_neither_open_nor_start_nor_reach_anything(action: Any) -> None:

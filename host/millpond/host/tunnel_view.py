@@ -31,7 +31,7 @@ def show(tunnel: Tunnel, before: Tunnel | None = None) -> Group:
         column.justify = "right"
     pairs = [("to device", tunnel.to_device), ("from device", tunnel.from_device)]
     earlier = (before.to_device, before.from_device) if before else (Counts(), Counts())
-    seconds = tunnel.time - before.time if before else 1.0
+    seconds = max(tunnel.time - before.time, 0.001) if before else 1.0
     for (name, now), then in zip(pairs, earlier, strict=True):
         table.add_row(name, *_cells(now.since(then), seconds, tunnel.depth, rate=before is not None))
     return Group(_summary(tunnel), table)

@@ -30,5 +30,7 @@ class Counts:
         return self.malformed + self.foreign_source + self.foreign_destination + self.refused
 
     def since(self, earlier: Counts) -> Counts:
-        """What was counted after ``earlier``."""
+        """What was counted after ``earlier``; all of it where the end was started again in between."""
+        if self.packets < earlier.packets or self.bytes < earlier.bytes:
+            return self
         return Counts(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(Counts)))

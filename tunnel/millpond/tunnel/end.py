@@ -81,18 +81,19 @@ class End:
         except (InterfaceGone, Orphaned):
             raise
         except VersionMismatch as error:
-            self._end_of_attempt(str(error), _MISMATCH_PAUSE)
+            self._end_of_attempt(str(error), _MISMATCH_PAUSE if self._transport.readiness() is None else 0)
         except (MillpondError, OSError) as error:
             if isinstance(error, LinkViolation):
                 self._resets += 1
                 log.warning("link reset: %s", error)
             lasted = time.monotonic() - began > _LASTED_SECONDS
             self._pause = _FIRST_PAUSE if lasted else min(2 * self._pause, _LONGEST_PAUSE)
-            self._end_of_attempt(str(error), self._pause)
+            knocked = self._transport.readiness() is not None and isinstance(error, MillpondError)
+            self._end_of_attempt(str(error), 0 if knocked else self._pause)
 
     def _end_of_attempt(self, reason: str, pause: float) -> None:
         self._status.down(reason, **self._figures())
-        if self._transport.readiness() is None:
+        if pause:
             self._wait((), pause)
 
     def _join(self) -> Connection:
@@ -139,6 +140,7 @@ class End:
                 if knock in ready:
                     log.warning("refused a second host")
                     self._transport.turn_away()
+                    self._wait((), _FIRST_PAUSE)  # whether it could or not, it does not knock without end
                 connection.check()
 
     def _wait(self, descriptors: Sequence[int], seconds: float | None) -> set[int]:

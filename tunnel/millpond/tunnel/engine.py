@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -12,6 +13,8 @@ from millpond.tunnel import pump
 from millpond.tunnel.errors import InterfaceGone, LinkViolation
 from millpond.tunnel.pump import Station
 from millpond.wire.errors import LocalError
+
+log = logging.getLogger(__name__)
 
 ENGINES = ("auto", "python", "c")
 LIBRARY = Path(__file__).with_name("_engine.so")
@@ -44,7 +47,19 @@ def resolve(engine: str) -> str:
     """What ``engine`` means here: ``auto`` is c where it is built, else python."""
     if engine != "auto":
         return engine
-    return "c" if LIBRARY.exists() else "python"
+    return "c" if _works() else "python"
+
+
+@functools.cache
+def _works() -> bool:
+    if not LIBRARY.exists():
+        return False
+    try:
+        _load()
+    except LocalError as error:  # built for another processor, or by another version
+        log.warning("%s", error)
+        return False
+    return True
 
 
 def loops(engine: str, role: str) -> tuple[PumpLoop, PumpLoop]:

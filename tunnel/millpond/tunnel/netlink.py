@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -35,14 +36,16 @@ def configure(interface: str, address: Address, mtu: int) -> None:
 
 
 def set_mtu(interface: str, mtu: int) -> None:
-    """Change the MTU, bytes. Raises InterfaceGone."""
+    """Change the MTU, bytes. Raises InterfaceGone, and LocalError if it can not be changed now."""
 
     def work(netlink: IPRoute) -> None:
         (index,) = netlink.link_lookup(ifname=interface)
         netlink.link("set", index=index, mtu=mtu)
 
     if problem := _in_a_child(work):
-        raise InterfaceGone(f"interface {interface} is gone: {problem}")
+        if interface not in (name for _, name in socket.if_nameindex()):
+            raise InterfaceGone(f"interface {interface} is gone")
+        raise LocalError(f"interface {interface} takes no MTU of {mtu}: {problem}")
 
 
 def _in_a_child(work: Callable[[IPRoute], None]) -> str:

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 MAX_REQUEST = 4096
 STARTED, REFUSED = b"S", b"R"
+_ANSWER_SECONDS = 30.0
+"""The first answer comes when the process has started, on a machine that does other things too."""
 
 
 class Child:
@@ -72,6 +74,9 @@ class Nursery:
         with self._lock:
             try:
                 return self._ask(request, status, counters)
+            except TimeoutError:
+                self._forget()
+                raise
             except ConnectionError:
                 self._forget()
                 log.info("the nursery of tunnel ends was killed: starting another")
@@ -110,4 +115,5 @@ def _start_process() -> tuple[socket.socket, int]:
             ours.close()
             raise
     threading.Thread(target=process.wait, name="nursery", daemon=True).start()  # no zombie when it ends
+    ours.settimeout(_ANSWER_SECONDS)
     return ours, process.pid

@@ -28,10 +28,9 @@ PACKETS = frozenset(
         "epoll_ctl",
         "epoll_wait",
         "epoll_pwait",
-        "fcntl",
     ]
 )
-"""What carrying packets takes, on descriptors that are open."""
+"""What carrying packets takes, on descriptors that are open. Not fcntl: with F_SETOWN it is another kill."""
 
 
 def confine_end(*capabilities: int) -> None:

@@ -105,8 +105,10 @@ class TunnelEnd:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The latest state that the end reported."""
+        """The latest state that the end reported; down once its process has ended."""
         with self._changed:
+            if self._ended and self._status["state"] == "up":
+                return {**self._status, "state": "down", "reason": "the tunnel's end has died"}
             return dict(self._status)
 
     @property
