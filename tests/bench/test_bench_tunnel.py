@@ -46,10 +46,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 
 
 def test_a_ratio_is_that_of_its_routes(rows: dict[str, dict[str, Any]]) -> None:
-    over = rows["gbps.python"]["value"] / rows["gbps.relay"]["value"]
-    assert rows["tcp_python_over_relay"]["value"] == pytest.approx(over, rel=1e-2)
-    over = rows["pps.python"]["value"] / rows["pps.relay"]["value"]
-    assert rows["pps_python_over_relay"]["value"] == pytest.approx(over, rel=1e-2)
+    for quantity, figure in (("gbps", "tcp_python_over_relay"), ("pps", "pps_python_over_relay")):
+        best = max(rows[f"{quantity}.{relay}"]["value"] for relay in ("relay", "relay_threads"))
+        over = rows[f"{quantity}.python"]["value"] / best
+        assert rows[figure]["value"] == pytest.approx(over, rel=1e-2)
 
 
 def test_every_row_is_complete(rows: dict[str, dict[str, Any]]) -> None:
@@ -60,4 +60,4 @@ def test_every_row_is_complete(rows: dict[str, dict[str, Any]]) -> None:
         assert row["low"] <= row["value"] <= row["high"]
         assert row["what"]
         assert row["repeats"] >= 1
-    assert rows["tcp_python_over_relay"]["peer"] == "C relay, MTU 65520"
+    assert rows["tcp_python_over_relay"]["peer"].startswith("C relay, ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from bench.rows import Row, summary
 from bench.tunnel.record import Record
@@ -71,6 +72,7 @@ class Headline:
 
 
 DEFAULT = "default"
+RELAYS = ("relay", "relay_threads")
 _TCP = "TCP throughput, 4 streams, each direction in turn, over the C relay's"
 _RTT = "64-byte TCP round trip, p50, over the C relay's"
 _GSO = "MTU 1500: processor time per byte without GSO over with"
@@ -126,18 +128,32 @@ def headlines(record: Record, known: Circumstances) -> list[Row]:
     return [_headline(record, line, known) for line in HEADLINES if _values(record, line, known)]
 
 
+def relay(record: Record, quantity: str) -> str:
+    """The route of the C relay that does better here, as a loop or with a thread per direction."""
+    measured = [route for route in RELAYS if record.values(quantity, route)]
+    better = min if quantity == "rtt_p50" else max
+    return better(measured, key=lambda route: median(record.values(quantity, route)), default="relay")
+
+
+def _peer(record: Record, line: Headline, known: Circumstances) -> str | None:
+    if line.peer == "relay":
+        return relay(record, line.quantity)
+    return line.peer and resolve(line.peer, known.default_engine)
+
+
 def _values(record: Record, line: Headline, known: Circumstances) -> Sequence[float]:
     route = resolve(line.route, known.default_engine)
-    if line.peer is None:
+    peer = _peer(record, line, known)
+    if peer is None:
         return record.values(line.quantity, route)
-    peer = resolve(line.peer, known.default_engine)
     return record.ratios(line.quantity, *((peer, route) if line.inverse else (route, peer)))
 
 
 def _headline(record: Record, line: Headline, known: Circumstances) -> Row:
     unit = "x" if line.peer else _unit(line.quantity)
     what = f"{known.label(line.route)}: {line.what.format(crowd=known.crowd)}"
-    peer = line.peer and known.label(line.peer)
+    peer = _peer(record, line, known)
+    peer = peer and known.label(peer)
     return summary(line.figure, what, _values(record, line, known), unit, peer=peer, emulation=EMULATION)
 
 

@@ -7,6 +7,7 @@ import select
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 
 from bench.tunnel.namespace import Namespace
 from bench.tunnel.route import ETHERNET_MTU, MAX_MTU, Candidate, Route, RouteFailed, Tools, Unavailable
@@ -85,14 +86,18 @@ def veth(tools: Tools, interface: str = "veth0") -> Route:
     return Route(host, device, HOST, DEVICE, DEVICE, interface)
 
 
-def _relay(mtu: int, offloads: str, tools: Tools) -> Route:
+def _relay(mtu: int, offloads: str, threads: str, tools: Tools) -> Route:
     host, device = two_namespaces(tools)
-    argv = [str(tools.relay), device.file, "relay0", _VNET_HEADER, offloads]
+    argv = [str(tools.relay), device.file, "relay0", _VNET_HEADER, offloads, threads]
     process = ends_with(tools, host.start(argv))
     wait_for_line(process)
     host.configure("relay0", HOST, PREFIX, mtu)
     device.configure("relay0", DEVICE, PREFIX, mtu)
     return Route(host, device, HOST, DEVICE, DEVICE, "relay0", (process.pid,))
+
+
+def _relayed(mtu: int, offloads: str = _ALL_OFFLOADS, threads: str = "1") -> Callable[[Tools], Route]:
+    return functools.partial(_relay, mtu, offloads, threads)
 
 
 def _socat(mtu: int, tools: Tools) -> Route:
@@ -119,9 +124,10 @@ def _socat(mtu: int, tools: Tools) -> Route:
 PLAIN_PEERS = (
     Candidate("loopback", "loopback", _loopback),
     Candidate("veth", "veth pair, TSO", veth),
-    Candidate("relay", "C relay, MTU 65520", functools.partial(_relay, MAX_MTU, _ALL_OFFLOADS)),
-    Candidate("relay_1500", "C relay, MTU 1500 GSO", functools.partial(_relay, ETHERNET_MTU, _ALL_OFFLOADS)),
-    Candidate("relay_1500_plain", "C relay, MTU 1500", functools.partial(_relay, ETHERNET_MTU, _NO_OFFLOADS)),
+    Candidate("relay", "C relay, MTU 65520", _relayed(MAX_MTU)),
+    Candidate("relay_threads", "C relay, two threads, MTU 65520", _relayed(MAX_MTU, threads="2")),
+    Candidate("relay_1500", "C relay, MTU 1500 GSO", _relayed(ETHERNET_MTU)),
+    Candidate("relay_1500_plain", "C relay, MTU 1500", _relayed(ETHERNET_MTU, _NO_OFFLOADS)),
     Candidate("socat", "socat, MTU 65520", functools.partial(_socat, MAX_MTU)),
     Candidate("socat_1500", "socat, MTU 1500", functools.partial(_socat, ETHERNET_MTU)),
 )

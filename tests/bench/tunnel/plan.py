@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.tunnel.figures import HEADLINES, Headline, resolve
+from bench.tunnel.figures import HEADLINES, RELAYS, Headline, resolve
 
 ENGINES = ("c", "python")
 GROUPS = (
-    ("loopback", "veth", "relay", "c", "python", "ssh", "ssh_w", "socat"),
+    ("loopback", "veth", "relay", "relay_threads", "c", "python", "ssh", "ssh_w", "socat"),
     ("relay_1500", "c_1500", "python_1500"),
     ("relay_1500_plain", "c_1500_plain", "python_1500_plain", "ssh_w_1500", "socat_1500"),
 )
@@ -18,7 +18,7 @@ are compared stand together, so that they are measured together.
 """
 
 ROUTES = tuple(route for group in GROUPS for route in group)
-FLOODED = ("veth", "relay", "c", "python", "socat")
+FLOODED = ("veth", "relay", "relay_threads", "c", "python", "socat")
 """The routes whose packet rate is measured: those of each kind that do best."""
 
 
@@ -73,6 +73,7 @@ def plan(*, quick: bool, only: Sequence[str]) -> Plan:
         return Plan(durations, frozenset({"tcp", "rtt", "pps", "idle", "crowd"}), ROUTES)
     phases = frozenset(line.phase for line in chosen)
     named = {name for line in chosen if line.phase != "crowd" for name in (line.route, line.peer) if name}
+    named |= set(RELAYS) if "relay" in named else set()
     resolved = {resolve(name, engine) for name in named for engine in ENGINES}
     return Plan(durations, phases, tuple(route for route in ROUTES if route in resolved))
 

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from bench.rows import Row
+from bench.tunnel.figures import RELAYS, relay
 from bench.tunnel.record import Record
 
 _COLUMNS = (
@@ -19,8 +20,8 @@ _COLUMNS = (
     ("idle_cpu_percent", "idle %", "{:.3f}"),
 )
 EXPLANATION = (
-    "Medians; for throughput also range, and median over the C relay's in the same repeat. TCP: 4 streams,",
-    "each direction in turn. CPU: of the processes that carry the bytes; +ends: with the two programs that",
+    "Medians; for throughput also range, and median over the better C relay's in the same repeat. TCP: 4",
+    "streams, each direction in turn. CPU: of the processes that carry the bytes; +ends: with the two programs that",
     "send and receive. wakes: times that a carrier slept. p50, p99: 64-byte TCP round trip. UDP/s: 64-byte",
     "datagrams delivered, 256 under way at most. idle: both ends, percent of a core.",
 )
@@ -33,7 +34,7 @@ def routes_table(record: Record, labels: Mapping[str, str]) -> list[str]:
     for route, label in labels.items():
         cells = [_cell(record.values(quantity, route), form) for quantity, _, form in columns]
         if any(cells):
-            over = _cell(record.ratios("gbps", route, "relay"), "{:.2f}")
+            over = _cell(record.ratios("gbps", route, relay(record, "gbps")), "{:.2f}")
             lines.append([label, over, _range(record.values("gbps", route)), *cells])
     missing = [f"{labels[route]}: {reason}" for route, reason in record.missing.items()]
     return [*_aligned(lines), *missing]
@@ -61,7 +62,7 @@ def headline_table(rows: Sequence[Row]) -> list[str]:
 def gap(record: Record, labels: Mapping[str, str]) -> list[str]:
     """What keeps the tunnel from the C relay's throughput: where each spends the time of one gigabyte."""
     lines = []
-    for route in ("relay", "c", "python"):
+    for route in (*RELAYS, "c", "python"):
         quantities = ("cpu_per_gb", "user_percent", "sleeps_per_gb", "preemptions_per_gb")
         values = [record.values(quantity, route) for quantity in quantities]
         if not all(values):
