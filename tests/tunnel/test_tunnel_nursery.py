@@ -103,6 +103,28 @@ def test_a_nursery_dies_with_whoever_began_it(tmp_path: Path, tun_works: None) -
     eventually(lambda: not any(map(runs, processes)), "they still run")
 
 
+def test_an_end_that_ends_at_once_harms_no_other(tmp_path: Path, tun_works: None) -> None:
+    def body() -> int:
+        nursery = Nursery()
+        device, host = device_end(tmp_path, 0), host_end(nursery, tmp_path, 0)
+        host.wait_up(Deadline.after(10))
+        reader, closed = os.pipe()
+        os.close(reader)  # nobody listens to its status: it ends with the first word
+        counters = os.memfd_create("counters")
+        os.truncate(counters, 4096)
+        told = ["host", "--socket", str(tmp_path / "1"), "--interface", "pond1", "--address", "10.77.1.1/30"]
+        for child in [nursery.start(told, closed, counters) for _ in range(20)]:
+            child.wait()
+        assert host.alive and host.status["state"] == "up" and len(children(nursery.pid)) == 1
+        os.kill(children(nursery.pid)[0], signal.SIGKILL)
+        eventually(lambda: host.status["state"] == "down", "a dead end is called up")
+        nursery.close()
+        device.stop()
+        return 0
+
+    assert in_a_namespace(body) == 0
+
+
 def test_what_an_end_cannot_mean_is_refused(tmp_path: Path, tun_works: None) -> None:
     nursery = Nursery()
     counters = os.memfd_create("counters")
