@@ -69,6 +69,7 @@ static void *one_way(void *from)
     int *end = from;
     for (;;)
         carry(*end, ends[end == ends], packet);
+    return NULL;
 }
 
 static void a_thread_each(void)

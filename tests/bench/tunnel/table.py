@@ -21,9 +21,9 @@ _COLUMNS = (
 )
 EXPLANATION = (
     "Medians; for throughput also range, and median over the better C relay's in the same repeat. TCP: 4",
-    "streams, each direction in turn. CPU: of the processes that carry the bytes; +ends: with the two programs that",
-    "send and receive. wakes: times that a carrier slept. p50, p99: 64-byte TCP round trip. UDP/s: 64-byte",
-    "datagrams delivered, 256 under way at most. idle: both ends, percent of a core.",
+    "streams, each direction in turn. CPU: of the processes that carry the bytes; +ends: with the two",
+    "programs that send and receive. wakes: times that a carrier slept. p50, p99: 64-byte TCP round trip.",
+    "UDP/s: 64-byte datagrams delivered, 256 under way at most. idle: both ends, percent of a core.",
 )
 
 
