@@ -30,7 +30,7 @@ from .robust_setting import LOOPS, Observation, Setting
 HALVES: dict[str, type[Half]] = {"host": ControllerHalf, "device": HostHalf}
 """The peer's, per role of the loop."""
 ADDRESSES = ("10.77.0.1/30", "10.77.0.2/30", "10.1.2.3/31", "fd00::/127", "fd00::1/127")
-ROUNDS = 8
+ROUNDS = 6
 """Scripts per loop and kind of mischief."""
 LENGTHS = (60, 1500, 65000)
 IMPOSSIBLE = 2**32 - 1
