@@ -322,10 +322,16 @@ class TestTunnel:
         rig.subsystem.expire()
         assert replies(io) == {2: (SUCCESS, 0, b"")}
 
-    def test_a_receive_without_room_is_refused(self) -> None:
+    @pytest.mark.parametrize("mtu", [1500, 65520])
+    def test_a_receive_without_room_for_the_largest_packet_is_refused(self, mtu: int) -> None:
         rig = Rig()
         admin, io = rig.up()
-        assert run(io, Opcode.RECV, 0, 0, rig.open(admin).generation, room=4096).status == FIELD
+        tag = rig.open(admin, replace(OFFER, mtu=mtu)).generation
+        assert run(io, Opcode.RECV, 0, 0, tag, room=12 + 65532).status == FIELD
+        feed(io, capsule(Opcode.RECV, 9, 0, 0, tag, room=12 + 65536))
+        packet = bytes(12 + 65535)
+        rig.port.deliver(memoryview(packet))
+        assert replies(io)[9] == (SUCCESS, len(packet), packet)
 
     @pytest.mark.parametrize("end", ["reset", "queue", "open", "abort"])
     def test_waiting_receives_fail_when_their_link_ends(self, end: str) -> None:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 import random
+import resource
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from millpond.tunnel.fabrics.commands import Io
+from millpond.tunnel.fabrics.commands import Admin, Fabrics, Io
+from millpond.tunnel.nvme import CC, Opcode
+from millpond.tunnel.parameters import Parameters
 from millpond.wire.errors import ConnectionLost
 
 from .conftest import DEVICE_ADDRESS, INTERFACE, End, Namespace, eventually
-from .nvme_initiator import HOST_ID, ICREQ, NQN, Initiator, capsule, connect_data, dial_through
+from .nvme_initiator import ENABLE, HOST_ID, ICREQ, NQN, Initiator, capsule, connect_data, dial_through
 
 INITIATOR = Path(__file__).with_name("nvme_initiator.py")
 LOOPBACK_UP = "import pyroute2 as p; n = p.IPRoute(); n.link('set', index=1, state='up'); n.close()"
@@ -56,6 +61,16 @@ class Served:
         finally:
             initiator.close()
 
+    @contextmanager
+    def stalled(self) -> Iterator[None]:
+        """What is sent meanwhile comes all at once."""
+        self.end.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+            time.sleep(0.05)
+        finally:
+            self.end.process.send_signal(signal.SIGCONT)
+
     def _connect(self) -> Initiator | None:
         try:
             return Initiator(self.dial)
@@ -80,6 +95,37 @@ def drain(sock: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return data
+
+
+def exactly(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        more = sock.recv(size - len(data))
+        assert more, "the connection ended"
+        data += more
+    return bytes(data)
+
+
+def pdu(sock: socket.socket) -> tuple[bytes, bytes]:
+    """The next one, header and data."""
+    head = exactly(sock, 8)
+    head += exactly(sock, head[2] - 8)
+    return head, exactly(sock, struct.unpack_from("<I", head, 4)[0] - len(head))
+
+
+def connected(sock: socket.socket, qid: int, cntlid: int) -> int:
+    """Make it a queue of 128 entries; the controller's ID."""
+    sock.settimeout(10)
+    sock.sendall(ICREQ + connect(qid, cntlid))
+    exactly(sock, 128)
+    result, status = struct.unpack_from("<Q6xH", pdu(sock)[0], 8)
+    assert status == 0
+    return int(result & 0xFFFF)
+
+
+def connect(qid: int, cntlid: int) -> bytes:
+    data = connect_data(cntlid, host=HOST_ID)
+    return capsule(Admin.FABRICS, 1, qid << 16, 127, data=data, nsid=Fabrics.CONNECT)
 
 
 def test_garbage_is_answered_with_a_termination(served: Served) -> None:
@@ -117,8 +163,7 @@ def test_a_host_that_does_not_read_costs_bounded_memory(served: Served) -> None:
     process = psutil.Process(served.end.process.pid)
     before = process.memory_info().rss
     with served.dial() as sock:
-        connect = capsule(0x7F, 1, 8 << 16, 127, data=connect_data(initiator.cntlid, host=HOST_ID), nsid=1)
-        sock.sendall(ICREQ + connect)
+        sock.sendall(ICREQ + connect(8, initiator.cntlid))
         sock.settimeout(1)
         reads = b"".join(capsule(Io.READ, cid, 0, 0, 255, room=1 << 17, nsid=1) for cid in range(2, 120))
         sock.sendall(reads)
@@ -135,6 +180,73 @@ def test_a_host_that_does_not_read_costs_bounded_memory(served: Served) -> None:
         while size:
             size -= len(sock.recv(min(size, 1 << 18)))
     initiator.close()
+    served.still_serves()
+
+
+def test_a_full_queue_of_reads_and_writes_is_carried_out(served: Served) -> None:
+    initiator = Initiator(served.dial)
+    stored = served.backing.read_bytes()
+    slots, room = len(stored) >> 17, 1 << 17
+    reads = {cid: cid % slots for cid in range(110)}
+    batch = [capsule(Io.READ, cid, slot << 8, 0, 255, room=room, nsid=1) for cid, slot in reads.items()]
+    data = stored[-(68 << 10) :]
+    batch += [
+        capsule(Io.WRITE, cid, (len(stored) >> 9) - 136, 0, 135, data=data, nsid=1) for cid in range(110, 127)
+    ]
+    with served.dial() as sock:
+        connected(sock, 8, initiator.cntlid)
+        for _ in range(8):
+            sender = threading.Thread(target=sock.sendall, args=(b"".join(batch),))
+            with served.stalled():
+                sender.start()
+            left = set(range(127))
+            while left:
+                head, found = pdu(sock)
+                if head[0] == 7:
+                    slot = reads[struct.unpack_from("<H", head, 8)[0]]
+                    assert found == stored[slot << 17 : slot + 1 << 17]
+                else:
+                    cid, status = struct.unpack_from("<HH", head, 20)
+                    assert status == 0
+                    left.remove(cid)
+            sender.join()
+    initiator.close()
+
+
+def test_a_lost_connection_opens_no_link(served: Served) -> None:
+    with served.dial() as sock:
+        connected(sock, 0, 0xFFFF)
+        sock.sendall(capsule(Admin.FABRICS, 1, 0, CC, ENABLE, nsid=Fabrics.PROPERTY_SET))
+        pdu(sock)
+        # The first 64 answers, one system call, provoke the reset; what is left then is just not too much.
+        batch = [capsule(Admin.KEEP_ALIVE, cid) for cid in range(64)]
+        for cid, room in enumerate([1 << 17] * 7 + [129_400], 64):
+            batch.append(capsule(Admin.GET_LOG_PAGE, cid, 2 | 0x7FFF << 16, room=room))
+        batch.append(capsule(Opcode.IDENTIFY, 80, data=Parameters(name="host").pack().ljust(4096, b"\0")))
+        batch.append(capsule(Opcode.OPEN, 81, room=4096))
+        with served.stalled():
+            sock.sendall(b"".join(batch))
+            sock.close()
+    served.still_serves()
+    assert served.end.status["state"] == "down", served.end.statuses
+
+
+def test_a_target_without_descriptors_waits_until_it_has_some(served: Served) -> None:
+    process = psutil.Process(served.end.process.pid)
+    limits = process.rlimit(resource.RLIMIT_NOFILE)
+    taken = {int(path.name) for path in Path(f"/proc/{process.pid}/fd").iterdir()}
+    process.rlimit(resource.RLIMIT_NOFILE, (min(set(range(1000)) - taken), limits[1]))
+    with served.dial() as sock:
+        time.sleep(0.1)
+        begun = process.cpu_times()
+        time.sleep(0.5)
+        spent = process.cpu_times()
+        assert spent.user + spent.system - begun.user - begun.system < 0.2, "it tries again and again"
+        process.rlimit(resource.RLIMIT_NOFILE, limits)
+        sock.settimeout(5)
+        sock.sendall(ICREQ)
+        assert exactly(sock, 128)[0] == 1
+    assert sum("no connection can be taken" in line for line in served.end.errors) == 1
     served.still_serves()
 
 

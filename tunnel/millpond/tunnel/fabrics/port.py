@@ -2,7 +2,8 @@
 
 SEND: CDW10 bytes of the packet, CDW11 its sequence number, CDW12 the link's generation modulo 2^32.
 RECV: CDW12 the same, CDW13 the longest wait in milliseconds (0: as long as the device likes). It ends with
-DW0 bytes of the packet (0: none came in time), DW1 its sequence number. A packet begins with its vnet header.
+DW0 bytes of the packet (0: none came in time), DW1 its sequence number. A packet begins with its vnet header;
+its length is not bounded by the MTU but by 64 KiB, for which a RECV has room.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from millpond.tunnel.fabrics.tally import Tally
 from millpond.tunnel.layout import ADMIN_BUFFER
 from millpond.tunnel.nvme import Opcode
 from millpond.tunnel.nvme_sequence import MODULUS, Resequencer
-from millpond.tunnel.parameters import Parameters, generation_after, parse, settle
+from millpond.tunnel.parameters import MAX_MTU, Parameters, generation_after, parse, settle
 from millpond.wire.errors import VersionMismatch
 
 WINDOW = 64
@@ -57,7 +58,7 @@ class _Link:
         self.terms = terms
         self.tag = terms.generation % MODULUS
         self.least = terms.vnet_header + 1
-        self.most = terms.vnet_header + terms.mtu
+        self.most = terms.vnet_header + MAX_MTU  # with offloads at any MTU
         self.incoming = Resequencer(WINDOW)
         self.sent = 0
 

@@ -21,6 +21,7 @@ _HANDSHAKE_SECONDS = 10.0
 _PACKETS_PER_ROUND = 32
 _BUFFERS_PER_CALL = 64
 _ROUNDS = 4
+_ACCEPT_PAUSE = 0.2
 
 
 class _Client:
@@ -31,7 +32,12 @@ class _Client:
         self.deadline = time.monotonic() + _HANDSHAKE_SECONDS
         self.interest = selectors.EVENT_READ
         self.unfinished = False
-        """Whether commands may wait in its reader for the next round."""
+        """Whether commands may wait in its reader for the next round, which it may be full of."""
+
+    @property
+    def receives(self) -> bool:
+        """Whether its reader has room and its answers go off."""
+        return not self.unfinished and self.queue.backlog < MAX_BACKLOG
 
 
 class Server:
@@ -51,6 +57,9 @@ class Server:
         self._clients: dict[Queue, _Client] = {}
         self._selector = selectors.DefaultSelector()
         self._watches_interface = False
+        self._accepts_again: float | None = None
+        """When, after a failure."""
+        self._accept_failed = False
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(stop, selectors.EVENT_READ)
@@ -80,15 +89,18 @@ class Server:
     def _patience(self) -> float | None:
         """Seconds until something is due."""
         times = [client.deadline for client in self._clients.values() if client.queue.qid is None]
-        due = self._subsystem.next_expiry()
-        times += [] if due is None else [due]
+        times += [due for due in (self._subsystem.next_expiry(), self._accepts_again) if due is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _accept(self) -> None:
         try:
             sock, address = self._listener.accept()
-        except OSError:  # it has left again
+        except BlockingIOError:  # it has left again
             return
+        except OSError as error:
+            self._pause_accepting(error)
+            return
+        self._accept_failed = False
         if len(self._clients) >= self._max_clients:
             log.warning("refused %s: %d connections are open", address, len(self._clients))
             sock.close()
@@ -99,12 +111,20 @@ class Server:
         self._clients[client.queue] = client
         self._selector.register(sock, selectors.EVENT_READ, client)
 
+    def _pause_accepting(self, error: OSError) -> None:
+        """What failed, for want of descriptors for instance, would fail at once again."""
+        if not self._accept_failed:
+            log.warning("no connection can be taken: %s", error.strerror)
+        self._accept_failed = True
+        self._selector.unregister(self._listener)
+        self._accepts_again = time.monotonic() + _ACCEPT_PAUSE
+
     def _serve(self, client: _Client, mask: int) -> None:
         if client.queue not in self._clients:
             return
         if mask & selectors.EVENT_WRITE:
             self._process(client)
-        if mask & selectors.EVENT_READ and client.queue.backlog < MAX_BACKLOG:
+        if mask & selectors.EVENT_READ and client.receives and client.queue in self._clients:
             self._receive(client)
         self._drop_doomed()
 
@@ -136,7 +156,7 @@ class Server:
                 return
             client.unfinished = queue.backlog >= MAX_BACKLOG
             self._send(client)
-            if not client.unfinished or queue.backlog >= MAX_BACKLOG:
+            if not client.unfinished or queue.backlog >= MAX_BACKLOG or queue not in self._clients:
                 return
 
     def _send(self, client: _Client) -> None:
@@ -171,6 +191,9 @@ class Server:
         self._drop_doomed()
         for client in self._clients.values():
             self._watch(client)
+        if self._accepts_again is not None and self._accepts_again <= now:
+            self._accepts_again = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
         if self._watches_interface != self._port.hungry:
             self._watch_interface(self._port.hungry)
 
@@ -182,9 +205,8 @@ class Server:
             self._selector.unregister(self._interface.descriptor)
 
     def _watch(self, client: _Client) -> None:
-        queue = client.queue
-        reads = selectors.EVENT_READ if queue.backlog < MAX_BACKLOG else 0
-        writes = selectors.EVENT_WRITE if queue.outgoing or client.unfinished else 0
+        reads = selectors.EVENT_READ if client.receives else 0
+        writes = selectors.EVENT_WRITE if client.queue.outgoing or client.unfinished else 0
         interest = reads | writes
         if interest != client.interest:
             client.interest = interest
