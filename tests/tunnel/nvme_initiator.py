@@ -1,7 +1,7 @@
 """A small NVMe/TCP initiator in user space, and programs that use it.
 
 ``dial PATH PORT``: connects to the target for whoever asks at the Unix socket PATH; passes the connection.
-``host PATH INTERFACE ADDRESS STATUS-FD``: the host end by passthrough, with this as its NVMe driver.
+``host PATH INTERFACE ADDRESS MTU STATUS-FD``: the host end by passthrough, with this as its NVMe driver.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -199,7 +199,9 @@ class Initiator:
         self._turns = {1: itertools.cycle(senders), 2: itertools.cycle(receivers)}
 
     def _connect(self, dial: Dial, qid: int, data: bytes, keep_alive_ms: int) -> int:
-        target = TargetQueue(dial())
+        with ExitStack() as undo:
+            target = TargetQueue(undo.enter_context(dial()))
+            undo.pop_all()
         self.queues.append(target)
         outcome = target.connect(qid, keep_alive_ms, data)
         if outcome.status:
@@ -266,12 +268,12 @@ def serve_dialling(path: Path, port: int) -> None:
                     sockets.send_descriptors(client, [target.fileno()])
 
 
-def run_host(path: Path, interface: str, address: str, status: int) -> None:
+def run_host(path: Path, interface: str, address: str, mtu: int, status: int) -> None:
     stop, _writer = os.pipe()
     config = EndConfig(
         interface=interface,
         address=ipaddress.ip_interface(address),
-        offer=Parameters(name="host"),
+        offer=Parameters(name="host", mtu=mtu),
         engine="python",
         stop=stop,
         counters=make_counters(),
@@ -284,4 +286,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "dial":
         serve_dialling(Path(sys.argv[2]), int(sys.argv[3]))
     else:
-        run_host(Path(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]))
+        run_host(Path(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))

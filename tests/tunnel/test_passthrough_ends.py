@@ -19,6 +19,11 @@ from .nvme_initiator import NQN
 INITIATOR = Path(__file__).with_name("nvme_initiator.py")
 PORT = "4420"
 MB = 1 << 20
+KERNEL_MTU = f"""
+import fcntl, socket, struct
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    print(*struct.unpack("16xi12x", fcntl.ioctl(sock, 0x8921, struct.pack("16s16x", b"{INTERFACE}"))))
+"""
 
 
 class Fabric:
@@ -40,9 +45,9 @@ class Fabric:
         argv += ["--interface", INTERFACE, "--address", f"{DEVICE_ADDRESS}/30", "--name", "csd0", *options]
         return self._end(self.device_side, [*argv, "--status-fd"])
 
-    def host(self) -> End:
+    def host(self, mtu: int = 65520) -> End:
         argv = [sys.executable, "-W", "error", str(INITIATOR), "host", str(self._folder / "dial")]
-        return self._end(self.host_side, [*argv, INTERFACE, f"{HOST_ADDRESS}/30"])
+        return self._end(self.host_side, [*argv, INTERFACE, f"{HOST_ADDRESS}/30", str(mtu)])
 
     def _end(self, side: Namespace, argv: list[str]) -> End:
         reader, writer = os.pipe()
@@ -107,6 +112,20 @@ def test_tcp_crosses_both_ways_in_vendor_commands(fabric: Fabric) -> None:
     }
     assert figures["in"]["bytes"] > total and figures["out"]["bytes"] > total
     assert figures["resets"] == 0 and figures["in"]["dropped"] == 0
+
+
+@pytest.mark.parametrize(("target_mtu", "host_mtu"), [(65520, 1500), (1500, 65520)])
+def test_the_smaller_mtu_is_set_at_both_ends(fabric: Fabric, target_mtu: int, host_mtu: int) -> None:
+    target, host = fabric.target("--mtu", str(target_mtu)), fabric.host(host_mtu)
+    assert host.wait_up(seconds=10)["mtu"] == target.wait_up()["mtu"] == 1500
+    for side in (fabric.host_side, fabric.device_side):
+        assert side.program(sys.executable, "-c", KERNEL_MTU).result() == "1500"
+    total = 8 * MB
+    check(*fabric.exchange(total), total)
+    figures = stopped(target)
+    for way in ("in", "out"):
+        assert figures[way]["bytes"] > total
+        assert figures[way]["packets"] < total // 1500, "no packet was larger than the MTU"
 
 
 def test_idle_receives_end_empty_and_the_link_stays(fabric: Fabric) -> None:
