@@ -1,4 +1,4 @@
-"""The order in which packets come by RECVs: the host end mends it, and ends a link whose numbers are wrong."""
+"""The order in which packets come by RECVs: the host end mends it, and ends a link with wrong numbers."""
 
 from __future__ import annotations
 
