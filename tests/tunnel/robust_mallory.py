@@ -19,7 +19,7 @@ from millpond.tunnel import nvme
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.layout import ADMIN, RECV, SEND
 from millpond.tunnel.nvme import Opcode
-from millpond.tunnel.opening import Rendezvous, open_as_device, open_as_host
+from millpond.tunnel.opening import open_as_device, open_as_host
 from millpond.tunnel.parameters import Parameters
 from millpond.tunnel.queues import ControllerQueue, HostQueue
 from millpond.tunnel.ring_connection import RingConnection
@@ -120,7 +120,7 @@ class Mallory:
                     raise ConnectionLost("the end does not open")
                 time.sleep(0.0005)
 
-        terms, _ = opener(link.region, own, Rendezvous(wait, link.bells[ADMIN].ring))
+        terms, _ = opener(link.region, own, wait)
         return terms
 
     def session(self, seconds: float) -> None:

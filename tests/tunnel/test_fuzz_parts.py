@@ -18,7 +18,7 @@ from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.filter import AddressFilter
 from millpond.tunnel.layout import ADMIN, ADMIN_ENTRIES, RECV, SEND, Layout
 from millpond.tunnel.nvme import Opcode
-from millpond.tunnel.opening import Rendezvous, open_as_device, open_as_host
+from millpond.tunnel.opening import open_as_device, open_as_host
 from millpond.tunnel.parameters import Parameters, check_settled, generation_after, parse, settle
 from millpond.tunnel.queues import ControllerQueue, HostQueue
 from millpond.tunnel.region import QueueMemory, Region
@@ -237,7 +237,7 @@ def test_a_host_opens_a_sane_link_or_none(plan: Mischief, own: Parameters) -> No
     region, offer = fresh_region(), Parameters(depth=4)
     peer = Peer(region, device_steps(region, replace(own, depth=min(own.depth, 4))), plan)
     try:
-        settled, name = open_as_host(region, offer, Rendezvous(peer.wait, lambda: None))
+        settled, name = open_as_host(region, offer, peer.wait)
     except (LinkViolation, VersionMismatch, ConnectionLost):
         return
     check_settled(settled, offer)
@@ -250,7 +250,7 @@ def test_a_device_opens_a_sane_link_or_none(plan: Mischief, offer: Parameters) -
     region, own = fresh_region(), Parameters(depth=4)
     peer = Peer(region, host_steps(region, offer), plan)
     try:
-        settled, name = open_as_device(region, own, Rendezvous(peer.wait, lambda: None))
+        settled, name = open_as_device(region, own, peer.wait)
     except (LinkViolation, VersionMismatch, ConnectionLost):
         return
     assert 2 <= settled.depth <= 4 and 1280 <= settled.mtu <= own.mtu and settled.generation > 0
@@ -260,10 +260,10 @@ def test_a_device_opens_a_sane_link_or_none(plan: Mischief, offer: Parameters) -
 def test_an_honest_peer_opens_the_link() -> None:
     region, own = fresh_region(), Parameters(name="csd0", depth=4)
     peer = Peer(region, device_steps(region, own), [])
-    assert open_as_host(region, Parameters(), Rendezvous(peer.wait, lambda: None)) == (own, "csd0")
+    assert open_as_host(region, Parameters(), peer.wait) == (own, "csd0")
     region = fresh_region()
     peer = Peer(region, host_steps(region, Parameters(name="host")), [])
-    settled, name = open_as_device(region, own, Rendezvous(peer.wait, lambda: None))
+    settled, name = open_as_device(region, own, peer.wait)
     assert (settled, name) == (own, "host")
 
 

@@ -179,6 +179,19 @@ def test_scribbling_over_the_session_costs_links_only(undo: ExitStack, board: Bo
     check_exchange(*start_exchange(board, 4 * MB), 4 * MB)
 
 
+def test_a_client_with_jammed_bells_stops_nobody(undo: ExitStack, board: Board) -> None:
+    """Whoever holds an eventfd decides whether all who write to it may have to wait."""
+    client = RawClient(undo, board.socket)
+    client.memory()
+    for bell in client.roster.wakes:
+        os.eventfd_write(bell, 2**64 - 2)
+        os.set_blocking(bell, True)
+    host, device = board.start()
+    for end in (host, device):
+        end.process.terminate()
+        assert end.process.wait(1) == 0
+
+
 def test_an_idle_link_costs_next_to_nothing(board: Board) -> None:
     host, device = board.start()
     pids = [end.process.pid for end in (host, device)] + host.pumps() + device.pumps()

@@ -1,4 +1,4 @@
-"""A peer that rings without end gets none of the end's time for it."""
+"""Whatever a peer does with its bells, it gets none of the end's time for it and never stops the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from millpond.tunnel.parameters import Parameters
 from millpond.tunnel.region import Region
 from millpond.tunnel.ring_connection import RingConnection
 
-from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, End
+from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, End, eventually
 from .robust_mallory import Mallory, cpu_seconds, sealed_region
 
 SECONDS = 2.0
@@ -103,3 +103,65 @@ def test_a_bell_that_never_falls_silent_costs_little(pair: Any, undo: ExitStack)
         sockets.send_descriptors(client, [descriptor, *bells])
         host.wait_down("did not open the link in time")
         assert cpu_seconds(host) - before < MOST_CPU
+
+
+def jam(bell: int) -> None:
+    """Fill an eventfd, and have all who write to it wait: whether they do is up to each who holds it."""
+    with suppress(BlockingIOError):
+        os.eventfd_read(bell)
+    os.set_blocking(bell, True)
+    os.eventfd_write(bell, 2**64 - 2)
+
+
+@contextmanager
+def teasing(bell: int) -> Iterator[None]:
+    """A bell that rings again and again, and is silent when somebody takes the ringing, who then waits."""
+
+    def tease() -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_write(bell, 1)
+            os.eventfd_read(bell)
+
+    os.set_blocking(bell, True)
+    with again_and_again(tease):
+        try:
+            yield
+        finally:
+            os.set_blocking(bell, False)
+            os.eventfd_write(bell, 1)  # the thread may wait itself
+
+
+@contextmanager
+def jammed(link: RingConnection, victim: str) -> Iterator[None]:
+    """An opening in which the bells do what a peer can have them do."""
+    registers = link.region.registers
+    jam(link.wakes[ADMIN])
+    if victim == "device":
+        registers.enable(link.region.layout)
+        eventually(lambda: registers.ready, "the device answering")
+    else:
+        eventually(lambda: registers.enabled, "the host asking")
+        registers.set_ready()
+    with teasing(link.bells[ADMIN].descriptor):
+        time.sleep(0.3)
+        yield
+
+
+@pytest.mark.parametrize("victim", ["device", "host"])
+def test_an_end_whose_bells_are_jammed_stops_when_asked(pair: Any, undo: ExitStack, victim: str) -> None:
+    end, _, link = attack(pair, undo, victim)
+    with jammed(link, victim):
+        end.process.terminate()
+        assert end.process.wait(1) == 0
+
+
+@pytest.mark.parametrize("victim", ["device", "host"])
+def test_an_end_whose_bells_were_jammed_serves_the_next_peer(pair: Any, undo: ExitStack, victim: str) -> None:
+    end, mallory, link = attack(pair, undo, victim)
+    with jammed(link, victim):
+        end.wait_down("did not open the link in time", 3)
+    link.__exit__(None, None, None)
+    mallory.close()
+    role, side = ("host", pair.host_side) if victim == "device" else ("device", pair.device_side)
+    side.end(role, pair.socket).wait_up()
+    end.wait_up(seconds=2)

@@ -21,7 +21,7 @@ from millpond.linux import sockets
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.layout import ADMIN, RECV, SEND, Layout
 from millpond.tunnel.nvme import Opcode
-from millpond.tunnel.opening import Rendezvous, open_as_device, open_as_host
+from millpond.tunnel.opening import open_as_device, open_as_host
 from millpond.tunnel.parameters import Parameters
 from millpond.tunnel.queues import HostQueue
 from millpond.tunnel.ring_connection import RingConnection
@@ -33,16 +33,12 @@ SQE = struct.Struct("<BBHIQQQQIIIIII")
 CQE_BODY = struct.Struct("<IIHHH")
 
 
-def meet(ring: int) -> Rendezvous:
-    """Waiting by looking again and again, and ringing in any case."""
-
-    def wait(ready: Callable[[], bool]) -> None:
-        deadline = Deadline.after(5)
-        while not ready():
-            assert not deadline.passed
-            time.sleep(0.001)
-
-    return Rendezvous(wait, lambda: os.eventfd_write(ring, 1))
+def meet(ready: Callable[[], bool]) -> None:
+    """Waiting by looking again and again."""
+    deadline = Deadline.after(5)
+    while not ready():
+        assert not deadline.passed
+        time.sleep(0.001)
 
 
 def join(path: Path) -> RingConnection:
@@ -59,7 +55,7 @@ def join(path: Path) -> RingConnection:
 def open_link(path: Path) -> RingConnection:
     """As the host: a link to the device end, open."""
     link = join(path)
-    open_as_host(link.region, Parameters(name="mallory"), meet(link.bells[ADMIN].descriptor))
+    open_as_host(link.region, Parameters(name="mallory"), meet)
     return link
 
 
@@ -119,7 +115,7 @@ def test_a_malformed_packet_is_dropped_and_counted(pair: Any) -> None:
         queue.buffers[cid][: len(packet)] = packet
         queue.submit(Opcode.SEND, cid, len(packet))
         os.eventfd_write(link.bells[SEND].descriptor, 1)
-        meet(0).wait(queue.ready)
+        meet(queue.ready)
         done = queue.reap()
         assert done is not None and done[2] == 0
     assert device.status["state"] == "up"
@@ -145,7 +141,7 @@ BAD_COMPLETIONS = [  # DW0, DW1, SQHD, SQID, CID
 
 def complete(link: RingConnection, completion: tuple[int, ...]) -> None:
     memory = link.region.queue(RECV, 32)
-    meet(0).wait(lambda: memory.tail_doorbell[0] == 31)
+    meet(lambda: memory.tail_doorbell[0] == 31)
     CQE_BODY.pack_into(memory.completions, 0, *completion)
     memory.completions.cast("H")[7] = 1
     os.eventfd_write(link.bells[RECV].descriptor, 1)
@@ -157,7 +153,7 @@ def test_a_bad_completion_resets_the_link(pair: Any, undo: ExitStack) -> None:
     host = pair.host_side.end("host", pair.socket)
     for number, (completion, complaint) in enumerate(BAD_COMPLETIONS, 1):
         with accept(listener) as link:
-            open_as_device(link.region, Parameters(name="mallory"), meet(link.bells[ADMIN].descriptor))
+            open_as_device(link.region, Parameters(name="mallory"), meet)
             host.wait_up(after=number - 1)
             complete(link, completion)
             assert host.wait_down(complaint)["resets"] == number
@@ -169,7 +165,7 @@ def test_a_bad_completion_resets_the_link(pair: Any, undo: ExitStack) -> None:
 def test_another_version_is_named_at_both_ends(pair: Any, undo: ExitStack) -> None:
     device = pair.device_side.end("device", pair.socket)
     with join(pair.socket) as link, pytest.raises(VersionMismatch, match="speaks protocol 1, this side 2"):
-        open_as_host(link.region, replace(Parameters(), version=2), meet(link.bells[ADMIN].descriptor))
+        open_as_host(link.region, replace(Parameters(), version=2), meet)
     device.wait_down("the host end of the tunnel speaks protocol 2, this side 1")
     pair.host_side.end("host", pair.socket).wait_up()
 
@@ -183,7 +179,7 @@ def test_the_host_end_names_another_version_and_tries_again_slowly(pair: Any, un
         with accept(listener) as link, pytest.raises(VersionMismatch):
             waited, began = time.monotonic() - began, time.monotonic()
             newer = replace(Parameters(), version=2)
-            open_as_device(link.region, newer, meet(link.bells[ADMIN].descriptor))
+            open_as_device(link.region, newer, meet)
             host.wait_down("the device end of the tunnel speaks protocol 2, this side 1")
     assert 0.8 < waited < 1.5
 

@@ -29,11 +29,11 @@ class Bell:
     value: int = 1
 
     def ring(self) -> None:
-        """Wake it."""
+        """Wake it. On an eventfd this may wait for ever, if a hostile peer wants: only a pump may ring."""
         if self.register is not None:
             self.register[0] = self.value
             return
-        with suppress(BlockingIOError):  # only after 2^64 rings, or by a peer that filled its own bell
+        with suppress(BlockingIOError):  # after 2^64 rings, or if the peer filled its own bell
             os.eventfd_write(self.descriptor, 1)
 
 
@@ -80,9 +80,3 @@ class Sleeper:
         self._false_alarms = 0 if true else self._false_alarms + 1
         if self._false_alarms > FALSE_ALARMS:
             self._rest.poll(REST_MS)
-
-
-def drain(bell: int) -> None:
-    """Take what has been rung so far."""
-    with suppress(BlockingIOError):
-        os.eventfd_read(bell)

@@ -1,9 +1,8 @@
-"""Pure: how a link is opened: enable, IDENTIFY, OPEN. Waits and rings through what it is given."""
+"""Pure: how a link is opened: enable, IDENTIFY, OPEN. Waits through what it is given."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.layout import ADMIN, ADMIN_BUFFER, ADMIN_ENTRIES
@@ -13,27 +12,21 @@ from millpond.tunnel.queues import Command, Completion, ControllerQueue, HostQue
 from millpond.tunnel.region import Region
 from millpond.wire.errors import VersionMismatch
 
-
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
-    """How an opening waits for the peer (until a condition holds; raises if it never will) and wakes it."""
-
-    wait: Callable[[Callable[[], bool]], None]
-    ring: Callable[[], None]
+Wait = Callable[[Callable[[], bool]], None]
+"""Waits for the peer until a condition holds; raises if it never will."""
 
 
-def open_as_host(region: Region, own: Parameters, meet: Rendezvous) -> tuple[Parameters, str]:
+def open_as_host(region: Region, own: Parameters, wait: Wait) -> tuple[Parameters, str]:
     """Settled parameters and the device's name. Raises VersionMismatch, LinkViolation, what waiting does."""
     region.registers.enable(region.layout)
-    meet.ring()
-    meet.wait(lambda: region.registers.ready)
+    wait(lambda: region.registers.ready)
     admin = HostQueue(region.queue(ADMIN, ADMIN_ENTRIES))
-    done, _ = _command(admin, meet, Opcode.IDENTIFY, own.pack())
+    done, _ = _command(admin, wait, Opcode.IDENTIFY, own.pack())
     _, result, status = done
     if status == Status.VERSION_MISMATCH:
         raise VersionMismatch("the device end of the tunnel", result, own.version)
     _expect_success(done, Opcode.IDENTIFY)
-    done, answer = _command(admin, meet, Opcode.OPEN, b"")
+    done, answer = _command(admin, wait, Opcode.OPEN, b"")
     _expect_success(done, Opcode.OPEN)
     settled = parse(answer, "device", own.version)
     check_settled(settled, own)
@@ -42,15 +35,14 @@ def open_as_host(region: Region, own: Parameters, meet: Rendezvous) -> tuple[Par
     return settled, settled.name
 
 
-def _command(admin: HostQueue, meet: Rendezvous, opcode: Opcode, data: bytes) -> tuple[Completion, bytes]:
+def _command(admin: HostQueue, wait: Wait, opcode: Opcode, data: bytes) -> tuple[Completion, bytes]:
     cid = admin.acquire()
     if cid is None:
         raise LinkViolation("the admin queue is full")
     buffer = admin.buffers[cid]
     buffer[: len(data)] = data
     admin.submit(opcode, cid, ADMIN_BUFFER)
-    meet.ring()
-    meet.wait(admin.ready)
+    wait(admin.ready)
     done = admin.reap()
     if done is None:
         raise LinkViolation(f"the completion of {opcode.name} was taken back")
@@ -63,39 +55,35 @@ def _expect_success(done: Completion, opcode: Opcode) -> None:
         raise LinkViolation(f"{opcode.name} failed with NVMe status {status:#x}")
 
 
-def open_as_device(region: Region, own: Parameters, meet: Rendezvous) -> tuple[Parameters, str]:
+def open_as_device(region: Region, own: Parameters, wait: Wait) -> tuple[Parameters, str]:
     """Settled parameters and the host's name. Raises VersionMismatch, LinkViolation, what waiting does."""
-    meet.wait(lambda: region.registers.enabled)
+    wait(lambda: region.registers.enabled)
     region.registers.check_enabled(region.layout)
     region.registers.set_ready()
-    meet.ring()
     admin = ControllerQueue(region.queue(ADMIN, ADMIN_ENTRIES), (Opcode.IDENTIFY, Opcode.OPEN))
-    offer = _take_offer(admin, own, meet)
+    offer = _take_offer(admin, own, wait)
     settled = settle(offer, own)
     region.registers.set_generation(settled.generation)
-    _, cid, index, _ = _fetch(admin, meet, Opcode.OPEN)
+    _, cid, index, _ = _fetch(admin, wait, Opcode.OPEN)
     record = settled.pack()
     admin.buffers[index][: len(record)] = record
     admin.complete(cid)
-    meet.ring()
     return settled, offer.name
 
 
-def _take_offer(admin: ControllerQueue, own: Parameters, meet: Rendezvous) -> Parameters:
-    _, cid, index, _ = _fetch(admin, meet, Opcode.IDENTIFY)
+def _take_offer(admin: ControllerQueue, own: Parameters, wait: Wait) -> Parameters:
+    _, cid, index, _ = _fetch(admin, wait, Opcode.IDENTIFY)
     try:
         offer = parse(bytes(admin.buffers[index]), "host", own.version)
     except VersionMismatch:
         admin.complete(cid, own.version, Status.VERSION_MISMATCH)
-        meet.ring()
         raise
     admin.complete(cid)
-    meet.ring()
     return offer
 
 
-def _fetch(admin: ControllerQueue, meet: Rendezvous, opcode: Opcode) -> Command:
-    meet.wait(admin.ready)
+def _fetch(admin: ControllerQueue, wait: Wait, opcode: Opcode) -> Command:
+    wait(admin.ready)
     command = admin.fetch()
     if command is None or command[0] != opcode or command[3] != ADMIN_BUFFER:
         raise LinkViolation(f"the host did not begin with {opcode.name} over {ADMIN_BUFFER} bytes")

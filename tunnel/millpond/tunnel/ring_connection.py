@@ -7,11 +7,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from millpond.tunnel import engine
-from millpond.tunnel.bells import Bell, drain
+from millpond.tunnel import engine, opening
+from millpond.tunnel.bells import Bell
 from millpond.tunnel.counters import Counters
-from millpond.tunnel.layout import ADMIN, RECV, SEND
-from millpond.tunnel.opening import Rendezvous, open_as_device, open_as_host
+from millpond.tunnel.layout import RECV, SEND
 from millpond.tunnel.parameters import Parameters
 from millpond.tunnel.pump import Station
 from millpond.tunnel.region import Region
@@ -20,12 +19,12 @@ from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConnectionLost, DeadlineExceeded
 
 OPENING_SECONDS = 2.0
-_POLL_SECONDS, _FALSE_ALARM_SECONDS = 0.1, 0.002
+_LOOK_SECONDS = 0.001
 
 
 class RingConnection:
     """One peer over ``region``. Per queue pair, ``wakes`` are the eventfds that it rings, ``bells`` what
-    rings at it. ``gone`` becomes readable when it dies.
+    rings at it; those of the admin queue are not used. ``gone`` becomes readable when it dies.
     """
 
     check_seconds: float | None = None
@@ -46,8 +45,8 @@ class RingConnection:
 
     def open(self, own: Parameters, wait: Wait) -> tuple[Parameters, str]:
         """Enable, IDENTIFY and OPEN, within 2 s."""
-        opener = open_as_host if self.role == "host" else open_as_device
-        return opener(self.region, own, self._rendezvous(wait))
+        opener = opening.open_as_host if self.role == "host" else opening.open_as_device
+        return opener(self.region, own, self._patience(wait))
 
     def check(self) -> None:
         """The descriptor ``gone`` tells all."""
@@ -65,23 +64,23 @@ class RingConnection:
         memory = self.region.queue(queue, gear.terms.depth)
         return Station(self.role == "host", memory, self.wakes[queue], self.bells[queue], gear, counters)
 
-    def _rendezvous(self, wait: Wait) -> Rendezvous:
-        """Waiting on the admin queue's bell, which is rung every time: its sleep words are not used."""
-        wake, deadline = self.wakes[ADMIN], Deadline.after(OPENING_SECONDS)
+    def _patience(self, wait: Wait) -> opening.Wait:
+        """Looks for the peer's next step every millisecond; the admin queue has no bells.
+
+        An eventfd is one open file for all who hold it: the peer can have its readers and writers wait, and
+        fill or empty it, at any moment. So this process, which must never wait for the peer, touches none;
+        the pumps do, which are killed.
+        """
+        deadline = Deadline.after(OPENING_SECONDS)
 
         def wait_for(ready: Callable[[], bool]) -> None:
             while not ready():
                 if deadline.passed:
                     raise DeadlineExceeded("the peer did not open the link in time")
-                woken = wait((wake, self.gone), _POLL_SECONDS)
-                if wake in woken:
-                    drain(wake)
-                    if not ready():  # its bell may ring without end
-                        wait((self.gone,), _FALSE_ALARM_SECONDS)
-                if self.gone in woken and not ready():
+                if wait((self.gone,), _LOOK_SECONDS) and not ready():
                     raise ConnectionLost("the peer went away while the link was opened")
 
-        return Rendezvous(wait_for, self.bells[ADMIN].ring)
+        return wait_for
 
     def __enter__(self) -> Self:
         return self

@@ -15,15 +15,12 @@ class Board(Protocol):
     memory: memoryview
     """All of the shared memory."""
     wakes: tuple[int, ...]
-    """Eventfds, one per queue pair, that the peer rings."""
+    """Eventfds, one per queue pair, that the peer rings; only pumps wait on them."""
     news: tuple[int, ...]
     """Descriptors that are readable when ``refresh`` has something to do."""
 
     def bells(self, peer: int) -> tuple[Bell, ...] | None:
         """What rings at the peer with this ID, one per queue pair; None if it is not there."""
-
-    def call(self) -> None:
-        """Ring for the admin queue at everyone there: who the peer is may not be known yet."""
 
     def refresh(self) -> None:
         """Take note of who has come and who has left."""

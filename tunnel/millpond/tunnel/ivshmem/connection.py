@@ -10,10 +10,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
-from millpond.tunnel.bells import Bell, drain
 from millpond.tunnel.ivshmem.board import Board
 from millpond.tunnel.ivshmem.session import NUMBERS, DeviceSession, HostSession, Mailbox, Pulse, Word
-from millpond.tunnel.layout import ADMIN
 from millpond.tunnel.parameters import Parameters
 from millpond.tunnel.region import Region
 from millpond.tunnel.ring_connection import RingConnection
@@ -25,6 +23,7 @@ T = TypeVar("T")
 BEAT_SECONDS = 0.1
 LOST_SECONDS = 1.0
 """A peer whose beat stands still for so long is taken for dead."""
+_LOOK_SHARE, _FIRST_LOOK_SECONDS = 1 / 16, 0.001
 
 
 def draw() -> int:
@@ -72,17 +71,18 @@ class IvshmemConnection(abc.ABC):
         return terms, name
 
     def await_peer(self, found: Callable[[], T | None], wait: Wait) -> T:
-        """What ``found`` finds, looking whenever somebody rings, comes or leaves, and 10 times a second.
+        """What ``found`` finds, looking ever less often: each ms at first and after news, later 10 times a
+        second. There are no bells here, for the reason that ``RingConnection`` has.
 
         Raises ConnectionLost after a second on a board that is lost: there may be a better one.
         """
-        wake, began = self.board.wakes[ADMIN], time.monotonic()
+        began = time.monotonic()
         while (what := found()) is None:
-            if self.board.lost and time.monotonic() - began > LOST_SECONDS:
+            waited = time.monotonic() - began
+            if self.board.lost and waited > LOST_SECONDS:
                 raise ConnectionLost("the doorbell server is gone, and no peer answers")
-            ready = wait((wake, *self.board.news), BEAT_SECONDS)
-            if wake in ready:
-                drain(wake)
+            if wait(self.board.news, min(max(_LOOK_SHARE * waited, _FIRST_LOOK_SECONDS), BEAT_SECONDS)):
+                began = time.monotonic()
             self.board.refresh()
         return what
 
@@ -113,12 +113,6 @@ class IvshmemConnection(abc.ABC):
         """Tell the peer; the board stays."""
         self.box.say(Word())
         os.close(self.gone)
-
-
-def ring_admin(bells: tuple[Bell, ...] | None) -> None:
-    """Have the peer look at the session registers."""
-    if bells:
-        bells[ADMIN].ring()
 
 
 def _nothing() -> None:

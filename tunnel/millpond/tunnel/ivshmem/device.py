@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from millpond.tunnel.ivshmem.board import Board
-from millpond.tunnel.ivshmem.connection import IvshmemConnection, draw, ring_admin
+from millpond.tunnel.ivshmem.connection import IvshmemConnection, draw
 from millpond.tunnel.ivshmem.session import HOST_WORD, DeviceSession, Word
 from millpond.tunnel.layout import QUEUES, Layout
 from millpond.tunnel.region import Region
@@ -31,7 +31,6 @@ class DeviceConnection(IvshmemConnection):
             question = self.await_peer(self._question, wait)
             region = make_region(self.board.memory, self._layout)
             self._session.answer(question)
-            ring_admin(self.board.bells(question.peer))
             self.await_peer(functools.partial(self._reaction, question), wait)
             if self._session.intact:
                 return region, question.peer

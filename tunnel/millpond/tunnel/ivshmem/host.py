@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.ivshmem.board import Board
-from millpond.tunnel.ivshmem.connection import IvshmemConnection, draw, ring_admin
+from millpond.tunnel.ivshmem.connection import IvshmemConnection, draw
 from millpond.tunnel.ivshmem.session import HostSession, Word
 from millpond.tunnel.layout import MIN_ENTRIES, PAGE, SIZE_REGISTER, Layout
 from millpond.tunnel.region import Region
@@ -26,11 +26,9 @@ class HostConnection(IvshmemConnection):
     def meet(self, wait: Wait) -> tuple[Region, int]:
         """Ask until a device answers. Raises LinkViolation if what it made is no region."""
         self._session.ask()
-        self.board.call()
         answer = self.await_peer(self._answer, wait)
         region = Region.attach(_described(self.board.memory))
         self._session.accept(answer)
-        ring_admin(self.board.bells(answer.peer))
         return region, answer.peer
 
     def _answer(self) -> Word | None:

@@ -15,7 +15,7 @@ from millpond.linux import sockets
 from millpond.tunnel.bells import Bell
 from millpond.tunnel.ivshmem.protocol import NUMBER, Message, Roster
 from millpond.tunnel.ivshmem.server import SEALS
-from millpond.tunnel.layout import ADMIN, MAX_ENTRIES, MIN_ENTRIES, QUEUES, Layout
+from millpond.tunnel.layout import MAX_ENTRIES, MIN_ENTRIES, QUEUES, Layout
 from millpond.wire.errors import ConnectionLost, ProtocolError, Refused
 
 _ANSWER_TIMEOUT = 1.0
@@ -77,11 +77,6 @@ class ServerPeer:
         """The peer's eventfds."""
         vectors = self._roster.peers.get(peer)
         return None if vectors is None else tuple(map(Bell, vectors))
-
-    def call(self) -> None:
-        """Ring at all peers; those that are no device end do not mind."""
-        for vectors in self._roster.peers.values():
-            Bell(vectors[ADMIN]).ring()
 
     def refresh(self) -> None:
         """Take what the server has said. Its end does no harm to a link: the eventfds outlive it."""

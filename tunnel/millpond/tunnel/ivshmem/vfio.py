@@ -101,9 +101,6 @@ class VfioBoard:
         """The doorbell register; nothing tells here who is there."""
         return self._registers.bells(peer)
 
-    def call(self) -> None:
-        """Nobody knows here whom to ring for."""
-
     def refresh(self) -> None:
         """Nothing tells here who is there."""
 
