@@ -63,7 +63,10 @@ def _in_a_child(work: Callable[[IPRoute], None]) -> str:
         else:
             os.write(report, _DONE)
 
-    pid, report = fork(body)
+    try:
+        pid, report = fork(body)
+    except OSError as error:
+        return str(error)
     try:
         answer = os.read(report, _MAX_REPORT)
     finally:
