@@ -8,6 +8,7 @@ from __future__ import annotations
 from millpond.tunnel import layout as at
 from millpond.tunnel import nvme
 from millpond.tunnel.errors import LinkViolation
+from millpond.tunnel.fence import fence
 from millpond.tunnel.layout import ADMIN, ADMIN_ENTRIES, Layout, layout_of
 
 
@@ -41,12 +42,15 @@ class RegisterFile:
         self._words[nvme.AQA // 4] = nvme.admin_attributes(ADMIN_ENTRIES)
         self._quads[nvme.ASQ // 8] = layout.submission_ring(ADMIN).start
         self._quads[nvme.ACQ // 8] = layout.completion_ring(ADMIN).start
+        fence()  # what it enables is whole by then
         self._words[nvme.CC // 4] = nvme.configuration(at.PAGE_SHIFT)
 
     @property
     def enabled(self) -> bool:
         """Whether the host has enabled the controller (CC.EN)."""
-        return bool(self._words[nvme.CC // 4] & nvme.CC_ENABLE)
+        found = self._words[nvme.CC // 4]
+        fence()
+        return bool(found & nvme.CC_ENABLE)
 
     def check_enabled(self, layout: Layout) -> None:
         """As the controller: check what the host wrote before it enabled. Raises LinkViolation."""
@@ -70,10 +74,13 @@ class RegisterFile:
     @property
     def ready(self) -> bool:
         """Whether the controller takes commands (CSTS.RDY)."""
-        return bool(self._words[nvme.CSTS // 4] & nvme.CSTS_READY)
+        found = self._words[nvme.CSTS // 4]
+        fence()
+        return bool(found & nvme.CSTS_READY)
 
     def set_ready(self) -> None:
         """As the controller: take commands from now on."""
+        fence()
         self._words[nvme.CSTS // 4] = nvme.CSTS_READY
 
     @property

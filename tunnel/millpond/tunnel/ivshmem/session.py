@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from millpond.tunnel.fence import fence
 from millpond.tunnel.layout import PAGE
 
 HOST_WORD, HOST_BEAT, DEVICE_WORD, DEVICE_BEAT = 0x3040, 0x3080, 0x30C0, 0x3100
@@ -75,7 +76,8 @@ class Mailbox:
         self._own, self._own_beat, self._theirs, self._their_beat = registers
 
     def say(self, word: Word) -> None:
-        """Write this side's word."""
+        """Write this side's word, after all that it speaks of."""
+        fence()
         self._own[0] = word.pack()
 
     @property
@@ -85,8 +87,10 @@ class Mailbox:
 
     @property
     def heard(self) -> Word:
-        """The peer's word."""
-        return Word.unpack(self._theirs[0])
+        """The peer's word; what it speaks of may be read afterwards."""
+        said = self._theirs[0]
+        fence()
+        return Word.unpack(said)
 
     def beat(self) -> None:
         """Show that this side lives."""
