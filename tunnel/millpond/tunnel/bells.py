@@ -31,6 +31,7 @@ class Bell:
     def ring(self) -> None:
         """Wake it. On an eventfd this may wait for ever, if a hostile peer wants: only a pump may ring."""
         if self.register is not None:
+            fence()  # this store may pass others: the register and the ring are memory of different kinds
             self.register[0] = self.value
             return
         with suppress(BlockingIOError):  # after 2^64 rings, or if the peer filled its own bell

@@ -16,7 +16,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define ENGINE_VERSION 1 /* of struct station; engine.py has the same */
+#define ENGINE_VERSION 2 /* of struct station; engine.py has the same */
 
 enum { SQE_SIZE = 64, CQE_SIZE = 16, MAX_ENTRIES = 1024, MAX_HEAD = 64 };
 enum { SAFETY_TIMEOUT_MS = 100, FALSE_ALARMS = 64, REST_MS = 1 };
@@ -34,6 +34,7 @@ struct station {
     uint32_t *bell_register;                /* rings at the peer with `bell_value`; or none, and `bell` does */
     uint32_t bell_value;
     uint32_t buffer_size, entries, queue;
+    uint32_t weakly_ordered;                /* the memory is, though the processor is not: write-combining on x86 */
     int32_t wake, bell, interface;          /* descriptors */
     uint32_t vnet_header, addresses_at, addresses_length, version_bits;
     uint8_t addresses[32];                  /* the only source and destination that are let through */
@@ -46,6 +47,12 @@ struct completion { uint32_t cid, result, status, sq_head, sq_id; };
 static uint32_t load(const uint32_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 static void store(uint32_t *word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
 static void full_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+/* After a load that announces others, before a store that does: on x86 acquire and release are no instructions. */
+static void order(const struct station *s) {
+    if (s->weakly_ordered)
+        full_fence();
+}
 
 static void count(struct station *s, enum counter which, uint64_t by) {
     __atomic_store_n(&s->counters[which], s->counters[which] + by, __ATOMIC_RELAXED);
@@ -198,6 +205,7 @@ static void host_submit(struct host *h, uint32_t opcode, uint32_t cid, uint32_t 
     memcpy(s->submissions + (size_t)slot * SQE_SIZE, entry, SQE_SIZE);
     h->in_flight[cid] = 1;
     h->sq_tail = (slot + 1) % s->entries;
+    order(s);
     store(s->tail_doorbell, h->sq_tail);
     ring(s, slot);
 }
@@ -228,6 +236,7 @@ static int host_check(struct host *h, const struct completion *done) {
 static int host_reap(struct host *h, struct completion *done) {
     struct station *s = h->s;
     uint32_t slot = h->cq_head, status = __atomic_load_n(host_status(h, slot), __ATOMIC_ACQUIRE), entry[4];
+    order(s);
     copy_private(entry, s->completions + (size_t)slot * CQE_SIZE, CQE_SIZE);
     *done = (struct completion){
         .result = entry[0], .sq_head = entry[2] & 0xFFFF, .sq_id = entry[2] >> 16, .cid = entry[3] & 0xFFFF,
@@ -238,6 +247,7 @@ static int host_reap(struct host *h, struct completion *done) {
     h->cq_head = (slot + 1) % s->entries;
     if (h->cq_head == 0)
         h->phase ^= 1;
+    order(s);
     store(s->head_doorbell, h->cq_head);
     h->sq_head = done->sq_head;
     h->in_flight[done->cid] = 0;
@@ -338,6 +348,7 @@ static int controller_fetch(struct controller *c, struct command *command) {
     uint32_t tail = load(s->tail_doorbell), entry[SQE_SIZE / 4];
     if (tail >= s->entries)
         return FAIL(s, VIOLATION, "submission tail doorbell %u in a queue of %u", tail, s->entries);
+    order(s);
     copy_private(entry, s->submissions + (size_t)c->sq_head * SQE_SIZE, SQE_SIZE);
     *command = (struct command){
         .opcode = entry[0] & 0xFF, .cid = entry[0] >> 16, .address = entry[6] | (uint64_t)entry[7] << 32,
@@ -365,6 +376,7 @@ static int controller_complete(struct controller *c, const struct command *comma
     uint16_t cid = command->cid;
     memcpy(entry, body, sizeof body);
     memcpy(entry + sizeof body, &cid, sizeof cid);
+    order(s);
     __atomic_store_n((uint16_t *)entry + 7, c->phase, __ATOMIC_RELEASE);
     c->cq_tail = (slot + 1) % entries;
     if (c->cq_tail == 0)

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from millpond.tunnel import pump
 from millpond.tunnel.errors import InterfaceGone, LinkViolation
+from millpond.tunnel.fence import WEAKLY_ORDERED
 from millpond.tunnel.pump import Station
 from millpond.wire.errors import LocalError
 
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 ENGINES = ("auto", "python", "c")
 LIBRARY = Path(__file__).with_name("_engine.so")
 
-_VERSION = 1
+_VERSION = 2
 _VIOLATION, _INTERFACE_GONE = 1, 2
 _LOOPS = {"host": ("submit_packets", "deliver_receives"), "device": ("answer_receives", "execute_sends")}
 
@@ -35,7 +36,7 @@ class _Station(ctypes.Structure):
         ("buffers_address", ctypes.c_uint64),
         ("counters", ctypes.c_void_p),
         ("bell_register", ctypes.c_void_p),
-        *((name, ctypes.c_uint32) for name in ("bell_value", "buffer_size", "entries", "queue")),
+        *((name, ctypes.c_uint32) for name in ("bell_value", "buffer_size", "entries", "queue", "weak")),
         *((name, ctypes.c_int32) for name in ("wake", "bell", "interface")),
         *((name, ctypes.c_uint32) for name in ("vnet_header", "addresses_at", "addresses_length", "version")),
         ("addresses", ctypes.c_uint8 * 32),
@@ -107,6 +108,7 @@ def _arguments(station: Station) -> _Station:
         _address(station.counters.words),
         None if bell.register is None else _address(bell.register),
         *(bell.value, memory.span.size, memory.entries, memory.number),
+        memory.weakly_ordered and not WEAKLY_ORDERED,  # acquire and release do what the processor needs
         *(station.wake, bell.descriptor, gear.interface.descriptor),
     )
     expected = gear.filter.expected

@@ -8,7 +8,7 @@ runs for every packet.
 from __future__ import annotations
 
 from millpond.tunnel.errors import LinkViolation
-from millpond.tunnel.fence import WEAKLY_ORDERED, fence
+from millpond.tunnel.fence import fence
 from millpond.tunnel.nvme import Opcode, Status
 from millpond.tunnel.region import QueueMemory
 
@@ -28,6 +28,7 @@ class HostQueue:
     def __init__(self, memory: QueueMemory) -> None:
         self.buffers = memory.buffers
         self._number, self._entries = memory.number, memory.entries
+        self._weakly_ordered = memory.weakly_ordered
         memory.submissions[:] = bytes(len(memory.submissions))  # the fields that are never used stay zero
         self._submissions = memory.submissions.cast("Q")
         self._submission_words = memory.submissions.cast("I")
@@ -52,7 +53,7 @@ class HostQueue:
         self._submissions[_SQE_QUADS * slot + _PRP1_QUAD] = self._addresses[cid]
         self._submission_words[_SQE_WORDS * slot + _CDW10_WORD] = length
         self._sq_tail = tail = (slot + 1) % self._entries
-        if WEAKLY_ORDERED:
+        if self._weakly_ordered:
             fence()
         self._tail_doorbell[0] = tail
         return slot
@@ -74,7 +75,7 @@ class HostQueue:
         last = self._completions[_CQE_QUADS * head + _LAST_QUAD]  # SQHD, SQID, CID, phase and status at once
         if last >> 48 & 1 != self._phase:
             return None
-        if WEAKLY_ORDERED:
+        if self._weakly_ordered:
             fence()
         cid, sq_head, entries = last >> 32 & 0xFFFF, last & 0xFFFF, self._entries
         if cid >= entries or not self._in_flight[cid] or last >> 16 & 0xFFFF != self._number:
@@ -89,6 +90,8 @@ class HostQueue:
         self._cq_head = head = (head + 1) % entries
         if head == 0:
             self._phase ^= 1
+        if self._weakly_ordered:
+            fence()
         self._head_doorbell[0] = head
         self._in_flight[cid] = False
         self.free.append(cid)
@@ -102,6 +105,7 @@ class ControllerQueue:
         self.buffers = memory.buffers
         self._number, self._entries, self._opcodes = memory.number, memory.entries, opcodes
         self._start, self._size = memory.span.start, memory.span.size
+        self._weakly_ordered = memory.weakly_ordered
         self._submissions = memory.submissions.cast("Q")
         self._submission_words = memory.submissions.cast("I")
         self._completions = memory.completions.cast("Q")
@@ -125,7 +129,7 @@ class ControllerQueue:
             return None
         if tail >= self._entries:
             raise LinkViolation(f"submission tail doorbell {tail} in a queue of {self._entries}")
-        if WEAKLY_ORDERED:
+        if self._weakly_ordered:
             fence()
         first = self._submissions[_SQE_QUADS * slot]
         address = self._submissions[_SQE_QUADS * slot + _PRP1_QUAD]
@@ -156,7 +160,7 @@ class ControllerQueue:
         if self.backlog() == self._entries - 1:
             raise LinkViolation("the host submitted more commands than it takes completions")
         self._completions[_CQE_QUADS * slot] = result
-        if WEAKLY_ORDERED:
+        if self._weakly_ordered:
             fence()
         last = self._sq_head | self._number << 16 | cid << 32 | (status << 1 | self._phase) << 48
         self._completions[_CQE_QUADS * slot + _LAST_QUAD] = last

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from millpond.tunnel import layout as at
 from millpond.tunnel import nvme
+from millpond.tunnel.fence import WEAKLY_ORDERED
 from millpond.tunnel.layout import Layout, Span
 from millpond.tunnel.registers import RegisterFile
 
@@ -14,7 +15,8 @@ from millpond.tunnel.registers import RegisterFile
 class QueueMemory:
     """The memory of queue pair ``number``, cut to the depth in use.
 
-    The sleep flags are words: not 0 says that the side waits for its bell.
+    The sleep flags are words: not 0 says that the side waits for its bell. ``weakly_ordered`` says that this
+    processor may reorder two loads, or two stores, of this memory.
     """
 
     number: int
@@ -26,6 +28,7 @@ class QueueMemory:
     host_sleeps: memoryview
     span: Span
     buffers: tuple[memoryview, ...]
+    weakly_ordered: bool
 
     @property
     def entries(self) -> int:
@@ -36,14 +39,14 @@ class QueueMemory:
 class Region:
     """One link's shared memory."""
 
-    def __init__(self, memory: memoryview, layout: Layout) -> None:
-        self.memory, self.layout = memory, layout
+    def __init__(self, memory: memoryview, layout: Layout, *, weakly_ordered: bool = WEAKLY_ORDERED) -> None:
+        self.memory, self.layout, self._weakly_ordered = memory, layout, weakly_ordered
         self.registers = RegisterFile(memory)
 
     @staticmethod
-    def create(memory: memoryview, layout: Layout) -> Region:
+    def create(memory: memoryview, layout: Layout, *, weakly_ordered: bool = WEAKLY_ORDERED) -> Region:
         """As the controller: make a region of memory that is all zero and has the layout's size."""
-        region = Region(memory, layout)
+        region = Region(memory, layout, weakly_ordered=weakly_ordered)
         region.registers.prepare(layout)
         return region
 
@@ -66,6 +69,7 @@ class Region:
             self._word(at.SLEEP_FLAGS, 2 * number + 1),
             Span(span.start, span.size, depth),
             tuple(self.memory[start : start + span.size] for start in starts),
+            self._weakly_ordered,
         )
 
     def _cut(self, ring: Span, depth: int) -> memoryview:

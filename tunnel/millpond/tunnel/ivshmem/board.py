@@ -14,6 +14,8 @@ class Board(Protocol):
     """This end's ID at the doorbell server."""
     memory: memoryview
     """All of the shared memory."""
+    weakly_ordered: bool
+    """Whether this processor may reorder two loads, or two stores, of it."""
     wakes: tuple[int, ...]
     """Eventfds, one per queue pair, that the peer rings; only pumps wait on them."""
     news: tuple[int, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from millpond.tunnel.fence import WEAKLY_ORDERED
 from millpond.tunnel.ivshmem.board import Board
 from millpond.tunnel.ivshmem.connection import IvshmemConnection, draw
 from millpond.tunnel.ivshmem.session import HOST_WORD, DeviceSession, Word
@@ -29,7 +30,7 @@ class DeviceConnection(IvshmemConnection):
         """Answer every question until a host accepts."""
         while True:
             question = self.await_peer(self._question, wait)
-            region = make_region(self.board.memory, self._layout)
+            region = make_region(self.board.memory, self._layout, weakly_ordered=self.board.weakly_ordered)
             self._session.answer(question)
             self.await_peer(functools.partial(self._reaction, question), wait)
             if self._session.intact:
@@ -45,10 +46,10 @@ class DeviceConnection(IvshmemConnection):
         return None if heard == question else heard
 
 
-def make_region(memory: memoryview, layout: Layout) -> Region:
+def make_region(memory: memoryview, layout: Layout, *, weakly_ordered: bool = WEAKLY_ORDERED) -> Region:
     """The region at the start of ``memory``, its registers and rings empty but for those of the session."""
     memory[:HOST_WORD] = bytes(HOST_WORD)
     for queue in range(QUEUES):
         for ring in (layout.submission_ring(queue), layout.completion_ring(queue)):
             memory[ring.start : ring.end] = bytes(ring.end - ring.start)
-    return Region.create(memory[: layout.size], layout)
+    return Region.create(memory[: layout.size], layout, weakly_ordered=weakly_ordered)

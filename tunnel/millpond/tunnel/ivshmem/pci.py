@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import re
 import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from millpond.tunnel.fence import WEAKLY_ORDERED
 from millpond.tunnel.ivshmem.board import Board
 from millpond.tunnel.ivshmem.polled import PolledBoard
 from millpond.tunnel.ivshmem.vfio import VfioBoard, VfioMissing
@@ -19,6 +21,7 @@ log = logging.getLogger(__name__)
 _DEVICES = Path("/sys/bus/pci/devices")
 _IVSHMEM = ("0x1af4", "0x1110")
 _DRIVER = Path("/sys/bus/pci/drivers/vfio-pci")
+_CPUS = Path("/proc/cpuinfo")
 
 
 def open_board(address: str) -> Board:
@@ -27,13 +30,15 @@ def open_board(address: str) -> Board:
     """
     device = _find(address)
     try:
-        memory = _map_memory(device)
+        combining = _combining(device)
+        memory = _map_memory(device / ("resource2_wc" if combining else "resource2"))
+        weakly_ordered = combining or WEAKLY_ORDERED
         try:
             _give_to_vfio(device)
-            return VfioBoard(device, memory)
+            return VfioBoard(device, memory, weakly_ordered=weakly_ordered)
         except VfioMissing as error:
             log.warning("no interrupts from %s, it will be polled: %s", device.name, error)
-            return PolledBoard(device, memory)
+            return PolledBoard(device, memory, weakly_ordered=weakly_ordered)
     except OSError as error:
         raise LocalError(f"cannot use {device.name}: {error}") from None
 
@@ -51,10 +56,21 @@ def _identity(device: Path) -> tuple[str, str]:
     return ((device / "vendor").read_text().strip(), (device / "device").read_text().strip())
 
 
-def _map_memory(device: Path) -> memoryview:
+def _combining(device: Path) -> bool:
+    """Whether to map BAR 2 write-combining, the only way to have unaligned accesses on ARM.
+
+    On x86 such memory is weakly ordered where the hypervisor honours what the guest wants of it. On AMD's it
+    does, but a locked instruction orders all (their manual, volume 1, 3.9.2), and uncached memory would be
+    slow. On Intel's it does not order loads (volume 3, 8.1.2.2), but KVM gives cached memory as a rule.
+    """
+    if not (device / "resource2_wc").exists():
+        return False
+    return WEAKLY_ORDERED or bool(re.search("AuthenticAMD|HygonGenuine", _CPUS.read_text()))
+
+
+def _map_memory(path: Path) -> memoryview:
     """BAR 2, by sysfs in any case: vfio would map it as device memory, with no unaligned accesses on ARM."""
-    name = "resource2_wc" if (device / "resource2_wc").exists() else "resource2"
-    bar = os.open(device / name, os.O_RDWR | os.O_CLOEXEC)
+    bar = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return memoryview(mmap.mmap(bar, os.fstat(bar).st_size))
     finally:

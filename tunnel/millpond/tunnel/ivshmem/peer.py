@@ -13,6 +13,7 @@ from pathlib import Path
 
 from millpond.linux import sockets
 from millpond.tunnel.bells import Bell
+from millpond.tunnel.fence import WEAKLY_ORDERED
 from millpond.tunnel.ivshmem.protocol import NUMBER, Message, Roster
 from millpond.tunnel.ivshmem.server import SEALS
 from millpond.tunnel.layout import MAX_ENTRIES, MIN_ENTRIES, QUEUES, Layout
@@ -33,7 +34,7 @@ class ServerPeer:
     def __init__(self, path: Path, role: str) -> None:
         self._undo = ExitStack()
         self._roster = Roster(QUEUES)
-        self.lost = False
+        self.lost, self.weakly_ordered = False, WEAKLY_ORDERED
         try:
             self._socket = self._undo.enter_context(sockets.connect(path, _ANSWER_TIMEOUT))
         except OSError as error:

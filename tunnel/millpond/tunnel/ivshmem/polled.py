@@ -7,22 +7,25 @@ at rest has 100 looks a second; the first packet after a rest waits up to 10 ms.
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
+import select
 import signal
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from millpond.linux.syscalls import die_with_parent
 from millpond.tunnel import nvme
 from millpond.tunnel.bells import Bell
+from millpond.tunnel.forks import fork
 from millpond.tunnel.ivshmem.registers import DoorbellRegisters
-from millpond.tunnel.ivshmem.session import HOST_WORD
-from millpond.tunnel.layout import ADMIN, PAGE, QUEUES, STRIDE
+from millpond.tunnel.layout import PAGE, QUEUES, RECV, SEND, STRIDE
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import LocalError
+
+log = logging.getLogger(__name__)
 
 _SHORTEST, _LONGEST = 50e-6, 10e-3
 _SHARE = 1 / 16
@@ -36,10 +39,11 @@ class PolledBoard:
     """
 
     news: tuple[int, ...] = ()
+    """What the process that looks keeps open while it lives."""
     lost = False
 
-    def __init__(self, device: Path, memory: memoryview) -> None:
-        self.memory = memory
+    def __init__(self, device: Path, memory: memoryview, *, weakly_ordered: bool) -> None:
+        self.memory, self.weakly_ordered = memory, weakly_ordered
         self._undo = ExitStack()
         try:
             (device / "enable").write_text("1")
@@ -47,7 +51,8 @@ class PolledBoard:
             self.wakes = tuple(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(QUEUES))
             for wake in self.wakes:
                 self._undo.callback(os.close, wake)
-            self._undo.callback(_end, _start(memory, self.wakes))
+            self._undo.callback(self._stop_watching)
+            self._start_watching()
         except BaseException:
             self.close()
             raise
@@ -73,7 +78,22 @@ class PolledBoard:
         return self._registers.bells(peer)
 
     def refresh(self) -> None:
-        """Nothing tells here who is there."""
+        """Have another process look if the one that did was killed. Raises OSError if there can be none."""
+        if not self.news or select.select(self.news, (), (), 0)[0]:
+            log.warning("the process that looks at the device ended; another one begins")
+            self._stop_watching()
+            self._start_watching()
+
+    def _start_watching(self) -> None:
+        self._watcher, report = fork(lambda _report: watch(self.memory, self.wakes))
+        self.news = (report,)
+
+    def _stop_watching(self) -> None:
+        if self.news:
+            os.kill(self._watcher, signal.SIGKILL)
+            os.waitpid(self._watcher, 0)
+            os.close(self.news[0])
+        self.news = ()
 
     def close(self) -> None:
         """End the process that looks, and give the device back."""
@@ -90,38 +110,16 @@ def watch(memory: memoryview, wakes: tuple[int, ...]) -> NoReturn:
 
     The sleep words do not tell whether somebody sleeps: the host clears them when it rings in vain.
     """
-    words, quads = memory[:PAGE].cast("I"), memory[:PAGE].cast("Q")
-    tails = [(nvme.DOORBELLS + nvme.doorbell_offset(2 * queue, STRIDE)) // 4 for queue in range(QUEUES)]
-    last: list[tuple[int, ...]] = [()] * QUEUES
+    words = memory[:PAGE].cast("I")
+    tails = {queue: (nvme.DOORBELLS + nvme.doorbell_offset(2 * queue, STRIDE)) // 4 for queue in (SEND, RECV)}
+    last = dict.fromkeys(tails, -1)
     changed = time.monotonic()
     while True:
         now = time.monotonic()
-        for queue, tail in enumerate(tails):
-            seen: tuple[int, ...] = (words[tail],)
-            if queue == ADMIN:
-                seen += (words[nvme.CC // 4], quads[HOST_WORD // 8])
+        for queue, tail in tails.items():
+            seen = words[tail]
             if seen != last[queue]:
                 last[queue], changed = seen, now
                 with suppress(BlockingIOError):
                     os.eventfd_write(wakes[queue], 1)
         time.sleep(pause(now - changed))
-
-
-def _start(memory: memoryview, wakes: tuple[int, ...]) -> int:
-    parent = os.getpid()
-    if pid := os.fork():
-        return pid
-    try:
-        die_with_parent(signal.SIGKILL)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if os.getppid() == parent:
-            watch(memory, wakes)
-    finally:
-        os._exit(1)
-
-
-def _end(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)

@@ -44,8 +44,8 @@ class VfioBoard:
     news: tuple[int, ...] = ()
     lost = False
 
-    def __init__(self, device: Path, memory: memoryview) -> None:
-        self.memory = memory
+    def __init__(self, device: Path, memory: memoryview, *, weakly_ordered: bool) -> None:
+        self.memory, self.weakly_ordered = memory, weakly_ordered
         self._undo = ExitStack()
         try:
             self._device = self._open(device)

@@ -1,0 +1,77 @@
+"""The device's end without interrupts: the process that looks for it, on files in place of the PCI device."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import select
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from millpond.tunnel import nvme
+from millpond.tunnel.ivshmem.device import DeviceConnection
+from millpond.tunnel.ivshmem.polled import PolledBoard
+from millpond.tunnel.layout import RECV, SEND, STRIDE, Layout
+from millpond.wire.errors import ConnectionLost
+
+LAYOUT = Layout(2)
+
+
+@pytest.fixture
+def board(undo: ExitStack, tmp_path: Path) -> PolledBoard:
+    (tmp_path / "resource0").write_bytes(bytes(256))
+    board = PolledBoard(tmp_path, memoryview(mmap.mmap(-1, LAYOUT.size)), weakly_ordered=True)
+    undo.callback(board.close)
+    return board
+
+
+def watcher() -> int:
+    """The only child of this process."""
+    (pid,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return int(pid)
+
+
+def is_rung(board: PolledBoard, queue: int) -> bool:
+    """Within 2 s; from now on it is silent."""
+    rung = bool(select.select([board.wakes[queue]], [], [], 2)[0])
+    return rung and bool(os.eventfd_read(board.wakes[queue]))
+
+
+def ring_tail(board: PolledBoard, queue: int) -> None:
+    place = nvme.DOORBELLS + nvme.doorbell_offset(2 * queue, STRIDE)
+    board.memory[place] ^= 1
+
+
+@pytest.mark.parametrize("queue", [SEND, RECV])
+def test_a_new_tail_wakes_its_pump(board: PolledBoard, queue: int) -> None:
+    assert is_rung(board, SEND) and is_rung(board, RECV), "whoever waits already must look once"
+    ring_tail(board, queue)
+    assert is_rung(board, queue)
+
+
+@pytest.mark.expected_log("another one begins")
+def test_the_looking_process_is_replaced_when_it_is_killed(
+    board: PolledBoard, undo: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = watcher()
+    link = undo.enter_context(DeviceConnection(board, LAYOUT))
+    os.kill(first, signal.SIGKILL)
+    assert select.select(board.news, [], [], 2)[0], "its death tells nobody"
+    with caplog.at_level(logging.WARNING), pytest.raises(ConnectionLost, match="no sign of life"):
+        link.check()
+    assert "another one begins" in caplog.text and watcher() != first
+    for queue in (SEND, RECV):
+        assert is_rung(board, queue)
+        ring_tail(board, queue)
+        assert is_rung(board, queue)
+
+
+def test_a_closed_board_leaves_no_process(board: PolledBoard) -> None:
+    pid = watcher()
+    board.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
