@@ -1,0 +1,65 @@
+"""Pure: the batches of a job's workers, re-tuned after each step by what the step took.
+
+Every worker runs it on the same numbers, which come with the step's exchange, and so has the same plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from millpond.train.balance.curve import Floats, Ints
+from millpond.train.balance.equal_time import Crew
+from millpond.train.balance.slowness import Slowness
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Batches by rank (0: sits out), the seconds that each is expected to take, and how long a step waits."""
+
+    batches: Ints
+    times: Floats
+    deadline: float
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, as planned."""
+        return float(self.times.max())
+
+    @property
+    def speed(self) -> float:
+        """Samples per second of all together, as planned."""
+        return float(self.batches.sum()) / self.seconds
+
+
+class Controller:
+    """Equal-time batches for ``crew``; with ``total`` their sum is fixed. A step waits ``patience`` times as
+    long as planned. Raises ValueError if ``total`` cannot be had.
+    """
+
+    def __init__(self, crew: Crew, *, total: int | None = None, patience: float = 1.25) -> None:
+        self.crew, self._total, self._patience = crew, total, patience
+        self._slowness = Slowness(crew.size)
+        self.plan = self._make_plan()
+
+    @property
+    def slowness(self) -> Floats:
+        """How many times as long as on its curve each worker takes, as far as it is known."""
+        return self._slowness.level.copy()
+
+    def observe(self, measured: Floats) -> bool:
+        """One step's seconds of each worker's own work, NaN for who did none. Whether there is a new plan."""
+        if not self._slowness.observe(self.plan.times, measured):
+            return False
+        before, self.plan = self.plan, self._make_plan()
+        return bool(np.any(before.batches != self.plan.batches))
+
+    def _make_plan(self) -> Plan:
+        level = self._slowness.level
+        if self._total is None:
+            batches = self.crew.batches(self.crew.step_seconds(level), level)
+        else:
+            batches = self.crew.batches_of(self._total, level)
+        times = self.crew.times(batches, level)
+        return Plan(batches, times, self._patience * float(times.max()))
