@@ -117,7 +117,9 @@ def test_ten_thousand_quiet_steps_change_nothing() -> None:
     controller = Controller(Crew([Kind(HOST, 999), Kind(DEVICE, 999)], [0] + 36 * [1]))
     before = controller.plan
     for _ in range(10_000):
-        assert not controller.observe(before.times * np.maximum(noise.normal(1, 0.1, 37), 0.5))
+        assert not controller.observe(
+            before.batches, before.times * np.maximum(noise.normal(1, 0.1, 37), 0.5)
+        )
     assert controller.plan is before
 
 
@@ -130,7 +132,7 @@ def test_a_slowdown_is_found_and_so_is_power_that_comes_back(speed: float, gone:
         found = []
         for step in range(1, 80):
             took = controller.crew.times(controller.plan.batches, real) * noise.normal(1, 0.03, 3)
-            if controller.observe(took):
+            if controller.observe(controller.plan.batches, took):
                 found.append(step)
         assert found[0] <= most
         assert controller.slowness == pytest.approx(real, rel=0.05)

@@ -23,6 +23,7 @@ from millpond.host import (
     fleet,
     mounter,
     provision,
+    simulation,
     ssh,
     tunnel_view,
     views,
@@ -31,6 +32,7 @@ from millpond.host.client import Client
 from millpond.train import jobfile
 from millpond.wire.control import SSH_PORT
 from millpond.wire.errors import LocalError, MillpondError, Refused, RemoteError
+from millpond.wire.schema import dump
 
 EXIT_CODES = """\
 Exit codes: 0 done; 1 a device or the daemon failed or refused; 2 wrong usage, configuration or input;
@@ -272,6 +274,20 @@ def logs(
         views.print_json({"target": target, "lines": found})
     else:
         print("\n".join(found))
+
+
+@app.command()
+def simulate(
+    file: Annotated[Path, typer.Argument(metavar="FLEET.toml", help="Workers, their curves and loads.")],
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Simulate synchronous training on a fleet whose devices are busy now and then; nothing is trained."""
+    found = simulation.read(file)
+    results = simulation.run(found, simulation.crew_of(found, file.name))
+    if output is Format.JSON:
+        views.print_json({"results": [dump(result) for result in results], "emulation": "simulated time"})
+    else:
+        views.console().print(simulation.show(results))
 
 
 @app.command()

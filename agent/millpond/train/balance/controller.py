@@ -13,6 +13,11 @@ from millpond.train.balance.curve import Floats, Ints
 from millpond.train.balance.equal_time import Crew
 from millpond.train.balance.slowness import Slowness
 
+PATIENCE = 1.1
+"""The longest step over the planned one. In simulations of 1,000 devices with 10 % of them busy, 1.25 gives
+0.78 of the ideal, 1.1 gives 0.89 and 1.02 gives 0.96; but the smaller it is, the more sums come a step late.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -38,7 +43,7 @@ class Controller:
     long as planned. Raises ValueError if ``total`` cannot be had.
     """
 
-    def __init__(self, crew: Crew, *, total: int | None = None, patience: float = 1.25) -> None:
+    def __init__(self, crew: Crew, *, total: int | None = None, patience: float = PATIENCE) -> None:
         self.crew, self._total, self._patience = crew, total, patience
         self._slowness = Slowness(crew.size)
         self.plan = self._make_plan()
@@ -48,9 +53,12 @@ class Controller:
         """How many times as long as on its curve each worker takes, as far as it is known."""
         return self._slowness.level.copy()
 
-    def observe(self, measured: Floats) -> bool:
-        """One step's seconds of each worker's own work, NaN for who did none. Whether there is a new plan."""
-        if not self._slowness.observe(self.plan.times, measured):
+    def observe(self, batches: Ints, measured: Floats) -> bool:
+        """The batch that each worker did last and the seconds of its whole own work for it, NaN for who did
+        none in this step. Whether there is a new plan.
+        """
+        expected = self.crew.times(batches, self._slowness.level)
+        if not self._slowness.observe(expected, measured):
             return False
         before, self.plan = self.plan, self._make_plan()
         return bool(np.any(before.batches != self.plan.batches))

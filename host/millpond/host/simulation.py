@@ -1,0 +1,150 @@
+"""Edge: the file of a fleet to be simulated, and what comes out of it under each policy."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from rich.table import Table
+
+from millpond.train.balance.controller import PATIENCE, Controller
+from millpond.train.balance.curve import Curve, Floats, Ints
+from millpond.train.balance.equal_time import Crew, Kind
+from millpond.train.balance.simulation import Loads, Policy, Untuned, simulate
+from millpond.train.balance.stannis import Stannis
+from millpond.wire.errors import ConfigError
+from millpond.wire.schema import load
+
+MOST_WORKERS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """``count`` workers: seconds of a step by batch, and the largest batch that their memory takes."""
+
+    name: str
+    count: int
+    batches: tuple[int, ...]
+    seconds: tuple[float, ...]
+    most: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """The file: workers, their other work, how long and with which random numbers."""
+
+    kind: tuple[Members, ...]
+    load: Loads = field(default_factory=Loads)
+    steps: int = 1000
+    seed: int = 1
+    patience: float = PATIENCE
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Of one policy: samples per second, their part of the ideal, plans made, by which part the samples of
+    the worst represented worker count too little, and the median seconds of the controller for a step.
+    """
+
+    policy: str
+    speed: float
+    share: float
+    new_plans: int
+    bias: float
+    controller_seconds: float
+
+
+def read(path: Path) -> Simulation:
+    """Raises ConfigError."""
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except ValueError as error:  # of TOML or of UTF-8
+        raise ConfigError(f"{path.name}: {error}") from None
+    found = load(Simulation, content, path.name)
+    if problem := _problem(found):
+        raise ConfigError(f"{path.name}: {problem}")
+    return found
+
+
+def _problem(found: Simulation) -> str | None:
+    loads = found.load
+    if any(members.count < 1 for members in found.kind):
+        return "kind: count is at least 1"
+    if not 0 < sum(members.count for members in found.kind) <= MOST_WORKERS:
+        return f"kind: count: 1 to {MOST_WORKERS} workers in all"
+    if not (0 <= loads.busy < 1 and loads.lasting >= 1 and 1 <= loads.least <= loads.most):
+        return "load: busy is from 0 to below 1, lasting at least 1, and 1 <= least <= most"
+    if loads.noise < 0 or found.steps < 1 or found.patience < 1 or found.seed < 0:
+        return "noise and seed are at least 0, steps and patience at least 1"
+    return None
+
+
+def crew_of(simulation: Simulation, where: str) -> Crew:
+    """Raises ConfigError for a curve that is none, or if nobody can train."""
+    kinds: list[Kind] = []
+    members: list[int] = []
+    for number, found in enumerate(simulation.kind):
+        try:
+            kinds.append(Kind(Curve(found.batches, found.seconds), found.most))
+        except ValueError as error:
+            raise ConfigError(f"{where}: kind: {found.name}: {error}") from None
+        members += found.count * [number]
+    crew = Crew(kinds, members)
+    if not crew.caps.any():
+        raise ConfigError(f"{where}: kind: most: nobody has memory for a batch of 2")
+    return crew
+
+
+def run(simulation: Simulation, crew: Crew) -> list[Result]:
+    """The same loads under each policy."""
+    policies: dict[str, Callable[[], Policy]] = {
+        "untuned": lambda: Untuned(Controller(crew, patience=float("inf")).plan),
+        "stannis": lambda: Stannis(crew),
+        "millpond": lambda: Controller(crew, patience=simulation.patience),
+    }
+    return [_run_one(simulation, crew, name, make()) for name, make in policies.items()]
+
+
+def _run_one(simulation: Simulation, crew: Crew, name: str, policy: Policy) -> Result:
+    timed = _Timed(policy)
+    outcome = simulate(crew, timed, simulation.load, simulation.steps, simulation.seed)
+    return Result(name, outcome.speed, outcome.share, outcome.new_plans, outcome.bias, median(timed.seconds))
+
+
+class _Timed:
+    """A policy and a stop watch."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self.plan = policy, policy.plan
+        self.seconds: list[float] = []
+
+    def observe(self, batches: Ints, measured: Floats, /) -> bool:
+        """What the policy says."""
+        began = time.perf_counter()
+        changed = self._policy.observe(batches, measured)
+        self.seconds.append(time.perf_counter() - began)
+        self.plan = self._policy.plan
+        return changed
+
+
+def show(results: list[Result]) -> Table:
+    """For people."""
+    heading = ["policy", "samples/s", "of the ideal", "new plans", "worst counted less", "controller"]
+    table = Table(*heading, box=None, pad_edge=False, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in results:
+        numbers = (
+            f"{row.speed:.1f}",
+            f"{100 * row.share:.1f}%",
+            str(row.new_plans),
+            f"{100 * row.bias:.2f}%",
+        )
+        table.add_row(row.policy, *numbers, f"{1e3 * row.controller_seconds:.2f} ms")
+    return table

@@ -1,0 +1,58 @@
+"""The file of a simulated fleet, and the command that runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from millpond.host import simulation
+from millpond.wire.errors import ConfigError
+
+EXAMPLE = Path(__file__).parents[2] / "agent" / "examples" / "fleet-36.toml"
+KIND = '[[kind]]\nname = "a"\ncount = 2\nbatches = [2, 8]\nseconds = [0.1, 0.3]\n'
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "millpond.host.main", "simulate", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60)
+
+
+def test_the_example_runs_and_shows_what_re_tuning_is_worth() -> None:
+    done = command("--format", "json", str(EXAMPLE))
+    assert done.returncode == 0, done.stderr
+    results = {row["policy"]: row for row in json.loads(done.stdout)["results"]}
+    assert results["millpond"]["share"] > 0.85 > 0.5 > results["untuned"]["share"]
+    assert results["millpond"]["bias"] < 0.01
+    table = command(str(EXAMPLE))
+    assert table.returncode == 0 and "millpond" in table.stdout and "of the ideal" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (KIND + "pace = 3\n", "pace"),
+        ("steps = 0\n" + KIND, "steps and patience"),
+        (KIND.replace("count = 2", "count = 0"), "count"),
+        (KIND.replace("count = 2", "count = 200000"), "workers in all"),
+        (KIND.replace("[0.1, 0.3]", "[0.3, 0.1]"), "times must ascend"),
+        (KIND.replace("[0.1, 0.3]", "[0.1]"), "as many times as batches"),
+        (KIND + "most = 1\n", "nobody has memory"),
+        (KIND + "[load]\nbusy = 1.0\n", "load: busy"),
+        ("steps = [", "fleet.toml"),
+    ],
+)
+def test_a_file_that_means_nothing_is_refused_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=complaint) as error:
+        simulation.crew_of(simulation.read(file), file.name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    done = command("nowhere.toml")
+    assert done.returncode == 2 and done.stderr == "millpond: nowhere.toml: No such file or directory\n"

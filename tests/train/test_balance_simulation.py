@@ -1,0 +1,79 @@
+"""The simulated fleet: what it must be whatever the policy, and what the policies make of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from millpond.train.balance.controller import Controller
+from millpond.train.balance.curve import Curve
+from millpond.train.balance.equal_time import Crew, Kind
+from millpond.train.balance.simulation import Loads, Outcome, Policy, Untuned, simulate
+from millpond.train.balance.stannis import Stannis
+
+HOST = Curve((20, 60, 180), (0.9, 2.0, 5.39))
+DEVICE = Curve((2, 5, 15), (1.2, 2.2, 5.4))
+QUIET = Loads(busy=0.0, noise=0.0)
+
+
+def fleet(devices: int) -> Crew:
+    return Crew([Kind(HOST, 999), Kind(DEVICE, 999)], [0] + devices * [1])
+
+
+def untuned(crew: Crew) -> Policy:
+    return Untuned(Controller(crew, patience=float("inf")).plan)
+
+
+def test_a_quiet_fleet_reaches_its_ideal() -> None:
+    crew = fleet(36)
+    for policy in (untuned(crew), Stannis(crew), Controller(crew)):
+        outcome = simulate(crew, policy, QUIET, 50, 1)
+        assert outcome.share == pytest.approx(1, abs=0.002) and outcome.bias == 0 and outcome.new_plans == 0
+        assert outcome.speed == pytest.approx(33.4 + 36 * 2.78, rel=0.01)
+
+
+def test_the_same_seed_gives_the_same_fleet() -> None:
+    def once(seed: int) -> Outcome:
+        crew = fleet(5)
+        return simulate(crew, Controller(crew), Loads(), 100, seed)
+
+    assert once(1).seconds == once(1).seconds and np.array_equal(once(1).counted, once(1).counted)
+    assert once(1).seconds != once(2).seconds
+
+
+def test_busy_devices_cost_little_under_the_controller_and_much_without() -> None:
+    crew = fleet(36)
+    shares = [simulate(crew, policy, Loads(), 400, 1).share for policy in (untuned(crew), Controller(crew))]
+    assert shares[0] < 0.5 and shares[1] > 0.85
+
+
+@pytest.mark.parametrize("devices", [36, 1000])
+def test_late_sums_are_carried_over_so_that_nobody_counts_too_little(devices: int) -> None:
+    crew = fleet(devices)
+    carried = simulate(crew, Controller(crew), Loads(), 400, 1)
+    dropped = simulate(crew, Controller(crew), Loads(), 400, 1, carry=False)
+    assert carried.bias < 0.01
+    assert dropped.bias > 5 * carried.bias
+    assert np.all(carried.counted <= carried.begun)
+
+
+def test_loads_keep_their_part_of_the_time() -> None:
+    loads, source = Loads(busy=0.2, lasting=50), np.random.default_rng(3)
+    slowness = loads.begin(2000, source)
+    parts = []
+    for _ in range(300):
+        parts.append(float((slowness > 1).mean()))
+        slowness = loads.change(slowness, source)
+    assert np.mean(parts) == pytest.approx(0.2, abs=0.02)
+    assert slowness.max() <= loads.most and slowness[slowness > 1].min() >= loads.least
+
+
+def test_the_rule_of_the_paper_never_gives_a_batch_back() -> None:
+    crew = Crew([Kind(DEVICE, 999)], [0, 0, 0])
+    policy = Stannis(crew)
+    normal = policy.plan.batches.copy()
+    for step in range(40):
+        real = np.array([1.0, 1.0, 2.0 if step < 20 else 1.0])
+        changed = policy.observe(policy.plan.batches, crew.times(policy.plan.batches, real))
+        assert changed == (step == 4) or step > 4
+    assert policy.plan.batches[2] < normal[2] and np.array_equal(policy.plan.batches[:2], normal[:2])
