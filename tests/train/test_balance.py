@@ -36,15 +36,6 @@ def levels(crew: Crew, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).uniform(0.5, 4, crew.size)
 
 
-@given(curves(), some.integers(1, 2000))
-def test_a_batch_fits_into_its_own_time_and_no_larger_one_does(curve: Curve, batch: int) -> None:
-    seconds = curve.time(np.array([batch]))
-    found = int(curve.within(seconds * (1 + 1e-12))[0])
-    assert found >= batch
-    assert curve.time(np.array([found]))[0] <= seconds[0] * (1 + 1e-12)
-    assert curve.time(np.array([found + 1]))[0] > seconds[0]
-
-
 @given(curves())
 def test_a_curve_goes_through_its_points_and_ascends(curve: Curve) -> None:
     assert np.allclose(curve.time(np.array(curve.batches)), curve.seconds, rtol=1e-9)

@@ -62,15 +62,6 @@ class Curve:
         slope = (seconds[line + 1] - seconds[line]) / (batches[line + 1] - batches[line])
         return np.where(batch > 0, seconds[line] + slope * (batch - batches[line]), 0.0)
 
-    def within(self, seconds: Floats) -> Ints:
-        """The largest batch that takes no longer than each of ``seconds``; 0 where there is none."""
-        batches, times = self._lines()
-        line = np.searchsorted(times[1:-1], seconds, side="left")
-        slope = (batches[line + 1] - batches[line]) / (times[line + 1] - times[line])
-        found = np.maximum(batches[line] + slope * (seconds - times[line]), 0.0).astype(np.int64)
-        found += self.time(found + 1) <= seconds  # what was cut off by a rounding
-        return np.where(self.time(found) <= seconds, found, np.maximum(found - 1, 0))
-
     @property
     def peak(self) -> int:
         """The smallest measured batch whose speed is as good as the best: beyond it memory is all that grows,

@@ -41,6 +41,7 @@ class Crew:
         self.kinds = tuple(kinds)
         self.members: Ints = np.asarray(members, dtype=np.int64)
         self.size = len(self.members)
+        self._tables = [kind.curve.time(np.arange(kind.cap + 2)) for kind in self.kinds]  # by batch, from 0
         self._ranks = [np.flatnonzero(self.members == number) for number in range(len(self.kinds))]
         self.caps: Ints = np.array([kind.cap for kind in kinds], dtype=np.int64)[self.members]
 
@@ -53,24 +54,22 @@ class Crew:
             for kind, ranks in zip(self.kinds, self._ranks, strict=True)
         ]
         chosen = weights.index(max(weights))
-        kind, slow = self.kinds[chosen], slowness[self._ranks[chosen]]
-        middle = float(np.sort(slow)[len(slow) // 2])
-        return float(kind.curve.time(np.array(kind.cap))) * middle
+        slow, middle = slowness[self._ranks[chosen]], len(self._ranks[chosen]) // 2
+        return float(self._tables[chosen][self.kinds[chosen].cap] * np.partition(slow, middle)[middle])
 
     def batches(self, seconds: float, slowness: Floats) -> Ints:
         """The batch of each worker that takes it no longer than ``seconds``; 0 for who sits out."""
         found = np.zeros(self.size, dtype=np.int64)
-        for kind, ranks in zip(self.kinds, self._ranks, strict=True):
-            found[ranks] = kind.curve.within(seconds / slowness[ranks])
-        found = np.minimum(found, self.caps)
+        for table, ranks in zip(self._tables, self._ranks, strict=True):
+            found[ranks] = np.searchsorted(table[1:-1], seconds / slowness[ranks], side="right")
         return np.where(found < LEAST_BATCH, 0, found)
 
     def times(self, batches: Ints, slowness: Floats) -> Floats:
-        """Seconds that each worker takes for its batch."""
+        """Seconds that each worker takes for its batch, which is one more than its cap at most."""
         found = np.zeros(self.size)
-        for kind, ranks in zip(self.kinds, self._ranks, strict=True):
-            found[ranks] = kind.curve.time(batches[ranks]) * slowness[ranks]
-        return found
+        for table, ranks in zip(self._tables, self._ranks, strict=True):
+            found[ranks] = table[batches[ranks]]
+        return found * slowness
 
     def batches_of(self, total: int, slowness: Floats) -> Ints:
         """Batches that sum up to ``total``, in the least time for the slowest. Raises ValueError if it is

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from millpond.train.balance.curve import Bools, Floats
+from millpond.train.balance.curve import Bools, Floats, Ints
 
 DRIFT, LIMIT = 0.1, 0.8
 LOOK_AGAIN = (4, 8, 16, 32)
 """Steps after a change when its level is refined."""
+_SIDES = np.array([[1.0], [-1.0]])
 WORTH_IT = 0.02
 """Relative: a refinement by less than this is left."""
 
@@ -30,54 +31,46 @@ class Slowness:
 
     def __init__(self, size: int) -> None:
         self.level: Floats = np.ones(size)
-        self._up, self._down = np.zeros(size), np.zeros(size)  # the sums S
-        self._sums = np.zeros((3, size))  # of measured / expected since: _up was 0, _down was 0, the change
-        self._counts = np.zeros((3, size), dtype=np.int64)
+        self._cusum = np.zeros((2, size))  # S for slowdowns, and for power that comes back
+        self._sums = np.zeros((3, size))  # of measured / expected: while either S is over 0, since the change
+        self._counts = np.zeros((3, size))  # steps of these
         self._counts[2] = LOOK_AGAIN[-1]
 
     def observe(self, expected: Floats, measured: Floats) -> bool:
         """One step's seconds; NaN for who did not work. Whether any level changed."""
         seen = np.isfinite(measured) & (expected > 0)
         ratio = np.where(seen, measured / np.where(seen, expected, 1.0), 1.0)
-        error = ratio - 1
-        self._up = np.where(seen, np.maximum(self._up + error - DRIFT, 0.0), self._up)
-        self._down = np.where(seen, np.maximum(self._down - error - DRIFT, 0.0), self._down)
-        self._sums += np.where(seen, ratio, 0.0)
+        self._cusum = np.maximum(self._cusum + (_SIDES * (ratio - 1) - DRIFT) * seen, 0.0)
+        self._sums += ratio * seen
         self._counts += seen
-        self._forget(0, self._up == 0)
-        self._forget(1, self._down == 0)
-        changed = self._take(0, self._up > LIMIT) | self._take(1, self._down > LIMIT)
-        return bool(np.any(changed | self._refine(seen & ~changed)))
+        lasts = self._cusum > 0
+        self._sums[:2] *= lasts
+        self._counts[:2] *= lasts
+        changed = [self._take(side, np.flatnonzero(self._cusum[side] > LIMIT)) for side in (0, 1)]
+        return self._refine(seen) or any(changed)
 
     def reset(self, rank: int) -> None:
         """Of a worker that has come back: it is taken to be as fast as its curve."""
         self.level[rank] = 1.0
-        self._restart(np.arange(len(self.level)) == rank)
+        self._restart(np.array([rank]))
 
-    def _forget(self, row: int, where: Bools) -> None:
-        self._sums[row][where] = 0.0
-        self._counts[row][where] = 0
-
-    def _take(self, row: int, changed: Bools) -> Bools:
+    def _take(self, side: int, ranks: Ints) -> bool:
         """The level of those that changed is from now on the mean since the change began."""
-        if changed.any():
-            self.level[changed] *= self._sums[row][changed] / self._counts[row][changed]
-            self._restart(changed)
-        return changed
+        self.level[ranks] *= self._sums[side, ranks] / self._counts[side, ranks]
+        self._restart(ranks)
+        return bool(ranks.size)
 
-    def _restart(self, where: Bools) -> None:
-        self._up[where] = self._down[where] = 0.0
-        for row in range(3):
-            self._forget(row, where)
+    def _restart(self, ranks: Ints) -> None:
+        for array in (self._cusum, self._sums, self._counts):
+            array[:, ranks] = 0.0
 
-    def _refine(self, seen: Bools) -> Bools:
-        due = seen & np.isin(self._counts[2], LOOK_AGAIN)
-        mean = np.where(due, self._sums[2] / np.maximum(self._counts[2], 1), 1.0)
-        refined: Bools = due & (np.abs(mean - 1) > WORTH_IT)
-        if refined.any():
-            self.level[refined] *= mean[refined]
-            count = self._counts[2][refined]
-            self._restart(refined)
-            self._counts[2][refined] = count
-            self._sums[2][refined] = count
-        return refined
+    def _refine(self, seen: Bools) -> bool:
+        ranks = np.flatnonzero(seen & (self._counts[2] < LOOK_AGAIN[-1] + 1))
+        ranks = ranks[np.isin(self._counts[2, ranks], LOOK_AGAIN)]
+        mean = self._sums[2, ranks] / self._counts[2, ranks]
+        ranks = ranks[np.abs(mean - 1) > WORTH_IT]
+        steps = self._counts[2, ranks]
+        self.level[ranks] *= self._sums[2, ranks] / steps
+        self._restart(ranks)
+        self._sums[2, ranks] = self._counts[2, ranks] = steps
+        return bool(ranks.size)
