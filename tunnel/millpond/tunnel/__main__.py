@@ -6,13 +6,13 @@ import argparse
 import gc
 import ipaddress
 import logging
-import os
 import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from millpond.linux.signals import stop_descriptor
 from millpond.linux.syscalls import CAP_SYS_ADMIN, die_with_parent
 from millpond.tunnel.counters import make_counters
 from millpond.tunnel.end import End, EndConfig
@@ -119,7 +119,7 @@ def _config(arguments: argparse.Namespace) -> EndConfig:
         address=ipaddress.ip_interface(arguments.address),
         offer=_offer(arguments),
         engine=arguments.engine,
-        stop=_stop_descriptor(),
+        stop=stop_descriptor(),
         counters=make_counters() if arguments.counters_fd is None else arguments.counters_fd,
     )
 
@@ -146,15 +146,6 @@ def _confine(arguments: argparse.Namespace) -> None:
         confine_end(CAP_SYS_ADMIN)
     elif arguments.socket or arguments.role == "host":
         confine_end()
-
-
-def _stop_descriptor() -> int:
-    """A descriptor that SIGTERM and SIGINT make readable."""
-    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(writer)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: None)
-    return reader
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 
+from millpond.linux.signals import forget_stop_descriptor
 from millpond.linux.syscalls import die_with_parent
 
 
@@ -27,13 +28,7 @@ def fork(body: Callable[[int], None]) -> tuple[int, int]:
     try:
         die_with_parent(signal.SIGKILL)
         if os.getppid() == parent:
-            _forget_signals()
+            forget_stop_descriptor()
             body(writer)
     finally:
         os._exit(1)
-
-
-def _forget_signals() -> None:
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the main process decides

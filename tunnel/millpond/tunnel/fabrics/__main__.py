@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import logging
-import os
 import signal
 import socket
 import sys
@@ -13,6 +12,7 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from millpond.linux.signals import stop_descriptor
 from millpond.linux.syscalls import die_with_parent
 from millpond.tunnel.counters import make_counters
 from millpond.tunnel.errors import Orphaned
@@ -112,7 +112,7 @@ def _serve(arguments: argparse.Namespace, own: Parameters, status: StatusWriter,
     target = Target(identity, Namespace(identity, backing, tally), port, arguments.queues)
     max_clients = 2 * (arguments.queues + 1) + 2
     subsystem = Subsystem(target, time.monotonic)
-    server = Server(listener, subsystem, port, interface, max_clients, _stop_descriptor())
+    server = Server(listener, subsystem, port, interface, max_clients, stop_descriptor())
     undo.callback(server.close)
     confine_end()
     where = "{}:{}".format(*listener.getsockname()[:2])
@@ -144,15 +144,6 @@ def _listen(where: str) -> socket.socket:
         return socket.create_server((host.strip("[]"), int(port)), family=family, backlog=32)
     except (OSError, ValueError, OverflowError) as error:
         raise LocalError(f"cannot listen at {where}: {error}") from None
-
-
-def _stop_descriptor() -> int:
-    """A descriptor that SIGTERM and SIGINT make readable."""
-    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(writer)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: None)
-    return reader
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import signal
 import sys
 from pathlib import Path
 
+from millpond.linux.signals import stop_descriptor
 from millpond.linux.syscalls import die_with_parent, drop_capabilities, no_new_privileges
 from millpond.tunnel.ivshmem.server import DoorbellServer, bar_size
 from millpond.tunnel.parameters import DEFAULT_DEPTH
@@ -37,20 +37,11 @@ def main(argv: list[str] | None = None) -> int:
             no_new_privileges()
             drop_capabilities()
             log.info("listening at %s with %d MiB", arguments.socket, size >> 20)
-            server.serve(_stop_descriptor())
+            server.serve(stop_descriptor())
     except LocalError as error:
         log.error("%s", error)
         return 1
     return 0
-
-
-def _stop_descriptor() -> int:
-    """A descriptor that SIGTERM and SIGINT make readable."""
-    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(writer)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: None)
-    return reader
 
 
 if __name__ == "__main__":

@@ -1,0 +1,22 @@
+"""Edge: SIGTERM and SIGINT of a process whose work is a loop over descriptors."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+
+def stop_descriptor() -> int:
+    """A descriptor that SIGTERM and SIGINT make readable, from now on."""
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(writer)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: None)
+    return reader
+
+
+def forget_stop_descriptor() -> None:
+    """In a fork: SIGTERM ends it; SIGINT, which a terminal sends to all, is for the main process alone."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
