@@ -80,12 +80,13 @@ class Forkserver:
             send_descriptors(self._control, [handle])
 
     def _fork(self, arguments: argparse.Namespace) -> int:
+        parent = os.getpid()
         pid = os.fork()
         if not pid:
             self._control.close()
             for descriptor in (self._employer, *self._children):
                 os.close(descriptor)
-            _become_end(arguments)
+            _become_end(arguments, parent)
         try:
             handle = os.pidfd_open(pid)
         except OSError:
@@ -96,13 +97,14 @@ class Forkserver:
         return handle
 
 
-def _become_end(arguments: argparse.Namespace) -> NoReturn:
+def _become_end(arguments: argparse.Namespace, parent: int) -> NoReturn:
     code = 1
     try:
         die_with_parent(signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS_ONLY)
-        code = run(arguments)
+        if os.getppid() == parent:
+            code = run(arguments)
     except Exception:
         log.exception("the end failed")
     finally:
