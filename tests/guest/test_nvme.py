@@ -5,7 +5,6 @@ QEMU and the target share a network namespace; the guest reaches the target as 1
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import time
@@ -19,6 +18,7 @@ import pytest
 from millpond.tunnel.passthrough import SENDERS
 
 from ..tunnel.conftest import End, Namespace, Program, _libc, eventually
+from ..tunnel.test_tunnel_ends import expected
 from .guest import Guest, GuestProgram
 from .machine import Hardware
 
@@ -115,14 +115,6 @@ def connected(rack: Rack) -> Iterator[End]:
     yield target
     rack.disconnect()
     target.close()
-
-
-def expected(seed: int, total: int) -> str:
-    digest = hashlib.sha256()
-    for offset in range(0, total, 1 << 16):
-        block = hashlib.sha256(b"%d %d" % (seed, offset)).digest()
-        digest.update(block * ((1 << 16) // len(block)))
-    return f"{total} {digest.hexdigest()}"
 
 
 def check(server: Program, client: GuestProgram, total: int) -> None:

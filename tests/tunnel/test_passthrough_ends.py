@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ import pytest
 
 from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, INTERFACE, End, Namespace, Program, eventually
 from .nvme_initiator import NQN
+from .test_tunnel_ends import expected
 
 INITIATOR = Path(__file__).with_name("nvme_initiator.py")
 PORT = "4420"
@@ -71,14 +71,6 @@ class Fabric:
 @pytest.fixture
 def fabric(undo: ExitStack, tmp_path: Path, tun_works: None) -> Fabric:
     return Fabric(undo, tmp_path)
-
-
-def expected(seed: int, total: int) -> str:
-    digest = hashlib.sha256()
-    for offset in range(0, total, 1 << 16):
-        block = hashlib.sha256(b"%d %d" % (seed, offset)).digest()
-        digest.update(block * ((1 << 16) // len(block)))
-    return f"{total} {digest.hexdigest()}"
 
 
 def check(server: Program, client: Program, total: int) -> None:

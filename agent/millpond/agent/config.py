@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from millpond.wire import schema
-from millpond.wire.errors import ConfigError
+from millpond.wire import toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +59,4 @@ class AgentConfig:
 
 def read(path: Path) -> AgentConfig:
     """The configuration in ``path``. Raises ConfigError naming file and key."""
-    try:
-        return schema.load(AgentConfig, tomllib.loads(path.read_text()), path.name)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path.name}: {error}") from None
+    return toml.read(AgentConfig, path)

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from millpond.train.job import Data, Job, check
+from millpond.wire import toml
 from millpond.wire.errors import ConfigError
-from millpond.wire.schema import load
 
 CODE_LIMIT = (1 << 20) - (64 << 10)  # bytes; code and job cross the link in one head of at most 1 MiB
 
 
 def read(path: Path) -> tuple[Job, dict[str, str]]:
     """The job, its test folder as an absolute path, and its model's files by name. Raises ConfigError."""
-    try:
-        content = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except ValueError as error:  # of TOML or of UTF-8
-        raise ConfigError(f"{path.name}: {error}") from None
-    job = check(load(Job, content, path.name), path.name)
+    job = check(toml.read(Job, path), path.name)
     _check_plain(job.model.arguments, f"{path.name}: model: arguments")
     code = _read_code(job.model.files, path)
     return dataclasses.replace(job, data=_with_test_folder(job.data, path)), code

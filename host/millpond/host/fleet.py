@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from millpond.wire import schema
+from millpond.wire import toml
 from millpond.wire.errors import ConfigError
 from millpond.wire.tls import Identity
 
@@ -118,16 +117,14 @@ def read(directory: Path) -> Fleet:
     """The fleet in ``directory``. Raises ConfigError."""
     path = directory / "fleet.toml"
     try:
-        config = schema.load(FleetConfig, tomllib.loads(path.read_text()), "fleet.toml")
+        path.stat()
     except FileNotFoundError:
         raise ConfigError(
             f"{directory} holds no fleet: make one with 'millpond init --fleet {directory}'"
         ) from None
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"fleet.toml: {error}") from None
-    return Fleet(directory, _checked(config))
+    except OSError:
+        pass  # reading it says so
+    return Fleet(directory, _checked(toml.read(FleetConfig, path)))
 
 
 def _checked(config: FleetConfig) -> FleetConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +15,8 @@ from millpond.train.balance.curve import Curve, Floats, Ints
 from millpond.train.balance.equal_time import Crew, Kind
 from millpond.train.balance.simulation import Loads, Policy, Untuned, simulate
 from millpond.train.balance.stannis import Stannis
+from millpond.wire import toml
 from millpond.wire.errors import ConfigError
-from millpond.wire.schema import load
 
 MOST_WORKERS = 100_000
 
@@ -60,13 +59,7 @@ class Result:
 
 def read(path: Path) -> Simulation:
     """Raises ConfigError."""
-    try:
-        content = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except ValueError as error:  # of TOML or of UTF-8
-        raise ConfigError(f"{path.name}: {error}") from None
-    found = load(Simulation, content, path.name)
+    found = toml.read(Simulation, path)
     if problem := _problem(found):
         raise ConfigError(f"{path.name}: {problem}")
     return found

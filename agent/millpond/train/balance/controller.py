@@ -27,16 +27,6 @@ class Plan:
     times: Floats
     deadline: float
 
-    @property
-    def seconds(self) -> float:
-        """Of a step, as planned."""
-        return float(self.times.max())
-
-    @property
-    def speed(self) -> float:
-        """Samples per second of all together, as planned."""
-        return float(self.batches.sum()) / self.seconds
-
 
 class Controller:
     """Equal-time batches for ``crew``; with ``total`` their sum is fixed. A step waits ``patience`` times as

@@ -49,11 +49,6 @@ class Slowness:
         changed = [self._take(side, np.flatnonzero(self._cusum[side] > LIMIT)) for side in (0, 1)]
         return self._refine(seen) or any(changed)
 
-    def reset(self, rank: int) -> None:
-        """Of a worker that has come back: it is taken to be as fast as its curve."""
-        self.level[rank] = 1.0
-        self._restart(np.array([rank]))
-
     def _take(self, side: int, ranks: Ints) -> bool:
         """The level of those that changed is from now on the mean since the change began."""
         self.level[ranks] *= self._sums[side, ranks] / self._counts[side, ranks]
