@@ -1,4 +1,4 @@
-"""Every sample exactly once per epoch, through any batches, losses and resumptions."""
+"""Every sample exactly once per epoch, through any batches, losses and resumptions, and none alone."""
 
 from __future__ import annotations
 
@@ -9,91 +9,172 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as some
 
-from millpond.train.balance.data_plan import DataPlan, Position, Share
+from millpond.train.balance.data_plan import DataPlan, Part, Pool, Position, Share
 from millpond.wire.schema import dump, load
 
 WORKERS = 4
-COUNTS = some.lists(some.integers(0, 40), min_size=WORKERS, max_size=WORKERS)
+RANKS = some.sets(some.integers(0, WORKERS - 1), max_size=WORKERS).map(lambda ranks: tuple(sorted(ranks)))
+POOLS = some.lists(some.builds(Pool, some.integers(0, 60), RANKS), max_size=8)
 BATCHES = some.lists(some.one_of(some.just(0), some.integers(2, 12)), min_size=WORKERS, max_size=WORKERS)
 
 
-class Taken:
-    """What went into steps so far."""
-
-    def __init__(self) -> None:
-        self.public: Counter[int] = Counter()
-        self.private: list[Counter[int]] = [Counter() for _ in range(WORKERS)]
-
-    def add(self, rank: int, share: Share) -> None:
-        self.public.update(share.public)
-        self.private[rank].update(share.private)
-
-    def check(self, public: int, private: Sequence[int]) -> None:
-        assert self.public == Counter(range(public))
-        assert self.private == [Counter(range(count)) for count in private]
+def fleet(private: Sequence[int], public: Sequence[int], host: int = 0) -> list[Pool]:
+    """The host is rank 0 and reads its own and all public pools, device i is rank i + 1."""
+    devices = range(1, len(private) + 1)
+    own = [Pool(count, (rank,)) for rank, count in zip(devices, private, strict=True)]
+    shared = [Pool(count, (rank, 0)) for rank, count in zip(devices, public, strict=True)]
+    return [Pool(host, (0,)), *own, *shared]
 
 
-def finish(plan: DataPlan, position: Position, taken: Taken) -> None:
-    """All take part until nothing is left."""
-    for _ in range(1000):
-        position, shares = plan.deal(position, WORKERS * [5])
-        if not any(share.size for share in shares):
-            return
+class Epoch:
+    """A plan, where it stands, and what went into steps so far."""
+
+    def __init__(self, pools: Sequence[Pool], workers: int, seed: int = 1) -> None:
+        self.pools, self.plan = pools, DataPlan(seed, 2, pools, workers)
+        self.position = self.plan.begin()
+        self.taken: list[Counter[int]] = [Counter() for _ in pools]
+
+    def step(self, batches: Sequence[int], losses: int = 0) -> list[Share]:
+        before = self.plan.left(self.position)
+        self.position, shares = self.plan.deal(self.position, batches)
         for rank, share in enumerate(shares):
-            taken.add(rank, share)
-    raise AssertionError("the epoch does not end")
-
-
-@given(some.integers(0, 300), COUNTS, some.lists(some.tuples(BATCHES, some.integers(0, 15)), max_size=30))
-def test_every_sample_counts_once_whatever_happens(
-    public: int, private: list[int], steps: list[tuple[list[int], int]]
-) -> None:
-    plan, taken = DataPlan(1, 2, public, private), Taken()
-    position = plan.begin()
-    for batches, losses in steps:
-        position, shares = plan.deal(position, batches)
+            self.check(rank, share, batches[rank], before)
         for rank, share in enumerate(shares):
-            assert share.size <= batches[rank]
             if losses >> rank & 1:
-                position = plan.give_back(position, rank, share)
+                self.position = self.plan.give_back(self.position, share)
             else:
-                taken.add(rank, share)
-        position = load(Position, json.loads(json.dumps(dump(position))), "checkpoint")
-        left, own = plan.left(position)
-        assert left + sum(taken.public.values()) == public
-        assert [a + sum(b.values()) for a, b in zip(own, taken.private, strict=True)] == private
-    finish(plan, position, taken)
-    taken.check(public, private)
+                for part in share.parts:
+                    self.taken[part.pool].update(part.indices)
+        return shares
+
+    def check(self, rank: int, share: Share, batch: int, before: Sequence[int]) -> None:
+        assert share.size <= batch + (batch > 0)
+        assert all(part.indices and rank in self.pools[part.pool].readers for part in share.parts)
+        assert len({part.pool for part in share.parts}) == len(share.parts)
+        if share.size == 1:  # only of a pool that had no more
+            assert before[share.parts[0].pool] == 1
+
+    def resume(self) -> None:
+        self.position = load(Position, json.loads(json.dumps(dump(self.position))), "checkpoint")
+
+    def finish(self, batches: Sequence[int]) -> list[list[Share]]:
+        """The steps until nobody has anything to take."""
+        steps = [self.step(batches)]
+        while any(share.size for share in steps[-1]):
+            steps.append(self.step(batches))
+            assert len(steps) < 1000
+        return steps[:-1]
+
+    def all_taken(self) -> bool:
+        return self.taken == [Counter(range(pool.count)) for pool in self.pools]
 
 
-@given(some.integers(0, 300), COUNTS, BATCHES)
-def test_a_batch_is_full_as_long_as_there_are_samples_for_it(
-    public: int, private: list[int], batches: list[int]
+@given(POOLS, some.lists(some.tuples(BATCHES, some.integers(0, 15)), max_size=30))
+def test_every_sample_counts_once_whatever_happens(
+    pools: list[Pool], steps: list[tuple[list[int], int]]
 ) -> None:
-    plan = DataPlan(3, 0, public, private)
-    _, shares = plan.deal(plan.begin(), batches)
-    possible = min(
-        sum(batches), public + sum(min(own, batch) for own, batch in zip(private, batches, strict=True))
-    )
-    assert sum(share.size for share in shares) == possible
+    epoch = Epoch(pools, WORKERS)
+    for batches, losses in steps:
+        epoch.step(batches, losses)
+        epoch.resume()
+        left = epoch.plan.left(epoch.position)
+        counts = [count + sum(taken.values()) for count, taken in zip(left, epoch.taken, strict=True)]
+        assert counts == [pool.count for pool in pools]
+    epoch.finish(WORKERS * [5])
+    unread = [pool for pool in pools if not pool.readers]
+    assert sum(epoch.plan.left(epoch.position)) == sum(pool.count for pool in unread)
+    assert unread or epoch.all_taken()
+
+
+@given(POOLS, BATCHES)
+def test_a_batch_is_full_as_long_as_there_are_samples_for_it(pools: list[Pool], batches: list[int]) -> None:
+    epoch = Epoch(pools, WORKERS)
+    shares = epoch.step(batches)
+    left = epoch.plan.left(epoch.position)
+    for rank, share in enumerate(shares):
+        readable = sum(count for count, pool in zip(left, pools, strict=True) if rank in pool.readers)
+        assert not readable or share.size > batches[rank] - WORKERS  # each of the others may need one
+
+
+@given(some.integers(2, 400), some.lists(some.integers(2, 40), min_size=1, max_size=5))
+def test_no_share_is_a_single_sample(count: int, batches: list[int]) -> None:
+    together = Epoch([Pool(count, tuple(range(len(batches))))], len(batches))
+    alone = Epoch([Pool(count, (rank,)) for rank in range(len(batches))], len(batches))
+    for epoch in (together, alone):
+        sizes = {share.size for shares in epoch.finish(batches) for share in shares}
+        assert 1 not in sizes and epoch.all_taken()
+
+
+def test_the_last_sample_goes_with_those_before_it() -> None:
+    epoch = Epoch([Pool(21, (0,))], 1)
+    assert [shares[0].size for shares in epoch.finish([10])] == [10, 11]
+    lonely = Epoch([Pool(1, (0,))], 1)
+    assert [shares[0].size for shares in lonely.finish([10])] == [1]
 
 
 def test_private_samples_are_spread_over_the_epoch() -> None:
-    plan = DataPlan(1, 0, 400, [100, 0])
-    position = plan.begin()
-    parts = []
-    while any(plan.left(position)[1]) or plan.left(position)[0]:
-        position, shares = plan.deal(position, [10, 10])
-        parts.append(len(shares[0].private))
-        assert sum(share.size for share in shares) == 20
-    assert len(parts) == 25 and set(parts) == {4}
+    epoch = Epoch([Pool(100, (0,)), Pool(400, (0, 1))], 2)
+    steps = epoch.finish([10, 10])
+    assert len(steps) == 25
+    assert all([len(part.indices) for part in shares[0].parts] == [4, 6] for shares in steps)
+
+
+@given(
+    some.lists(some.integers(0, 300), min_size=3, max_size=3),
+    some.lists(some.integers(0, 300), min_size=3, max_size=3),
+    some.integers(0, 300),
+    some.lists(some.integers(2, 20), min_size=4, max_size=4),
+)
+def test_an_epoch_takes_the_fewest_steps(
+    private: list[int], public: list[int], host: int, batches: list[int]
+) -> None:
+    steps = len(Epoch(fleet(private, public, host), 4).finish(batches))
+    devices = list(zip(private, public, batches[1:], strict=True))
+
+    def possible(count: int) -> bool:
+        rest = sum(max(0, own + shared - count * batch) for own, shared, batch in devices)
+        return all(own <= count * batch for own, _, batch in devices) and rest + host <= count * batches[0]
+
+    fewest = next(count for count in range(1000) if possible(count))
+    assert fewest - 2 <= steps <= fewest + 2
+
+
+def test_the_host_takes_what_devices_cannot_finish() -> None:
+    pools = fleet([50, 50, 50], [20, 20, 500])
+    present = Epoch(pools, 4).step([40, 10, 10, 10])[0]
+    assert {part.pool for part in present.parts} == {6}
+    absent = Epoch(pools, 4).step([40, 10, 0, 10])[0]
+    assert {part.pool for part in absent.parts} == {5, 6}
+
+
+def test_what_nobody_there_can_read_is_left() -> None:
+    epoch = Epoch(fleet([30, 30], [20, 20]), 3)
+    epoch.finish([10, 10, 0])
+    assert epoch.plan.left(epoch.position) == (0, 0, 30, 0, 0)
+    epoch.finish([10, 0, 10])
+    assert epoch.all_taken()
+
+
+def test_what_is_given_back_is_for_all_who_can_read_it() -> None:
+    epoch = Epoch(fleet([20], [20]), 2)
+    lost = epoch.step([0, 40], losses=2)[1]
+    assert lost.size == 40
+    assert epoch.step([20, 0])[0] == Share((Part(2, lost.parts[1].indices),))
+    assert epoch.step([20, 20]) == [Share(), Share((Part(1, lost.parts[0].indices),))]
 
 
 def test_an_epoch_follows_from_its_seed_and_differs_from_others() -> None:
     def first(seed: int, epoch: int) -> list[Share]:
-        plan = DataPlan(seed, epoch, 100, [50, 50])
+        plan = DataPlan(seed, epoch, [Pool(50, (0,)), Pool(50, (1,))], 2)
         return plan.deal(plan.begin(), [10, 10])[1]
 
     assert first(1, 0) == first(1, 0)
     assert len({json.dumps(dump(first(*which))) for which in ((1, 0), (2, 0), (1, 1))}) == 3
-    assert first(1, 0)[0].private != first(1, 0)[1].private
+    assert first(1, 0)[0].parts[0].indices != first(1, 0)[1].parts[0].indices
+
+
+def test_a_large_epoch_ends_for_all_at_about_the_same_time() -> None:
+    epoch = Epoch(fleet(36 * [700], 36 * [700]), 37)
+    steps = epoch.finish([180, *36 * [15]])
+    assert epoch.all_taken()
+    assert all(sum(share.size for share in shares) >= 180 + 36 * 15 for shares in steps[:-2])
