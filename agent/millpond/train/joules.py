@@ -1,0 +1,49 @@
+"""Pure: energy, from what counters, power sensors or a data sheet say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Source = Literal["rapl", "hwmon", "declared", "unknown"]
+"""Where a figure comes from: counters in the processors, sensors of the board, what somebody has declared, or
+nowhere.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Watts:
+    """What a machine takes doing nothing, and with all its processors busy."""
+
+    idle: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Joules:
+    """An amount of energy."""
+
+    joules: float
+    source: Source
+
+
+def counted(before: int, now: int, largest: int | None) -> int:
+    """What a counter has gone on by. After ``largest`` comes 0, at most once between two readings; without it
+    a counter that is behind was begun anew, from 0.
+    """
+    if now >= before:
+        return now - before
+    return now if largest is None else now + largest + 1 - before
+
+
+def under(before: float, now: float, seconds: float) -> float:
+    """Joules between two readings of a power in watts, as if it had changed evenly."""
+    return (before + now) / 2 * seconds
+
+
+def declared(watts: Watts, seconds: float, busy_seconds: float, processors: int) -> float:
+    """Joules of a machine whose ``processors`` together worked for ``busy_seconds`` of the ``seconds``: power
+    grows evenly with the share of processors that are busy.
+    """
+    share = min(busy_seconds / processors, seconds)
+    return watts.idle * seconds + (watts.busy - watts.idle) * share
