@@ -18,7 +18,7 @@ WORKERS = ("host", "csd0", "csd1", "csd2")
 
 @pytest.fixture(scope="module", autouse=True)
 def deterministic() -> None:
-    seeds.be_deterministic()
+    seeds.be_deterministic(1)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,9 @@ from pathlib import Path, PurePosixPath
 from millpond.agent.config import AgentConfig
 from millpond.linux.confine import confined
 from millpond.linux.logs import BoundedLog
+from millpond.linux.progress import HANG_SECONDS, processor_time
 from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
-from millpond.train.protocol import GetInitial, Initial, Prepare, Ready, Train, Trained
+from millpond.train.protocol import Compute, Computed, GetInitial, Initial, Prepare, Ready, Train, Trained
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import NEVER, Deadline
 from millpond.wire.errors import ConnectionLost, ProtocolError, Refused
@@ -31,8 +32,9 @@ PREPARE_SECONDS = 300.0  # a cold ARM board needs half a minute for `import torc
 SEND_SECONDS = 60.0
 SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 _DIED = "the worker process died; the job's log on the device may say why"
-_REPLY_WITH_PARAMETERS = (Trained, Initial)
-_BULK_REQUESTS = (Train, GetInitial)
+_HANGS = "the worker process hangs: it has not used its processor for {:.1f} s"
+_REPLY_WITH_PARAMETERS = (Trained, Initial, Computed)
+_BULK_REQUESTS = (Train, GetInitial, Compute)
 
 
 class HostLeft(ConnectionLost):
@@ -97,7 +99,10 @@ class Worker:
                 if not isinstance(request.message, _BULK_REQUESTS):
                     raise ProtocolError(f"'{request.message.NAME}' has no place on a bulk connection")
                 self._forward(request.message, request.payload_size, host, self._channel, buffer)
-                self._wait_for_worker(host, NEVER)
+                if isinstance(request.message, Compute):
+                    self._wait_while_busy(host)
+                else:
+                    self._wait_for_worker(host, NEVER)
                 try:
                     reply = self._channel.receive(NEVER)
                 except ConnectionLost:
@@ -119,14 +124,31 @@ class Worker:
 
     def _wait_for_worker(self, host: Channel, deadline: Deadline) -> None:
         """Wait until the worker says something, or raise ConnectionLost as soon as the host has gone."""
+        self._poll(host, deadline)
+        deadline.remaining()
+
+    def _poll(self, host: Channel, deadline: Deadline) -> bool:
+        """Whether the worker has said something before the deadline. Raises HostLeft."""
         poll = select.poll()
         poll.register(self._channel.sock, select.POLLIN)
         poll.register(host.sock, select.POLLIN)
         left = deadline.remaining()
         ready = {descriptor for descriptor, _ in poll.poll(None if left is None else left * 1000)}
-        deadline.remaining()
-        if self._channel.sock.fileno() not in ready:
+        if ready and self._channel.sock.fileno() not in ready:
             raise HostLeft("the host left while the worker was busy")
+        return bool(ready)
+
+    def _wait_while_busy(self, host: Channel) -> None:
+        """Wait for the worker as long as it does anything: all others wait in this step, too."""
+        seen = processor_time(self._process.pid)
+        while not self._poll(host, Deadline.after(HANG_SECONDS)):
+            now = processor_time(self._process.pid)
+            if now is not None and now == seen:
+                text = _HANGS.format(HANG_SECONDS)
+                log.warning("job %s: %s", self.name, text)
+                host.send(Failure("worker", text), Deadline.after(SEND_SECONDS))
+                raise ConnectionLost(text)
+            seen = now
 
     def stop(self) -> None:
         """Kill the worker: nothing it holds is worth keeping."""

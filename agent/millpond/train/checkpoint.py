@@ -13,7 +13,7 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,15 @@ _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state after ``round`` of ``job``: ``vector`` float32 [size], laid out as ``tensors``."""
+    """The state after ``round`` of ``job``: ``vector`` float32 [size], laid out as ``tensors``. What else
+    there is to say is in ``about``.
+    """
 
     vector: Vector
     tensors: tuple[Tensor, ...]
     job: str
     round: int
+    about: dict[str, str] = field(default_factory=dict)
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
@@ -85,7 +88,8 @@ def _content(checkpoint: Checkpoint) -> Iterator[bytes]:
     for tensor, span in places:
         start, end = end, end + (span.stop - span.start) * _width(tensor.dtype)
         offsets[tensor.name] = [start, end]
-    header: dict[str, Any] = {"__metadata__": {"job": checkpoint.job, "round": str(checkpoint.round)}}
+    about = {"job": checkpoint.job, "round": str(checkpoint.round), **checkpoint.about}
+    header: dict[str, Any] = {"__metadata__": about}
     for tensor in checkpoint.tensors:
         header[tensor.name] = {
             "dtype": _CODES[tensor.dtype],
@@ -109,7 +113,7 @@ def load(path: Path) -> Checkpoint:
         tensors = tuple(
             Tensor(name, tuple(entry["shape"]), _DTYPES[entry["dtype"]]) for name, entry in header.items()
         )
-        job, round_ = about["job"], int(about["round"])
+        job, round_ = about.pop("job"), int(about.pop("round"))
     except OSError as error:
         raise LocalError(f"{path}: {error.strerror}") from None
     except (safetensors.SafetensorError, KeyError, ValueError):
@@ -117,7 +121,7 @@ def load(path: Path) -> Checkpoint:
     vector = np.empty(layout.size(tensors), np.float32)
     for tensor, span in layout.spans(tensors):
         vector[span] = _unpacked(found[tensor.name], tensor)
-    return Checkpoint(vector, tensors, job, round_)
+    return Checkpoint(vector, tensors, job, round_, about)
 
 
 def _width(dtype: str) -> int:

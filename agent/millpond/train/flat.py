@@ -58,12 +58,13 @@ def write(model: nn.Module, vector: Vector) -> None:
         for tensor, span in layout.spans(tensors):
             part = vector[span]
             if tensor.dtype in layout.INTEGERS:
-                part = _whole(part, tensor.name)
+                part = whole(part, tensor.name)
             target = values[tensor.name]
             target.copy_(torch.from_numpy(part.copy()).view(target.shape))
 
 
-def _whole(part: Vector, name: str) -> Vector:
+def whole(part: Vector, name: str) -> Vector:
+    """``part`` rounded to whole numbers. Raises LocalError if it is not finite."""
     if not np.isfinite(part).all():
         raise LocalError(f"'{name}' should be whole numbers, and is not finite")
     return np.rint(part)

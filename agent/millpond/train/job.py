@@ -34,13 +34,16 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a worker does in one round: ``epochs`` over its samples in batches of ``batch``."""
+    """What a worker does in one round: ``epochs`` over its samples in batches of ``batch``, with ``threads``
+    of its processor (0: all). Other numbers of threads round otherwise.
+    """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
     learning_rate: float = 0.05
     momentum: float = 0.9
     batch: int = 32
     epochs: int = 1
+    threads: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,29 @@ class Federated:
 
 
 @dataclass(frozen=True, slots=True)
+class Synchronous:
+    """Steps in lock step instead of rounds: ``epochs`` over all samples, fewer if ``target`` is reached.
+
+    A step waits ``patience`` times as long as planned (0: for everybody), and what is late counts in a later
+    one. ``global_batch`` fixes the samples of a step. The learning rate of ``train`` is for ``train.batch``
+    samples; it follows the step's by ``scaling``, after ``warmup`` steps. A checkpoint is written each
+    ``checkpoint`` seconds. ``host`` says whether the host computes, too.
+    """
+
+    epochs: int = 10
+    target: float | None = None
+    policy: Literal["balance", "stannis", "fixed"] = "balance"
+    patience: float = 1.1
+    global_batch: int | None = None
+    scaling: Literal["linear", "sqrt", "none"] = "none"
+    warmup: int = 0
+    checkpoint: float = 10.0
+    host: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
-    """A training job."""
+    """A training job: synchronous if it has such a table, else federated."""
 
     name: str
     data: Data
@@ -67,6 +91,7 @@ class Job:
     seed: int = 0
     train: Training = field(default_factory=Training)
     federated: Federated = field(default_factory=Federated)
+    synchronous: Synchronous | None = None
 
 
 _MOST = 1e9
@@ -88,9 +113,29 @@ def check(job: Job, where: str) -> Job:
     for key, share in shares.items():
         if share is not None and not 0 <= share <= 1:
             raise ConfigError(f"{where}: {key}: {share} is not between 0 and 1")
+    if not 0 <= job.train.threads <= 1024:
+        raise ConfigError(f"{where}: train: threads: {job.train.threads} is not between 0 and 1024")
     if not job.name or not all(c.isalnum() or c in "-_." for c in job.name) or job.name.startswith("."):
         raise ConfigError(f"{where}: name: '{job.name}' must be of letters, digits, '-', '_' and '.'")
     module, colon, attribute = job.model.factory.partition(":")
     if not (module and colon and attribute):
         raise ConfigError(f"{where}: model: factory: '{job.model.factory}' is not module:callable")
+    if job.synchronous:
+        _check_synchronous(job.synchronous, f"{where}: synchronous")
     return job
+
+
+def _check_synchronous(synchronous: Synchronous, where: str) -> None:
+    """No epochs at all are a job that only measures its workers."""
+    bounds = {
+        "epochs": (synchronous.epochs, 0, _MOST),
+        "target": (synchronous.target, 0, 1),
+        "global_batch": (synchronous.global_batch, 2, 1 << 20),
+        "warmup": (synchronous.warmup, 0, _MOST),
+        "checkpoint": (synchronous.checkpoint, 0.1, _MOST),
+    }
+    for key, (value, least, most) in bounds.items():
+        if value is not None and not least <= value <= most:
+            raise ConfigError(f"{where}: {key}: {value} is not between {least} and {most:g}")
+    if synchronous.patience and not 1 <= synchronous.patience <= _MOST:
+        raise ConfigError(f"{where}: patience: {synchronous.patience} is neither 0 nor at least 1")

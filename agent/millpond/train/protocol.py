@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from millpond.train.job import Job
 from millpond.wire.message import Kind, Message, message
@@ -20,7 +21,8 @@ class Tensor:
 @message("prepare")
 @dataclass(frozen=True, slots=True)
 class Prepare(Message):
-    """Build the model and load the samples; answered by Ready.
+    """Build the model and load the samples; answered by Ready. ``role`` says what for: rounds of training,
+    steps of it, or to keep the model and its optimizer while others compute steps.
 
     ``folders`` are the data folders (relative to the volume on a device, absolute on the host; none for a
     worker that only evaluates), ``code`` the files of the user's model by name.
@@ -31,6 +33,7 @@ class Prepare(Message):
     folders: tuple[str, ...]
     code: dict[str, str]
     tls: bool = False
+    role: Literal["rounds", "steps", "keeper"] = "rounds"
 
 
 @message("ready", Kind.METRICS)
@@ -38,12 +41,15 @@ class Prepare(Message):
 class Ready(Message):
     """The worker can train on ``samples`` samples. The model's state is ``size`` float32 values.
 
-    ``token`` (from an agent only) entitles to the bulk connection for Train; encrypted if ``tls``.
+    ``token`` (from an agent only) entitles to the bulk connection for Train; encrypted if ``tls``. ``parts``
+    are the samples by folder, ``shape`` is that of one.
     """
 
     samples: int
     tensors: tuple[Tensor, ...]
     size: int
+    parts: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
     token: bytes = b""
     tls: bool = False
 
@@ -95,3 +101,75 @@ class Score(Message):
     accuracy: float
     loss: float
     samples: int
+
+
+@message("compute", payload=Kind.PARAMETERS)
+@dataclass(frozen=True, slots=True)
+class Compute(Message):
+    """Compute gradients at the payload, the flat float32 state; answered by Computed.
+
+    ``samples`` has the indices to take, by folder of Prepare. ``seed`` is for what the model draws.
+    """
+
+    step: int
+    seed: int
+    samples: tuple[tuple[int, ...], ...]
+
+
+@message("computed", Kind.METRICS, payload=Kind.PARAMETERS)
+@dataclass(frozen=True, slots=True)
+class Computed(Message):
+    """Payload: flat float32 in the state's layout: of each parameter the sum of its gradients over
+    ``samples`` samples, of each buffer (running statistics) its change times ``samples``.
+
+    ``loss`` is a sum, too. ``busy`` is the part of the processor that other work took meanwhile, NaN if it is
+    not known, ``peak`` the most bytes of memory that the worker has had.
+    """
+
+    step: int
+    samples: int
+    loss: float
+    seconds: float
+    busy: float
+    peak: int
+
+
+@message("apply", payload=Kind.PARAMETERS)
+@dataclass(frozen=True, slots=True)
+class Apply(Message):
+    """To the keeper of the model: one step of the optimizer, at ``factor`` times its learning rate, with the
+    payload, a mean in Computed's layout. Answered by Applied.
+    """
+
+    factor: float
+
+
+@message("applied", payload=Kind.PARAMETERS)
+@dataclass(frozen=True, slots=True)
+class Applied(Message):
+    """Payload: the flat float32 state after the step."""
+
+
+@message("momentum.get")
+@dataclass(frozen=True, slots=True)
+class GetMomentum(Message):
+    """Ask the keeper for what its optimizer remembers; answered by Momentum."""
+
+
+@message("momentum", payload=Kind.PARAMETERS)
+@dataclass(frozen=True, slots=True)
+class Momentum(Message):
+    """Payload: the optimizer's tensors, flat float32 [size] in the order of ``tensors``."""
+
+    tensors: tuple[Tensor, ...]
+    size: int
+
+
+@message("restore", payload=Kind.PARAMETERS)
+@dataclass(frozen=True, slots=True)
+class Restore(Message):
+    """To the keeper: take the payload, the flat state and behind it an optimizer's tensors as Momentum had
+    them, none before the first step. Answered by Ok.
+    """
+
+    tensors: tuple[Tensor, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 
 import numpy as np
@@ -23,7 +24,7 @@ def plant(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def be_deterministic() -> None:
-    """One thread and only reproducible operations, so that a repeated round gives the same bits."""
-    torch.set_num_threads(1)
+def be_deterministic(threads: int) -> None:
+    """Only reproducible operations, so that the same work with as many threads gives the same bits."""
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     torch.use_deterministic_algorithms(True)

@@ -1,7 +1,7 @@
 """Entry: a process that trains: ``python -m millpond.train.worker FD``.
 
-FD is an inherited, connected Unix socket on which Prepare, GetInitial, Train and Evaluate are served until
-its end. A failure of the user's model or data is answered by Failure, and the worker lives on. What the
+FD is an inherited, connected Unix socket on which Prepare and the requests of its role are served until its
+end. A failure of the user's model or data is answered by Failure, and the worker lives on. What the
 user's code prints goes to this process's own output, as does the whole traceback of every failure.
 """
 
@@ -22,16 +22,14 @@ from typing import TYPE_CHECKING
 from millpond.linux.syscalls import die_with_parent
 from millpond.train import protocol
 from millpond.train.failures import failure
-from millpond.wire.channel import Buffer, Channel
+from millpond.wire.channel import Channel
 from millpond.wire.deadline import NEVER
 from millpond.wire.errors import ConnectionLost, ProtocolError
 from millpond.wire.frame import Head
 from millpond.wire.message import Failure, Message
 
 if TYPE_CHECKING:
-    from millpond.train.session import Session
-
-_WITH_STATE = (protocol.Train, protocol.Evaluate)
+    from millpond.train.session import Answer, Session
 
 
 class Worker:
@@ -48,7 +46,7 @@ class Worker:
         while True:
             try:
                 head = self._channel.receive(NEVER)
-                self._receive_state(head)
+                self._receive_payload(head)
                 reply, payload = self._reply(head.message)
                 self._channel.send(reply, NEVER, payload)
             except ConnectionLost:
@@ -60,42 +58,34 @@ class Worker:
                     self._channel.send(Failure("protocol", str(error)), NEVER)
                 return 1
 
-    def _receive_state(self, head: Head) -> None:
-        """Take the payload of Train and Evaluate, if it is exactly the model's state, and no other."""
-        takes = isinstance(head.message, _WITH_STATE) and self._session is not None
-        vector = self._session.vector if takes and self._session else None
-        expected = 0 if vector is None else vector.nbytes
+    def _receive_payload(self, head: Head) -> None:
+        """Take a payload into its place, if it is exactly as large as that."""
+        inlet = self._session.inlet(head.message) if self._session else None
+        expected = 0 if inlet is None else inlet.nbytes
         if head.payload_size != expected:
             name = type(head.message).NAME
             raise ProtocolError(f"'{name}' came with {head.payload_size} bytes where {expected} belong")
-        if vector is not None:
-            self._channel.receive_into(vector.data, NEVER)
+        if inlet is not None:
+            self._channel.receive_into(inlet.data, NEVER)
 
-    def _reply(self, message: Message) -> tuple[Message, Buffer]:
+    def _reply(self, message: Message) -> Answer:
         try:
             return self._answer(message)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
             traceback.print_exception(error)
             return failure(error, self._code_dir, full=self._full), b""
 
-    def _answer(self, message: Message) -> tuple[Message, Buffer]:
+    def _answer(self, message: Message) -> Answer:
         if isinstance(message, protocol.Prepare):
             return self._prepare(message), b""
         if self._session is None:
             return Failure("protocol", f"'{type(message).NAME}' came before 'prepare'"), b""
-        if isinstance(message, protocol.GetInitial):
-            return self._session.initial(), self._session.vector.data
-        if isinstance(message, protocol.Train):
-            return self._session.train(message.round), self._session.vector.data
-        if isinstance(message, protocol.Evaluate):
-            return self._session.evaluate(message.folder), b""
-        return Failure("protocol", f"a worker does not serve '{type(message).NAME}'"), b""
+        answer = self._session.answer(message)
+        return answer or (Failure("protocol", f"this worker does not serve '{type(message).NAME}'"), b"")
 
     def _prepare(self, prepare: protocol.Prepare) -> protocol.Ready:
-        from millpond.train import (
-            factory,
-        )  # torch takes seconds; the process must already be tied to its parent
-        from millpond.train.session import Session
+        # torch takes seconds; the process must already be tied to its parent
+        from millpond.train import factory, session
 
         self._session = None
         factory.forget(self._code_dir)
@@ -103,7 +93,7 @@ class Worker:
         self._code_dir = self._scratch / str(self._jobs)
         self._code_dir.mkdir()
         factory.write_code(prepare.code, self._code_dir)
-        self._session = Session(prepare, self._root, self._code_dir)
+        self._session = session.make(prepare, self._root, self._code_dir)
         return self._session.ready()
 
 

@@ -12,9 +12,10 @@ import threading
 import time
 from pathlib import Path
 
-from millpond.host.crew import HOST, TRIES, Crew, JobFailed, Surroundings
+from millpond.host.crew import HOST, TRIES, JobFailed, Surroundings
 from millpond.host.record import JobRow, Plan, Round
 from millpond.host.rounds import Gathering, Staging
+from millpond.host.rounds_crew import RoundsCrew
 from millpond.train import checkpoint
 from millpond.train.aggregate import Sum, Vector
 from millpond.train.protocol import Ready, Score
@@ -29,7 +30,7 @@ class Federation:
         self.log = logging.Logger(f"millpond.host.job.{row.id}")  # not kept for ever, as getLogger's are
         self.log.parent = logging.getLogger("millpond.host")
         self._directory = around.fleet.job_directory(row.id)
-        self._crew = Crew(row, around, stop, self.log)
+        self._crew = RoundsCrew(row, around, stop, self.log)
 
     def run(self) -> Path:
         """Train until the target or the last round. Returns the model's path. Raises JobFailed, Stopped."""

@@ -74,6 +74,12 @@ class Participant:
                 self._changed.notify_all()
         worker.close()
 
+    def expel(self, worker: Worker, reason: str) -> None:
+        """Give ``worker`` up, for good: what it says or sends is no good to the job."""
+        with self._changed:
+            self.failure = self.failure or reason
+        self.lose(worker, reason)
+
     def stop(self) -> None:
         """Leave the job, also in the middle of preparing."""
         with self._changed:

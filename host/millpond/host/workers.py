@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import subprocess
 import sys
@@ -9,18 +10,29 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from millpond.host.device import Device
 from millpond.linux.confine import confined
 from millpond.linux.logs import BoundedLog
+from millpond.linux.progress import HANG_SECONDS, processor_time
 from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.train.aggregate import Vector
 from millpond.train.protocol import (
+    Applied,
+    Apply,
+    Compute,
+    Computed,
     Evaluate,
     GetInitial,
+    GetMomentum,
     Initial,
+    Momentum,
     Prepare,
     Ready,
+    Restore,
     Score,
+    Tensor,
     Train,
     Trained,
 )
@@ -28,6 +40,7 @@ from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConnectionLost, ProtocolError
 from millpond.wire.frame import Limits
+from millpond.wire.message import Ok
 
 LOCAL_LIMITS = Limits(head=4 << 20, payload=1 << 34)
 
@@ -45,6 +58,9 @@ class Worker(Protocol):
 
     def receive_state(self, into: Vector, deadline: Deadline) -> None:
         """Receive the state that ``train`` has announced."""
+
+    def compute(self, request: Compute, state: Vector, into: Vector, deadline: Deadline) -> Computed:
+        """Compute gradients at ``state``; their sums are then in ``into``."""
 
     def close(self) -> None:
         """End the worker."""
@@ -70,6 +86,20 @@ class _ChannelWorker:
     def receive_state(self, into: Vector, deadline: Deadline) -> None:
         """See Worker."""
         self._connected.receive_into(into.data, deadline)
+
+    def compute(self, request: Compute, state: Vector, into: Vector, deadline: Deadline) -> Computed:
+        """See Worker."""
+        channel = self._connected
+        channel.send(request, deadline, state.data)
+        self._wait_while_busy(deadline)
+        computed = channel.expect(Computed, deadline, payload=4 * self._size)
+        if (computed.step, computed.samples) != (request.step, sum(map(len, request.samples))):
+            raise ProtocolError(f"{self.name} answered another step than the one it was asked for")
+        channel.receive_into(into.data, deadline)
+        return computed
+
+    def _wait_while_busy(self, deadline: Deadline) -> None:
+        """A device's agent sees to it that a worker that hangs is given up."""
 
     @property
     def _connected(self) -> Channel:
@@ -110,7 +140,7 @@ class DeviceWorker(_ChannelWorker):
 
 
 class LocalWorker(_ChannelWorker):
-    """A worker process on the host. It also makes the first state and scores averages.
+    """A worker process on the host. In a federated job it also makes the first state and scores averages.
 
     It runs a user's model, so it sees only ``readable`` and programs, and has no network and no capabilities.
     Start it from a thread that outlives it: it dies with that thread.
@@ -163,8 +193,41 @@ class LocalWorker(_ChannelWorker):
         self._connected.send(Evaluate(folder), deadline, state.data)
         return self._connected.expect(Score, deadline)
 
+    def _wait_while_busy(self, deadline: Deadline) -> None:
+        seen = processor_time(self._process.pid)
+        while not select.select([self._connected.sock], [], [], HANG_SECONDS)[0]:
+            deadline.remaining()
+            now = processor_time(self._process.pid)
+            if now is not None and now == seen:
+                raise ConnectionLost(f"the worker '{self.name}' hangs: it does not use its processor")
+            seen = now
+
     def close(self) -> None:
         """See Worker."""
         self._connected.close()
         self._process.kill()
         self._process.wait()
+
+
+class Keeper(LocalWorker):
+    """A process on the host that keeps a synchronous job's model and optimizer, and scores it."""
+
+    def apply(self, mean: Vector, factor: float, into: Vector, deadline: Deadline) -> None:
+        """One step of the optimizer, at ``factor`` times its learning rate; the new state is in ``into``."""
+        self._connected.send(Apply(factor), deadline, mean.data)
+        self._connected.expect(Applied, deadline, payload=into.nbytes)
+        self.receive_state(into, deadline)
+
+    def momentum(self, deadline: Deadline) -> tuple[tuple[Tensor, ...], Vector]:
+        """What the optimizer remembers, float32 [size]."""
+        self._connected.send(GetMomentum(), deadline)
+        momentum = self._connected.expect(Momentum, deadline, payload=None)
+        values = np.empty(momentum.size, np.float32)
+        self._connected.receive_into(values.data, deadline)
+        return momentum.tensors, values
+
+    def restore(
+        self, state: Vector, tensors: tuple[Tensor, ...], momentum: Vector, deadline: Deadline
+    ) -> None:
+        """Go on from a state and what the optimizer remembered then."""
+        self._connected.call(Restore(tensors), Ok, deadline, np.concatenate([state, momentum]).data)

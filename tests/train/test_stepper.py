@@ -1,0 +1,203 @@
+"""Uneven shares of a batch, summed and applied by the keeper, are one process with the whole batch."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from millpond.train import flat
+from millpond.train.datasets import DataError, Samples
+from millpond.train.protocol import Compute
+from millpond.train.stepper import Keeper, Stepper
+from millpond.train.sums import OrderedSum
+
+SAMPLES = 64
+SPLITS = ((9, 5, 2), (2, 14), (12, 2, 2), (16,))
+
+
+class Tied(nn.Module):
+    """Has a parameter under two names, one that may not be trained, and a constant buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward = nn.Linear(8, 8)
+        self.again = nn.Linear(8, 8)
+        self.again.weight = self.inward.weight
+        self.frozen = nn.Parameter(torch.randn(8), requires_grad=False)
+        self.register_buffer("constant", torch.randn(8))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inward(x.flatten(1)).tanh() * self.frozen + self.constant
+        logits: Tensor = self.head(self.again(x).tanh())
+        return logits
+
+
+def plain() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4))
+
+
+def tied() -> nn.Module:
+    torch.manual_seed(1)
+    return Tied()
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(8), nn.Linear(8, 4))
+
+
+def samples() -> Samples:
+    rng = np.random.default_rng(3)
+    return Samples(rng.normal(size=(SAMPLES, 1, 2, 4)).astype(np.float32), rng.integers(0, 4, SAMPLES))
+
+
+def optimizer_of(model: nn.Module, adam: bool) -> torch.optim.Optimizer:
+    free = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.Adam(free, lr=0.01) if adam else torch.optim.SGD(free, lr=0.1, momentum=0.9)
+
+
+class Group:
+    """Workers with all samples each, and a keeper, without what lies between them."""
+
+    def __init__(self, make: type[nn.Module] | object, workers: int, *, adam: bool = False) -> None:
+        assert callable(make)
+        self.workers = [Stepper(make(), [samples()]) for _ in range(workers)]
+        self.model = make()
+        self.keeper = Keeper(self.model, optimizer_of(self.model, adam))
+
+    def step(self, number: int, shares: list[list[int]]) -> None:
+        total = OrderedSum(len(self.keeper.binding.state))
+        for worker, share in zip(self.workers, shares, strict=False):
+            worker.binding.state[:] = self.keeper.binding.state
+            computed = worker.compute(Compute(number, number, (tuple(share),)))
+            total.announce(worker)
+            total.add(worker, worker.binding.sums, computed.samples)
+        self.keeper.binding.sums[:] = total.mean()
+        self.keeper.apply(1.0)
+
+
+def alone(make: type[nn.Module] | object, batches: list[list[int]], *, adam: bool = False) -> nn.Module:
+    assert callable(make)
+    model, data = make(), samples()
+    optimizer = optimizer_of(model, adam)
+    model.train()
+    for batch in batches:
+        optimizer.zero_grad()
+        cross_entropy(
+            model(torch.from_numpy(data.images[batch])), torch.from_numpy(data.labels[batch])
+        ).backward()
+        optimizer.step()
+    return model
+
+
+def vector(model: nn.Module) -> np.ndarray:
+    out = np.empty(sum(value.numel() for value in model.state_dict().values()), np.float32)
+    flat.read(model, out)
+    return out
+
+
+def batches(steps: int) -> list[list[int]]:
+    rng = np.random.default_rng(5)
+    return [rng.permutation(SAMPLES)[:16].tolist() for _ in range(steps)]
+
+
+def cut(batch: list[int], split: tuple[int, ...]) -> list[list[int]]:
+    ends = np.cumsum((0, *split)).tolist()
+    return [batch[start:end] for start, end in itertools.pairwise(ends)]
+
+
+@pytest.mark.parametrize("adam", [False, True])
+@pytest.mark.parametrize("make", [plain, tied])
+def test_uneven_shares_are_one_big_batch(make: object, adam: bool) -> None:
+    group = Group(make, 3, adam=adam)
+    for number, batch in enumerate(batches(40)):
+        group.step(number, cut(batch, SPLITS[number % len(SPLITS)]))
+    one = alone(make, batches(40), adam=adam)
+    difference = np.abs(group.keeper.binding.state - vector(one)).max()
+    assert difference <= 1e-6
+    assert np.abs(group.keeper.binding.state - vector(make())).max() > 0.1  # it has learned
+
+
+def test_the_same_steps_have_the_same_bits() -> None:
+    states = []
+    for _ in range(2):
+        group = Group(plain, 3)
+        for number, batch in enumerate(batches(10)):
+            group.step(number, cut(batch, SPLITS[number % 3]))
+        states.append(group.keeper.binding.state.tobytes())
+    assert states[0] == states[1]
+
+
+def test_batch_normalization_is_over_each_workers_own_share() -> None:
+    """The running statistics move by the mean, over samples, of how each share would have moved them."""
+    group, batch = Group(normed, 3), batches(1)[0]
+    shares = cut(batch, (9, 5, 2))
+    group.step(0, shares)
+    norm = group.model[1]
+    moved = []
+    for share in shares:
+        model = normed()
+        model.train()
+        model(torch.from_numpy(samples().images[share]))
+        moved.append(model[1].running_mean * len(share))
+    assert torch.allclose(norm.running_mean, sum(moved) / 16, atol=1e-6)
+    assert int(norm.num_batches_tracked) == 1
+    assert not torch.allclose(norm.running_var, alone(normed, [batch])[1].running_var, atol=1e-6)
+
+
+def test_frozen_values_stay_bit_by_bit() -> None:
+    group, before = Group(tied, 3), tied()
+    for number, batch in enumerate(batches(20)):
+        group.step(number, cut(batch, (7, 7, 2)))
+    assert torch.equal(group.model.frozen, before.frozen)
+    assert torch.equal(group.model.constant, before.constant)
+    assert torch.equal(group.model.inward.weight, group.model.again.weight)
+
+
+def test_gradients_that_were_set_to_none_are_found() -> None:
+    group = Group(plain, 1)
+    stepper = group.workers[0]
+    stepper.compute(Compute(1, 1, (tuple(range(8)),)))
+    whole = stepper.binding.sums.copy()
+    stepper.binding.clear()
+    for parameter in stepper._model.parameters():
+        parameter.grad = None
+    images, labels = samples().images[:8], samples().labels[:8]
+    cross_entropy(
+        stepper._model(torch.from_numpy(images)), torch.from_numpy(labels), reduction="sum"
+    ).backward()
+    stepper.binding.gather(8)
+    assert np.array_equal(stepper.binding.sums, whole)
+
+
+@pytest.mark.parametrize("adam", [False, True])
+def test_a_keeper_goes_on_from_what_another_remembered(adam: bool) -> None:
+    first, whole = Group(plain, 2, adam=adam), Group(plain, 2, adam=adam)
+    for number, batch in enumerate(batches(12)):
+        whole.step(number, cut(batch, (10, 6)))
+        if number < 6:
+            first.step(number, cut(batch, (10, 6)))
+    second = Group(plain, 2, adam=adam)
+    second.keeper.binding.state[:] = first.keeper.binding.state
+    second.keeper.restore(*first.keeper.momentum())
+    for number, batch in enumerate(batches(12)[6:], 6):
+        second.step(number, cut(batch, (10, 6)))
+    assert np.array_equal(second.keeper.binding.state, whole.keeper.binding.state)
+
+
+@pytest.mark.parametrize("wanted", [((64,),), ((-1,),), ((),), ((1,), (1,))])
+def test_samples_that_are_not_there_are_refused(wanted: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(DataError):
+        Stepper(plain(), [samples()]).compute(Compute(1, 1, wanted))
+
+
+def test_a_double_model_is_refused() -> None:
+    with pytest.raises(Exception, match=r"call \.float\(\)"):
+        Stepper(nn.Linear(2, 2).double(), [samples()])
