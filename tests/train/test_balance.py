@@ -131,7 +131,7 @@ def test_a_slowdown_is_found_and_so_is_power_that_comes_back(speed: float, gone:
 
 
 def test_who_is_absent_is_not_judged() -> None:
-    slowness = Slowness(2)
+    slowness = Slowness(np.ones(2))
     for _ in range(100):
         assert not slowness.observe(np.array([1.0, 1.0]), np.array([1.0, math.nan]))
     assert slowness.level.tolist() == [1.0, 1.0]

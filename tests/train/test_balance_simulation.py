@@ -8,7 +8,8 @@ import pytest
 from millpond.train.balance.controller import Controller
 from millpond.train.balance.curve import Curve
 from millpond.train.balance.equal_time import Crew, Kind
-from millpond.train.balance.simulation import Loads, Outcome, Policy, Untuned, simulate
+from millpond.train.balance.policies import Untuned
+from millpond.train.balance.simulation import Loads, Outcome, Policy, simulate
 from millpond.train.balance.stannis import Stannis
 
 HOST = Curve((20, 60, 180), (0.9, 2.0, 5.39))
@@ -20,13 +21,10 @@ def fleet(devices: int) -> Crew:
     return Crew([Kind(HOST, 999), Kind(DEVICE, 999)], [0] + devices * [1])
 
 
-def untuned(crew: Crew) -> Policy:
-    return Untuned(Controller(crew, patience=float("inf")).plan)
-
-
 def test_a_quiet_fleet_reaches_its_ideal() -> None:
     crew = fleet(36)
-    for policy in (untuned(crew), Stannis(crew), Controller(crew)):
+    policies: tuple[Policy, ...] = (Untuned(crew), Stannis(crew), Controller(crew))
+    for policy in policies:
         outcome = simulate(crew, policy, QUIET, 50, 1)
         assert outcome.share == pytest.approx(1, abs=0.002) and outcome.bias == 0 and outcome.new_plans == 0
         assert outcome.speed == pytest.approx(33.4 + 36 * 2.78, rel=0.01)
@@ -43,7 +41,8 @@ def test_the_same_seed_gives_the_same_fleet() -> None:
 
 def test_busy_devices_cost_little_under_the_controller_and_much_without() -> None:
     crew = fleet(36)
-    shares = [simulate(crew, policy, Loads(), 400, 1).share for policy in (untuned(crew), Controller(crew))]
+    policies: tuple[Policy, ...] = (Untuned(crew), Controller(crew))
+    shares = [simulate(crew, policy, Loads(), 400, 1).share for policy in policies]
     assert shares[0] < 0.5 and shares[1] > 0.85
 
 

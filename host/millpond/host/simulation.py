@@ -13,7 +13,8 @@ from rich.table import Table
 from millpond.train.balance.controller import PATIENCE, Controller
 from millpond.train.balance.curve import Curve, Floats, Ints
 from millpond.train.balance.equal_time import Crew, Kind
-from millpond.train.balance.simulation import Loads, Policy, Untuned, simulate
+from millpond.train.balance.policies import Untuned
+from millpond.train.balance.simulation import Loads, Policy, simulate
 from millpond.train.balance.stannis import Stannis
 from millpond.wire import toml
 from millpond.wire.errors import ConfigError
@@ -73,8 +74,8 @@ def _problem(found: Simulation) -> str | None:
         return f"kind: count: 1 to {MOST_WORKERS} workers in all"
     if not (0 <= loads.busy < 1 and loads.lasting >= 1 and 1 <= loads.least <= loads.most):
         return "load: busy is from 0 to below 1, lasting at least 1, and 1 <= least <= most"
-    if loads.noise < 0 or found.steps < 1 or found.patience < 1 or found.seed < 0:
-        return "noise and seed are at least 0, steps and patience at least 1"
+    if min(loads.noise, loads.busy_noise, found.seed) < 0 or found.steps < 1 or found.patience < 1:
+        return "noise, busy_noise and seed are at least 0, steps and patience at least 1"
     return None
 
 
@@ -97,7 +98,7 @@ def crew_of(simulation: Simulation, where: str) -> Crew:
 def run(simulation: Simulation, crew: Crew) -> list[Result]:
     """The same loads under each policy."""
     policies: dict[str, Callable[[], Policy]] = {
-        "untuned": lambda: Untuned(Controller(crew, patience=float("inf")).plan),
+        "untuned": lambda: Untuned(crew),
         "stannis": lambda: Stannis(crew),
         "millpond": lambda: Controller(crew, patience=simulation.patience),
     }
@@ -117,10 +118,10 @@ class _Timed:
         self._policy, self.plan = policy, policy.plan
         self.seconds: list[float] = []
 
-    def observe(self, batches: Ints, measured: Floats, /) -> bool:
+    def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
         """What the policy says."""
         began = time.perf_counter()
-        changed = self._policy.observe(batches, measured)
+        changed = self._policy.observe(batches, measured, busy)
         self.seconds.append(time.perf_counter() - began)
         self.plan = self._policy.plan
         return changed

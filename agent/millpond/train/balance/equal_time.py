@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
-from millpond.train.balance.curve import Curve, Floats, Ints
+from millpond.train.balance.curve import Bools, Curve, Floats, Ints
 
 LEAST_BATCH = 2
 """BatchNorm has no variance of one sample: whoever has not the time for two sits out."""
 
 _ROUNDING = 1e-9
+_AS_ITS_KIND = 0.05
+"""Relative: a member that differs by less from its kind is as fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,52 @@ class Kind:
         return cap if cap >= LEAST_BATCH else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A worker's profile: the name of its kind, (batch, seconds) in any order, and the largest batch that its
+    memory takes.
+    """
+
+    kind: str
+    points: Sequence[tuple[int, float]]
+    most: int
+
+
+def kinds_of(members: Sequence[Measured]) -> tuple[list[Kind], list[int], list[float]]:
+    """The kinds of workers that were measured, and of each worker the index of its kind and its level: how
+    many times as long as on the curve of its kind it took, 1.0 if that is within 5 %. A kind's curve is the
+    median of its members', its memory the least of theirs. Raises ValueError for points that make no curve.
+    """
+    names = list(dict.fromkeys(member.kind for member in members))
+    numbers = [names.index(member.kind) for member in members]
+    curves = [Curve.fit(member.points) for member in members]
+    kinds = []
+    for number in range(len(names)):
+        own = [rank for rank, other in enumerate(numbers) if other == number]
+        kinds.append(Kind(_middle([curves[rank] for rank in own]), min(members[rank].most for rank in own)))
+    levels = [_level(curve, kinds[number].curve) for curve, number in zip(curves, numbers, strict=True)]
+    return kinds, numbers, levels
+
+
+def _middle(curves: Sequence[Curve]) -> Curve:
+    """The median of curves that ascend ascends."""
+    batches = sorted({batch for curve in curves for batch in curve.batches})
+    times = np.median([curve.time(np.array(batches)) for curve in curves], axis=0)
+    return Curve(tuple(batches), tuple(times.tolist()))
+
+
+def _level(own: Curve, kind: Curve) -> float:
+    usual = kind.time(np.array(own.batches)).tolist()
+    level = median(seconds / time for seconds, time in zip(own.seconds, usual, strict=True))
+    return 1.0 if abs(level - 1) <= _AS_ITS_KIND else level
+
+
 class Crew:
-    """Who trains: ``members`` has for each worker, in the order of their ranks, the index of its kind."""
+    """Who trains: ``members`` has for each worker, in the order of their ranks, the index of its kind.
+
+    In what follows ``slowness[i]`` is how many times as long as its curve says worker i takes, inf for who is
+    absent.
+    """
 
     def __init__(self, kinds: Sequence[Kind], members: Sequence[int]) -> None:
         self.kinds = tuple(kinds)
@@ -43,68 +90,88 @@ class Crew:
         self.size = len(self.members)
         self._tables = [kind.curve.time(np.arange(kind.cap + 2)) for kind in self.kinds]  # by batch, from 0
         self._ranks = [np.flatnonzero(self.members == number) for number in range(len(self.kinds))]
+        self._speeds = [kind.curve.speed for kind in self.kinds]
         self.caps: Ints = np.array([kind.cap for kind in kinds], dtype=np.int64)[self.members]
+        starts = np.cumsum([0, *(len(table) for table in self._tables)])
+        self._table, self._starts = np.concatenate(self._tables), starts[self.members]
 
     def step_seconds(self, slowness: Floats) -> float:
-        """T, where worker i takes ``slowness[i]`` times as long as its curve says: what the typical worker of
-        the most influential kind takes for the batch at its peak, or for as much as its memory takes.
+        """T: what the typical worker of the most influential kind takes for the batch at its peak, or for as
+        much as its memory takes. 0 if nobody is there.
         """
-        weights = [
-            float(np.sum(kind.curve.speed / slowness[ranks]))
-            for kind, ranks in zip(self.kinds, self._ranks, strict=True)
-        ]
+        by_kind = [slowness[ranks] for ranks in self._ranks]
+        weights = [speed * float(np.sum(1 / slow)) for speed, slow in zip(self._speeds, by_kind, strict=True)]
         chosen = weights.index(max(weights))
-        slow, middle = slowness[self._ranks[chosen]], len(self._ranks[chosen]) // 2
-        return float(self._tables[chosen][self.kinds[chosen].cap] * np.partition(slow, middle)[middle])
+        slow = np.sort(by_kind[chosen])  # faster than np.partition
+        there = int(np.searchsorted(slow, np.inf))
+        return float(self._tables[chosen][self.kinds[chosen].cap] * slow[there // 2]) if there else 0.0
 
     def batches(self, seconds: float, slowness: Floats) -> Ints:
         """The batch of each worker that takes it no longer than ``seconds``; 0 for who sits out."""
         found = np.zeros(self.size, dtype=np.int64)
         for table, ranks in zip(self._tables, self._ranks, strict=True):
             found[ranks] = np.searchsorted(table[1:-1], seconds / slowness[ranks], side="right")
-        return np.where(found < LEAST_BATCH, 0, found)
+        found[found < LEAST_BATCH] = 0
+        return found
 
     def times(self, batches: Ints, slowness: Floats) -> Floats:
-        """Seconds that each worker takes for its batch, which is one more than its cap at most."""
-        found = np.zeros(self.size)
-        for table, ranks in zip(self._tables, self._ranks, strict=True):
-            found[ranks] = table[batches[ranks]]
-        return found * slowness
+        """Seconds that each worker takes for its batch, which is one more than its cap at most; here every
+        slowness is finite.
+        """
+        found = self._table[self._starts + batches]
+        found *= slowness
+        return found
+
+    def nearest(self, total: int, present: Bools) -> int:
+        """The largest global batch up to ``total`` that those who are there can have; 0 if there is none."""
+        caps = self.caps[present]
+        most = min(total, int(caps.sum()))
+        if most % 2 and caps.max() <= LEAST_BATCH:
+            most -= 1
+        return most if most >= LEAST_BATCH else 0
 
     def batches_of(self, total: int, slowness: Floats) -> Ints:
         """Batches that sum up to ``total``, in the least time for the slowest. Raises ValueError if it is
-        more than all can take at once, less than the smallest batch, or odd where all have two or none.
+        more than all can take at once, less than the smallest batch, or odd where nobody takes three.
         """
-        most = int(self.caps.sum())
-        if not LEAST_BATCH <= total <= most:
-            raise ValueError(f"a global batch of {total}: {LEAST_BATCH} to {most} are possible")
-        low, high = 0.0, float(np.max(self.times(self.caps, slowness))) * (1 + _ROUNDING)
+        present = np.isfinite(slowness)
+        if total < LEAST_BATCH or self.nearest(total, present) != total:
+            most = self.nearest(int(self.caps[present].sum()), present)
+            raise ValueError(
+                f"a global batch of {total}: {LEAST_BATCH} to {most} are possible, and odd ones "
+                "if somebody takes three samples"
+            )
+        caps, slowness = np.where(present, self.caps, 0), np.where(present, slowness, 1.0)
+        low, high = 0.0, float(np.max(self.times(caps, slowness))) * (1 + _ROUNDING)
         for _ in range(60):  # halving leaves less than a float of it
             middle = (low + high) / 2
-            if int(self.batches(middle, slowness).sum()) < total:
+            if int(np.minimum(self.batches(middle, slowness), caps).sum()) < total:
                 low = middle
             else:
                 high = middle
-        return self._without(self.batches(high, slowness), total, slowness)
+        return self._without(np.minimum(self.batches(high, slowness), caps), total, caps, slowness)
 
-    def _without(self, batches: Ints, total: int, slowness: Floats) -> Ints:
+    def _without(self, batches: Ints, total: int, caps: Ints, slowness: Floats) -> Ints:
         """Take samples away where they take longest, until ``total`` are left. Who has two loses both."""
-        batches = batches.copy()
         while (surplus := int(batches.sum()) - total) > 0:
             fewest = LEAST_BATCH + 1 if surplus < LEAST_BATCH else LEAST_BATCH
-            times = np.where(batches >= fewest, self.times(batches, slowness), -1.0)
-            rank = int(np.argmax(times))
-            if times[rank] < 0:
-                return self._one_less(batches, slowness)
+            rank = self._slowest(np.where(batches >= fewest, batches, 0), slowness)
+            if batches[rank] < fewest:
+                return self._one_less(batches, caps, slowness)
             batches[rank] -= LEAST_BATCH if batches[rank] == LEAST_BATCH else 1
         return batches
 
-    def _one_less(self, batches: Ints, slowness: Floats) -> Ints:
-        """Where all have two and one sample is too many: the slowest sits out, another takes one more."""
-        batches[int(np.argmax(self.times(batches, slowness)))] = 0
-        room = np.where((batches > 0) & (batches < self.caps), self.times(batches + 1, slowness), np.inf)
-        rank = int(np.argmin(room))
-        if not np.isfinite(room[rank]):
-            raise ValueError("an odd global batch, and nobody takes more than two samples")
-        batches[rank] += 1
-        return batches
+    def _one_less(self, batches: Ints, caps: Ints, slowness: Floats) -> Ints:
+        """Where all have two or none and one sample is too many: one has three, and the slowest sit out."""
+        three = np.full(self.size, LEAST_BATCH + 1)
+        able = np.where(caps > LEAST_BATCH, self.times(np.minimum(three, self.caps + 1), slowness), np.inf)
+        rank = int(np.argmin(able))
+        others, surplus = batches.copy(), LEAST_BATCH + 2 - int(batches[rank])
+        others[rank] = 0
+        for _ in range(surplus // LEAST_BATCH):
+            others[self._slowest(others, slowness)] = 0
+        others[rank] = LEAST_BATCH + 1
+        return others
+
+    def _slowest(self, batches: Ints, slowness: Floats) -> int:
+        return int(np.argmax(self.times(batches, slowness)))

@@ -18,31 +18,23 @@ from millpond.train.balance.equal_time import Crew
 
 
 class Policy(Protocol):
-    """What decides on batches: ``controller.Controller`` or ``stannis.Stannis``."""
+    """What decides on batches, see ``policies``."""
 
     @property
     def plan(self) -> Plan:
         """The present one."""
 
-    def observe(self, batches: Ints, measured: Floats, /) -> bool:
-        """By rank what was done last and its seconds, NaN for nothing. Whether there is a new plan."""
-
-
-@dataclass(frozen=True, slots=True)
-class Untuned:
-    """The batches of the beginning, for ever; a step waits for everyone."""
-
-    plan: Plan
-
-    def observe(self, _batches: Ints, _measured: Floats, /) -> bool:
-        """Nothing follows from it."""
-        return False
+    def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
+        """By rank what was done last and its seconds, NaN for nothing, and the part of the processor that
+        other work takes, NaN if unknown. Whether there is a new plan.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Loads:
     """Other work on the devices: each is busy a ``busy`` part of the time, for ``lasting`` steps on average,
-    and then ``least`` to ``most`` times as slow. Steps also vary by ``noise``, a standard deviation.
+    and then ``least`` to ``most`` times as slow. Steps also vary by ``noise``, and what devices tell of their
+    processors by ``busy_noise``, standard deviations.
     """
 
     busy: float = 0.1
@@ -50,6 +42,7 @@ class Loads:
     least: float = 2.0
     most: float = 4.0
     noise: float = 0.03
+    busy_noise: float = 0.05
 
     def begin(self, size: int, source: np.random.Generator) -> Floats:
         """How slow each is at first."""
@@ -62,6 +55,10 @@ class Loads:
         chance = source.random(len(slowness))
         loaded = np.where(chance < begins, self._draw(len(slowness), source), slowness)
         return np.where(slowness > 1, np.where(chance < ends, 1.0, slowness), loaded)
+
+    def told(self, slowness: Floats, source: np.random.Generator) -> Floats:
+        """The part of each processor that other work takes, as its operating system tells."""
+        return np.clip(1 - 1 / slowness + source.normal(0.0, self.busy_noise, len(slowness)), 0.0, 1.0)
 
     def _draw(self, size: int, source: np.random.Generator) -> Floats:
         return source.uniform(self.least, self.most, size)
@@ -106,7 +103,7 @@ def simulate(
 class _Simulation:
     def __init__(self, crew: Crew, policy: Policy, loads: Loads, seed: int, carry: bool) -> None:
         self._crew, self._policy, self._loads, self._carry = crew, policy, loads, carry
-        self._source = np.random.default_rng(seed)
+        self._source, self._telling = np.random.default_rng(seed), np.random.default_rng((seed, 1))
         self._slowness = loads.begin(crew.size, self._source)
         self._speeds = np.array([kind.curve.speed for kind in crew.kinds])[crew.members]
         self._at: Ints = np.zeros(crew.size, dtype=np.int64)  # samples of the batch that each is late with
@@ -118,7 +115,8 @@ class _Simulation:
         for _ in range(steps):
             end, batches, seconds = self._step(now)
             ideal += float((self._speeds / self._slowness).sum()) * (end - now)
-            plans += self._policy.observe(batches, seconds)
+            busy = self._loads.told(self._slowness, self._telling)
+            plans += self._policy.observe(batches, seconds, busy)
             self._slowness = self._loads.change(self._slowness, self._source)
             now = end
         return Outcome(now, ideal, self._counted, self._begun, plans)

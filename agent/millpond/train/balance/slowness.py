@@ -3,69 +3,148 @@
 Each worker's relative error, x = measured / expected - 1, goes into a two-sided CUSUM (Page 1954): S = max(0,
 S + x - DRIFT) for slowdowns, likewise with -x for power that comes back. What exceeds LIMIT is a change: a
 large one after one or two steps, a small one after as many as it takes to tell it from noise. The new level
-is the mean since S last was 0; after 4, 8, 16 and 32 steps, when the mean is worth more, it is refined.
+is the mean since S last was 0, where x is S / n + DRIFT on average over these n steps; after 4, 8, 16 and 32
+steps, when the mean is worth more, it is refined.
 
 With normal noise of 10 % of the time (sigma = 0.1), drift 0.1 and limit 0.8, S drifts downward by one sigma
 per step. By Siegmund's approximation the mean time to a false alarm is (exp(2 b) - 2 b - 1) / 2 steps per
 worker and side with b = 0.8 / 0.1 + 1.166, which is 46 million. A worker at 0.81 of its speed (x = 0.23) is
 found after about 0.8 / 0.13 = 6 steps, one at 0.57 (x = 0.75) after 2; when they are back (x = -0.19 and
 -0.43) after 9 and 3.
+
+The load of the processor is a second witness. Where it has changed (by 5 deviations, see ``cpu_share``) and
+the time of the step has too, in the same direction and by AGREE (3 deviations up, 2.3 down), the time is
+believed at once; noise does both in less than one of 10^8 steps of a worker. Where they disagree, the filter
+decides. Who is not measured, being late or sitting out, is as slow as its load makes it.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from millpond.train.balance.cpu_share import CpuShare
 from millpond.train.balance.curve import Bools, Floats, Ints
 
 DRIFT, LIMIT = 0.1, 0.8
-LOOK_AGAIN = (4, 8, 16, 32)
-"""Steps after a change when its level is refined."""
-_SIDES = np.array([[1.0], [-1.0]])
+LOOK_AGAIN, LOOK_LAST = 4, 32
+"""Steps after a change when its level is refined: the first, twice as many, and so on to the last."""
 WORTH_IT = 0.02
 """Relative: a refinement by less than this is left."""
+AGREE = 1.3
+"""A time so many times as long as expected, or as short, is believed at once where something else says so."""
 
 
 class Slowness:
     """For all workers at once. ``level[i]`` is how many times as long as on its curve worker i takes."""
 
-    def __init__(self, size: int) -> None:
-        self.level: Floats = np.ones(size)
-        self._cusum = np.zeros((2, size))  # S for slowdowns, and for power that comes back
-        self._sums = np.zeros((3, size))  # of measured / expected: while either S is over 0, since the change
-        self._counts = np.zeros((3, size))  # steps of these
-        self._counts[2] = LOOK_AGAIN[-1]
+    def __init__(self, levels: Floats) -> None:
+        size = len(levels)
+        self.level: Floats = levels.copy()
+        self._share = CpuShare(size)
+        self._error = np.zeros(size)  # x of this step, 0 for who was not measured
+        self._cusum = np.zeros(size), np.zeros(size)  # S for slowdowns, and for power that comes back
+        self._lasts = np.zeros(size), np.zeros(size)  # steps since they were 0
+        self._steps, self._errors = np.zeros(size), np.zeros(size)  # since the last change, and their sum
+        self._look = np.full(size, np.inf)  # after how many steps to refine
+        self._probed = np.zeros(size, dtype=np.bool_)
 
-    def observe(self, expected: Floats, measured: Floats) -> bool:
-        """One step's seconds; NaN for who did not work. Whether any level changed."""
-        seen = np.isfinite(measured) & (expected > 0)
-        ratio = np.where(seen, measured / np.where(seen, expected, 1.0), 1.0)
-        self._cusum = np.maximum(self._cusum + (_SIDES * (ratio - 1) - DRIFT) * seen, 0.0)
-        self._sums += ratio * seen
-        self._counts += seen
-        lasts = self._cusum > 0
-        self._sums[:2] *= lasts
-        self._counts[:2] *= lasts
-        changed = [self._take(side, np.flatnonzero(self._cusum[side] > LIMIT)) for side in (0, 1)]
-        return self._refine(seen) or any(changed)
+    def observe(self, expected: Floats, measured: Floats, busy: Floats | None = None) -> bool:
+        """One step's seconds, NaN for who was not measured; ``busy`` as in ``cpu_share``. Whether any level
+        changed.
+        """
+        seen = self._measure(expected, measured)
+        changed = [self._take_probes(seen)]
+        if busy is not None:
+            self._share.observe(busy)
+            changed += [self._take_agreed(seen), self._estimate(seen)]
+        changed += [self._take(0), self._take(1), self._refine()]
+        if busy is not None:
+            self._share.track(seen)
+        return any(changed)
 
-    def _take(self, side: int, ranks: Ints) -> bool:
+    def probe(self, ranks: Ints) -> None:
+        """These have not been measured for long: their next time is believed at once."""
+        self._probed[ranks] = True
+
+    def reset(self, rank: int, level: float) -> None:
+        """Of this worker nothing but its level is known."""
+        alone = np.array([rank])
+        self.level[rank] = level
+        self._share.forget(rank)
+        self._restart(alone)
+        self._look[rank], self._probed[rank] = np.inf, False
+
+    def unexplained(self, ranks: Ints) -> Ints:
+        """Those of them that are slower than the load of their processors accounts for, if it is known."""
+        return ranks[~(self.level[ranks] <= AGREE * self._share.slowness(ranks))]
+
+    def _measure(self, expected: Floats, measured: Floats) -> Bools:
+        """This step's errors go into the sums. Whose there are."""
+        seen = (measured > 0) & (measured < np.inf) & (expected > 0)
+        self._error.fill(0.0)
+        np.divide(measured, expected, out=self._error, where=seen)
+        np.subtract(self._error, seen, out=self._error)
+        drift = seen * DRIFT
+        for add, cusum, lasts in zip((np.add, np.subtract), self._cusum, self._lasts, strict=True):
+            add(cusum, self._error, out=cusum)
+            cusum -= drift
+            np.maximum(cusum, 0.0, out=cusum)
+            lasts += seen
+            lasts *= cusum > 0
+        self._steps += seen
+        self._errors += self._error
+        return seen
+
+    def _take(self, side: int) -> bool:
         """The level of those that changed is from now on the mean since the change began."""
-        self.level[ranks] *= self._sums[side, ranks] / self._counts[side, ranks]
+        ranks = np.flatnonzero(self._cusum[side] > LIMIT)
+        mean = self._cusum[side][ranks] / self._lasts[side][ranks] + DRIFT
+        return self._change(ranks, 1 + mean if side == 0 else 1 - mean)
+
+    def _take_probes(self, seen: Bools) -> bool:
+        ranks = np.flatnonzero(self._probed & seen)
+        self._probed[ranks] = False
+        ratio = 1 + self._error[ranks]
+        far = (ratio > AGREE) | (ratio * AGREE < 1)
+        return self._change(ranks[far], ratio[far])
+
+    def _take_agreed(self, seen: Bools) -> bool:
+        ranks = self._share.changed()
+        ranks = ranks[seen[ranks]]
+        ratio, factor = 1 + self._error[ranks], self._share.factor(ranks)
+        agreed = ((ratio > AGREE) & (factor > 1)) | ((ratio * AGREE < 1) & (factor < 1))
+        return self._change(ranks[agreed], ratio[agreed])
+
+    def _estimate(self, seen: Bools) -> bool:
+        """The levels of those who were not measured, from how their load has changed."""
+        ranks = self._share.changed()
+        ranks = ranks[~seen[ranks]]
+        at_once = self._change(ranks, self._share.factor(ranks))
+        ranks = self._share.changed_mean()
+        ranks = ranks[~seen[ranks]]
+        self.level[ranks] *= self._share.factor_mean(ranks)
+        self._share.settle_mean(ranks)
+        return at_once or bool(ranks.size)
+
+    def _change(self, ranks: Ints, factor: Floats) -> bool:
+        self.level[ranks] *= factor
         self._restart(ranks)
+        self._share.settle(ranks)
         return bool(ranks.size)
 
     def _restart(self, ranks: Ints) -> None:
-        for array in (self._cusum, self._sums, self._counts):
-            array[:, ranks] = 0.0
+        for array in (*self._cusum, *self._lasts, self._steps, self._errors):
+            array[ranks] = 0.0
+        self._look[ranks] = LOOK_AGAIN
 
-    def _refine(self, seen: Bools) -> bool:
-        ranks = np.flatnonzero(seen & (self._counts[2] < LOOK_AGAIN[-1] + 1))
-        ranks = ranks[np.isin(self._counts[2, ranks], LOOK_AGAIN)]
-        mean = self._sums[2, ranks] / self._counts[2, ranks]
-        ranks = ranks[np.abs(mean - 1) > WORTH_IT]
-        steps = self._counts[2, ranks]
-        self.level[ranks] *= self._sums[2, ranks] / steps
-        self._restart(ranks)
-        self._sums[2, ranks] = self._counts[2, ranks] = steps
+    def _refine(self) -> bool:
+        ranks = np.flatnonzero(self._steps == self._look)
+        steps = self._steps[ranks]
+        mean = self._errors[ranks] / steps
+        self._look[ranks] = np.where(steps < LOOK_LAST, 2 * steps, np.inf)
+        worth = np.abs(mean) > WORTH_IT
+        ranks = ranks[worth]
+        self.level[ranks] *= 1 + mean[worth]
+        for array in (*self._cusum, *self._lasts, self._errors):
+            array[ranks] = 0.0
         return bool(ranks.size)

@@ -11,49 +11,73 @@ from __future__ import annotations
 
 import numpy as np
 
-from millpond.train.balance.controller import Plan
-from millpond.train.balance.curve import Floats, Ints
+from millpond.train.balance.controller import Controller, Plan, deadline_of
+from millpond.train.balance.curve import Bools, Floats, Ints
 from millpond.train.balance.equal_time import LEAST_BATCH, Crew
 
 _WEIGHT, _THRESHOLD, _IN_A_ROW = 0.7, 0.2, 5
 
 
 class Stannis:
-    """A ``simulation.Policy``. It knows no deadline: a step waits for everyone."""
+    """A ``policies.Elastic`` that begins with the controller's batches. It knows no deadline, a step waits
+    for everyone, and asks no processor for its load. ``slowness`` is that of the beginning.
+    """
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(
+        self,
+        crew: Crew,
+        *,
+        total: int | None = None,
+        levels: Floats | None = None,
+        present: Bools | None = None,
+    ) -> None:
         self._crew = crew
-        self._normal = np.ones(crew.size)
+        self.slowness: Floats = np.ones(crew.size) if levels is None else levels.copy()
+        self._start = Controller(crew, total=total, levels=levels).plan.batches
+        self._own = self._start.copy()  # of everyone, whether there or not
+        self._present = np.ones(crew.size, dtype=np.bool_) if present is None else present.copy()
         self._flags = np.zeros(crew.size, dtype=np.int64)
-        batches = crew.batches(crew.step_seconds(self._normal), self._normal)
-        self.plan = self._plan(batches)
+        self.plan = self._make_plan()
 
-    def _plan(self, batches: Ints) -> Plan:
-        return Plan(batches, self._crew.times(batches, self._normal), float("inf"))
+    def _make_plan(self) -> Plan:
+        batches = np.where(self._present, self._own, 0)
+        times = self._crew.times(batches, self.slowness)
+        return Plan(batches, times, deadline_of(times, None))
 
-    def observe(self, batches: Ints, measured: Floats) -> bool:
+    def observe(self, batches: Ints, measured: Floats, _busy: Floats | None = None, /) -> bool:
         """One step's seconds by rank. Whether there is a new plan."""
-        worked = np.isfinite(measured) & (batches > 0)
-        normal = self._crew.times(batches, self._normal)
+        worked = np.isfinite(measured) & (batches > 0) & self._present
+        normal = self._crew.times(batches, self.slowness)
         speed = np.where(worked, normal / np.where(worked, measured, 1.0), 1.0)  # part of the curve's
         flagged = _WEIGHT * (1 - speed) > _THRESHOLD
         self._flags = np.where(flagged, self._flags + 1, 0)
-        changed = self._flags >= _IN_A_ROW
-        if not changed.any():
+        changed = np.flatnonzero(self._flags >= _IN_A_ROW)
+        if not changed.size:
             return False
         self._flags[changed] = 0
-        smaller = np.array(
-            [self._at_speed(int(rank), float(speed[rank])) for rank in np.flatnonzero(changed)]
-        )
-        found = self.plan.batches.copy()
-        found[changed] = np.minimum(found[changed], smaller)
-        self.plan = self._plan(found)
+        smaller = np.array([self._at_speed(int(rank), float(speed[rank])) for rank in changed])
+        self._own[changed] = np.minimum(self._own[changed], smaller)
+        self.plan = self._make_plan()
         return True
+
+    def join(self, rank: int, level: float = 1.0) -> Plan:
+        """A worker is there, for the first time or again, with the batch of the beginning."""
+        self.slowness[rank], self._own[rank] = level, self._start[rank]
+        return self._attend(rank, True)
+
+    def leave(self, rank: int) -> Plan:
+        """A worker is not there any more."""
+        return self._attend(rank, False)
+
+    def _attend(self, rank: int, present: bool) -> Plan:
+        self._present[rank], self._flags[rank] = present, 0
+        self.plan = self._make_plan()
+        return self.plan
 
     def _at_speed(self, rank: int, part: float) -> int:
         """The batch at which its curve has ``part`` of the speed that it has now (eq. 3)."""
         curve = self._crew.kinds[self._crew.members[rank]].curve
-        batches = np.arange(LEAST_BATCH, int(self.plan.batches[rank]) + 1)
+        batches = np.arange(LEAST_BATCH, int(self._own[rank]) + 1)
         speeds = batches / curve.time(batches)
         slow_enough = batches[speeds <= part * speeds[-1]]
         return int(slow_enough[-1]) if len(slow_enough) else LEAST_BATCH
