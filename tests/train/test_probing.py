@@ -13,8 +13,8 @@ from hypothesis import strategies as some
 from millpond.train.balance.curve import Curve
 from millpond.train.balance.probing import Point, Probe, largest
 
-FIRST = 0.5
-"""Seconds that the very first step takes longer."""
+FIRST = 1.2
+"""How many times as long the first step with a batch takes."""
 
 
 def rising(batch: int) -> float:
@@ -51,7 +51,8 @@ class Worker:
         source = np.random.default_rng(1)
         while (batch := probe.next()) is not None:
             assert len(self.measured) < 1000
-            seconds = self.time(batch) * max(0.5, source.normal(1, self.noise)) + FIRST * (not self.measured)
+            seconds = self.time(batch) * max(0.5, source.normal(1, self.noise))
+            seconds *= 1 if batch in self.measured else FIRST
             self.measured.append(batch)
             self.spent += seconds
             probe.add(batch, seconds, self.base + self.per_sample * max(self.measured))
@@ -70,7 +71,7 @@ def test_the_best_speed_is_found_within_the_seconds(
 ) -> None:
     worker = Worker(time, noise)
     found = curve(worker.run(Probe(seconds, 1024)))
-    assert worker.spent <= seconds * 1.1
+    assert worker.spent <= seconds * 1.25
     reached = [batch for batch in range(2, 1025) if batch <= max(worker.measured)]
     best = max(batch / time(batch) for batch in reached)
     assert found.peak / time(found.peak) >= 0.95 * best
@@ -100,14 +101,13 @@ def test_where_the_curve_bends_it_is_measured_more_finely() -> None:
     assert straight == {2, 4, 8, 16, 32, 48, 64}
 
 
-def test_the_first_measurement_is_thrown_away_and_short_ones_are_repeated() -> None:
-    probe = Probe(10, 4)
-    worker = Worker(lambda batch: 0.001)
-    assert worker.run(probe).points[0] == Point(2, 0.001, 304)
-    assert worker.measured.count(2) == 6
+def test_the_first_measurement_of_a_batch_does_not_count_and_short_ones_are_repeated() -> None:
+    short = Worker(lambda batch: 0.001)
+    assert short.run(Probe(10, 4)).points[0] == Point(2, 0.001, 304)
+    assert [short.measured.count(batch) for batch in (2, 4)] == [6, 6]
     long = Worker(lambda batch: batch / 2)
-    long.run(Probe(10, 4))
-    assert [long.measured.count(batch) for batch in (2, 4)] == [2, 1]
+    assert long.run(Probe(10, 4)).points[-1] == Point(4, 2.0, 308)
+    assert [long.measured.count(batch) for batch in (2, 4)] == [2, 2]
 
 
 def test_the_middle_of_repeats_counts() -> None:

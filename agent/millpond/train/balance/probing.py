@@ -16,7 +16,9 @@ from millpond.train.balance.curve import Curve
 from millpond.train.balance.equal_time import LEAST_BATCH
 
 REPEATS = 5
-"""Of a short batch, an odd number; fewer, and odd, where they take more than ``ENOUGH``."""
+"""Of a short batch that count, an odd number; fewer, and odd, where they take more than ``ENOUGH``. The first
+measurement of a batch does not count: torch fetches memory and chooses algorithms, which took 10 to 20 %.
+"""
 ENOUGH = 0.05
 """Part of the seconds to be spent on a batch: a long one is disturbed less, and is too dear to repeat."""
 BEND = 0.05
@@ -56,14 +58,14 @@ def largest(points: Sequence[Point], samples: int, memory: int | None) -> int:
 
 
 class Probe:
-    """As long as ``next`` has a batch, measure it and ``add`` what it took. ``seconds`` are for all of them;
-    the first is measured twice whatever it takes. ``most`` is the largest batch that there are samples for,
-    ``memory`` the bytes that the worker may use, None for any.
+    """As long as ``next`` has a batch, measure it and ``add`` what it took. ``seconds`` are for all of them,
+    roughly; the first is measured twice whatever it takes. ``most`` is the largest batch that there are
+    samples for, ``memory`` the bytes that the worker may use, None for any.
     """
 
     def __init__(self, seconds: float, most: int, memory: int | None = None) -> None:
         self._seconds, self._samples, self._memory = seconds, most, memory
-        self._spent, self._warm, self._batch = 0.0, False, LEAST_BATCH
+        self._spent, self._batch = 0.0, LEAST_BATCH
         self._times: dict[int, list[float]] = {}
         self._marks: dict[int, int] = {}  # of batches that were the largest so far; another's would be theirs
 
@@ -76,15 +78,12 @@ class Probe:
         return self._larger() or self._between()
 
     def add(self, batch: int, seconds: float, peak_bytes: int) -> None:
-        """What it took. The first measurement is thrown away: a first step makes and loads much.
+        """What it took; the first one of each batch is for warming up.
 
         ``peak_bytes`` is the process's high-water mark, of this step or of all until now. A mark from before
         the probe hides what batches take that need less.
         """
         self._spent += seconds
-        if not self._warm:
-            self._warm = True
-            return
         self._batch = batch
         self._times.setdefault(batch, []).append(seconds)
         if batch >= max(self._marks, default=0):
@@ -95,9 +94,7 @@ class Probe:
         """What was measured, by batch, for ``Curve.fit``. The memory of a batch that was measured after a
         larger one is that of the line between its neighbours.
         """
-        return tuple(
-            Point(batch, median(self._times[batch]), self._mark(batch)) for batch in sorted(self._times)
-        )
+        return tuple(Point(batch, self._time(batch), self._mark(batch)) for batch in sorted(self._times))
 
     @property
     def most(self) -> int:
@@ -106,9 +103,16 @@ class Probe:
 
     def _again(self) -> bool:
         """Whether the last batch is to be repeated."""
-        times = self._times[self._batch]
+        times = self._times[self._batch][1:]
+        if not times:
+            return True  # its seconds were thought of when it was begun
         many = len(times) >= REPEATS or (len(times) % 2 == 1 and sum(times) >= ENOUGH * self._seconds)
         return not many and self._affords(median(times))
+
+    def _time(self, batch: int) -> float:
+        """The median of those that count, or what else there is."""
+        times = self._times[batch]
+        return median(times[1:] or times)
 
     def _affords(self, seconds: float) -> bool:
         return self._spent + seconds <= self._seconds
@@ -118,7 +122,7 @@ class Probe:
         grown = sorted(self._marks)
         last, batch = grown[-1], min(2 * grown[-1], self.most)
         past = len(grown) > 2 and self._curve(grown).peak <= grown[-3]
-        if past or batch <= last or not self._affords(median(self._times[last]) / last * batch):
+        if past or batch <= last or not self._affords(2 * self._time(last) / last * batch):
             return None
         return batch
 
@@ -132,7 +136,7 @@ class Probe:
             low, high = batches[gap : gap + 2]
             pays = peak in (gap, gap + 1) or bent[gap] or bent[gap + 1]
             wide = high - low > max(1, low // 2)
-            if pays and wide and self._affords((median(self._times[low]) + median(self._times[high])) / 2):
+            if pays and wide and self._affords(self._time(low) + self._time(high)):
                 return (low + high) // 2
         return None
 
@@ -141,11 +145,11 @@ class Probe:
         if len(batches) < 3:
             return False
         low, middle, high = batches
-        first, between, last = (median(self._times[batch]) for batch in batches)
+        first, between, last = map(self._time, batches)
         return abs(between - _on_line(low, middle, high, first, last)) > BEND * between
 
     def _curve(self, batches: Iterable[int]) -> Curve:
-        return Curve.fit((batch, seconds) for batch in batches for seconds in self._times[batch])
+        return Curve.fit((batch, self._time(batch)) for batch in batches)
 
     def _mark(self, batch: int) -> int:
         if batch in self._marks:
