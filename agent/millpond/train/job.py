@@ -65,9 +65,10 @@ class Synchronous:
     """Steps in lock step instead of rounds: ``epochs`` over all samples, fewer if ``target`` is reached.
 
     A step waits ``patience`` times as long as planned (0: for everybody), and what is late counts in a later
-    one. ``global_batch`` fixes the samples of a step. The learning rate of ``train`` is for ``train.batch``
-    samples; it follows the step's by ``scaling``, after ``warmup`` steps. A checkpoint is written each
-    ``checkpoint`` seconds. ``host`` says whether the host computes, too.
+    one. ``global_batch`` fixes the samples of a step; without it there are as many as the workers do best
+    with, but an epoch has at least ``steps``. The learning rate of ``train`` is for ``train.batch`` samples;
+    it follows the step's by ``scaling``, after ``warmup`` steps. A checkpoint is written each ``checkpoint``
+    seconds. ``host`` says whether the host computes, too.
     """
 
     epochs: int = 10
@@ -75,6 +76,7 @@ class Synchronous:
     policy: Literal["balance", "stannis", "fixed"] = "balance"
     patience: float = 1.1
     global_batch: int | None = None
+    steps: int = 32
     scaling: Literal["linear", "sqrt", "none"] = "none"
     warmup: int = 0
     checkpoint: float = 10.0
@@ -131,6 +133,7 @@ def _check_synchronous(synchronous: Synchronous, where: str) -> None:
         "epochs": (synchronous.epochs, 0, _MOST),
         "target": (synchronous.target, 0, 1),
         "global_batch": (synchronous.global_batch, 2, 1 << 20),
+        "steps": (synchronous.steps, 1, _MOST),
         "warmup": (synchronous.warmup, 0, _MOST),
         "checkpoint": (synchronous.checkpoint, 0.1, _MOST),
     }

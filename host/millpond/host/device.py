@@ -42,7 +42,7 @@ from millpond.wire.text import printable
 log = logging.getLogger(__name__)
 
 GREETING_SECONDS = 5.0
-HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 0.5
 SILENCE_SECONDS = 3.0
 RETRY_SECONDS = 0.25
 RETRY_INCOMPATIBLE_SECONDS = 2.0
@@ -83,6 +83,7 @@ class Device:
         self._channels_lock = threading.Lock()
         self._stop = threading.Event()
         self._end: TunnelEnd | None = None
+        self._heard = time.monotonic()
         self._thread = threading.Thread(target=self._live, name=f"device {self.name}", daemon=True)
 
     @property
@@ -90,6 +91,11 @@ class Device:
         """The present status."""
         with self._changed:
             return self._status
+
+    @property
+    def silence(self) -> float:
+        """Seconds since its agent was last heard."""
+        return time.monotonic() - self._heard
 
     def start(self) -> None:
         """Begin the device's life on the host."""
@@ -218,11 +224,13 @@ class Device:
         if welcome.device != self.name:
             raise RemoteError(f"the agent of {self.name} says that it is '{welcome.device}'")
         load = _ask_load(agent, GREETING_SECONDS)
+        self._heard = time.monotonic()
         self._record.saw_device(self.name, welcome.boot, welcome.software)
         self._happened(Event.GREETED, "", welcome, load)
 
     def _beat(self, agent: Channel) -> None:
         load = _ask_load(agent, SILENCE_SECONDS)
+        self._heard = time.monotonic()
         with self._changed:
             self._status = Status(State.READY, "", self._status.welcome, load)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from millpond.host.api import JobInfo, Progress
 from millpond.host.crew import Surroundings
 from millpond.host.federation import Federation
+from millpond.host.lockstep import Lockstep
 from millpond.host.record import JobRow, JobState, Record
 from millpond.train.job import Job
 from millpond.wire.errors import LocalError, MillpondError, Refused
@@ -48,8 +49,8 @@ class _Running:
     def __init__(self, row: JobRow, around: Surroundings, log_path: Path) -> None:
         self.stop = threading.Event()
         self.log = JobLog(log_path)
-        self.federation = Federation(row, around, self.stop)
-        self.federation.log.addHandler(self.log)
+        self.runner = (Lockstep if row.job.synchronous else Federation)(row, around, self.stop)
+        self.runner.log.addHandler(self.log)
         self.thread: threading.Thread | None = None
         self.closing = threading.Event()
 
@@ -115,14 +116,14 @@ class Jobs:
     def _finish(self, running: _Running) -> tuple[JobState | None, str, str]:
         """Run the job. Its last state (None if the daemon interrupts it by closing), error and model."""
         try:
-            return JobState.DONE, "", str(running.federation.run())
+            return JobState.DONE, "", str(running.runner.run())
         except Exception as error:
             if self._closing:
                 return None, "", ""
             if running.stop.is_set():
                 return JobState.STOPPED, "", ""
             ours = isinstance(error, (MillpondError, OSError))
-            running.federation.log.error("%s", error, exc_info=not ours)
+            running.runner.log.error("%s", error, exc_info=not ours)
             return JobState.FAILED, str(error) if ours else f"internal error: {error!r}", ""
 
     def stop(self, number: int) -> None:
@@ -141,7 +142,7 @@ class Jobs:
 
     def _end(self, running: _Running) -> None:
         running.stop.set()
-        running.federation.abort()
+        running.runner.abort()
         if running.thread:
             running.thread.join(timeout=30)
 
@@ -198,7 +199,7 @@ class Jobs:
             error=row.error,
             model=row.model,
             round=rounds[-1].round if rounds else 0,
-            rounds=row.job.federated.rounds,
+            rounds=row.job.synchronous.epochs if row.job.synchronous else row.job.federated.rounds,
             accuracy=rounds[-1].accuracy if rounds else None,
             created=row.created,
             ended=row.ended,

@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from millpond.train.balance.probing import Profile
 from millpond.train.job import Job
 from millpond.wire import schema
 from millpond.wire.errors import LocalError
@@ -29,6 +30,8 @@ CREATE TABLE IF NOT EXISTS rounds (
     job INTEGER NOT NULL REFERENCES jobs (id), round INTEGER NOT NULL, accuracy REAL NOT NULL,
     loss REAL, seconds REAL NOT NULL, samples INTEGER NOT NULL, detail TEXT NOT NULL,
     PRIMARY KEY (job, round)) STRICT;
+CREATE TABLE IF NOT EXISTS profiles (
+    worker TEXT NOT NULL, work TEXT NOT NULL, profile TEXT NOT NULL, PRIMARY KEY (worker, work)) STRICT;
 PRAGMA user_version = 1;
 """
 
@@ -171,6 +174,19 @@ class Record:
         values = (job, result.round, result.accuracy, result.loss, result.seconds, result.samples, detail)
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+
+    def set_profile(self, work: str, profile: Profile) -> None:
+        """Keep what a worker's steps of some ``work`` (a fingerprint) were measured to take."""
+        with self._transaction() as db:
+            values = (profile.worker, work, json.dumps(schema.dump(profile)))
+            db.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", values)
+
+    def profile(self, worker: str, work: str) -> Profile | None:
+        """What was kept, if anything."""
+        with self._transaction() as db:
+            query = "SELECT profile FROM profiles WHERE worker = ? AND work = ?"
+            row = db.execute(query, (worker, work)).fetchone()
+            return schema.load(Profile, json.loads(row["profile"]), "profile", strict=False) if row else None
 
     def rounds(self, job: int) -> list[Round]:
         """The finished rounds of a job, in order."""

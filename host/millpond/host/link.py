@@ -1,0 +1,111 @@
+"""Edge (a thread): one worker of a synchronous job at work: tasks go in, answers come out."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from millpond.host.workers import Worker
+from millpond.train.aggregate import RefusedUpdate, Vector
+from millpond.train.protocol import Compute, Computed
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import MillpondError, Refused
+
+log = logging.getLogger(__name__)
+
+Samples = tuple[tuple[int, ...], ...]
+"""Indices of samples, by folder of a worker."""
+LONGEST_SECONDS = 3600.0
+"""Of one step's work; who hangs is found out sooner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Gradients that a worker is to compute at ``state``, which does not change while it is sent."""
+
+    request: Compute
+    state: Vector
+
+    @property
+    def samples(self) -> int:
+        """How many it is for."""
+        return sum(map(len, self.request.samples))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A task is done: ``sums`` are the worker's own until it is done with the next but one. ``seconds`` are
+    what passed between task and answer here.
+    """
+
+    link: Link
+    task: Task
+    computed: Computed
+    sums: Vector
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A worker is lost, and its task with it; for good, if what it says or sends is no good to the job."""
+
+    link: Link
+    task: Task
+    reason: str
+    for_good: bool
+
+
+class Link:
+    """Hands tasks to ``worker``, whose state has ``size`` values; what comes of them goes into ``events``.
+    ``task`` is what it is at; whoever takes the answer sets it to None.
+    """
+
+    def __init__(
+        self, rank: int, worker: Worker, size: int, events: queue.SimpleQueue[Answer | Loss]
+    ) -> None:
+        self.rank, self.worker = rank, worker
+        self.task: Task | None = None
+        self._events = events
+        self._buffers = [np.empty(size, np.float32), np.empty(size, np.float32)]
+        self._tasks: queue.SimpleQueue[tuple[Task, float] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"link {worker.name}", daemon=True)
+        self._thread.start()
+
+    def begin(self, task: Task) -> None:
+        """Give the worker a task; the answer to its last must have been taken."""
+        self.task = task
+        self._tasks.put((task, time.monotonic()))
+
+    def end(self) -> None:
+        """No more tasks; the worker is the caller's again."""
+        self._tasks.put(None)
+
+    def _work(self) -> None:
+        while (given := self._tasks.get()) is not None:
+            event = self._do(*given)
+            self._events.put(event)
+            if isinstance(event, Loss):
+                return
+
+    def _do(self, task: Task, began: float) -> Answer | Loss:
+        self._buffers.reverse()
+        sums = self._buffers[0]
+        try:
+            computed = self.worker.compute(task.request, task.state, sums, Deadline.after(LONGEST_SECONDS))
+            seconds = time.monotonic() - began
+            if not np.isfinite(np.add.reduce(sums, dtype=np.float64)):
+                raise RefusedUpdate(self.worker.name, "a gradient is not finite")
+            return Answer(self, task, computed, sums, seconds)
+        except RefusedUpdate as error:
+            return Loss(self, task, str(error), for_good=True)
+        except Refused as error:
+            return Loss(self, task, str(error), for_good=error.code in ("data", "model"))
+        except Exception as error:
+            if not isinstance(error, (MillpondError, OSError)):
+                log.exception("worker %s: internal error", self.worker.name)
+            return Loss(self, task, str(error), for_good=False)

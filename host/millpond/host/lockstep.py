@@ -1,0 +1,217 @@
+"""Edge: one synchronous job from its first step to its model.
+
+Workers compute sums of gradients, the keeper applies their mean, as one process with all samples would. Where
+the job stands is saved now and then while it goes on; a job that is started again goes on from there, in the
+middle of an epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from millpond.host.attendance import Attendance
+from millpond.host.crew import EVALUATE_SECONDS, JobFailed, Surroundings
+from millpond.host.holdings import Holdings
+from millpond.host.pacing import Pacing
+from millpond.host.record import JobRow, Round
+from millpond.host.saving import Progress, Saved, Saver, newest
+from millpond.host.stepping import Outcome, Stepping
+from millpond.host.steps_crew import StepsCrew
+from millpond.train import checkpoint
+from millpond.train.aggregate import Vector
+from millpond.train.protocol import Ready
+from millpond.train.rates import Rate
+from millpond.wire.deadline import Deadline
+
+SAY_SECONDS = 2.0
+
+
+class Lockstep:
+    """Runs one job in the calling thread."""
+
+    def __init__(self, row: JobRow, around: Surroundings, stop: threading.Event) -> None:
+        assert row.job.synchronous is not None
+        self._row, self._job, self._around = row, row.job, around
+        self._how = row.job.synchronous
+        self.log = logging.Logger(f"millpond.host.job.{row.id}")  # not kept for ever, as getLogger's are
+        self.log.parent = logging.getLogger("millpond.host")
+        self._directory = around.fleet.job_directory(row.id)
+        self._crew = StepsCrew(row, around, stop, self.log)
+        self._rate = Rate(self._how.scaling, row.job.train.batch, self._how.warmup)
+
+    def run(self) -> Path:
+        """Train until the target or the last epoch. Returns the model's path. Raises JobFailed, Stopped."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            ready = self._crew.prepare(resumed=bool(list(self._directory.glob("step-*"))))
+            self._set_up(ready)
+            saved = newest(self._directory, ready.tensors)
+            self._begin(ready) if saved is None else self._resume(saved)
+            self._attendance.begin(self._state)
+            self._train()
+            return self._save_model(ready)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """End the job at once, from any thread."""
+        self._crew.stop()
+
+    def _set_up(self, ready: Ready) -> None:
+        workers = len(self._crew.names)
+        self._holdings = Holdings(self._job.seed, workers)
+        self._pacing = Pacing(self._how, self._crew.names)
+        self._stepping = Stepping(workers, ready.size, self._holdings, self._look_around)
+        self._attendance = Attendance(
+            self._row, self._around, self._crew, self._stepping, self._holdings, self._pacing, self.log
+        )
+        self._saver = Saver(self._directory, self._job.name, ready.tensors, self.log)
+        self._counted: Counter[str] = Counter()
+        self._loss = self._seconds = 0.0
+        self._step, self._epoch = 0, 1
+
+    def _look_around(self) -> None:
+        self._crew.check_stop()
+        self._attendance.give_up_silent()
+
+    def _begin(self, ready: Ready) -> None:
+        self._state: Vector = self._crew.first_state()
+        self._spare = [np.empty(ready.size, np.float32)]
+        self._holdings.begin(self._epoch)
+
+    def _resume(self, saved: Saved) -> None:
+        progress = saved.progress
+        self._state = saved.state
+        self._spare = [np.empty(len(saved.state), np.float32)]
+        deadline = Deadline.after(EVALUATE_SECONDS)
+        self._crew.keeper().restore(saved.state, saved.momentum_tensors, saved.momentum, deadline)
+        self._holdings.resume(progress.place)
+        self._step, self._epoch = progress.step, progress.place.epoch
+        self._counted.update(progress.counted)
+        self._loss, self._seconds = progress.loss, progress.seconds
+        self.log.info("resumed in epoch %d after step %d", self._epoch, self._step)
+
+    def _train(self) -> None:
+        done = [r for r in self._around.record.rounds(self._row.id) if r.round < self._epoch]
+        self._saved_at, self._said_at, self._unsaid = time.monotonic(), 0.0, False
+        while not self._finished(done):
+            before = self._around.traffic()
+            while self._one_step():
+                pass
+            done.append(self._end_epoch(before))
+        self._saver.wait()
+
+    def _finished(self, done: list[Round]) -> bool:
+        target = self._how.target
+        reached = target is not None and bool(done) and done[-1].accuracy >= target
+        return reached or len(done) >= self._how.epochs
+
+    def _one_step(self) -> bool:
+        """Whether the epoch goes on."""
+        self._crew.check_stop()
+        self._attendance.update(self._state)
+        if not self._stepping.links:
+            self._crew.wait_for_anyone()
+            return True
+        number, seed = self._step + 1, self._job.seed
+        outcome = self._stepping.step(number, seed, self._state, self._pacing, self._pacing.rest)
+        for loss in outcome.lost:
+            self._attendance.lost(loss)
+        self._seconds += outcome.seconds
+        if outcome.samples:
+            self._apply(outcome)
+        self._say_plan(outcome.new_plan)
+        self._save_now_and_then()
+        return bool(outcome.samples or outcome.lost or self._stepping.at_work())
+
+    def _say_plan(self, new: bool) -> None:
+        """Where steps are short, plans follow each other faster than anybody reads."""
+        self._unsaid = self._unsaid or new
+        if self._unsaid and time.monotonic() - self._said_at > SAY_SECONDS:
+            self.log.info("step %d: new plan: %s", self._step, self._pacing.described)
+            self._unsaid, self._said_at = False, time.monotonic()
+
+    def _apply(self, outcome: Outcome) -> None:
+        factor = self._rate.at(self._step, outcome.samples, 1.0)
+        fresh = self._free_vector()
+        self._crew.keeper().apply(self._stepping.mean(), factor, fresh, Deadline.after(EVALUATE_SECONDS))
+        self._spare.append(self._state)
+        self._state = fresh
+        self._step += 1
+        self._loss += outcome.loss
+        for rank, samples in outcome.counted.items():
+            self._counted[self._crew.names[rank]] += samples
+
+    def _free_vector(self) -> Vector:
+        """One that no worker can still be sent."""
+        held = {id(link.task.state) for link in self._stepping.at_work() if link.task}
+        for number, vector in enumerate(self._spare):
+            if id(vector) not in held:
+                return self._spare.pop(number)
+        return np.empty_like(self._state)
+
+    def _save_now_and_then(self) -> None:
+        due = time.monotonic() - self._saved_at > self._how.checkpoint
+        if due and not self._saver.busy:
+            self._saver.save(self._snapshot())
+            self._saved_at = time.monotonic()
+
+    def _snapshot(self) -> Saved:
+        tensors, momentum = self._crew.keeper().momentum(Deadline.after(EVALUATE_SECONDS))
+        place = self._holdings.place
+        progress = Progress(self._step, place, dict(self._counted), self._loss, self._seconds)
+        return Saved(self._state.copy(), tensors, momentum, progress)
+
+    def _end_epoch(self, before: dict[str, tuple[int, int]]) -> Round:
+        score = self._crew.evaluate(self._state)
+        traffic = {
+            name: (to - before.get(name, (0, 0))[0], back - before.get(name, (0, 0))[1])
+            for name, (to, back) in self._around.traffic().items()
+        }
+        samples, loss = sum(self._counted.values()), score.loss if math.isfinite(score.loss) else None
+        missing = {
+            held.source: f"{count} {held.name} were left" for held, count in self._holdings.left.items()
+        }
+        workers = dict(sorted(self._counted.items()))
+        result = Round(self._epoch, score.accuracy, loss, self._seconds, samples, workers, missing, traffic)
+        self._around.record.add_round(self._row.id, result)
+        self._report(result)
+        self._counted.clear()
+        self._loss = self._seconds = 0.0
+        self._epoch += 1
+        self._holdings.begin(self._epoch)
+        self._around.changed()
+        return result
+
+    def _report(self, result: Round) -> None:
+        if not result.samples:
+            raise JobFailed(f"epoch {result.round}: no worker could compute anything")
+        shares = ", ".join(
+            f"{name} {count / result.samples:.1%}" for name, count in sorted(result.workers.items())
+        )
+        self.log.info(
+            "epoch %d: accuracy %.4f, training loss %.4f, %d samples in %.2f s, %.1f per second; %s",
+            result.round,
+            result.accuracy,
+            self._loss / result.samples,
+            result.samples,
+            result.seconds,
+            result.samples / max(result.seconds, 1e-9),
+            shares,
+        )
+        for text in result.missing.values():
+            self.log.warning("epoch %d: %s", result.round, text)
+
+    def _save_model(self, ready: Ready) -> Path:
+        path = self._directory / "model.safetensors"
+        checkpoint.save(
+            path, checkpoint.Checkpoint(self._state, ready.tensors, self._job.name, self._epoch - 1)
+        )
+        return path

@@ -1,0 +1,122 @@
+"""Pure: the plan of those workers of a job who are there, whoever comes and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from millpond.train.balance.controller import Plan
+from millpond.train.balance.curve import Floats, Ints
+from millpond.train.balance.equal_time import LEAST_BATCH, Crew, Measured, kinds_of
+from millpond.train.balance.policies import Elastic, policy_of
+from millpond.train.balance.probing import Profile
+from millpond.train.job import Synchronous
+
+
+class Pacing:
+    """A policy for all of ``names``, by rank: for those whose curves are known, as far as they are there."""
+
+    def __init__(self, how: Synchronous, names: Sequence[str]) -> None:
+        self._how, self._names = how, names
+        self._measured: dict[int, Measured] = {}
+        self._there: set[int] = set()
+        self._known: list[int] = []  # ranks in the order of the policy
+        self._policy: Elastic | None = None
+        self._samples = 0
+        self._caps: Ints = np.zeros(0, np.int64)
+
+    @property
+    def plan(self) -> Plan:
+        """See Policy. Nobody has a batch while nobody is there."""
+        batches, times = np.zeros(len(self._names), np.int64), np.zeros(len(self._names))
+        if self._policy is None:
+            return Plan(batches, times, 0.0)
+        plan = self._policy.plan
+        batches[self._known], times[self._known] = plan.batches, plan.times
+        return replace(plan, batches=batches, times=times)
+
+    def join(self, rank: int, profile: Profile, most: int, samples: int) -> None:
+        """A worker is there, and has memory for a batch of ``most``; the job has ``samples`` in all."""
+        points = tuple((point.batch, point.seconds) for point in profile.points)
+        measured, known = Measured(profile.kind, points, most), self._measured.get(rank)
+        self._there.add(rank)
+        self._samples = samples
+        if self._policy is not None and known is not None and known.points == points:
+            self._policy.join(self._known.index(rank))
+        else:
+            self._measured[rank] = measured
+            self._make()
+
+    def leave(self, rank: int) -> None:
+        """It is not there any more."""
+        if self._policy is not None and rank in self._there:
+            self._there.remove(rank)
+            self._policy.leave(self._known.index(rank))
+
+    @property
+    def rest(self) -> Ints:
+        """By rank, what who sits out can do where nobody waits for it: a whole step, if it has the memory."""
+        rest = np.zeros(len(self._names), np.int64)
+        if self._policy is not None:
+            batches = self._policy.plan.batches
+            rest[self._known] = np.where(batches == 0, np.minimum(self._caps, batches.sum()), 0)
+        return rest
+
+    def sits_out(self, rank: int) -> bool:
+        """Whether a worker is there, and too slow for any batch."""
+        return rank in self._there and not self.plan.batches[rank]
+
+    def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
+        """See Policy."""
+        if self._policy is None:
+            return False
+        busy = None if busy is None else busy[self._known]
+        return self._policy.observe(batches[self._known], measured[self._known], busy)
+
+    @property
+    def described(self) -> str:
+        """The plan in one line: seconds of a step, each one's batch and share, samples per second."""
+        plan, slowness = self.plan, self._slowness()
+        seconds, total = float(plan.times.max(initial=0.0)), int(plan.batches.sum())
+        if not total:
+            return "nobody has time for two samples"
+        parts = []
+        for rank in sorted(self._there):
+            batch, slow = int(plan.batches[rank]), slowness.get(rank, 1.0)
+            does = f"{batch} samples ({batch / total:.0%})" if batch else "sits out"
+            parts.append(f"{self._names[rank]} {does}{f', {slow:.2f} times as slow' if slow > 1.05 else ''}")
+        speed = total / seconds
+        return f"a step of {total} samples takes {seconds:.3f} s, {speed:.1f} per second: {'; '.join(parts)}"
+
+    def _total(self, crew: Crew) -> int | None:
+        """The samples of a step, as near to what the job says as all together come; None for as they like."""
+        most, wanted = int(crew.caps.sum()), self._how.global_batch
+        if wanted is None:
+            wanted = max(LEAST_BATCH, self._samples // self._how.steps)
+            if wanted >= most:
+                return None
+        return crew.nearest(wanted, np.ones(crew.size, dtype=np.bool_)) or None
+
+    def _slowness(self) -> dict[int, float]:
+        if self._policy is None:
+            return {}
+        return dict(zip(self._known, self._policy.slowness.tolist(), strict=True))
+
+    def _make(self) -> None:
+        """Anew, with one more curve; what is known of the others' slowness is kept."""
+        before = self._slowness()
+        self._known = sorted(self._measured)
+        kinds, members, levels = kinds_of([self._measured[rank] for rank in self._known])
+        kept = [before.get(rank, own) for rank, own in zip(self._known, levels, strict=True)]
+        crew = Crew(kinds, members)
+        self._caps = crew.caps
+        self._policy = policy_of(
+            self._how.policy,
+            crew,
+            self._total(crew),
+            self._how.patience or None,
+            levels=np.array(kept),
+            present=np.array([rank in self._there for rank in self._known]),
+        )

@@ -1,0 +1,171 @@
+"""Edge (the clock): synchronous steps: tasks to all workers, their sums as they come, no longer than planned.
+
+Whoever is late goes on, and its sums count in the step in which they come: at a state that is a step old, but
+nobody's samples are left out. It then begins again with what it can do in the rest of that step.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from millpond.host.link import Answer, Link, Loss, Samples, Task
+from millpond.host.measuring import Measuring
+from millpond.train import seeds
+from millpond.train.aggregate import Vector
+from millpond.train.balance.curve import Floats, Ints
+from millpond.train.balance.equal_time import LEAST_BATCH
+from millpond.train.balance.simulation import Policy
+from millpond.train.protocol import Compute
+from millpond.train.sums import OrderedSum
+
+_TICK = 0.2  # seconds after which a waiting step looks around
+_SAFE = 0.9  # of what the rule of three gives for the rest of a step: a batch has a fixed cost, too
+
+
+class Supply(Protocol):
+    """Where the samples of tasks come from."""
+
+    def deal(self, batches: Sequence[int]) -> list[Samples]:
+        """Samples for these batches, by rank; empty where there are none."""
+
+    def counted(self, rank: int) -> None:
+        """Those of the worker became part of a step."""
+
+    def give_back(self, rank: int) -> None:
+        """They did not."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Of a step: the samples that were counted, by rank, their ``loss`` as a sum, and who was lost in it."""
+
+    seconds: float = 0.0
+    counted: dict[int, int] = field(default_factory=dict)
+    loss: float = 0.0
+    lost: list[Loss] = field(default_factory=list)
+    new_plan: bool = False
+
+    @property
+    def samples(self) -> int:
+        """All that were counted."""
+        return sum(self.counted.values())
+
+
+class Stepping:
+    """Steps of up to ``workers`` workers with states of ``size`` values. ``links`` are those there are now,
+    by rank, and ``measuring`` those that do not take part yet. ``look_around`` is called now and then while a
+    step waits; what it raises ends the step.
+    """
+
+    def __init__(self, workers: int, size: int, supply: Supply, look_around: Callable[[], None]) -> None:
+        self.events: queue.SimpleQueue[Answer | Loss] = queue.SimpleQueue()
+        self.links: dict[int, Link] = {}
+        self.busy: Floats = np.full(workers, np.nan)  # part of each one's processor that other work takes
+        self._supply, self._look_around = supply, look_around
+        self.measuring: Measuring | None = None
+        self._total = OrderedSum(size)
+        self._batches: Ints = np.zeros(workers, np.int64)
+        self._measured: Floats = np.full(workers, np.nan)
+
+    def step(self, number: int, seed: int, state: Vector, policy: Policy, rest: Ints) -> Outcome:
+        """One step from ``state``. ``rest`` are the batches of those who sit out, for when only they can read
+        what is left. Without samples in its outcome, nobody can.
+        """
+        run = _Run(number, seed, state, policy, time.monotonic())
+        self._measured[:] = math.nan
+        self._begin(run, self._idle(), run.plan.batches)
+        if not self.at_work():
+            self._begin(run, self._idle(), rest)
+        for link in self.at_work():
+            self._total.announce((link.rank, False))
+        while self.at_work() and (event := self._next(run)):
+            if self.links.get(event.link.rank) is event.link:
+                self._take(run, event)
+        run.outcome.seconds = time.monotonic() - run.began
+        run.outcome.new_plan = policy.observe(self._batches, self._measured, self.busy)
+        return run.outcome
+
+    def mean(self) -> Vector:
+        """The mean of the last step's sums; valid until the next step."""
+        return self._total.mean()
+
+    def at_work(self) -> list[Link]:
+        """Those that owe an answer, by rank."""
+        return [link for _, link in sorted(self.links.items()) if link.task]
+
+    def _idle(self) -> list[int]:
+        return [rank for rank, link in sorted(self.links.items()) if not link.task]
+
+    def _begin(self, run: _Run, ranks: Sequence[int], batches: Ints) -> None:
+        """Give those of ``ranks`` that have a batch and samples for it something to do."""
+        wanted = np.zeros_like(batches)
+        wanted[ranks] = batches[ranks]
+        dealt = self._supply.deal(wanted.tolist()) if wanted.any() else []
+        for rank in ranks if dealt else ():
+            if any(dealt[rank]):
+                seed = seeds.derive(run.seed, str(rank), run.number)
+                self.links[rank].begin(Task(Compute(run.number, seed, dealt[rank]), run.state))
+
+    def _next(self, run: _Run) -> Answer | Loss | None:
+        """What happens next; None when the step has lasted long enough, and something was counted in it."""
+        while True:
+            left = run.began + run.plan.deadline - time.monotonic()
+            if left <= 0 and run.outcome.counted:
+                return None
+            try:
+                event = self.events.get(timeout=min(left, _TICK) if left > 0 else _TICK)
+            except queue.Empty:
+                self._look_around()
+                continue
+            if self.measuring is None or event.link not in self.measuring:
+                return event
+            self.measuring.take(event)
+
+    def _take(self, run: _Run, event: Answer | Loss) -> None:
+        rank, samples = event.link.rank, event.task.samples
+        if isinstance(event, Loss):
+            self.lose(event)
+            run.outcome.lost.append(event)
+            return
+        event.link.task = None
+        self._supply.counted(rank)
+        again = rank in run.outcome.counted
+        self._total.add((rank, again), event.sums, samples)
+        run.outcome.counted[rank] = run.outcome.counted.get(rank, 0) + samples
+        run.outcome.loss += event.computed.loss
+        self._batches[rank], self._measured[rank] = samples, event.seconds
+        self.busy[rank] = event.computed.busy
+        if event.task.request.step != run.number:
+            self._begin_rest(run, rank)
+
+    def _begin_rest(self, run: _Run, rank: int) -> None:
+        """A worker that was late has time for a part of its batch."""
+        planned = float(run.plan.times.max())
+        left = 1 - (time.monotonic() - run.began) / planned if planned else 0.0
+        batches = np.zeros_like(run.plan.batches)
+        batches[rank] = int(_SAFE * left * run.plan.batches[rank])
+        if batches[rank] >= LEAST_BATCH:
+            self._begin(run, [rank], batches)
+            if self.links[rank].task:
+                self._total.announce((rank, True))
+
+    def lose(self, loss: Loss) -> None:
+        """Drop a link; its samples go back."""
+        del self.links[loss.link.rank]
+        self._supply.give_back(loss.link.rank)
+
+
+class _Run:
+    """What belongs to one step."""
+
+    def __init__(self, number: int, seed: int, state: Vector, policy: Policy, began: float) -> None:
+        self.number, self.seed, self.state, self.began = number, seed, state, began
+        self.plan = policy.plan
+        self.outcome = Outcome()

@@ -1,0 +1,109 @@
+"""Edge: the workers of a synchronous job: the keeper of the model, the host's own, and one on each device."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from millpond.host.crew import HOST, MOST_SAMPLES, START_SECONDS, TRIES, Crew, JobFailed, Surroundings
+from millpond.host.holdings import Holding
+from millpond.host.participant import Participant
+from millpond.host.record import JobRow
+from millpond.host.workers import DeviceWorker, Keeper, LocalWorker, Worker
+from millpond.train.balance.equal_time import LEAST_BATCH
+from millpond.train.job import Job
+from millpond.train.protocol import Prepare, Ready
+from millpond.wire.deadline import Deadline
+
+KEEPER = "keeper"
+
+
+class StepsCrew(Crew):
+    """``names`` has the workers by rank. ``prepare`` once; then ask who is there."""
+
+    def __init__(self, row: JobRow, around: Surroundings, stop: threading.Event, log: logging.Logger) -> None:
+        super().__init__(row, around, stop, log, KEEPER)
+        self.names = ((HOST,) if _host_computes(row.job) else ()) + tuple(around.devices)
+        self._others = [self._participant(name) for name in self.names]
+        self._host_sources: tuple[str, ...] = ()
+
+    def prepare(self, resumed: bool) -> Ready:
+        """Start all workers. Returns what the keeper has prepared. Raises JobFailed, Stopped."""
+        self._sources = self._present(resumed)
+        ready = self._start(self._sources)
+        if all(participant.failure for participant in self._others):
+            raise JobFailed(self._others[-1].failure)
+        return ready
+
+    def _admit(self, name: str, ready: Ready) -> str:
+        if not 0 <= sum(ready.parts) == ready.samples <= MOST_SAMPLES:
+            return f"{name} claims to have {ready.samples} samples in {ready.parts}"
+        if name != KEEPER and len(ready.parts) != len(self._folders_of(name)):
+            return f"{name} has samples of {len(ready.parts)} folders, not {len(self._folders_of(name))}"
+        if name != KEEPER and ready.samples < LEAST_BATCH:
+            return f"{name} has {ready.samples} samples; a step takes at least {LEAST_BATCH}"
+        return ""
+
+    def _make(self, name: str) -> Worker | None:
+        job, code = self._job, self._row.code
+        if name == KEEPER:
+            return self._on_host(Keeper, Prepare(job, KEEPER, (), code, role="keeper"))
+        if name == HOST:
+            folders = self._public_folders()
+            if folders is None:
+                return None
+            self._host_sources = tuple(folders)
+            return self._on_host(LocalWorker, Prepare(job, HOST, tuple(folders.values()), code, role="steps"))
+        device = self._ready_device(name)
+        if device is None:
+            return None
+        own = (job.data.private,) if job.data.public is None else (job.data.private, job.data.public)
+        tls = device.config.encrypt == "always"
+        return DeviceWorker(device, Prepare(job, name, own, code, tls, role="steps"))
+
+    def _folders_of(self, name: str) -> list[tuple[str, bool]]:
+        """Whose samples a worker's folders hold, and whether public ones."""
+        if name == HOST:
+            return [(source, True) for source in self._host_sources]
+        return [(name, False)] if self._job.data.public is None else [(name, False), (name, True)]
+
+    def holdings_of(self, rank: int, ready: Ready) -> list[Holding]:
+        """What a prepared worker can read, by folder."""
+        folders = self._folders_of(self.names[rank])
+        return [Holding(*folder, count) for folder, count in zip(folders, ready.parts, strict=True)]
+
+    def participant(self, rank: int) -> Participant:
+        """One worker's part."""
+        return self._others[rank]
+
+    def kind(self, rank: int) -> str:
+        """What a worker runs on: workers of one kind have one curve."""
+        name = self.names[rank]
+        return HOST if name == HOST else self._around.devices[name].config.board
+
+    def processor_load(self, rank: int) -> float | None:
+        """The part of a device's processors that is busy now; None for the host and for who is not there."""
+        device = self._around.devices.get(self.names[rank])
+        load = device.status.load if device else None
+        return load.cpu if load else None
+
+    def keeper(self) -> Keeper:
+        """The process that keeps the model. Raises JobFailed, Stopped."""
+        worker = self._head_worker()
+        assert isinstance(worker, Keeper)
+        return worker
+
+    def wait_for_anyone(self) -> None:
+        """Give workers time to come back when all are lost. Raises JobFailed, Stopped."""
+        deadline = Deadline.after(TRIES * START_SECONDS)
+        while not any(participant.worker for participant in self._others):
+            self.check_stop()
+            if deadline.passed or all(participant.failure for participant in self._others):
+                reasons = ", ".join(f"{p.name}: {p.reason}" for p in self._others)
+                raise JobFailed(f"no worker is left ({reasons})")
+            self._stop.wait(0.1)
+
+
+def _host_computes(job: Job) -> bool:
+    assert job.synchronous is not None
+    return job.synchronous.host and job.data.public is not None
