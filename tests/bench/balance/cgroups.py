@@ -1,0 +1,141 @@
+"""Edge (cgroup v1 or v2): less processor time for a tree of processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+PERIOD_US = 10_000
+"""A short one, so that a step of training is slowed evenly and not stopped in its middle."""
+_LEAST_QUOTA_US = 1_000  # the kernel's
+_ATTEMPTS, _PAUSE = 100, 0.02  # to remove a group whose last processes are just ending
+
+
+class Unavailable(Exception):
+    """No group can be made here; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """A group of processes in ``folder``, which gets back to ``parent`` what is left at its end."""
+
+    folder: Path
+    parent: Path
+    version: int
+
+    def limit(self, processors: float) -> None:
+        """Processor time for all its processes together: 0.5 is half of one processor, at least 0.1."""
+        quota = max(_LEAST_QUOTA_US, round(processors * PERIOD_US))
+        if self.version == 2:
+            (self.folder / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+        else:
+            (self.folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (self.folder / "cpu.cfs_quota_us").write_text(str(quota))
+
+    def unlimit(self) -> None:
+        """All the processor time there is."""
+        if self.version == 2:
+            (self.folder / "cpu.max").write_text("max")
+        else:
+            (self.folder / "cpu.cfs_quota_us").write_text("-1")
+
+    def add(self, pid: int) -> None:
+        """Move a process and all below it here, those too that it starts meanwhile."""
+        while new := [number for number in _tree(pid) if number not in self.members()]:
+            for number in new:
+                _move(number, self.folder)
+
+    def members(self) -> set[int]:
+        """The processes in it."""
+        return {int(line) for line in (self.folder / "cgroup.procs").read_text().split()}
+
+    def remove(self) -> None:
+        """Its processes go on in the parent. Raises OSError if it can not be removed."""
+        for attempt in range(_ATTEMPTS):
+            for number in self.members():
+                _move(number, self.parent)
+            try:
+                self.folder.rmdir()
+            except OSError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                time.sleep(_PAUSE)
+            else:
+                return
+
+
+@contextlib.contextmanager
+def cgroup(name: str) -> Iterator[Cgroup]:
+    """A new group for as long as it is used. Raises Unavailable."""
+    made = _make(name)
+    try:
+        yield made
+    finally:
+        made.remove()
+
+
+def _make(name: str) -> Cgroup:
+    """Version 2 if it hands out processor time here, otherwise version 1."""
+    reasons = []
+    for version, parent in _parents():
+        folder = parent / f"{name}-{os.getpid()}"
+        try:
+            if version == 2:
+                _hand_out_cpu(parent)
+            folder.mkdir()
+        except OSError as error:
+            reasons.append(f"cgroup v{version}: {parent}: {error.strerror}")
+            continue
+        return Cgroup(folder, parent, version)
+    raise Unavailable("; ".join(reasons) or "no cgroup hierarchy with the cpu controller is mounted")
+
+
+def _hand_out_cpu(parent: Path) -> None:
+    """Raises OSError, also where a parent that is not the root has processes of its own."""
+    if "cpu" not in (parent / "cgroup.controllers").read_text().split():
+        raise OSError(0, "has no cpu controller")
+    control = parent / "cgroup.subtree_control"
+    if "cpu" not in control.read_text().split():
+        control.write_text("+cpu")
+
+
+def _parents() -> list[tuple[int, Path]]:
+    """This process's own groups, by version, 2 first, where a group below them could be."""
+    own: dict[str, str] = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        own |= dict.fromkeys(controllers.split(","), path)
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        root, mounted = before.split()[3:5]
+        kind, options = after.split()[0], after.split()[2].split(",")
+        if kind == "cgroup2" and "" in own:
+            found.append((2, _below(Path(mounted), root, own[""])))
+        elif kind == "cgroup" and "cpu" in options and "cpu" in own:
+            found.append((1, _below(Path(mounted), root, own["cpu"])))
+    return sorted(found, reverse=True)
+
+
+def _below(mounted: Path, root: str, path: str) -> Path:
+    relative = os.path.relpath(path, root)
+    return mounted if relative.startswith("..") else mounted / relative
+
+
+def _tree(pid: int) -> list[int]:
+    try:
+        process = psutil.Process(pid)
+        return [pid, *(child.pid for child in process.children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _move(pid: int, folder: Path) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        (folder / "cgroup.procs").write_text(str(pid))
