@@ -42,6 +42,7 @@ def test_the_example_runs_and_shows_what_re_tuning_is_worth() -> None:
         (KIND.replace("[0.1, 0.3]", "[0.1]"), "as many times as batches"),
         (KIND + "most = 1\n", "nobody has memory"),
         (KIND + "[load]\nbusy = 1.0\n", "load: busy"),
+        (KIND + "[load]\nbusy_noise = -0.1\n", "busy_noise"),
         ("steps = [", "fleet.toml"),
     ],
 )

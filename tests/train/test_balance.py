@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from millpond.train.balance.controller import Controller
+from millpond.train.balance.controller import GRACE, PROBE, Controller, deadline_of
 from millpond.train.balance.curve import Curve
-from millpond.train.balance.equal_time import LEAST_BATCH, Crew, Kind
+from millpond.train.balance.equal_time import LEAST_BATCH, Crew, Kind, Measured, kinds_of
 from millpond.train.balance.slowness import Slowness
 
 HOST = Curve((20, 60, 180), (0.9, 2.0, 5.39))  # 33.4 img/s at 180
@@ -73,17 +73,41 @@ def test_nobody_takes_longer_than_the_step_and_nobody_could_do_more(crew: Crew, 
     assert not could.any()
 
 
-@given(crews(), some.integers(0, 2**32), some.floats(0, 1))
-def test_a_fixed_global_batch_is_met_exactly(crew: Crew, seed: int, part: float) -> None:
+@given(crews(), some.integers(0, 2**32), some.floats(0, 1), some.integers(0, 2**12 - 1))
+def test_a_fixed_global_batch_is_met_exactly(crew: Crew, seed: int, part: float, absent: int) -> None:
     slowness = levels(crew, seed)
-    total = 2 * (LEAST_BATCH + int(part * (int(crew.caps.sum()) - LEAST_BATCH))) // 2
-    try:
+    slowness[[rank for rank in range(crew.size) if absent >> rank & 1]] = np.inf
+    present = np.isfinite(slowness)
+    total = LEAST_BATCH + int(part * (int(crew.caps.sum()) - LEAST_BATCH))
+    if crew.nearest(total, present) != total:
+        with pytest.raises(ValueError, match="possible"):
+            crew.batches_of(total, slowness)
+        total = crew.nearest(total, present)
+    if total:
         batches = crew.batches_of(total, slowness)
-    except ValueError as error:
-        assert "possible" in str(error) or "odd" in str(error)
-        return
-    assert batches.sum() == total
-    assert np.all((batches == 0) | (batches >= LEAST_BATCH)) and np.all(batches <= crew.caps)
+        assert batches.sum() == total and not batches[~present].any()
+        assert np.all((batches == 0) | (batches >= LEAST_BATCH)) and np.all(batches <= crew.caps)
+
+
+def test_an_odd_global_batch_is_one_of_three_and_twos() -> None:
+    crew = Crew([Kind(DEVICE, 2), Kind(DEVICE, 5)], [0, 0, 0, 1])
+    assert crew.batches_of(5, np.array([1.0, 2.0, 3.0, 9.0])).tolist() == [2, 0, 0, 3]
+    assert crew.batches_of(3, np.array([1.0, 2.0, 3.0, 0.1])).tolist() == [0, 0, 0, 3]
+    assert crew.nearest(5, np.array([True, True, True, False])) == 4
+
+
+@given(crews(), some.integers(0, 2**32), some.integers(0, 2**12 - 1))
+def test_who_is_absent_might_as_well_not_be_in_the_crew(crew: Crew, seed: int, absent: int) -> None:
+    slowness = levels(crew, seed)
+    there = [rank for rank in range(crew.size) if not absent >> rank & 1]
+    alone = Crew(crew.kinds, crew.members[there])
+    with_absent = np.full(crew.size, np.inf)
+    with_absent[there] = slowness[there]
+    seconds = crew.step_seconds(with_absent)
+    assert seconds == alone.step_seconds(slowness[there])
+    batches = crew.batches(seconds, with_absent)
+    assert batches[there].tolist() == alone.batches(seconds, slowness[there]).tolist()
+    assert batches.sum() == batches[there].sum()
 
 
 def test_the_most_influential_kind_sets_the_step() -> None:
@@ -103,14 +127,15 @@ def test_who_has_no_time_for_two_samples_sits_out() -> None:
     assert crew.batches(5.4, slowness / 2).tolist()[2] > 0
 
 
-def test_ten_thousand_quiet_steps_change_nothing() -> None:
+@pytest.mark.parametrize("busy", [None, 0.0, 0.5])
+def test_ten_thousand_quiet_steps_change_nothing(busy: float | None) -> None:
     noise = np.random.default_rng(1)
     controller = Controller(Crew([Kind(HOST, 999), Kind(DEVICE, 999)], [0] + 36 * [1]))
     before = controller.plan
     for _ in range(10_000):
-        assert not controller.observe(
-            before.batches, before.times * np.maximum(noise.normal(1, 0.1, 37), 0.5)
-        )
+        told = None if busy is None else np.clip(noise.normal(busy, 0.05, 37), 0, 1)
+        took = before.times * np.maximum(noise.normal(1, 0.1, 37), 0.5)
+        assert not controller.observe(before.batches, took, told)
     assert controller.plan is before
 
 
@@ -130,8 +155,134 @@ def test_a_slowdown_is_found_and_so_is_power_that_comes_back(speed: float, gone:
     assert np.all(np.abs(controller.plan.batches - normal) <= 1)
 
 
-def test_who_is_absent_is_not_judged() -> None:
+def test_who_was_not_measured_is_not_judged() -> None:
     slowness = Slowness(np.ones(2))
     for _ in range(100):
-        assert not slowness.observe(np.array([1.0, 1.0]), np.array([1.0, math.nan]))
+        assert not slowness.observe(np.array([1.0, 1.0]), np.array([1.0, math.nan])).size
     assert slowness.level.tolist() == [1.0, 1.0]
+
+
+class Device:
+    """One of two equal workers, and what a controller makes of it."""
+
+    def __init__(self, total: int | None = None) -> None:
+        self.noise = np.random.default_rng(3)
+        self.controller = Controller(Crew([Kind(DEVICE, 999)], [0, 0, 0]), total=total)
+
+    @property
+    def batch(self) -> int:
+        return int(self.controller.plan.batches[2])
+
+    def step(self, slowness: float, busy: float | None) -> bool:
+        batches = self.controller.plan.batches
+        took = self.controller.crew.times(batches, np.array([1.0, 1.0, slowness])) * self.noise.normal(
+            1, 0.03, 3
+        )
+        told = np.array([0.0, 0.0, np.nan if busy is None else busy]) + self.noise.normal(0, 0.03, 3)
+        return self.controller.observe(batches, np.where(batches > 0, took, np.nan), np.clip(told, 0, 1))
+
+    def steps(self, count: int, slowness: float, busy: float | None) -> int:
+        """How many of them brought a new plan."""
+        return sum(self.step(slowness, busy) for _ in range(count))
+
+
+def test_time_and_load_that_agree_are_believed_at_once() -> None:
+    device = Device()
+    assert not device.steps(20, 1.0, 0.1)
+    assert device.step(1.6, 0.45) and device.controller.slowness[2] == pytest.approx(1.6, rel=0.1)
+    device.steps(40, 1.6, 0.45)
+    assert device.step(1.0, 0.1) and device.controller.slowness[2] == pytest.approx(1.0, rel=0.1)
+
+
+def test_time_and_load_that_disagree_are_left_to_the_filter() -> None:
+    device = Device()
+    assert not device.steps(20, 1.0, 0.1)
+    assert not device.steps(50, 1.0, 0.6)  # another core's load
+    assert not device.step(1.6, 0.6) and device.steps(2, 1.6, 0.6)
+    assert not device.step(1.6, 0.1) and device.controller.slowness[2] == pytest.approx(1.6, rel=0.1)
+
+
+def test_who_sits_out_comes_back_when_its_load_is_gone() -> None:
+    device = Device()
+    device.steps(20, 1.0, 0.0)
+    device.steps(20, 8.0, 0.875)
+    assert device.batch == 0
+    assert not device.steps(10 * PROBE, 8.0, 0.875)  # explained: no probe
+    assert device.step(1.0, 0.0) and device.batch >= 12
+    device.steps(40, 1.0, 0.0)
+    assert device.controller.slowness[2] == pytest.approx(1.0, rel=0.05)
+
+
+@pytest.mark.parametrize("busy", [None, 0.0])
+@pytest.mark.parametrize("total", [None, 20])
+def test_who_sits_out_for_no_known_reason_is_probed(busy: float | None, total: int | None) -> None:
+    device = Device(total)
+    device.steps(20, 30.0, busy)
+    assert device.batch == 0
+    batches, sums = [], set()
+    deadline = device.controller.plan.deadline
+    for _ in range(3 * PROBE):
+        device.step(30.0, busy)
+        batches.append(device.batch)
+        sums.add(int(device.controller.plan.batches.sum()))
+        assert device.controller.plan.deadline == deadline
+    assert sorted(batches)[-4:] == [0, 2, 2, 2] and (total is None or sums == {total})
+    device.steps(PROBE + 2, 1.0, busy)
+    assert device.batch > 2
+
+
+def test_members_leave_and_come_back() -> None:
+    crew = Crew([Kind(HOST, 999), Kind(DEVICE, 999)], [0, 1, 1])
+    controller = Controller(crew, levels=np.array([1.0, 1.0, 2.0]))
+    whole = controller.plan
+    assert controller.slowness.tolist() == [1, 1, 2] and whole.batches[1] > whole.batches[2] > 0
+    without = controller.leave(0)
+    assert without.batches[0] == 0 and without.times.max() <= 2 * 5.4 and controller.plan is without
+    done = np.array([180, *without.batches[1:]])
+    for _ in range(50):
+        assert not controller.observe(done, np.array([99.0, *without.times[1:]]), np.array([0.9, 0, 0]))
+    assert controller.join(0).batches.tolist() == whole.batches.tolist()
+    controller.leave(2)
+    assert controller.join(2).batches[2] == whole.batches[1]
+    controller.leave(2)
+    assert controller.join(2, 2.0).batches[2] == whole.batches[2]
+    for rank in range(3):
+        nobody = controller.leave(rank)
+    assert nobody.batches.tolist() == [0, 0, 0]
+
+
+def test_a_fixed_global_batch_is_as_near_as_those_present_can_come() -> None:
+    crew = Crew([Kind(DEVICE, 15)], [0, 0, 0])
+    controller = Controller(crew, total=40, present=np.array([True, True, False]))
+    assert controller.plan.batches.tolist() == [15, 15, 0]
+    assert controller.join(2).batches.sum() == 40
+    assert controller.leave(1).batches.sum() == 30
+    with pytest.raises(ValueError, match="2 to 45 are possible"):
+        Controller(crew, total=46)
+
+
+def test_a_step_waits_its_patience_and_at_least_the_grace() -> None:
+    assert deadline_of(np.array([1.0, 3.0]), 1.5) == 4.5
+    assert deadline_of(np.array([0.001, 0.01]), 1.1) == 0.01 + GRACE
+    assert deadline_of(np.array([1.0, 3.0]), None) == math.inf
+
+
+def test_members_of_a_kind_make_its_curve_and_have_their_levels() -> None:
+    points = ((2, 1.2), (5, 2.2), (15, 5.4))
+    members = [
+        Measured("csd", [(batch, factor * seconds) for batch, seconds in points], most)
+        for factor, most in ((1.0, 20), (1.04, 30), (0.5, 25), (1.02, 30), (3.0, 20))
+    ]
+    kinds, numbers, found = kinds_of([Measured("host", [(20, 0.9), (60, 2.0)], 999), *members])
+    assert numbers == [0, 1, 1, 1, 1, 1] and [kind.most for kind in kinds] == [999, 20]
+    assert kinds[0].curve == Curve((20, 60), (0.9, 2.0))
+    assert np.allclose(kinds[1].curve.seconds, [1.02 * seconds for _, seconds in points])
+    assert found == pytest.approx([1.0, 1.0, 1.0, 0.5 / 1.02, 1.0, 3.0 / 1.02])
+    assert found[0] == found[1] == found[2] == found[4] == 1.0
+
+
+def test_a_kind_has_all_batches_at_which_one_of_it_was_measured() -> None:
+    kinds, _, found = kinds_of(
+        [Measured("a", [(2, 1.0), (4, 2.0)], 9), Measured("a", [(2, 1.0), (8, 4.0)], 9)]
+    )
+    assert kinds[0].curve == Curve((2, 4, 8), (1.0, 2.0, 4.0)) and found == [1.0, 1.0]

@@ -67,6 +67,23 @@ def test_loads_keep_their_part_of_the_time() -> None:
     assert slowness.max() <= loads.most and slowness[slowness > 1].min() >= loads.least
 
 
+def test_what_devices_tell_of_their_load_is_true_up_to_noise() -> None:
+    slowness = np.repeat([1.0, 2.0, 4.0], 2000)
+    told = Loads(busy_noise=0.05).told(slowness, np.random.default_rng(1)).reshape(3, 2000)
+    assert told.mean(axis=1) == pytest.approx([0.02, 0.5, 0.75], abs=0.005)  # nothing is below 0
+    assert told[1:].std(axis=1) == pytest.approx([0.05, 0.05], rel=0.1) and told.min() == 0
+    assert np.array_equal(Loads(busy_noise=0).told(slowness, np.random.default_rng(1)), 1 - 1 / slowness)
+
+
+def test_devices_that_sit_out_come_back_with_their_power() -> None:
+    crew = fleet(36)
+    loads = Loads(least=6.0, most=9.0)
+    told = simulate(crew, Controller(crew), loads, 400, 1)
+    assert told.share > 0.85 and told.bias < 0.01
+    quiet = simulate(crew, Controller(crew), Loads(least=6.0, most=9.0, busy_noise=9.0), 400, 1)
+    assert quiet.share < told.share
+
+
 def test_the_rule_of_the_paper_never_gives_a_batch_back() -> None:
     crew = Crew([Kind(DEVICE, 999)], [0, 0, 0])
     policy = Stannis(crew)

@@ -81,8 +81,8 @@ class Controller:
             busy = None if busy is None else np.where(self.present, busy, np.nan)
         expected = self.crew.times(batches, self._slowness.level)
         changed = self._slowness.observe(expected, measured, busy)
-        before, steady = self.plan, self._make_plan() if changed else self._steady
-        self.plan = self._with_probes(steady)
+        before = self.plan
+        self.plan = self._with_probes(self._change_plan(changed) if changed.size else self._steady)
         return self.plan is not before and bool(np.any(before.batches != self.plan.batches))
 
     def join(self, rank: int, level: float = 1.0) -> Plan:
@@ -101,7 +101,28 @@ class Controller:
         return self.plan
 
     def _make_plan(self) -> Plan:
-        batches = self._batches()
+        if self._total is None:
+            level = self._level()
+            self._seconds = self.crew.step_seconds(level)
+            return self._settle(self.crew.batches(self._seconds, level))
+        total = self.crew.nearest(self._total, self.present)
+        nobody = np.zeros(self.crew.size, dtype=np.int64)
+        return self._settle(self.crew.batches_of(total, self._level()) if total else nobody)
+
+    def _change_plan(self, ranks: Ints) -> Plan:
+        """With other levels of some; the others' batches stay if the step is as long as before."""
+        level = self._level()
+        if self._total is not None or self.crew.step_seconds(level) != self._seconds:
+            return self._make_plan()
+        batches = self._steady.batches.copy()
+        batches[ranks] = self.crew.batches_for(ranks, self._seconds, level)
+        return self._settle(batches)
+
+    def _level(self) -> Floats:
+        level = self._slowness.level
+        return level if self._all_present else np.where(self.present, level, np.inf)
+
+    def _settle(self, batches: Ints) -> Plan:
         times = self.crew.times(batches, self._slowness.level)
         self._steady = Plan(batches, times, deadline_of(times, self._patience))
         self._idle = np.flatnonzero((batches == 0) & self.present & (self.crew.caps > 0))
@@ -110,26 +131,17 @@ class Controller:
         self._sat_out[self._idle] = sat_out
         return self._steady
 
-    def _batches(self) -> Ints:
-        level = self._slowness.level
-        if not self._all_present:
-            level = np.where(self.present, level, np.inf)
-        if self._total is None:
-            return self.crew.batches(self.crew.step_seconds(level), level)
-        total = self.crew.nearest(self._total, self.present)
-        return self.crew.batches_of(total, level) if total else np.zeros(self.crew.size, dtype=np.int64)
-
     def _with_probes(self, steady: Plan) -> Plan:
         """With the smallest batch for those whose turn it is to show whether they are still as slow."""
         if not self._idle.size:
             return steady
         self._sat_out[self._idle] += 1
         due = self._slowness.unexplained(self._idle[self._sat_out[self._idle] >= PROBE])
-        batches = steady.batches.copy()
-        if due.size and self._total is not None:
-            due = due[: _make_room(batches)]
         if not due.size:
             return steady
+        batches = steady.batches.copy()
+        if self._total is not None:
+            due = due[: _make_room(batches)]
         batches[due], self._sat_out[due] = LEAST_BATCH, 0
         self._slowness.probe(due)
         return replace(steady, batches=batches, times=self.crew.times(batches, self._slowness.level))

@@ -28,22 +28,23 @@ class CpuShare:
 
     def observe(self, busy: Floats) -> None:
         """By rank the part of the processor, 0 to 1, that other work takes in this step."""
-        self._now = np.minimum(np.maximum(busy, 0.0), _MOST)
+        self._now = np.clip(busy, 0.0, _MOST)
         step = self._now - self._mean
         step *= _EIGHTH
-        known = np.isfinite(step)
-        np.add(self._mean, step, out=self._mean, where=known)
-        if not known.all():
+        if (unknown := np.isnan(step)).any():
+            step[unknown] = 0.0
             for array in (self._mean, self._then):
                 np.copyto(array, self._now, where=np.isnan(array))
+        self._mean += step
 
     def changed(self) -> Ints:
         """Whose share in this step is another than when its level was found."""
         return np.flatnonzero(np.abs(self._now - self._then) > CHANGED)
 
-    def changed_mean(self) -> Ints:
-        """Whose average is another."""
-        return np.flatnonzero(np.abs(self._mean - self._then) > CHANGED_MEAN)
+    def changed_mean(self, ranks: Ints) -> Ints:
+        """Those of them whose average is another."""
+        found: Ints = ranks[np.abs(self._mean[ranks] - self._then[ranks]) > CHANGED_MEAN]
+        return found
 
     def factor(self, ranks: Ints) -> Floats:
         """How many times as long they take as when their levels were found, by this step's share."""

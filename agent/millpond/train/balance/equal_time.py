@@ -89,8 +89,10 @@ class Crew:
         self.members: Ints = np.asarray(members, dtype=np.int64)
         self.size = len(self.members)
         self._tables = [kind.curve.time(np.arange(kind.cap + 2)) for kind in self.kinds]  # by batch, from 0
-        self._ranks = [np.flatnonzero(self.members == number) for number in range(len(self.kinds))]
+        self._fits = [_from_two(table[1:-1]) for table in self._tables]  # by batch, from 1
+        self._ranks = [_span(np.flatnonzero(self.members == number)) for number in range(len(self.kinds))]
         self._speeds = [kind.curve.speed for kind in self.kinds]
+        self._longest = [float(table[-2]) for table in self._tables]  # seconds of the cap
         self.caps: Ints = np.array([kind.cap for kind in kinds], dtype=np.int64)[self.members]
         starts = np.cumsum([0, *(len(table) for table in self._tables)])
         self._table, self._starts = np.concatenate(self._tables), starts[self.members]
@@ -104,14 +106,21 @@ class Crew:
         chosen = weights.index(max(weights))
         slow = np.sort(by_kind[chosen])  # faster than np.partition
         there = int(np.searchsorted(slow, np.inf))
-        return float(self._tables[chosen][self.kinds[chosen].cap] * slow[there // 2]) if there else 0.0
+        return self._longest[chosen] * float(slow[there // 2]) if there else 0.0
 
     def batches(self, seconds: float, slowness: Floats) -> Ints:
         """The batch of each worker that takes it no longer than ``seconds``; 0 for who sits out."""
         found = np.zeros(self.size, dtype=np.int64)
-        for table, ranks in zip(self._tables, self._ranks, strict=True):
-            found[ranks] = np.searchsorted(table[1:-1], seconds / slowness[ranks], side="right")
-        found[found < LEAST_BATCH] = 0
+        for times, ranks in zip(self._fits, self._ranks, strict=True):
+            found[ranks] = np.searchsorted(times, seconds / slowness[ranks], side="right")
+        return found
+
+    def batches_for(self, ranks: Ints, seconds: float, slowness: Floats) -> Ints:
+        """The same for some workers."""
+        found = np.zeros(len(ranks), dtype=np.int64)
+        for number, times in enumerate(self._fits):
+            own = self.members[ranks] == number
+            found[own] = np.searchsorted(times, seconds / slowness[ranks[own]], side="right")
         return found
 
     def times(self, batches: Ints, slowness: Floats) -> Floats:
@@ -175,3 +184,15 @@ class Crew:
 
     def _slowest(self, batches: Ints, slowness: Floats) -> int:
         return int(np.argmax(self.times(batches, slowness)))
+
+
+def _from_two(times: Floats) -> Floats:
+    """As if one sample took as long as two, so that nobody has time for one alone."""
+    return np.concatenate([times[1:LEAST_BATCH], times[1:]])
+
+
+def _span(ranks: Ints) -> Ints | slice:
+    """A slice where the ranks follow each other: a view instead of a copy."""
+    if ranks.size and ranks[-1] - ranks[0] + 1 == ranks.size:
+        return slice(int(ranks[0]), int(ranks[-1]) + 1)
+    return ranks

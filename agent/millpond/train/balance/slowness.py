@@ -48,19 +48,21 @@ class Slowness:
         self._look = np.full(size, np.inf)  # after how many steps to refine
         self._probed = np.zeros(size, dtype=np.bool_)
 
-    def observe(self, expected: Floats, measured: Floats, busy: Floats | None = None) -> bool:
-        """One step's seconds, NaN for who was not measured; ``busy`` as in ``cpu_share``. Whether any level
-        changed.
+    def observe(self, expected: Floats, measured: Floats, busy: Floats | None = None) -> Ints:
+        """One step's seconds, NaN for who was not measured; ``busy`` as in ``cpu_share``. The ranks of those
+        whose levels changed, some perhaps twice.
         """
         seen = self._measure(expected, measured)
         changed = [self._take_probes(seen)]
         if busy is not None:
             self._share.observe(busy)
-            changed += [self._take_agreed(seen), self._estimate(seen)]
+            ranks = self._share.changed()
+            changed += [self._take_agreed(ranks[seen[ranks]]), self._estimate(ranks[~seen[ranks]])]
+            changed += [self._estimate_mean(np.flatnonzero(~seen))]
         changed += [self._take(0), self._take(1), self._refine()]
         if busy is not None:
             self._share.track(seen)
-        return any(changed)
+        return np.concatenate(changed)
 
     def probe(self, ranks: Ints) -> None:
         """These have not been measured for long: their next time is believed at once."""
@@ -81,63 +83,66 @@ class Slowness:
     def _measure(self, expected: Floats, measured: Floats) -> Bools:
         """This step's errors go into the sums. Whose there are."""
         seen = (measured > 0) & (measured < np.inf) & (expected > 0)
-        self._error.fill(0.0)
-        np.divide(measured, expected, out=self._error, where=seen)
-        np.subtract(self._error, seen, out=self._error)
-        drift = seen * DRIFT
+        with np.errstate(all="ignore"):  # a mask would take four times as long as what it saves
+            np.divide(measured, expected, out=self._error)
+        self._error -= 1
+        np.copyto(self._error, 0.0, where=~seen)
+        weight = seen.astype(np.float64)
+        drift = weight * DRIFT
         for add, cusum, lasts in zip((np.add, np.subtract), self._cusum, self._lasts, strict=True):
             add(cusum, self._error, out=cusum)
             cusum -= drift
-            np.maximum(cusum, 0.0, out=cusum)
-            lasts += seen
-            lasts *= cusum > 0
-        self._steps += seen
+            lasts += weight
+            positive = (cusum > 0).astype(np.float64)
+            cusum *= positive
+            lasts *= positive
+        self._steps += weight
         self._errors += self._error
         return seen
 
-    def _take(self, side: int) -> bool:
+    def _take(self, side: int) -> Ints:
         """The level of those that changed is from now on the mean since the change began."""
         ranks = np.flatnonzero(self._cusum[side] > LIMIT)
         mean = self._cusum[side][ranks] / self._lasts[side][ranks] + DRIFT
         return self._change(ranks, 1 + mean if side == 0 else 1 - mean)
 
-    def _take_probes(self, seen: Bools) -> bool:
-        ranks = np.flatnonzero(self._probed & seen)
+    def _take_probes(self, seen: Bools) -> Ints:
+        ranks = np.flatnonzero(self._probed)
+        ranks = ranks[seen[ranks]]
         self._probed[ranks] = False
         ratio = 1 + self._error[ranks]
         far = (ratio > AGREE) | (ratio * AGREE < 1)
         return self._change(ranks[far], ratio[far])
 
-    def _take_agreed(self, seen: Bools) -> bool:
-        ranks = self._share.changed()
-        ranks = ranks[seen[ranks]]
+    def _take_agreed(self, ranks: Ints) -> Ints:
         ratio, factor = 1 + self._error[ranks], self._share.factor(ranks)
         agreed = ((ratio > AGREE) & (factor > 1)) | ((ratio * AGREE < 1) & (factor < 1))
         return self._change(ranks[agreed], ratio[agreed])
 
-    def _estimate(self, seen: Bools) -> bool:
+    def _estimate(self, ranks: Ints) -> Ints:
         """The levels of those who were not measured, from how their load has changed."""
-        ranks = self._share.changed()
-        ranks = ranks[~seen[ranks]]
-        at_once = self._change(ranks, self._share.factor(ranks))
-        ranks = self._share.changed_mean()
-        ranks = ranks[~seen[ranks]]
+        return self._change(ranks, self._share.factor(ranks))
+
+    def _estimate_mean(self, ranks: Ints) -> Ints:
+        """The same where it has changed by less, which shows after some steps."""
+        ranks = self._share.changed_mean(ranks)
         self.level[ranks] *= self._share.factor_mean(ranks)
         self._share.settle_mean(ranks)
-        return at_once or bool(ranks.size)
+        return ranks
 
-    def _change(self, ranks: Ints, factor: Floats) -> bool:
-        self.level[ranks] *= factor
-        self._restart(ranks)
-        self._share.settle(ranks)
-        return bool(ranks.size)
+    def _change(self, ranks: Ints, factor: Floats) -> Ints:
+        if ranks.size:
+            self.level[ranks] *= factor
+            self._restart(ranks)
+            self._share.settle(ranks)
+        return ranks
 
     def _restart(self, ranks: Ints) -> None:
         for array in (*self._cusum, *self._lasts, self._steps, self._errors):
             array[ranks] = 0.0
         self._look[ranks] = LOOK_AGAIN
 
-    def _refine(self) -> bool:
+    def _refine(self) -> Ints:
         ranks = np.flatnonzero(self._steps == self._look)
         steps = self._steps[ranks]
         mean = self._errors[ranks] / steps
@@ -147,4 +152,4 @@ class Slowness:
         self.level[ranks] *= 1 + mean[worth]
         for array in (*self._cusum, *self._lasts, self._errors):
             array[ranks] = 0.0
-        return bool(ranks.size)
+        return ranks
