@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from millpond.host.record import Round
+from millpond.train.balance.probing import Profile
 from millpond.train.job import Job
 from millpond.tunnel.counts import Counts
 from millpond.wire.control import Ledger, Load, Welcome
@@ -182,6 +183,23 @@ class GetLogOf(Message):
 
     target: str
     lines: int
+
+
+@message("api.curves.get")
+@dataclass(frozen=True, slots=True)
+class GetCurves(Message):
+    """Ask for the Curves of a synchronous job."""
+
+    job: int
+
+
+@message("api.curves")
+@dataclass(frozen=True, slots=True)
+class Curves(Message):
+    """What the workers of a job were measured to do, and the batch of each in its first plan."""
+
+    profiles: tuple[Profile, ...]
+    batches: dict[str, int]
 
 
 @message("api.stop")

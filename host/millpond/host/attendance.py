@@ -9,6 +9,7 @@ import queue
 
 import psutil
 
+from millpond.host.api import Curves
 from millpond.host.crew import HOST, MOST_SAMPLES, Surroundings
 from millpond.host.holdings import Holdings
 from millpond.host.link import Link, Loss
@@ -42,9 +43,10 @@ class Attendance:
     ) -> None:
         self._row, self._around, self._crew = row, around, crew
         self._stepping, self._holdings, self._pacing, self._log = stepping, holdings, pacing, log
+        self._profiles: dict[int, Profile] = {}
         self._measuring = stepping.measuring = Measuring(self._measured, self.lost)
 
-    def begin(self, state: Vector) -> None:
+    def begin(self, state: Vector) -> Curves:
         """Take in all that are there, and measure those that are not known."""
         self.update(state)
         while len(self._measuring):
@@ -54,6 +56,8 @@ class Attendance:
             except queue.Empty:
                 self.give_up_silent()
         self._log.info("plan: %s", self._pacing.described)
+        batches = dict(zip(self._crew.names, self._pacing.plan.batches.tolist(), strict=True))
+        return Curves(tuple(self._profiles.values()), batches)
 
     def update(self, state: Vector) -> None:
         """Take in who has come since, and how busy those are that have nothing to do."""
@@ -104,6 +108,7 @@ class Attendance:
             self._join(link, profile)
 
     def _join(self, link: Link, profile: Profile) -> None:
+        self._profiles[link.rank] = profile
         most = largest(profile.points, MOST_SAMPLES, self._memory(link.rank))
         self._pacing.join(link.rank, profile, most, self._holdings.samples)
         self._stepping.links[link.rank] = link

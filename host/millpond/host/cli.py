@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -22,6 +23,7 @@ from millpond.host import (
     emulator,
     fleet,
     mounter,
+    profile_picture,
     provision,
     simulation,
     ssh,
@@ -30,6 +32,7 @@ from millpond.host import (
 )
 from millpond.host.client import Client
 from millpond.train import jobfile
+from millpond.train.job import Synchronous
 from millpond.wire.control import SSH_PORT
 from millpond.wire.errors import LocalError, MillpondError, Refused, RemoteError
 from millpond.wire.schema import dump
@@ -247,6 +250,31 @@ def train(
         print(f"job {number} is done: accuracy {info.accuracy:.4f} after {info.round} rounds; {info.model}")
     if info.state != "done":
         fail(info.error or f"job {number} was {info.state}", JOB, document=False)
+
+
+@app.command()
+def profile(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="A synchronous job.")],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the curves, too.")] = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Measure what steps of a job take each worker, and show the plan; nothing is trained."""
+    job, code = jobfile.read(job_file)
+    only_measured = replace(job.synchronous or Synchronous(), epochs=0)
+    with Client(fleet_directory) as client:
+        number = client.submit(replace(job, synchronous=only_measured), code)
+        console = views.quiet_console() if output is Format.JSON else views.console()
+        info, _ = views.JobView(console, ()).follow(client.watch(number))
+        if info.state != "done":
+            fail(info.error or f"job {number} was {info.state}", JOB)
+        curves = client.curves(number)
+    if picture:
+        profile_picture.draw(curves.profiles, curves.batches, job.name, picture)
+    if output is Format.JSON:
+        views.print_json(curves)
+    else:
+        views.console().print(views.curves(curves))
 
 
 @app.command()

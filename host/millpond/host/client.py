@@ -95,6 +95,10 @@ class Client:
         """The last lines of a device's or a job's log."""
         return self._ask(api.GetLogOf(target, lines), Log, self._deadline).lines
 
+    def curves(self, job: int) -> api.Curves:
+        """What the workers of a synchronous job were measured to do."""
+        return self._ask(api.GetCurves(job), api.Curves, self._deadline)
+
     def stop(self, job: int) -> None:
         """Stop a job and wait until it has."""
         self._ask(api.StopJob(job), Ok, Deadline.after(2 * ANSWER_SECONDS))

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from millpond.host.api import JobInfo, Progress
+from millpond.host.api import Curves, JobInfo, Progress
 from millpond.host.crew import Surroundings
+from millpond.host.curves import read_curves
 from millpond.host.federation import Federation
 from millpond.host.lockstep import Lockstep
 from millpond.host.record import JobRow, JobState, Record
@@ -179,6 +180,13 @@ class Jobs:
         except OSError as error:
             raise LocalError(f"{path}: {error.strerror}") from None
         return tuple(found[-lines:]) if lines > 0 else ()
+
+    def curves(self, number: int) -> Curves:
+        """What the workers of a synchronous job were measured to do. Raises Refused."""
+        curves = read_curves(self._around.fleet.job_directory(self._row(number).id))
+        if curves is None:
+            raise Refused("", "state", f"the workers of job {number} were not measured")
+        return curves
 
     def _notify(self) -> None:
         with self._changed:

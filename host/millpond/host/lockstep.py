@@ -18,6 +18,7 @@ import numpy as np
 
 from millpond.host.attendance import Attendance
 from millpond.host.crew import EVALUATE_SECONDS, JobFailed, Surroundings
+from millpond.host.curves import write_curves
 from millpond.host.holdings import Holdings
 from millpond.host.pacing import Pacing
 from millpond.host.record import JobRow, Round
@@ -54,7 +55,7 @@ class Lockstep:
             self._set_up(ready)
             saved = newest(self._directory, ready.tensors)
             self._begin(ready) if saved is None else self._resume(saved)
-            self._attendance.begin(self._state)
+            write_curves(self._directory, self._attendance.begin(self._state))
             self._train()
             return self._save_model(ready)
         finally:
@@ -139,7 +140,9 @@ class Lockstep:
             self._unsaid, self._said_at = False, time.monotonic()
 
     def _apply(self, outcome: Outcome) -> None:
-        factor = self._rate.at(self._step, outcome.samples, 1.0)
+        # All samples weigh alike: a step that some are late for is as much smaller as a later one is larger.
+        begun = outcome.begun or outcome.samples
+        factor = self._rate.at(self._step, begun, 1.0) * outcome.samples / begun
         fresh = self._free_vector()
         self._crew.keeper().apply(self._stepping.mean(), factor, fresh, Deadline.after(EVALUATE_SECONDS))
         self._spare.append(self._state)

@@ -138,6 +138,9 @@ class Server:
                 lines = agent.call(GetLog(request.lines), Log, deadline).lines
             client.send(Log(tuple(printable(line) for line in lines)), deadline)
 
+    def _get_curves(self, client: Channel, request: api.GetCurves, deadline: Deadline) -> None:
+        client.send(self._jobs.curves(request.job), deadline)
+
     def _stop(self, client: Channel, request: api.StopJob, _deadline: Deadline) -> None:
         self._jobs.stop(request.job)
         client.send(Ok(), Deadline.after(REPLY_SECONDS))
@@ -152,5 +155,6 @@ class Server:
         api.GetJobs: _get_jobs,
         api.Watch: _watch,
         api.GetLogOf: _get_log,
+        api.GetCurves: _get_curves,
         api.StopJob: _stop,
     }

@@ -44,9 +44,12 @@ class Supply(Protocol):
 
 @dataclass(slots=True)
 class Outcome:
-    """Of a step: the samples that were counted, by rank, their ``loss`` as a sum, and who was lost in it."""
+    """Of a step: the samples that were counted, by rank, their ``loss`` as a sum, and who was lost in it.
+    ``begun`` are the samples of the tasks that began in it.
+    """
 
     seconds: float = 0.0
+    begun: int = 0
     counted: dict[int, int] = field(default_factory=dict)
     loss: float = 0.0
     lost: list[Loss] = field(default_factory=list)
@@ -111,7 +114,9 @@ class Stepping:
         for rank in ranks if dealt else ():
             if any(dealt[rank]):
                 seed = seeds.derive(run.seed, str(rank), run.number)
-                self.links[rank].begin(Task(Compute(run.number, seed, dealt[rank]), run.state))
+                task = Task(Compute(run.number, seed, dealt[rank]), run.state)
+                self.links[rank].begin(task)
+                run.outcome.begun += task.samples
 
     def _next(self, run: _Run) -> Answer | Loss | None:
         """What happens next; None when the step has lasted long enough, and something was counted in it."""

@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from millpond.host.api import DeviceInfo, JobInfo, Progress
+from millpond.host.api import Curves, DeviceInfo, JobInfo, Progress
 from millpond.host.record import Round
 from millpond.wire.schema import dump
 
@@ -105,6 +105,26 @@ def jobs(infos: Iterable[JobInfo]) -> Table:
         table.add_row(
             str(info.id), info.name, state(info.state), f"{info.round}/{info.rounds}", accuracy, about
         )
+    return table
+
+
+def curves(found: Curves) -> Table:
+    """The table of ``millpond profile``: samples per second and memory by batch, the planned batch marked."""
+    headings = ("worker", "kind", "batch", "seconds", "samples/s", "memory", "")
+    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
+    for profile in found.profiles:
+        planned = found.batches.get(profile.worker, 0)
+        chosen = min((point.batch for point in profile.points if point.batch >= planned), default=None)
+        for number, point in enumerate(profile.points):
+            table.add_row(
+                "" if number else profile.worker,
+                "" if number else profile.kind,
+                str(point.batch),
+                f"{point.seconds:.4f}",
+                f"{point.batch / point.seconds:.1f}",
+                size(point.peak_bytes),
+                f"plan: {planned}" if planned and point.batch == chosen else "",
+            )
     return table
 
 
