@@ -1,0 +1,22 @@
+"""Edge (files): what the workers of a job were measured to do, kept with the job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from millpond.host.api import Curves
+from millpond.wire import schema
+
+_NAME = "curves.json"
+
+
+def write_curves(directory: Path, curves: Curves) -> None:
+    """Keep them with the job in ``directory``."""
+    (directory / _NAME).write_text(json.dumps(schema.dump(curves)))
+
+
+def read_curves(directory: Path) -> Curves | None:
+    """Those that were kept, if any were."""
+    path = directory / _NAME
+    return schema.load(Curves, json.loads(path.read_text()), _NAME) if path.exists() else None
