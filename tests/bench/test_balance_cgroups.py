@@ -44,7 +44,7 @@ def test_a_limit_is_set_and_taken_back(group: Cgroup) -> None:
     assert quota(group) == "-1"
 
 
-def test_a_tree_moves_in_and_goes_on_in_the_parent_after_a_failure(group: Cgroup) -> None:
+def test_a_tree_moves_in_and_goes_home_after_a_failure(group: Cgroup) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", TREE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as tree:
@@ -57,7 +57,7 @@ def test_a_tree_moves_in_and_goes_on_in_the_parent_after_a_failure(group: Cgroup
             raise ZeroDivisionError
         assert not inner.folder.exists()
         assert tree.poll() is None
-        assert pids <= {int(pid) for pid in (inner.parent / "cgroup.procs").read_text().split()}
+        assert pids <= {int(pid) for pid in (inner.home / "cgroup.procs").read_text().split()}
         tree.communicate("")
 
 

@@ -23,10 +23,10 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """A group of processes in ``folder``, which gets back to ``parent`` what is left at its end."""
+    """A group of processes in ``folder``; who is left at its end goes ``home``, to the caller's own group."""
 
     folder: Path
-    parent: Path
+    home: Path
     version: int
 
     def limit(self, processors: float) -> None:
@@ -56,10 +56,10 @@ class Cgroup:
         return {int(line) for line in (self.folder / "cgroup.procs").read_text().split()}
 
     def remove(self) -> None:
-        """Its processes go on in the parent. Raises OSError if it can not be removed."""
+        """Its processes go on in this one's group. Raises OSError if it can not be removed."""
         for attempt in range(_ATTEMPTS):
             for number in self.members():
-                _move(number, self.parent)
+                _move(number, self.home)
             try:
                 self.folder.rmdir()
             except OSError:
@@ -83,30 +83,40 @@ def cgroup(name: str) -> Iterator[Cgroup]:
 def _make(name: str) -> Cgroup:
     """Version 2 if it hands out processor time here, otherwise version 1."""
     reasons = []
-    for version, parent in _parents():
-        folder = parent / f"{name}-{os.getpid()}"
-        try:
-            if version == 2:
-                _hand_out_cpu(parent)
-            folder.mkdir()
-        except OSError as error:
-            reasons.append(f"cgroup v{version}: {parent}: {error.strerror}")
-            continue
-        return Cgroup(folder, parent, version)
+    for version, top, home in _hierarchies():
+        above = [path for path in home.parents if path.is_relative_to(top)]
+        parents = [home] if version == 1 else [home, *above]
+        for parent in parents:
+            folder = parent / f"{name}-{os.getpid()}"
+            try:
+                if version == 2:
+                    _hand_out_cpu(parent, home)
+                folder.mkdir()
+            except OSError as error:
+                reasons.append(f"cgroup v{version}: {parent}: {error.strerror}")
+                continue
+            return Cgroup(folder, home, version)
     raise Unavailable("; ".join(reasons) or "no cgroup hierarchy with the cpu controller is mounted")
 
 
-def _hand_out_cpu(parent: Path) -> None:
-    """Raises OSError, also where a parent that is not the root has processes of its own."""
+def _hand_out_cpu(parent: Path, home: Path) -> None:
+    """See to it that groups below ``parent`` share processor time and may have processes from ``home``.
+
+    Raises OSError.
+    """
     if "cpu" not in (parent / "cgroup.controllers").read_text().split():
-        raise OSError(0, "has no cpu controller")
+        raise OSError(0, "it has no cpu controller")
+    if (parent / "cgroup.type").exists() and (parent / "cgroup.procs").read_text():
+        raise OSError(0, "it has processes of its own")  # only the root may, and groups below it
+    if not all(os.access(group / "cgroup.procs", os.W_OK) for group in (parent, home)):
+        raise OSError(0, "processes may not be moved")
     control = parent / "cgroup.subtree_control"
     if "cpu" not in control.read_text().split():
         control.write_text("+cpu")
 
 
-def _parents() -> list[tuple[int, Path]]:
-    """This process's own groups, by version, 2 first, where a group below them could be."""
+def _hierarchies() -> list[tuple[int, Path, Path]]:
+    """Version, 2 first, top folder, and this process's own, where groups for processor time could be."""
     own: dict[str, str] = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -117,9 +127,9 @@ def _parents() -> list[tuple[int, Path]]:
         root, mounted = before.split()[3:5]
         kind, options = after.split()[0], after.split()[2].split(",")
         if kind == "cgroup2" and "" in own:
-            found.append((2, _below(Path(mounted), root, own[""])))
+            found.append((2, Path(mounted), _below(Path(mounted), root, own[""])))
         elif kind == "cgroup" and "cpu" in options and "cpu" in own:
-            found.append((1, _below(Path(mounted), root, own["cpu"])))
+            found.append((1, Path(mounted), _below(Path(mounted), root, own["cpu"])))
     return sorted(found, reverse=True)
 
 
