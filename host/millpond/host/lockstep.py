@@ -141,8 +141,7 @@ class Lockstep:
 
     def _apply(self, outcome: Outcome) -> None:
         # All samples weigh alike: a step that some are late for is as much smaller as a later one is larger.
-        begun = outcome.begun or outcome.samples
-        factor = self._rate.at(self._step, begun, 1.0) * outcome.samples / begun
+        factor = self._rate.at(self._step, outcome.whole, 1.0) * outcome.samples / outcome.whole
         fresh = self._free_vector()
         self._crew.keeper().apply(self._stepping.mean(), factor, fresh, Deadline.after(EVALUATE_SECONDS))
         self._spare.append(self._state)

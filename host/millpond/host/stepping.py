@@ -45,11 +45,11 @@ class Supply(Protocol):
 @dataclass(slots=True)
 class Outcome:
     """Of a step: the samples that were counted, by rank, their ``loss`` as a sum, and who was lost in it.
-    ``begun`` are the samples of the tasks that began in it.
+    ``whole`` is how many samples began in a step with them, in the largest where some are late.
     """
 
     seconds: float = 0.0
-    begun: int = 0
+    whole: int = 0
     counted: dict[int, int] = field(default_factory=dict)
     loss: float = 0.0
     lost: list[Loss] = field(default_factory=list)
@@ -76,6 +76,7 @@ class Stepping:
         self._total = OrderedSum(size)
         self._batches: Ints = np.zeros(workers, np.int64)
         self._measured: Floats = np.full(workers, np.nan)
+        self._begun: dict[int, int] = {}  # samples, by step
 
     def step(self, number: int, seed: int, state: Vector, policy: Policy, rest: Ints) -> Outcome:
         """One step from ``state``. ``rest`` are the batches of those who sit out, for when only they can read
@@ -91,6 +92,8 @@ class Stepping:
         while self.at_work() and (event := self._next(run)):
             if self.links.get(event.link.rank) is event.link:
                 self._take(run, event)
+        steps = {link.task.request.step for link in self.at_work() if link.task}
+        self._begun = {step: begun for step, begun in self._begun.items() if step in steps}
         run.outcome.seconds = time.monotonic() - run.began
         run.outcome.new_plan = policy.observe(self._batches, self._measured, self.busy)
         return run.outcome
@@ -116,7 +119,7 @@ class Stepping:
                 seed = seeds.derive(run.seed, str(rank), run.number)
                 task = Task(Compute(run.number, seed, dealt[rank]), run.state)
                 self.links[rank].begin(task)
-                run.outcome.begun += task.samples
+                self._begun[run.number] = self._begun.get(run.number, 0) + task.samples
 
     def _next(self, run: _Run) -> Answer | Loss | None:
         """What happens next; None when the step has lasted long enough, and something was counted in it."""
@@ -144,6 +147,7 @@ class Stepping:
         again = rank in run.outcome.counted
         self._total.add((rank, again), event.sums, samples)
         run.outcome.counted[rank] = run.outcome.counted.get(rank, 0) + samples
+        run.outcome.whole = max(run.outcome.whole, self._begun[event.task.request.step])
         run.outcome.loss += event.computed.loss
         self._batches[rank], self._measured[rank] = samples, event.seconds
         self.busy[rank] = event.computed.busy

@@ -18,8 +18,10 @@ PATIENCE = 1.1
 """The longest step over the planned one. In simulations of 1,000 devices with 10 % of them busy, 1.25 gives
 0.78 of the ideal, 1.1 gives 0.89 and 1.02 gives 0.96; but the smaller it is, the more sums come a step late.
 """
-GRACE = 0.02
-"""Seconds that a step waits at least beyond the planned time: what scheduling alone may cost."""
+GRACE = 0.1
+"""Seconds that a step waits at least beyond the planned time: what scheduling and waking up alone may cost
+where processors are shared. Who is late by less would only be a step late for nothing.
+"""
 PROBE = 50
 """Steps after which a worker that sits out gets the smallest batch once; nobody waits for it."""
 

@@ -140,8 +140,11 @@ class Crew:
         return most if most >= LEAST_BATCH else 0
 
     def batches_of(self, total: int, slowness: Floats) -> Ints:
-        """Batches that sum up to ``total``, in the least time for the slowest. Raises ValueError if it is
-        more than all can take at once, less than the smallest batch, or odd where nobody takes three.
+        """Batches that sum up to ``total``. If it is less than in a step of T, these batches, each smaller by
+        the same part: how long smaller ones take differs so little that nothing is to be won by it, and
+        everyone's data stays in every step. Else those with which the slowest takes the least time. Raises
+        ValueError if it is more than all can take at once, less than the smallest batch, or odd where nobody
+        takes three.
         """
         present = np.isfinite(slowness)
         if total < LEAST_BATCH or self.nearest(total, present) != total:
@@ -150,6 +153,9 @@ class Crew:
                 f"a global batch of {total}: {LEAST_BATCH} to {most} are possible, and odd ones "
                 "if somebody takes three samples"
             )
+        usual = self.batches(self.step_seconds(slowness), slowness)
+        if LEAST_BATCH * int(np.count_nonzero(usual)) <= total <= int(usual.sum()):
+            return _scaled(usual, total)
         caps, slowness = np.where(present, self.caps, 0), np.where(present, slowness, 1.0)
         low, high = 0.0, float(np.max(self.times(caps, slowness))) * (1 + _ROUNDING)
         for _ in range(60):  # halving leaves less than a float of it
@@ -184,6 +190,21 @@ class Crew:
 
     def _slowest(self, batches: Ints, slowness: Floats) -> int:
         return int(np.argmax(self.times(batches, slowness)))
+
+
+def _scaled(batches: Ints, total: int) -> Ints:
+    """Smaller batches that sum up to ``total``, in proportion, but none less than the smallest: the largest
+    are made so much smaller still. What division leaves goes to the largest remainders.
+    """
+    together = int(batches.sum())
+    found, remainders = np.divmod(batches * total, together)
+    order = np.argsort(-remainders, kind="stable")
+    found[order[: total - int(found.sum())]] += 1
+    lifted = np.where(batches > 0, np.maximum(found, LEAST_BATCH), 0)
+    while (surplus := int(lifted.sum()) - total) > 0:
+        largest = np.flatnonzero(lifted == lifted.max())[:surplus]
+        lifted[largest] -= 1
+    return lifted
 
 
 def _from_two(times: Floats) -> Floats:

@@ -1,10 +1,10 @@
 """Pure: from the times of steps to how much slower than its curve each worker is now.
 
-Each worker's relative error, x = measured / expected - 1, goes into a two-sided CUSUM (Page 1954): S = max(0,
-S + x - DRIFT) for slowdowns, likewise with -x for power that comes back. What exceeds LIMIT is a change: a
-large one after one or two steps, a small one after as many as it takes to tell it from noise. The new level
-is the mean since S last was 0, where x is S / n + DRIFT on average over these n steps; after 4, 8, 16 and 32
-steps, when the mean is worth more, it is refined.
+Each worker's relative error, x = (measured - expected) / (expected + JITTER), goes into a two-sided CUSUM
+(Page 1954): S = max(0, S + x - DRIFT) for slowdowns, likewise with -x for power that comes back. What exceeds
+LIMIT is a change: a large one after one or two steps, a small one after as many as it takes to tell it from
+noise. The new level is the mean since S last was 0, where x is S / n + DRIFT on average over these n steps;
+after 4, 8, 16 and 32 steps, when the mean is worth more, it is refined.
 
 With normal noise of 10 % of the time (sigma = 0.1), drift 0.1 and limit 0.8, S drifts downward by one sigma
 per step. By Siegmund's approximation the mean time to a false alarm is (exp(2 b) - 2 b - 1) / 2 steps per
@@ -28,6 +28,8 @@ from millpond.train.balance.curve import Bools, Floats, Ints
 DRIFT, LIMIT = 0.1, 0.8
 LOOK_AGAIN, LOOK_LAST = 4, 32
 """Steps after a change when its level is refined: the first, twice as many, and so on to the last."""
+JITTER = 0.02
+"""Seconds that scheduling alone may add to a step: what an error is relative to, beside the expected time."""
 WORTH_IT = 0.02
 """Relative: a refinement by less than this is left."""
 AGREE = 1.3
@@ -84,8 +86,8 @@ class Slowness:
         """This step's errors go into the sums. Whose there are."""
         seen = (measured > 0) & (measured < np.inf) & (expected > 0)
         with np.errstate(all="ignore"):  # a mask would take four times as long as what it saves
-            np.divide(measured, expected, out=self._error)
-        self._error -= 1
+            np.subtract(measured, expected, out=self._error)
+            self._error /= expected + JITTER
         np.copyto(self._error, 0.0, where=~seen)
         weight = seen.astype(np.float64)
         drift = weight * DRIFT
