@@ -57,11 +57,15 @@ class Pacing:
 
     @property
     def rest(self) -> Ints:
-        """By rank, what who sits out can do where nobody waits for it: a whole step, if it has the memory."""
+        """By rank, the batches of those who are too slow to have one in the plan: an equal part of a step, in
+        which nobody waits for them. So their own samples are not left to the end of the epoch, and it is seen
+        when they are faster again.
+        """
         rest = np.zeros(len(self._names), np.int64)
         if self._policy is not None:
             batches = self._policy.plan.batches
-            rest[self._known] = np.where(batches == 0, np.minimum(self._caps, batches.sum()), 0)
+            equal = max(LEAST_BATCH, int(batches.sum()) // max(1, len(self._there)))
+            rest[self._known] = np.where(batches == 0, np.minimum(self._caps, equal), 0)
         return rest
 
     def sits_out(self, rank: int) -> bool:

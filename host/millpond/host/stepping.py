@@ -79,17 +79,17 @@ class Stepping:
         self._begun: dict[int, int] = {}  # samples, by step
 
     def step(self, number: int, seed: int, state: Vector, policy: Policy, rest: Ints) -> Outcome:
-        """One step from ``state``. ``rest`` are the batches of those who sit out, for when only they can read
-        what is left. Without samples in its outcome, nobody can.
+        """One step from ``state``. ``rest`` are batches for those who are too slow to have one in the plan:
+        they work on these meanwhile, and only when nobody else does, they are waited for. Without samples in
+        its outcome, nobody can read what is left.
         """
         run = _Run(number, seed, state, policy, time.monotonic())
         self._measured[:] = math.nan
         self._begin(run, self._idle(), run.plan.batches)
-        if not self.at_work():
-            self._begin(run, self._idle(), rest)
+        self._begin(run, self._idle(), rest)
         for link in self.at_work():
             self._total.announce((link.rank, False))
-        while self.at_work() and (event := self._next(run)):
+        while self._awaited(run) and (event := self._next(run)):
             if self.links.get(event.link.rank) is event.link:
                 self._take(run, event)
         steps = {link.task.request.step for link in self.at_work() if link.task}
@@ -101,6 +101,13 @@ class Stepping:
     def mean(self) -> Vector:
         """The mean of the last step's sums; valid until the next step."""
         return self._total.mean()
+
+    def _awaited(self, run: _Run) -> list[Link]:
+        """Those whom the step waits for."""
+        at_work = self.at_work()
+        return [link for link in at_work if run.plan.batches[link.rank]] or (
+            [] if run.outcome.counted else at_work
+        )
 
     def at_work(self) -> list[Link]:
         """Those that owe an answer, by rank."""

@@ -28,7 +28,7 @@ from millpond.train.balance.curve import Bools, Floats, Ints
 DRIFT, LIMIT = 0.1, 0.8
 LOOK_AGAIN, LOOK_LAST = 4, 32
 """Steps after a change when its level is refined: the first, twice as many, and so on to the last."""
-JITTER = 0.02
+JITTER = 0.05
 """Seconds that scheduling alone may add to a step: what an error is relative to, beside the expected time."""
 WORTH_IT = 0.02
 """Relative: a refinement by less than this is left."""
