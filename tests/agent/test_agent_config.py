@@ -8,6 +8,7 @@ import pytest
 
 from millpond.agent.config import Privacy, Users, read
 from millpond.agent.jobs import check_folders
+from millpond.train.joules import Watts
 from millpond.wire.errors import ConfigError, Refused
 
 SMALLEST = 'name = "csd0"\n[link]\nsocket = "/run/slot/nvme.sock"\naddress = "10.77.0.2/30"\n'
@@ -24,12 +25,15 @@ def test_the_smallest_configuration_is_private_by_default(tmp_path: Path) -> Non
     assert (config.name, config.link.interface, config.link.mtu) == ("csd0", "mp0", 65520)
     assert config.privacy == Privacy({}, {}, "location", "auto")
     assert config.users == Users(64001, 64002)
+    assert (config.board, config.watts) == ("real", None)
 
 
 def test_everything_can_be_said(tmp_path: Path) -> None:
-    text = SMALLEST + '[privacy]\nerrors = "full"\nencrypt = "always"\n[privacy.canaries]\na = "b"\n'
-    privacy = read(write(tmp_path, text)).privacy
-    assert privacy == Privacy({"a": "b"}, {}, "full", "always")
+    text = 'board = "emulated"\n' + SMALLEST + "[watts]\nidle = 2\nbusy = 7.5\n"
+    text += '[privacy]\nerrors = "full"\nencrypt = "always"\n[privacy.canaries]\na = "b"\n'
+    config = read(write(tmp_path, text))
+    assert (config.board, config.watts) == ("emulated", Watts(2.0, 7.5))
+    assert config.privacy == Privacy({"a": "b"}, {}, "full", "always")
 
 
 @pytest.mark.parametrize(
@@ -42,6 +46,12 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         (SMALLEST + '[privacy]\nencrypt = "sometimes"\n', "encrypt"),
         (SMALLEST + '[privacy]\nerors = "full"\n', "errors"),
         (SMALLEST + "[[[", "agent.toml"),
+        ('board = "paper"\n' + SMALLEST, "board"),
+        (SMALLEST + "[watts]\nidle = 2.0\n", "busy"),
+        (SMALLEST + "[watts]\nidle = 7.5\nbusy = 2.0\n", "watts: busy: 2 is not between 7.5"),
+        (SMALLEST + "[watts]\nidle = -1\nbusy = 2.0\n", "watts: idle: -1"),
+        (SMALLEST + "[watts]\nidle = nan\nbusy = 2.0\n", "watts: idle: nan"),
+        (SMALLEST + "[watts]\nidle = 1.0\nbusy = inf\n", "watts: busy: inf"),
     ],
 )
 def test_a_mistake_is_named_with_file_and_key(tmp_path: Path, text: str, words: str) -> None:

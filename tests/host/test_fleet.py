@@ -14,6 +14,7 @@ from millpond.agent.config import read as read_agent
 from millpond.host import fleet, provision
 from millpond.host.authority import Authority, create_ssh_key, write_private, write_public
 from millpond.host.locks import locked
+from millpond.train.joules import Watts
 from millpond.wire.errors import ConfigError, LocalError
 
 
@@ -50,6 +51,10 @@ def test_every_device_has_its_own_network(tmp_path: Path) -> None:
         ('network = "nonsense"\n' + devices("a"), "network"),
         (devices("a") + 'bord = "emulated"\n', "board"),
         (devices("a") + 'board = "paper"\n', "board"),
+        (devices("a") + "watts = { idle = 3, busy = 2 }\n", "device: a: watts: busy: 2 is not between 3"),
+        (devices("a") + "watts = { idle = nan, busy = 2 }\n", "device: a: watts: idle: nan"),
+        ("watts = { idle = -3, busy = 2 }\n" + devices("a"), "fleet.toml: watts: idle: -3"),
+        ("watts = { idle = 3 }\n" + devices("a"), "busy"),
         ("[[device", "fleet.toml"),
         ("", "name"),
     ],
@@ -59,6 +64,13 @@ def test_a_mistake_is_named(tmp_path: Path, text: str, words: str) -> None:
         fleet.read(write(tmp_path, text))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_watts_are_of_the_host_and_of_each_device(tmp_path: Path) -> None:
+    text = devices("a", "b") + "watts = { idle = 2, busy = 7.5 }\n[watts]\nidle = 60\nbusy = 200\n"
+    config = fleet.read(write(tmp_path, text)).config
+    assert config.watts == Watts(60.0, 200.0)
+    assert [device.watts for device in config.device] == [None, Watts(2.0, 7.5)]
 
 
 def test_no_fleet_and_no_device_say_what_to_do(tmp_path: Path) -> None:
@@ -80,7 +92,7 @@ def test_a_new_fleet_can_be_read_and_keeps_its_secrets(tmp_path: Path) -> None:
     assert len(secrets) == 7
     assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
     config = read_agent(made.device_directory("csd1") / "etc" / "agent.toml")
-    assert (config.name, config.link.address) == ("csd1", "10.77.0.6/30")
+    assert (config.name, config.link.address, config.board) == ("csd1", "10.77.0.6/30", "emulated")
     known = made.known_hosts.read_text().splitlines()
     assert [line.split()[:2] for line in known] == [["csd0", "ssh-ed25519"], ["csd1", "ssh-ed25519"]]
     assert len({line.split()[2] for line in known}) == 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import sqlite3
 import stat
 import threading
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from millpond.wire.errors import LocalError
 JOB = Job("digits", Data("private/x", "/test"), Model("m:build", ("m.py",), {"width": 3}))
 CODE = {"m.py": "def build(width): ...\n"}
 ROUND = Round(1, 0.5, 1.25, 2.0, 10, {"csd0": 10}, {"csd1": "gone"}, {"csd0": (1, 2), "csd1": (0, 0)})
+METERED = dataclasses.replace(ROUND, joules={"csd0": 13.2}, energy={"csd0": "declared", "csd1": "unknown"})
 
 
 @pytest.fixture
@@ -59,6 +62,22 @@ def test_everything_survives_a_restart(path: Path) -> None:
     assert row.plan == Plan(("csd0", "csd1"), 2047)
     assert second.rounds(number) == [ROUND]
     second.close()
+
+
+def test_rounds_from_before_energy_was_known_load(path: Path) -> None:
+    record = Record(path)
+    number = record.add_job(JOB, {})
+    record.add_round(number, METERED)
+    assert record.rounds(number) == [METERED]
+    record.close()
+    with sqlite3.connect(path) as db:
+        detail = json.loads(db.execute("SELECT detail FROM rounds").fetchone()[0])
+        older = {key: value for key, value in detail.items() if key not in ("joules", "energy")}
+        db.execute("UPDATE rounds SET detail = ?", (json.dumps(older),))
+    db.close()
+    again = Record(path)
+    assert again.rounds(number) == [ROUND]
+    again.close()
 
 
 def test_rounds_are_in_order_and_of_their_job(record: Record) -> None:

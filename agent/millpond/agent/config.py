@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from millpond.train import joules
+from millpond.train.joules import Watts
 from millpond.wire import toml
 
 
@@ -45,7 +47,11 @@ class Users:
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """Everything an agent needs to know. Paths are absolute."""
+    """Everything an agent needs to know. Paths are absolute.
+
+    ``watts`` are what the board takes, for where nothing measures it. The sensors that an "emulated"
+    ``board`` sees are of the machine that it shares.
+    """
 
     name: str
     link: Link
@@ -55,8 +61,13 @@ class AgentConfig:
     identity: str = "/etc/millpond"
     privacy: Privacy = field(default_factory=Privacy)
     users: Users = field(default_factory=Users)
+    board: Literal["emulated", "real"] = "real"
+    watts: Watts | None = None
 
 
 def read(path: Path) -> AgentConfig:
     """The configuration in ``path``. Raises ConfigError naming file and key."""
-    return toml.read(AgentConfig, path)
+    config = toml.read(AgentConfig, path)
+    if config.watts:
+        joules.check(config.watts, f"{path.name}: watts")
+    return config

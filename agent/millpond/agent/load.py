@@ -1,25 +1,35 @@
-"""Edge (psutil): how busy the device is."""
+"""Edge (psutil): how busy the device is, and what energy it takes."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 
 from millpond.agent.config import AgentConfig
+from millpond.train.energy import Meter
 from millpond.wire.control import Load, Welcome
 from millpond.wire.message import Message
 
 
-def measure(config: AgentConfig, jobs: Iterable[str]) -> Load:
+def meter(config: AgentConfig, sysfs: Path = Path("/sys")) -> Meter:
+    """What knows the device's energy from now on."""
+    return Meter(None if config.board == "emulated" else sysfs, config.watts)
+
+
+def measure(config: AgentConfig, jobs: Iterable[str], energy: Meter) -> Load:
     """The present load; cpu is the share since the last call."""
+    taken = energy.read()
     return Load(
         cpu=psutil.cpu_percent() / 100,
         memory_used=psutil.virtual_memory().used,
         flash_used=psutil.disk_usage(config.flash).used,
         temperature=_temperature(),
         jobs=tuple(jobs),
+        joules=taken.joules if taken else None,
+        energy=energy.source,
     )
 
 

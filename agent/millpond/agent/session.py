@@ -52,6 +52,7 @@ class Device:
         self.volume, self.log_lines = volume, log_lines
         self.boot = secrets.token_hex(8)
         self.tickets: Tickets[Purpose] = Tickets(lambda: secrets.token_bytes(32))
+        self._meter = load.meter(config)
         self._lock = threading.Lock()
         self._workers: list[Worker] = []
 
@@ -94,7 +95,8 @@ class Device:
         return load.describe(self.config, self.software, self.boot)
 
     def _load(self, _request: Message) -> Message:
-        return load.measure(self.config, [worker.name for worker in self._workers])
+        with self._lock:
+            return load.measure(self.config, [worker.name for worker in self._workers], self._meter)
 
     def _ledger(self, _request: Message) -> Message:
         sent, seen = gates.ledger(self.gate, [self.volume.tally])

@@ -31,9 +31,11 @@ _WHOLE_MACHINE = "power_meter"
 
 
 class Meter:
-    """The energy of this machine since the meter was made. ``root`` is where sysfs is mounted."""
+    """The energy of this machine since the meter was made. ``root`` is where sysfs is mounted; where it is
+    another machine's, there is none, and only declared watts count.
+    """
 
-    def __init__(self, root: Path = Path("/sys"), declared: Watts | None = None) -> None:
+    def __init__(self, root: Path | None = Path("/sys"), declared: Watts | None = None) -> None:
         self.source, self._gauges = _find(root, declared)
 
     def read(self) -> Joules | None:
@@ -90,10 +92,10 @@ class _Declared:
         return joules.declared(self._watts, seconds, busy, self._processors)
 
 
-def _find(root: Path, watts: Watts | None) -> tuple[Source, Sequence[_Gauge]]:
-    if packages := _packages(root / "class/powercap"):
+def _find(root: Path | None, watts: Watts | None) -> tuple[Source, Sequence[_Gauge]]:
+    if root and (packages := _packages(root / "class/powercap")):
         return "rapl", packages
-    if sensors := _sensors(root / "class/hwmon"):
+    if root and (sensors := _sensors(root / "class/hwmon")):
         return "hwmon", sensors
     return ("declared", [_Declared(watts)]) if watts else ("unknown", [])
 

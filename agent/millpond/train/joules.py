@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from millpond.wire.errors import ConfigError
+
 Source = Literal["rapl", "hwmon", "declared", "unknown"]
 """Where a figure comes from: counters in the processors, sensors of the board, what somebody has declared, or
 nowhere.
@@ -17,6 +19,17 @@ class Watts:
 
     idle: float
     busy: float
+
+
+_MOST = 1e6
+
+
+def check(watts: Watts, where: str) -> Watts:
+    """The same watts if they make sense. Raises ConfigError naming ``where`` and the key."""
+    for key, value, least in (("idle", watts.idle, 0.0), ("busy", watts.busy, watts.idle)):
+        if not least <= value <= _MOST:
+            raise ConfigError(f"{where}: {key}: {value:g} is not between {least:g} and {_MOST:g}")
+    return watts
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,9 @@ class GetDevices(Message):
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device now; ``tunnel`` is the bytes (to, from) that crossed its tunnel's interface on the host."""
+    """A device now; ``tunnel`` is the bytes (to, from) that crossed its tunnel's interface on the host,
+    ``watts`` its power of late.
+    """
 
     name: str
     board: str
@@ -30,6 +32,7 @@ class DeviceInfo:
     welcome: Welcome | None
     load: Load | None
     tunnel: tuple[int, int]
+    watts: float | None = None
 
 
 @message("api.devices")

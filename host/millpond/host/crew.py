@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from millpond.host.consumption import Readings
 from millpond.host.device import Device
 from millpond.host.fleet import Fleet
 from millpond.host.lifecycle import State
@@ -39,7 +40,7 @@ class Stopped(LocalError):
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a job needs of the daemon. ``mount`` gives the folder of a device's volume on the host;
-    ``traffic`` the bytes (to, from) that have crossed each device's tunnel.
+    ``traffic`` the bytes (to, from) that have crossed each device's tunnel, ``energy`` what meters say.
     """
 
     fleet: Fleet
@@ -47,6 +48,7 @@ class Surroundings:
     devices: Mapping[str, Device]
     mount: Callable[[str], Path]
     traffic: Callable[[], dict[str, tuple[int, int]]]
+    energy: Callable[[], Readings]
     changed: Callable[[], None]
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 
 from millpond.host import fleet as fleets
-from millpond.host.crew import Surroundings
+from millpond.host.consumption import Meters
+from millpond.host.crew import HOST, Surroundings
 from millpond.host.device import Device
 from millpond.host.fleet import Fleet
 from millpond.host.jobs import Jobs
@@ -21,6 +22,7 @@ from millpond.host.record import Record
 from millpond.host.server import Server
 from millpond.host.volumes import Volumes
 from millpond.linux.notify import notify, watchdog_interval
+from millpond.train.energy import Meter
 from millpond.tunnel.nursery import Nursery
 
 log = logging.getLogger("millpond.host")
@@ -37,6 +39,12 @@ def traffic(fleet: Fleet) -> dict[str, tuple[int, int]]:
     }
 
 
+def meter(fleet: Fleet, sysfs: Path = Path("/sys")) -> Meter:
+    """The host's, for itself alone: what emulated devices take is in what this machine measures."""
+    emulated = any(device.board == "emulated" for device in fleet.config.device)
+    return Meter(None if emulated else sysfs, fleet.config.watts)
+
+
 @contextlib.contextmanager
 def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
     """All parts of the daemon; the socket answers when this is entered."""
@@ -51,11 +59,14 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
         for device in devices.values():
             device.start()
             stack.callback(device.stop)
+        meters = Meters(HOST, meter(fleet), devices)
         volumes = Volumes(fleet)
         stack.callback(volumes.close)
 
         def surroundings(changed: Callable[[], None]) -> Surroundings:
-            return Surroundings(fleet, record, devices, volumes.folder, lambda: traffic(fleet), changed)
+            return Surroundings(
+                fleet, record, devices, volumes.folder, lambda: traffic(fleet), meters.read, changed
+            )
 
         jobs = Jobs(record, surroundings)
         stack.callback(jobs.close)

@@ -21,6 +21,7 @@ from millpond.host import lifecycle
 from millpond.host.api import Tunnel
 from millpond.host.fleet import DeviceConfig, Fleet
 from millpond.host.lifecycle import Event, State
+from millpond.host.power import Power
 from millpond.host.record import Record
 from millpond.tunnel.nursery import Nursery
 from millpond.tunnel.process import TunnelEnd, spawn_end
@@ -61,12 +62,16 @@ LIMITS = Limits(head=4 << 20, payload=1 << 34)
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is known of a device now. ``reason`` says why it is not ready."""
+    """What is known of a device now. ``reason`` says why it is not ready. ``load`` was ``heard`` at that time
+    of the steady clock; ``watts`` are its power of late.
+    """
 
     state: State = State.ABSENT
     reason: str = "not seen yet"
     welcome: Welcome | None = None
     load: Load | None = None
+    heard: float = 0.0
+    watts: float | None = None
 
 
 class Device:
@@ -84,6 +89,7 @@ class Device:
         self._stop = threading.Event()
         self._end: TunnelEnd | None = None
         self._heard = time.monotonic()
+        self._power = Power(config.watts, emulated=config.board == "emulated")
         self._thread = threading.Thread(target=self._live, name=f"device {self.name}", daemon=True)
 
     @property
@@ -223,16 +229,22 @@ class Device:
         welcome = _cleaned(agent.call(Hello(software), Welcome, Deadline.after(GREETING_SECONDS)))
         if welcome.device != self.name:
             raise RemoteError(f"the agent of {self.name} says that it is '{welcome.device}'")
-        load = _ask_load(agent, GREETING_SECONDS)
-        self._heard = time.monotonic()
+        load = self._ask_load(agent, welcome, GREETING_SECONDS)
         self._record.saw_device(self.name, welcome.boot, welcome.software)
         self._happened(Event.GREETED, "", welcome, load)
 
     def _beat(self, agent: Channel) -> None:
-        load = _ask_load(agent, SILENCE_SECONDS)
-        self._heard = time.monotonic()
+        welcome = self._status.welcome
+        assert welcome is not None
+        load = self._ask_load(agent, welcome, SILENCE_SECONDS)
         with self._changed:
-            self._status = Status(State.READY, "", self._status.welcome, load)
+            self._status = Status(State.READY, "", welcome, load, self._heard, self._power.watts)
+
+    def _ask_load(self, agent: Channel, welcome: Welcome, seconds: float) -> Load:
+        load = agent.call(GetLoad(), Load, Deadline.after(seconds))
+        self._heard = time.monotonic()
+        load = replace(load, jobs=tuple(printable(job, 80) for job in load.jobs[:64]))
+        return self._power.take(load, welcome.boot, self._heard)
 
     def _happened(
         self, event: Event, reason: str, welcome: Welcome | None = None, load: Load | None = None
@@ -240,7 +252,7 @@ class Device:
         with self._changed:
             before = self._status
             state = lifecycle.after(before.state, event) if not _repeated(before, event) else before.state
-            self._status = Status(state, reason, welcome or before.welcome, load)
+            self._status = Status(state, reason, welcome or before.welcome, load, self._heard)
             self._changed.notify_all()
         if state is not before.state and state is not State.CONNECTING:
             log.info("%s is %s%s", self.name, state, f": {reason}" if reason else "")
@@ -255,11 +267,6 @@ def _cleaned(welcome: Welcome) -> Welcome:
         boot=printable(welcome.boot, 40),
         machine=printable(welcome.machine, 40),
     )
-
-
-def _ask_load(agent: Channel, seconds: float) -> Load:
-    load = agent.call(GetLoad(), Load, Deadline.after(seconds))
-    return replace(load, jobs=tuple(printable(job, 80) for job in load.jobs[:64]))
 
 
 def _repeated(status: Status, event: Event) -> bool:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from millpond.train import joules
+from millpond.train.joules import Watts
 from millpond.wire import toml
 from millpond.wire.errors import ConfigError
 from millpond.wire.tls import Identity
@@ -17,22 +19,27 @@ from millpond.wire.tls import Identity
 class DeviceConfig:
     """One device: ``encrypt`` "always" adds TLS to bulk data; "auto" leaves it plain inside the box.
 
-    ``agent`` is another command to run as an emulated board's agent, such as a build under test.
+    ``agent`` is another command to run as an emulated board's agent, such as a build under test. ``watts``
+    are what the device takes, for where it does not know by itself.
     """
 
     name: str
     board: Literal["emulated"] = "emulated"
     encrypt: Literal["auto", "always"] = "auto"
     agent: tuple[str, ...] = ()
+    watts: Watts | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """``network`` is cut into one /30 for each device, in order."""
+    """``network`` is cut into one /30 for each device, in order. ``watts`` are what the host takes, for where
+    nothing measures it.
+    """
 
     name: str
     network: str = "10.77.0.0/16"
     device: tuple[DeviceConfig, ...] = field(default_factory=tuple)
+    watts: Watts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,11 @@ def _checked(config: FleetConfig) -> FleetConfig:
         check_name(name)
         if names.count(name) > 1:
             raise ConfigError(f"fleet.toml: device: '{name}' is named twice")
+    if config.watts:
+        joules.check(config.watts, "fleet.toml: watts")
+    for device in config.device:
+        if device.watts:
+            joules.check(device.watts, f"fleet.toml: device: {device.name}: watts")
     return config
 
 

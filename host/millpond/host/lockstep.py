@@ -16,7 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from millpond.host import consumption
 from millpond.host.attendance import Attendance
+from millpond.host.consumption import Readings
 from millpond.host.crew import EVALUATE_SECONDS, JobFailed, Surroundings
 from millpond.host.curves import write_curves
 from millpond.host.holdings import Holdings
@@ -103,10 +105,10 @@ class Lockstep:
         done = [r for r in self._around.record.rounds(self._row.id) if r.round < self._epoch]
         self._saved_at, self._said_at, self._unsaid = time.monotonic(), 0.0, False
         while not self._finished(done):
-            before = self._around.traffic()
+            before, metered = self._around.traffic(), self._meters()
             while self._one_step():
                 pass
-            done.append(self._end_epoch(before))
+            done.append(self._end_epoch(before, metered))
         self._saver.wait()
 
     def _finished(self, done: list[Round]) -> bool:
@@ -171,7 +173,12 @@ class Lockstep:
         progress = Progress(self._step, place, dict(self._counted), self._loss, self._seconds)
         return Saved(self._state.copy(), tensors, momentum, progress)
 
-    def _end_epoch(self, before: dict[str, tuple[int, int]]) -> Round:
+    def _meters(self) -> Readings | None:
+        """None where an epoch was resumed: nobody knows what its beginning took."""
+        return None if self._counted else self._around.energy()
+
+    def _end_epoch(self, before: dict[str, tuple[int, int]], metered: Readings | None) -> Round:
+        taken = consumption.between(metered, self._around.energy(), self._counted)
         score = self._crew.evaluate(self._state)
         traffic = {
             name: (to - before.get(name, (0, 0))[0], back - before.get(name, (0, 0))[1])
@@ -182,7 +189,18 @@ class Lockstep:
             held.source: f"{count} {held.name} were left" for held, count in self._holdings.left.items()
         }
         workers = dict(sorted(self._counted.items()))
-        result = Round(self._epoch, score.accuracy, loss, self._seconds, samples, workers, missing, traffic)
+        result = Round(
+            self._epoch,
+            score.accuracy,
+            loss,
+            self._seconds,
+            samples,
+            workers,
+            missing,
+            traffic,
+            taken.joules,
+            taken.energy,
+        )
         self._around.record.add_round(self._row.id, result)
         self._report(result)
         self._counted.clear()
@@ -198,8 +216,9 @@ class Lockstep:
         shares = ", ".join(
             f"{name} {count / result.samples:.1%}" for name, count in sorted(result.workers.items())
         )
+        energy = consumption.described(result)
         self.log.info(
-            "epoch %d: accuracy %.4f, training loss %.4f, %d samples in %.2f s, %.1f per second; %s",
+            "epoch %d: accuracy %.4f, training loss %.4f, %d samples in %.2f s, %.1f per second; %s%s",
             result.round,
             result.accuracy,
             self._loss / result.samples,
@@ -207,6 +226,7 @@ class Lockstep:
             result.seconds,
             result.samples / max(result.seconds, 1e-9),
             shares,
+            f"; {energy}" if energy else "",
         )
         for text in result.missing.values():
             self.log.warning("epoch %d: %s", result.round, text)

@@ -48,8 +48,10 @@ def _provision(fleet: Fleet, authority: Authority, device: str) -> None:
 
 def write_agent_config(fleet: Fleet, device: str, privacy: dict[str, Any]) -> None:
     """The device's ``agent.toml``; ``privacy`` as in the agent's configuration."""
+    board = next(config.board for config in fleet.config.device if config.name == device)
+    places = {"flash": FLASH, "volume": VOLUME, "state": STATE, "identity": IDENTITY}
     tables: dict[str, dict[str, Any]] = {
-        "": {"name": device, "flash": FLASH, "volume": VOLUME, "state": STATE, "identity": IDENTITY},
+        "": {"name": device, "board": board} | places,
         "link": {"socket": f"{SLOT}/nvme.sock", "address": fleet.addresses(device).device},
         "privacy": {key: value for key, value in privacy.items() if not isinstance(value, dict)},
     }

@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,8 @@ class Round:
     """A finished round: the average's score on held-out data (no loss if not finite), and who took part.
 
     ``samples`` were trained on in ``seconds``; ``workers`` maps names to samples, ``missing`` to reasons,
-    ``tunnel`` devices to the bytes (to, from) that crossed their tunnels in this round.
+    ``tunnel`` devices to the bytes (to, from) that crossed their tunnels in this round. ``joules`` is what
+    the host and the devices took, as far as it is known, and ``energy`` where that is known from.
     """
 
     round: int
@@ -87,6 +88,8 @@ class Round:
     workers: dict[str, int]
     missing: dict[str, str]
     tunnel: dict[str, tuple[int, int]]
+    joules: dict[str, float] = field(default_factory=dict)
+    energy: dict[str, str] = field(default_factory=dict)
 
 
 class Record:
@@ -170,7 +173,8 @@ class Record:
 
     def add_round(self, job: int, result: Round) -> None:
         """Record a finished round. From here on the job resumes after it."""
-        detail = json.dumps({"workers": result.workers, "missing": result.missing, "tunnel": result.tunnel})
+        kept = ("workers", "missing", "tunnel", "joules", "energy")
+        detail = json.dumps({key: getattr(result, key) for key in kept})
         values = (job, result.round, result.accuracy, result.loss, result.seconds, result.samples, detail)
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", values)
@@ -220,4 +224,6 @@ def _round(row: sqlite3.Row) -> Round:
         detail["workers"],
         detail["missing"],
         {name: (to, back) for name, (to, back) in detail["tunnel"].items()},
+        detail.get("joules", {}),
+        detail.get("energy", {}),
     )

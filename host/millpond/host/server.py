@@ -89,6 +89,7 @@ class Server:
                     status.welcome,
                     status.load,
                     traffic.get(name, (0, 0)),
+                    status.watts,
                 )
             )
         client.send(api.Devices(tuple(found)), deadline)

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millpond.host.api import Curves, DeviceInfo, JobInfo, Progress
+from millpond.host.consumption import per_image, rounded
 from millpond.host.record import Round
 from millpond.wire.schema import dump
 
@@ -67,14 +68,16 @@ def state(name: str) -> Text:
 
 def devices(infos: Sequence[DeviceInfo]) -> Table:
     """The table of ``millpond devices``."""
-    headings = ["device", "board", "state", "agent", "cores", "cpu", "memory", "flash", "temp", "jobs"]
-    table = Table(*headings, "tunnel to / from", box=None, pad_edge=False, header_style="bold")
+    metered = any(info.watts is not None for info in infos)
+    headings = ["device", "board", "state", "agent", "cores", "cpu", "memory", "flash", "temp"]
+    headings += [*(["power"] if metered else []), "jobs", "tunnel to / from"]
+    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
     for info in infos:
-        table.add_row(info.name, info.board, state(info.state), *_device_cells(info))
+        table.add_row(info.name, info.board, state(info.state), *_device_cells(info, metered=metered))
     return table
 
 
-def _device_cells(info: DeviceInfo) -> list[str]:
+def _device_cells(info: DeviceInfo, *, metered: bool) -> list[str]:
     welcome, load = info.welcome, info.load
     if welcome is None or load is None:
         return [info.reason]
@@ -85,9 +88,14 @@ def _device_cells(info: DeviceInfo) -> list[str]:
         _share(load.memory_used, welcome.memory),
         _share(load.flash_used, welcome.flash),
         "-" if load.temperature is None else f"{load.temperature:.0f} C",
+        *([_power(info.watts, load.energy)] if metered else []),
         ", ".join(load.jobs) or "-",
         f"{size(info.tunnel[0])} / {size(info.tunnel[1])}",
     ]
+
+
+def _power(watts: float | None, source: str) -> str:
+    return "-" if watts is None else f"{watts:.1f} W ({source})"
 
 
 def _share(used: int, total: int) -> str:
@@ -128,6 +136,10 @@ def curves(found: Curves) -> Table:
     return table
 
 
+def _joules(figure: float | None) -> str:
+    return "-" if figure is None else rounded(figure)
+
+
 NARROW = 110
 
 
@@ -138,11 +150,17 @@ class JobView:
         self._console, self._devices = output, devices
         self._narrow = output.width < NARROW
         self._rounds: list[Round] = []
+        self._table = Table()
+        self._metered = False
+
+    def _begin(self, first: Round) -> None:
+        self._metered = bool(first.joules)
         self._table = self._new_table()
 
     def _new_table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading in ("round", "accuracy", "loss", "seconds", "samples"):
+        joules = ("J/image",) if self._metered else ()
+        for heading in ("round", "accuracy", "loss", "seconds", "samples", *joules):
             table.add_column(heading, justify="right", no_wrap=True)
         tunnels = ["tunnels"] if self._narrow else self._devices
         for name in tunnels:
@@ -174,6 +192,8 @@ class JobView:
         return info, self._rounds
 
     def _show(self, result: Round, live: Live | None) -> None:
+        if not self._rounds:
+            self._begin(result)
         self._rounds.append(result)
         cells = self._cells(result)
         if live:
@@ -196,6 +216,7 @@ class JobView:
             "not finite" if result.loss is None else f"{result.loss:.4f}",
             f"{result.seconds:.2f}",
             str(result.samples),
+            *([_joules(per_image(result))] if self._metered else []),
             *(f"{size(to)} / {size(back)}" for to, back in tunnels),
             ", ".join(result.missing),
         ]

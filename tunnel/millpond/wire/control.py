@@ -42,13 +42,18 @@ class GetLoad(Message):
 @message("load", Kind.METRICS)
 @dataclass(frozen=True, slots=True)
 class Load(Message):
-    """How busy the device is: cpu 0..1, memory and flash used in bytes, degrees Celsius, running jobs."""
+    """How busy the device is: cpu 0..1, memory and flash used in bytes, degrees Celsius, running jobs.
+
+    ``joules`` are what it has taken since its agent was started; ``energy`` says where they come from.
+    """
 
     cpu: float
     memory_used: int
     flash_used: int
     temperature: float | None
     jobs: tuple[str, ...]
+    joules: float | None = None
+    energy: Literal["rapl", "hwmon", "declared", "unknown"] = "unknown"
 
 
 @message("ledger.get")
