@@ -79,7 +79,7 @@ def test_joules_per_image_are_over_those_who_are_known() -> None:
         whole, joules={"csd0": 0.3}, energy={"host": "unknown", "csd0": "declared", "csd1": "unknown"}
     )
     assert consumption.per_image(partly) == pytest.approx(0.01)
-    assert consumption.described(partly) == "0.01 J per image (declared watts; without host, csd1)"
+    assert consumption.described(partly) == "0.0100 J per image (declared watts; without host, csd1)"
     assert consumption.described(replace(ROUND, energy={"host": "unknown"})) == ""
     assert consumption.per_image(replace(whole, workers={"csd2": 5})) is None
 

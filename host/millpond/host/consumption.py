@@ -103,8 +103,8 @@ def per_image(result: Round) -> float | None:
 
 
 def rounded(figure: float) -> str:
-    """Joules for people: 1.32, 0.0041."""
-    return f"{figure:.2f}" if figure >= 1 else f"{figure:.2g}"
+    """Joules for people: 1.32, 0.0410."""
+    return f"{figure:.2f}" if figure >= 1 else f"{figure:#.3g}"
 
 
 def described(result: Round) -> str:
