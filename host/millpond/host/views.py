@@ -185,7 +185,7 @@ class JobView:
             info = progress.info
             for line in progress.lines:
                 if not line.startswith("round") and line != info.error:  # the table and the error tell those
-                    self._console.print(Text(line, "dim"))
+                    self._console.print(Text(line, "dim"), soft_wrap=live is None)
             for result in progress.rounds:
                 self._show(result, live)
         assert info is not None
