@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .support import Emulation, create, eventually
+from .support import EXAMPLES, Emulation, create, eventually
 
 pytestmark = pytest.mark.timeout(240)
 WATTS = {"host": (60.0, 200.0), "csd0": (2.0, 7.5), "csd1": (3.0, 9.0)}
-JOB = """\
-name = "energy"
-
-[data]
-private = "private/digits"
-public = "public/digits"
-test = "{test}"
-
-[model]
-factory = "millpond.train.models:digits_cnn"
-
-[synchronous]
-epochs = 3
-"""
 
 
 @pytest.fixture(scope="module")
@@ -54,17 +41,16 @@ def declare(emulation: Emulation) -> None:
 
 
 def test_epochs_say_what_an_image_took_and_how_that_is_known(fleet: Emulation) -> None:
-    path = fleet.base / "energy.toml"
-    path.write_text(JOB.format(test=fleet.base / "test"))
-    result = fleet.millpond("train", path, timeout=120)
+    path = Path(shutil.copy(EXAMPLES / "digits-sync.toml", fleet.base))
+    result = fleet.millpond("train", path, timeout=180)
     assert result.code == 0, f"{result}\n{fleet.logs()}"
     said = [line for line in result.out.splitlines() if line.startswith("epoch")]
-    assert len(said) == 3
     assert all(line.endswith(" J per image (declared watts)") for line in said), said
     assert "J/image" in result.out
     with fleet.client() as client:
         info, rounds = fleet.progress(client.jobs()[-1].id)
     assert info.ended is not None
+    assert max(done.accuracy for done in rounds) > 0.9
     total = 0.0
     for done, line in zip(rounds, said, strict=True):
         assert done.energy == dict.fromkeys(WATTS, "declared")
