@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from millpond.train import flat
+from millpond.train.binding import Binding
 from millpond.train.datasets import DataError, Samples
 from millpond.train.protocol import Compute
 from millpond.train.stepper import Keeper, Stepper
@@ -68,9 +69,9 @@ class Group:
 
     def __init__(self, make: type[nn.Module] | object, workers: int, *, adam: bool = False) -> None:
         assert callable(make)
-        self.workers = [Stepper(make(), [samples()]) for _ in range(workers)]
+        self.workers = [Stepper(Binding(make()), [samples()]) for _ in range(workers)]
         self.model = make()
-        self.keeper = Keeper(self.model, optimizer_of(self.model, adam))
+        self.keeper = Keeper(Binding(self.model), optimizer_of(self.model, adam))
 
     def step(self, number: int, shares: list[list[int]]) -> None:
         total = OrderedSum(len(self.keeper.binding.state))
@@ -167,11 +168,11 @@ def test_gradients_that_were_set_to_none_are_found() -> None:
     stepper.compute(Compute(1, 1, (tuple(range(8)),)))
     whole = stepper.binding.sums.copy()
     stepper.binding.clear()
-    for parameter in stepper._model.parameters():
+    for parameter in stepper.binding.model.parameters():
         parameter.grad = None
     images, labels = samples().images[:8], samples().labels[:8]
     cross_entropy(
-        stepper._model(torch.from_numpy(images)), torch.from_numpy(labels), reduction="sum"
+        stepper.binding.model(torch.from_numpy(images)), torch.from_numpy(labels), reduction="sum"
     ).backward()
     stepper.binding.gather(8)
     assert np.array_equal(stepper.binding.sums, whole)
@@ -195,9 +196,9 @@ def test_a_keeper_goes_on_from_what_another_remembered(adam: bool) -> None:
 @pytest.mark.parametrize("wanted", [((64,),), ((-1,),), ((),), ((1,), (1,))])
 def test_samples_that_are_not_there_are_refused(wanted: tuple[tuple[int, ...], ...]) -> None:
     with pytest.raises(DataError):
-        Stepper(plain(), [samples()]).compute(Compute(1, 1, wanted))
+        Stepper(Binding(plain()), [samples()]).compute(Compute(1, 1, wanted))
 
 
 def test_a_double_model_is_refused() -> None:
     with pytest.raises(Exception, match=r"call \.float\(\)"):
-        Stepper(nn.Linear(2, 2).double(), [samples()])
+        Binding(nn.Linear(2, 2).double())

@@ -7,6 +7,7 @@ the worker ends when the host's connections end.
 from __future__ import annotations
 
 import logging
+import os
 import select
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import threading
 from pathlib import Path, PurePosixPath
 
 from millpond.agent.config import AgentConfig
+from millpond.linux import memory
 from millpond.linux.confine import confined
 from millpond.linux.logs import BoundedLog
 from millpond.linux.progress import HANG_SECONDS, processor_time
@@ -23,7 +25,7 @@ from millpond.train.protocol import Compute, Computed, GetInitial, Initial, Prep
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import NEVER, Deadline
 from millpond.wire.errors import ConnectionLost, ProtocolError, Refused
-from millpond.wire.frame import Limits
+from millpond.wire.frame import Head, Limits
 from millpond.wire.message import Failure, Message
 
 log = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ SEND_SECONDS = 60.0
 SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 _DIED = "the worker process died; the job's log on the device may say why"
 _HANGS = "the worker process hangs: it has not used its processor for {:.1f} s"
-_REPLY_WITH_PARAMETERS = (Trained, Initial, Computed)
+_REPLY_WITH_PARAMETERS = (Trained, Initial)
 _BULK_REQUESTS = (Train, GetInitial, Compute)
 
 
@@ -55,11 +57,13 @@ class Worker:
     def __init__(self, config: AgentConfig, name: str) -> None:
         self.name = name
         ours, theirs = socket.socketpair()
+        self._shared = memory.make(f"vectors of {name}")
+        self._vectors = memoryview(b"")
         self._channel = Channel(ours, f"the worker of {name}", limits=Limits(payload=1 << 34))
         self._size = 0
         self._busy = threading.Lock()
         argv = [sys.executable, "-m", "millpond.train.worker", str(theirs.fileno())]
-        argv += ["--root", config.volume, "--errors", config.privacy.errors]
+        argv += ["--root", config.volume, "--errors", config.privacy.errors, "--shared", str(self._shared)]
         with theirs:
             self._process = self._start(config, argv, theirs.fileno())
 
@@ -69,7 +73,7 @@ class Worker:
             command = confined(_sandbox(config), argv)
             return subprocess.Popen(
                 command,
-                pass_fds=[descriptor],
+                pass_fds=[descriptor, self._shared],
                 stdin=subprocess.DEVNULL,
                 stdout=output.writer,
                 stderr=output.writer,
@@ -88,6 +92,11 @@ class Worker:
         except ConnectionLost:
             raise Refused("", "worker", _DIED) from None
         self._size = 4 * ready.size
+        if request.role == "steps":
+            try:
+                self._vectors = memory.map_second(self._shared, 2 * self._size)
+            except ValueError as error:
+                raise ProtocolError(f"{self._channel.peer}: {error}") from None
         return ready
 
     def relay(self, host: Channel) -> None:
@@ -98,11 +107,11 @@ class Worker:
                 request = host.receive(NEVER)
                 if not isinstance(request.message, _BULK_REQUESTS):
                     raise ProtocolError(f"'{request.message.NAME}' has no place on a bulk connection")
-                self._forward(request.message, request.payload_size, host, self._channel, buffer)
                 if isinstance(request.message, Compute):
-                    self._wait_while_busy(host)
-                else:
-                    self._wait_for_worker(host, NEVER)
+                    self._compute(request, host)
+                    continue
+                self._forward(request.message, request.payload_size, host, self._channel, buffer)
+                self._wait_for_worker(host, NEVER)
                 try:
                     reply = self._channel.receive(NEVER)
                 except ConnectionLost:
@@ -111,6 +120,24 @@ class Worker:
                 if not isinstance(reply.message, (*_REPLY_WITH_PARAMETERS, Failure)):
                     raise ProtocolError(f"the worker sent '{reply.message.NAME}', which may not leave")
                 self._forward(reply.message, reply.payload_size, self._channel, host, buffer)
+
+    def _compute(self, request: Head, host: Channel) -> None:
+        """A step: the state goes to the worker and the sums come back in the memory that they share."""
+        if request.payload_size != self._size or not self._vectors:
+            raise ProtocolError(f"{host.peer} sent {request.payload_size} bytes of state, not {self._size}")
+        deadline = Deadline.after(SEND_SECONDS + self._size / SLOWEST)
+        host.receive_into(self._vectors[: self._size], deadline)
+        self._channel.send(request.message, deadline)
+        self._wait_while_busy(host)
+        try:
+            reply = self._channel.receive(Deadline.after(SEND_SECONDS))
+        except ConnectionLost:
+            host.send(Failure("worker", _DIED), Deadline.after(SEND_SECONDS))
+            raise
+        if not isinstance(reply.message, (Computed, Failure)) or reply.payload_size:
+            raise ProtocolError(f"the worker sent '{reply.message.NAME}', which may not leave")
+        sums = self._vectors[self._size :] if isinstance(reply.message, Computed) else b""
+        host.send(reply.message, Deadline.after(SEND_SECONDS + self._size / SLOWEST), sums)
 
     def _forward(
         self, message: Message, size: int, source: Channel, target: Channel, buffer: bytearray
@@ -153,6 +180,7 @@ class Worker:
     def stop(self) -> None:
         """Kill the worker: nothing it holds is worth keeping."""
         self._channel.close()
+        os.close(self._shared)
         self._process.kill()
         self._process.wait()
 

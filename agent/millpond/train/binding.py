@@ -8,6 +8,8 @@ mean change. What may not be trained stays as it is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -17,17 +19,22 @@ from millpond.train.flat import Vector
 from millpond.wire.errors import LocalError
 
 
+def _allocate(values: int) -> Vector:
+    return np.zeros(values, np.float32)
+
+
 class Binding:
-    """Binds ``model``. Raises LocalError for a state that a flat vector cannot carry, and for parameters that
-    are not float32: theirs could not be views.
+    """Binds ``model``. ``allocate`` makes the memory of both vectors, one behind the other, for a number of
+    values. Raises LocalError for a state that a flat vector cannot carry, and for parameters that are not
+    float32: theirs could not be views.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, allocate: Callable[[int], Vector] = _allocate) -> None:
         self.tensors = flat.describe(model)
         size = layout.size(self.tensors)
-        self.state: Vector = np.empty(size, np.float32)
-        self.sums: Vector = np.zeros(size, np.float32)
-        self._model = model
+        both = allocate(2 * size)
+        self.state, self.sums = both[:size], both[size:]
+        self.model = model
         self._spans = {tensor.name: span for tensor, span in layout.spans(self.tensors)}
         flat.read(model, self.state)
         self._bound, self._again = _parameters(model)
@@ -43,7 +50,7 @@ class Binding:
 
     def loaded(self) -> None:
         """``state`` has been filled: parameters have changed with it, now buffers do. Raises LocalError."""
-        values = self._model.state_dict() if self._buffers else {}
+        values = self.model.state_dict() if self._buffers else {}
         with torch.no_grad():
             for tensor in self._buffers:
                 part = self.state[self._spans[tensor.name]]
@@ -65,7 +72,7 @@ class Binding:
                 target.zero_()
             elif parameter.grad is not target:  # it was set to None before ``backward``
                 target.copy_(parameter.grad)
-        values = self._model.state_dict() if self._buffers else {}
+        values = self.model.state_dict() if self._buffers else {}
         for tensor in self._buffers:
             span = self._spans[tensor.name]
             change = values[tensor.name].detach().reshape(-1).to(torch.float32).numpy() - self.state[span]

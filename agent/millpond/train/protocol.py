@@ -103,6 +103,11 @@ class Score(Message):
     samples: int
 
 
+# What follows is of synchronous jobs. Between a worker process and whoever started it, the vectors that are
+# called payload lie in shared memory: the state, and behind it the sums, float32 [2, size]. Between an agent
+# and the host they follow the messages.
+
+
 @message("compute", payload=Kind.PARAMETERS)
 @dataclass(frozen=True, slots=True)
 class Compute(Message):
@@ -168,8 +173,8 @@ class Momentum(Message):
 @message("restore", payload=Kind.PARAMETERS)
 @dataclass(frozen=True, slots=True)
 class Restore(Message):
-    """To the keeper: take the payload, the flat state and behind it an optimizer's tensors as Momentum had
-    them, none before the first step. Answered by Ok.
+    """To the keeper: take the state, and as payload that follows the message an optimizer's tensors as
+    Momentum had them, none before the first step. Answered by Ok.
     """
 
     tensors: tuple[Tensor, ...]

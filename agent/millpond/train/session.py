@@ -7,13 +7,16 @@ from typing import Protocol
 
 import numpy as np
 
+from millpond.linux import memory
 from millpond.train import datasets, factory, flat, layout, loop, protocol, seeds
+from millpond.train.binding import Binding
 from millpond.train.datasets import DataError, Samples
 from millpond.train.flat import Vector
 from millpond.train.job import Job
 from millpond.train.protocol import Initial, Prepare, Ready, Score, Trained
 from millpond.train.stepper import Keeper, Stepper
 from millpond.wire.channel import Buffer
+from millpond.wire.errors import LocalError
 from millpond.wire.message import Message, Ok
 
 Answer = tuple[Message, Buffer]
@@ -25,18 +28,25 @@ class Session(Protocol):
     def ready(self) -> Ready:
         """What was prepared."""
 
-    def inlet(self, message: Message) -> Vector | None:
+    def inlet(self, message: Message, /) -> Vector | None:
         """Where the payload of ``message`` goes, None for one without."""
 
     def answer(self, message: Message) -> Answer | None:
         """Do what it says; None if it is not for this role. Raises whatever the user's code may."""
 
 
-def make(prepare: Prepare, root: Path, code_dir: Path) -> Session:
-    """Build the model and load the samples. Raises LocalError, and what the user's code raises."""
+def make(prepare: Prepare, root: Path, code_dir: Path, shared: int | None) -> Session:
+    """Build the model and load the samples. Vectors of synchronous jobs lie in the memory ``shared``, a
+    descriptor. Raises LocalError, and what the user's code raises.
+    """
     seeds.be_deterministic(prepare.job.train.threads)
-    roles: dict[str, type[Rounds | Steps | Kept]] = {"rounds": Rounds, "steps": Steps, "keeper": Kept}
-    return roles[prepare.role](prepare, root, code_dir)
+    if prepare.role == "rounds":
+        return Rounds(prepare, root, code_dir)
+    if shared is None:
+        raise LocalError("this worker has no shared memory for a synchronous job")
+    model = factory.build(prepare.job.model, code_dir, prepare.job.seed)
+    binding = Binding(model, lambda values: np.frombuffer(memory.map_first(shared, 4 * values), np.float32))
+    return Steps(prepare, root, binding) if prepare.role == "steps" else Kept(prepare, root, binding)
 
 
 class _HeldOut:
@@ -103,12 +113,12 @@ class Rounds:
 class Steps:
     """Computes gradients of steps."""
 
-    def __init__(self, prepare: Prepare, root: Path, code_dir: Path) -> None:
+    def __init__(self, prepare: Prepare, root: Path, binding: Binding) -> None:
         data = prepare.job.data
         parts = [datasets.load(root, (folder,), data.format, data.classes) for folder in prepare.folders]
         self._samples = tuple(len(part) for part in parts)
         self._shape = next((part.images.shape[1:] for part in parts if len(part)), ())
-        self._stepper = Stepper(factory.build(prepare.job.model, code_dir, prepare.job.seed), parts)
+        self._stepper = Stepper(binding, parts)
 
     def ready(self) -> Ready:
         """See Session."""
@@ -116,26 +126,23 @@ class Steps:
         size = len(binding.state)
         return Ready(sum(self._samples), binding.tensors, size, parts=self._samples, shape=self._shape)
 
-    def inlet(self, message: Message) -> Vector | None:
-        """See Session."""
-        return self._stepper.binding.state if isinstance(message, protocol.Compute) else None
+    def inlet(self, _message: Message) -> Vector | None:
+        """See Session: none, vectors lie in shared memory."""
+        return None
 
     def answer(self, message: Message) -> Answer | None:
         """See Session."""
-        if isinstance(message, protocol.Compute):
-            return self._stepper.compute(message), self._stepper.binding.sums.data
-        return None
+        return (self._stepper.compute(message), b"") if isinstance(message, protocol.Compute) else None
 
 
 class Kept:
     """Keeps the model of a synchronous job, and scores it."""
 
-    def __init__(self, prepare: Prepare, root: Path, code_dir: Path) -> None:
-        self._model = factory.build(prepare.job.model, code_dir, prepare.job.seed)
+    def __init__(self, prepare: Prepare, root: Path, binding: Binding) -> None:
+        self._binding = binding
         self._held_out = _HeldOut(root, prepare.job)
-        self._keeper = Keeper(self._model, loop.make_optimizer(self._model, prepare.job.train))
-        self._binding = self._keeper.binding
-        self._restored = np.empty(0, np.float32)
+        self._keeper = Keeper(binding, loop.make_optimizer(binding.model, prepare.job.train))
+        self._momentum = np.empty(0, np.float32)
 
     def ready(self) -> Ready:
         """See Session."""
@@ -143,35 +150,26 @@ class Kept:
 
     def inlet(self, message: Message) -> Vector | None:
         """See Session."""
-        if isinstance(message, protocol.Evaluate):
-            return self._binding.state
-        if isinstance(message, protocol.Apply):
-            return self._binding.sums
         if isinstance(message, protocol.Restore):
-            self._restored = np.empty(len(self._binding.state) + layout.size(message.tensors), np.float32)
-            return self._restored
+            self._momentum = np.empty(layout.size(message.tensors), np.float32)
+            return self._momentum
         return None
 
     def answer(self, message: Message) -> Answer | None:
         """See Session."""
         if isinstance(message, protocol.Apply):
             self._keeper.apply(message.factor)
-            return protocol.Applied(), self._binding.state.data
+            return protocol.Applied(), b""
         if isinstance(message, protocol.GetInitial):
-            return Initial(), self._binding.state.data
+            return Initial(), b""
         if isinstance(message, protocol.Evaluate):
             self._binding.loaded()
             samples = self._held_out[message.folder]
-            return Score(*loop.evaluate(self._model, samples), len(samples)), b""
+            return Score(*loop.evaluate(self._binding.model, samples), len(samples)), b""
         if isinstance(message, protocol.GetMomentum):
             tensors, values = self._keeper.momentum()
             return protocol.Momentum(tensors, len(values)), values.data
         if isinstance(message, protocol.Restore):
-            return self._restore(message), b""
+            self._keeper.restore(message.tensors, self._momentum)
+            return Ok(), b""
         return None
-
-    def _restore(self, request: protocol.Restore) -> Ok:
-        size = len(self._binding.state)
-        self._binding.state[:] = self._restored[:size]
-        self._keeper.restore(request.tensors, self._restored[size:])
-        return Ok()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from millpond.train import layout, seeds
@@ -24,11 +24,11 @@ from millpond.wire.errors import LocalError
 
 
 class Stepper:
-    """Sums of gradients over samples. ``parts`` are the samples by folder."""
+    """Sums of gradients over samples, which ``parts`` are by folder, for the model of ``binding``."""
 
-    def __init__(self, model: nn.Module, parts: Sequence[Samples]) -> None:
-        self.binding = Binding(model)
-        self._model, self._parts = model, parts
+    def __init__(self, binding: Binding, parts: Sequence[Samples]) -> None:
+        self.binding = binding
+        self._model, self._parts = binding.model, parts
         self._process = psutil.Process()
         _forget_peak()
 
@@ -87,12 +87,17 @@ def _peak() -> int:
 
 
 class Keeper:
-    """Keeps the model: applies mean gradients with an optimizer, as one process with all samples would."""
+    """Keeps the model of ``binding``: applies mean gradients with an optimizer, as one process with all
+    samples would.
+    """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, after_step: Callable[[], None] | None = None
+        self,
+        binding: Binding,
+        optimizer: torch.optim.Optimizer,
+        after_step: Callable[[], None] | None = None,
     ) -> None:
-        self.binding = Binding(model)
+        self.binding = binding
         self._optimizer, self._after_step = optimizer, after_step
 
     def apply(self, factor: float) -> None:

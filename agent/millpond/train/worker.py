@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 class Worker:
     """Serves one channel. Failures tell messages of exceptions only if ``full``."""
 
-    def __init__(self, channel: Channel, root: Path, scratch: Path, *, full: bool) -> None:
-        self._channel, self._root, self._scratch, self._full = channel, root, scratch, full
+    def __init__(
+        self, channel: Channel, root: Path, scratch: Path, *, full: bool, shared: int | None
+    ) -> None:
+        self._channel, self._root, self._scratch = channel, root, scratch
+        self._full, self._shared = full, shared
         self._jobs = 0
         self._code_dir = scratch / "0"
         self._session: Session | None = None
@@ -93,7 +96,7 @@ class Worker:
         self._code_dir = self._scratch / str(self._jobs)
         self._code_dir.mkdir()
         factory.write_code(prepare.code, self._code_dir)
-        self._session = session.make(prepare, self._root, self._code_dir)
+        self._session = session.make(prepare, self._root, self._code_dir, self._shared)
         return self._session.ready()
 
 
@@ -112,12 +115,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Channel(sock, "the coordinator") as channel,
         tempfile.TemporaryDirectory(prefix="millpond-") as scratch,
     ):
-        return Worker(channel, options.root, Path(scratch).resolve(), full=options.errors == "full").serve()
+        full, folder = options.errors == "full", Path(scratch).resolve()
+        return Worker(channel, options.root, folder, full=full, shared=options.shared).serve()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="millpond.train.worker", description="Train as a coordinator says.")
     parser.add_argument("fd", type=int, help="descriptor of a connected Unix socket")
+    parser.add_argument("--shared", type=int, help="descriptor of memory for the vectors of synchronous jobs")
     parser.add_argument("--root", type=Path, default=Path(), help="where relative data folders lie")
     parser.add_argument(
         "--errors",

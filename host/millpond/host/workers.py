@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import socket
 import subprocess
@@ -13,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from millpond.host.device import Device
+from millpond.linux import memory
 from millpond.linux.confine import confined
 from millpond.linux.logs import BoundedLog
 from millpond.linux.progress import HANG_SECONDS, processor_time
@@ -91,15 +94,9 @@ class _ChannelWorker:
         """See Worker."""
         channel = self._connected
         channel.send(request, deadline, state.data)
-        self._wait_while_busy(deadline)
         computed = channel.expect(Computed, deadline, payload=4 * self._size)
-        if (computed.step, computed.samples) != (request.step, sum(map(len, request.samples))):
-            raise ProtocolError(f"{self.name} answered another step than the one it was asked for")
         channel.receive_into(into.data, deadline)
-        return computed
-
-    def _wait_while_busy(self, deadline: Deadline) -> None:
-        """A device's agent sees to it that a worker that hangs is given up."""
+        return _checked(computed, request, self.name)
 
     @property
     def _connected(self) -> Channel:
@@ -150,7 +147,10 @@ class LocalWorker(_ChannelWorker):
         super().__init__(request.worker)
         self._request, self._log = request, log
         ours, theirs = socket.socketpair()
+        self._shared = memory.make(f"vectors of {request.worker}")
+        self._state = self._sums = np.empty(0, np.float32)
         argv = [sys.executable, "-m", "millpond.train.worker", str(theirs.fileno()), "--errors", "full"]
+        argv += ["--shared", str(self._shared)]
         sandbox = Sandbox(
             binds=(*system_binds(), *python_binds(), *(Bind(path, path) for path in readable)),
             own_network=True,
@@ -161,7 +161,7 @@ class LocalWorker(_ChannelWorker):
         try:
             self._process = subprocess.Popen(
                 confined(sandbox, argv),
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), self._shared],
                 stdin=subprocess.DEVNULL,
                 stdout=output.writer,
                 stderr=output.writer,
@@ -178,7 +178,26 @@ class LocalWorker(_ChannelWorker):
         except ConnectionLost:
             raise ConnectionLost(f"the worker process on the host died; {self._log} may say why") from None
         self._size = ready.size
+        if self._request.role != "rounds":
+            self._map()
         return ready
+
+    def _map(self) -> None:
+        try:
+            shared = memory.map_second(self._shared, 8 * self._size)
+        except ValueError as error:
+            raise ProtocolError(f"the worker '{self.name}' on the host: {error}") from None
+        both = np.frombuffer(shared, np.float32)
+        self._state, self._sums = both[: self._size], both[self._size :]
+
+    def compute(self, request: Compute, state: Vector, into: Vector, deadline: Deadline) -> Computed:
+        """See Worker."""
+        self._state[:] = state
+        self._connected.send(request, deadline)
+        self._wait_while_busy(deadline)
+        computed = _checked(self._connected.expect(Computed, deadline), request, self.name)
+        into[:] = self._sums
+        return computed
 
     def initial(self, into: Callable[[int], Vector], deadline: Deadline) -> Vector:
         """The seeded first state, in the vector that ``into`` makes for its size."""
@@ -207,6 +226,9 @@ class LocalWorker(_ChannelWorker):
         self._connected.close()
         self._process.kill()
         self._process.wait()
+        with contextlib.suppress(OSError):  # closed before
+            os.close(self._shared)
+            self._shared = -1
 
 
 class Keeper(LocalWorker):
@@ -214,9 +236,21 @@ class Keeper(LocalWorker):
 
     def apply(self, mean: Vector, factor: float, into: Vector, deadline: Deadline) -> None:
         """One step of the optimizer, at ``factor`` times its learning rate; the new state is in ``into``."""
-        self._connected.send(Apply(factor), deadline, mean.data)
-        self._connected.expect(Applied, deadline, payload=into.nbytes)
-        self.receive_state(into, deadline)
+        self._sums[:] = mean
+        self._connected.call(Apply(factor), Applied, deadline)
+        into[:] = self._state
+
+    def initial(self, into: Callable[[int], Vector], deadline: Deadline) -> Vector:
+        """See LocalWorker."""
+        state = into(self._size)
+        self._connected.call(GetInitial(), Initial, deadline)
+        state[:] = self._state
+        return state
+
+    def evaluate(self, state: Vector, folder: str, deadline: Deadline) -> Score:
+        """See LocalWorker."""
+        self._state[:] = state
+        return self._connected.call(Evaluate(folder), Score, deadline)
 
     def momentum(self, deadline: Deadline) -> tuple[tuple[Tensor, ...], Vector]:
         """What the optimizer remembers, float32 [size]."""
@@ -230,4 +264,11 @@ class Keeper(LocalWorker):
         self, state: Vector, tensors: tuple[Tensor, ...], momentum: Vector, deadline: Deadline
     ) -> None:
         """Go on from a state and what the optimizer remembered then."""
-        self._connected.call(Restore(tensors), Ok, deadline, np.concatenate([state, momentum]).data)
+        self._state[:] = state
+        self._connected.call(Restore(tensors), Ok, deadline, momentum.data)
+
+
+def _checked(computed: Computed, request: Compute, name: str) -> Computed:
+    if (computed.step, computed.samples) != (request.step, sum(map(len, request.samples))):
+        raise ProtocolError(f"{name} answered another step than the one it was asked for")
+    return computed

@@ -58,6 +58,7 @@ class Channel:
 
     def _send_bytes(self, kind: Kind, data: Buffer, deadline: Deadline, *, payload: bool) -> None:
         if self._outlet:
+            data = bytes(data)  # what is searched must be what is sent, also if others can write there
             self._outlet.passing(kind, data, payload)
         try:
             self.sock.settimeout(deadline.remaining())
