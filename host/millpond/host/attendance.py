@@ -44,6 +44,7 @@ class Attendance:
         self._row, self._around, self._crew = row, around, crew
         self._stepping, self._holdings, self._pacing, self._log = stepping, holdings, pacing, log
         self._profiles: dict[int, Profile] = {}
+        self._begun = False
         self._measuring = stepping.measuring = Measuring(self._measured, self.lost)
 
     def begin(self, state: Vector) -> Curves:
@@ -56,6 +57,7 @@ class Attendance:
             except queue.Empty:
                 self.give_up_silent()
         self._log.info("plan: %s", self._pacing.described)
+        self._begun = True
         batches = dict(zip(self._crew.names, self._pacing.plan.batches.tolist(), strict=True))
         return Curves(tuple(self._profiles.values()), batches)
 
@@ -112,6 +114,8 @@ class Attendance:
         most = largest(profile.points, MOST_SAMPLES, self._memory(link.rank))
         self._pacing.join(link.rank, profile, most, self._holdings.samples)
         self._stepping.links[link.rank] = link
+        if self._begun:
+            self._log.info("%s joins; plan: %s", link.worker.name, self._pacing.described)
 
     def _work(self, shape: tuple[int, ...]) -> str:
         """A fingerprint of what a worker does in a step: model, code, the shape of samples, threads."""
