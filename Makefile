@@ -16,10 +16,10 @@ COMMANDS = millpond millpond-agent
 STAMP = .venv/.millpond-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check guest install uninstall clean system bench-tunnel
+.PHONY: help demo test check guest install uninstall clean system bench-tunnel bench-balance
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(STAMP) system  ## an emulated fleet trains on real data, on this machine alone
 	@.venv/bin/millpond demo
@@ -41,6 +41,9 @@ guest: $(STAMP)  ## a small Debian for those tests that need a machine of their 
 bench-tunnel: $(STAMP) system  ## the tunnel against its peers: a table, .bench/tunnel.json and a picture (ARGS=--help)
 	@images/prerequisites.sh bench
 	@PYTHONPATH=tests .venv/bin/python -m bench.tunnel $(ARGS)
+
+bench-balance: $(STAMP) system  ## what unequal devices reach of what they could: tables, .bench/balance.json, a picture
+	@PYTHONPATH=tests .venv/bin/python -m bench.balance $(ARGS)
 
 system:
 	@images/prerequisites.sh system

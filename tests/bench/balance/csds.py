@@ -1,0 +1,159 @@
+"""Edge (the clock): Stannis B: a host, which is interrupted, and virtual CSDs at the paper's speeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+from bench.balance.experiment import Experiment, Findings, Line, Panel, Run
+from bench.balance.paper import CSD, CSD_SPEED, CURVES, HOST, HOST_LEFT, HOST_SPEED, LIMIT, SPEEDS_36
+from bench.balance.team import LABELS, POLICIES, ROLES, emulation, side_by_side, speed, team
+from bench.rows import Row, summary
+from millpond.train.balance.policies import PolicyName
+
+ALL = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Repeats; steps until the speed is measured, and measured; after the interruption the steps until it is
+    to be dealt with, and measured; seconds of a step as planned; the numbers of CSDs.
+    """
+
+    repeats: int
+    begin: int
+    normal: int
+    tuning: int
+    measured: int
+    planned: float
+    counts: tuple[int, ...]
+
+    @property
+    def factor(self) -> float:
+        """Of time."""
+        return self.planned / HOST.curve.seconds[-1]
+
+
+FULL = Lengths(2, 2, 6, 10, 10, 1.0, (0, 1, 2, 4, 8, 16, 24, ALL))
+QUICK = Lengths(1, 1, 2, 2, 2, 0.1, (0, 2, ALL))
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Images per second before the host is interrupted, and after that has been dealt with."""
+
+    normal: float
+    interrupted: float
+
+
+Key = tuple[int, PolicyName]
+Found = Mapping[Key, Sequence[Speeds]]
+
+
+def measure(run: Run) -> Findings:
+    """Rows ``b_speedup_36`` and ``b_interrupted_min``, and those of each number of CSDs."""
+    lengths = QUICK if run.quick else FULL
+    found: dict[Key, list[Speeds]] = {(n, policy): [] for n in lengths.counts for policy in POLICIES}
+    for repeat in range(lengths.repeats):
+        run.say(f"Stannis B: repeat {repeat + 1} of {lengths.repeats}")
+        for key, speeds in side_by_side({key: partial(_interrupt, key, lengths) for key in found}).items():
+            found[key].append(speeds)
+    note = f"{emulation(lengths.factor, lengths.planned)}; {CURVES}"
+    rows = [_speedup(found, note), _lowest(found, lengths, note)]
+    rows += [_share(found, count, note) for count in lengths.counts]
+    rows += [_interrupted(found, key, note) for key in found]
+    return Findings((*rows, *_beside_the_paper(found, note)), (_panel(found, lengths),))
+
+
+EXPERIMENT = Experiment(
+    "b",
+    "Stannis B: host and virtual CSDs at the paper's speeds, and with 6 of 8 cores of the host taken",
+    measure,
+)
+
+
+def _interrupt(key: Key, lengths: Lengths) -> Speeds:
+    count, policy = key
+    machines = [HOST.scaled(lengths.factor), *count * [CSD.scaled(lengths.factor)]]
+    with team(machines, policy) as made:
+        made.run(lengths.begin)
+        normal = made.run(lengths.normal)
+        made.workers[0].slowness = 1 / HOST_LEFT
+        made.run(lengths.tuning)
+        interrupted = made.run(lengths.measured)
+    return Speeds(lengths.factor * speed(normal), lengths.factor * speed(interrupted))
+
+
+def _limit(count: int, left: float = 1.0) -> float:
+    return left * HOST_SPEED + count * CSD_SPEED
+
+
+def _of(count: int, left: float = 1.0) -> str:
+    host, machines = f"{HOST_SPEED}", "host"
+    if left != 1:
+        host, machines = f"{left:.3f} x {HOST_SPEED}", f"host at {left:.3f}, untold,"
+    limit = f"limit {host} + {count} x {CSD_SPEED} = {_limit(count, left):.1f} img/s"
+    return f"{machines} + {count} CSD; {limit}"
+
+
+def _speedup(found: Found, note: str) -> Row:
+    pairs = zip(found[ALL, "balance"], found[0, "balance"], strict=True)
+    values = [together.normal / alone.normal for together, alone in pairs]
+    what = f"millpond, host + {ALL} CSD; limit {_limit(ALL) / HOST_SPEED:.2f}, the paper has 3.1"
+    return summary("b_speedup_36", what, values, "x", peer="the host alone", emulation=note)
+
+
+def _shares(found: Found, key: Key) -> list[float]:
+    """Of the limit, with the host interrupted."""
+    return [speeds.interrupted / _limit(key[0], HOST_LEFT) for speeds in found[key]]
+
+
+def _lowest(found: Found, lengths: Lengths, note: str) -> Row:
+    lowest = min(lengths.counts, key=lambda count: median(_shares(found, (count, "balance"))))
+    what = f"lowest of b_interrupted: millpond, {_of(lowest, HOST_LEFT)}"
+    values = _shares(found, (lowest, "balance"))
+    return summary("b_interrupted_min", what, values, "x", peer=LIMIT, emulation=note)
+
+
+def _share(found: Found, count: int, note: str) -> Row:
+    values = [speeds.normal / _limit(count) for speeds in found[count, "balance"]]
+    return summary(f"b_share.{count}", f"millpond, {_of(count)}", values, "x", peer=LIMIT, emulation=note)
+
+
+def _interrupted(found: Found, key: Key, note: str) -> Row:
+    count, policy = key
+    what = f"{LABELS[policy]}, {_of(count, HOST_LEFT)}"
+    figure = f"b_interrupted.{count}{POLICIES[policy]}"
+    return summary(figure, what, _shares(found, key), "x", peer=LIMIT, emulation=note)
+
+
+def _beside_the_paper(found: Found, note: str) -> list[Row]:
+    """Rows of images per second."""
+    ours, untuned = found[ALL, "balance"], found[ALL, "fixed"]
+    speeds = {
+        "b_img_s_36": [speeds.normal for speeds in ours],
+        "b_img_s_36_untuned": [speeds.interrupted for speeds in untuned],
+        "b_img_s_36_interrupted": [speeds.interrupted for speeds in ours],
+    }
+    return [
+        summary(figure, circumstances, values, "img/s", peer=f"the paper's {theirs}", emulation=note)
+        for (figure, values), (circumstances, theirs) in zip(speeds.items(), SPEEDS_36.items(), strict=True)
+    ]
+
+
+def _panel(found: Found, lengths: Lengths) -> Panel:
+    counts = lengths.counts
+    normal = [median(speeds.normal for speeds in found[count, "balance"]) for count in counts]
+    lines = [
+        Line("limit", "limit", counts, [_limit(count) for count in counts], faint=True),
+        Line("millpond", "millpond", counts, normal, faint=True),
+        Line("limit", "limit, host interrupted", counts, [_limit(count, HOST_LEFT) for count in counts]),
+    ]
+    for policy in POLICIES:
+        speeds = [median(one.interrupted for one in found[count, policy]) for count in counts]
+        lines.append(Line(ROLES[policy], f"{LABELS[policy]}, host interrupted", counts, speeds))
+    paper = tuple(SPEEDS_36.values())
+    lines.append(Line("peer", "the paper's figures", len(paper) * [ALL], paper, marks=True))
+    return Panel("B: a host and virtual CSDs at the paper's speeds", "CSDs", "img/s", tuple(lines))

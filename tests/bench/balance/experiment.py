@@ -1,0 +1,71 @@
+"""Pure: what every experiment of this benchmark is and gives: rows, and panels of one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.rows import Row
+
+Role = Literal["millpond", "stannis", "untuned", "peer", "limit"]
+"""Whose figures a line shows; it decides on the colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Points of a panel, joined unless ``marks``. ``faint`` is for the same under other circumstances."""
+
+    role: Role
+    label: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    marks: bool = False
+    faint: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One diagram; ``event`` is an x at which something happened, and what."""
+
+    title: str
+    x: str
+    y: str
+    lines: tuple[Line, ...]
+    event: tuple[float, str] | None = None
+    logarithmic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Of an experiment."""
+
+    rows: tuple[Row, ...]
+    panels: tuple[Panel, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How an experiment is done: ``quick`` is short and coarse; ``say`` tells a person how far it is."""
+
+    quick: bool
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """``name`` is what it is chosen by, ``title`` heads its table; ``measure`` does it."""
+
+    name: str
+    title: str
+    measure: Callable[[Run], Findings]
+
+
+def choose(experiments: Sequence[Experiment], only: Sequence[str]) -> list[Experiment]:
+    """Those that are named, all without names; a name may be a list with commas. Raises ValueError."""
+    wanted = [name for text in only for name in text.split(",") if name]
+    known = [experiment.name for experiment in experiments]
+    for name in wanted:
+        if name not in known:
+            raise ValueError(f"no experiment is called {name!r}: it is one of {', '.join(known)}")
+    return [experiment for experiment in experiments if not wanted or experiment.name in wanted]

@@ -1,0 +1,61 @@
+"""Pure: the machines of the Stannis paper (section V), with their speeds as given, inferred or guessed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millpond.train.balance.curve import Curve, Floats, Ints
+
+HOST_SPEED, HOST_BATCH = 33.4, 180
+CSD_SPEED, CSD_BATCH = 2.78, 15
+"""MobileNetV2, images per second at the batch that the paper found best."""
+LIMIT = "the limit, which is the sum of the speeds that are there"
+CURVES = (
+    "the paper's speeds at batch 180 and 15; a host with 100 has 0.973 of its speed, since at 0.57 of it, "
+    "100 kept step with 180; CSDs with 2 and 5 are a guess: 1.7 and 2.3 img/s"
+)
+HOST_LEFT = 49.26 / 99.83
+"""The part of its speed that the host keeps while 6 of its 8 cores are taken: untuned, everyone waits for it,
+and the speed of host and 36 CSDs fell from 99.83 to 49.26 img/s (section V-B).
+"""
+SPEEDS_36 = {
+    "host + 36 CSD": 99.83,
+    "untuned, 6 of the host's 8 cores taken": 49.26,
+    "tuned, 6 of the host's 8 cores taken": 74.89,
+}
+"""Images per second that the paper measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A worker of some kind: what it takes for a step by batch, at most that of the curve's end."""
+
+    kind: str
+    curve: Curve
+
+    @property
+    def most(self) -> int:
+        """The largest batch."""
+        return self.curve.batches[-1]
+
+    @property
+    def speed(self) -> float:
+        """Samples per second at its best."""
+        return self.curve.speed
+
+    def scaled(self, factor: float) -> Machine:
+        """It takes ``factor`` times as long."""
+        seconds = tuple(factor * second for second in self.curve.seconds)
+        return Machine(self.kind, Curve(self.curve.batches, seconds))
+
+    def seconds(self, batches: Ints) -> Floats:
+        """Of a step, any shape."""
+        return self.curve.time(batches)
+
+
+# Section V-A: with 100 instead of 180, a host at 53.3 / 93.4 of its speed no longer keeps the others waiting.
+# So 100 take at most 0.571 of the time of 180, and on this line they take that.
+_FIXED, _EACH = 0.19, (HOST_BATCH / HOST_SPEED - 0.19) / HOST_BATCH
+_HOST_BATCHES = (20, 60, 100, HOST_BATCH)
+HOST = Machine("host", Curve(_HOST_BATCHES, tuple(_FIXED + _EACH * batch for batch in _HOST_BATCHES)))
+CSD = Machine("csd", Curve((2, 5, CSD_BATCH), (1.2, 2.2, CSD_BATCH / CSD_SPEED)))

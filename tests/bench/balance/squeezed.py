@@ -1,0 +1,147 @@
+"""Edge (the clock): Stannis A: three equal virtual workers, of which one loses a part of its speed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import quantiles
+
+from bench.balance.experiment import Experiment, Findings, Line, Panel, Run
+from bench.balance.paper import CURVES, HOST, HOST_SPEED, LIMIT
+from bench.balance.team import LABELS, POLICIES, ROLES, Step, emulation, side_by_side, speed, team
+from bench.rows import Row, summary
+from millpond.train.balance.policies import PolicyName
+
+LEFT = {57: 0.57, 81: 0.81}
+"""The part of its speed that the squeezed worker keeps: what the paper's untuned figures show for 75 and 50 %
+of other work (53.3 and 75.6 of 93.4 img/s).
+"""
+_WORKERS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Repeats; steps before the squeeze, until it is to be dealt with, and measured; the seconds of a step as
+    planned: of all policies, and of ours alone where the time that scheduling may cost is a greater part.
+    """
+
+    repeats: int
+    before: int
+    tuning: int
+    measured: int
+    planned: float
+    short: float
+
+
+FULL, QUICK = Lengths(3, 3, 10, 10, 1.0, 0.5), Lengths(1, 1, 2, 2, 0.1, 0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is left to the squeezed worker in percent, under which policy, and the seconds of a step."""
+
+    percent: int
+    policy: PolicyName
+    planned: float
+    suffix: str
+
+    @property
+    def figure(self) -> str:
+        """The key of its row."""
+        return f"a_virtual_{self.percent}{self.suffix}"
+
+    @property
+    def left(self) -> float:
+        """Of the squeezed worker's speed."""
+        return LEFT[self.percent]
+
+    @property
+    def limit(self) -> float:
+        """Images per second that are there after the squeeze."""
+        return (_WORKERS - 1 + self.left) * HOST_SPEED
+
+    @property
+    def factor(self) -> float:
+        """Of time."""
+        return self.planned / HOST.curve.seconds[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """All steps of a team, and by how many seconds its workers woke up later than they wanted to."""
+
+    steps: tuple[Step, ...]
+    late: tuple[float, ...]
+
+
+def measure(run: Run) -> Findings:
+    """Rows ``a_virtual_57``, ``a_virtual_81``, also for the paper's rule, untuned, and shorter steps."""
+    lengths = QUICK if run.quick else FULL
+    courses: dict[Case, list[Course]] = {case: [] for case in _cases(lengths)}
+    for repeat in range(lengths.repeats):
+        run.say(f"Stannis A: repeat {repeat + 1} of {lengths.repeats}")
+        found = side_by_side({case: partial(_squeeze, case, lengths) for case in courses})
+        for case, course in found.items():
+            courses[case].append(course)
+    rows = [_row(case, found, lengths) for case, found in courses.items()]
+    panels = [_panel(percent, courses, lengths) for percent in LEFT]
+    return Findings((*rows, _lateness(courses, lengths)), tuple(panels))
+
+
+EXPERIMENT = Experiment(
+    "a_virtual", "Stannis A: three equal virtual workers, one squeezed in mid-run", measure
+)
+
+
+def _cases(lengths: Lengths) -> list[Case]:
+    found = []
+    for percent in LEFT:
+        found += [Case(percent, policy, lengths.planned, suffix) for policy, suffix in POLICIES.items()]
+        found.append(Case(percent, "balance", lengths.short, "_short"))
+    return found
+
+
+def _squeeze(case: Case, lengths: Lengths) -> Course:
+    with team(_WORKERS * [HOST.scaled(case.factor)], case.policy) as made:
+        before = made.run(lengths.before)
+        made.workers[-1].slowness = 1 / case.left
+        steps = [*before, *made.run(lengths.tuning + lengths.measured)]
+        return Course(tuple(steps), tuple(late for worker in made.workers for late in worker.late))
+
+
+def _row(case: Case, courses: Sequence[Course], lengths: Lengths) -> Row:
+    speeds = [case.factor * speed(course.steps[-lengths.measured :]) for course in courses]
+    first, last = lengths.tuning + 1, lengths.tuning + lengths.measured
+    what = (
+        f"{LABELS[case.policy]}, one at {case.left}, untold: steps {first} to {last} after, "
+        f"of {case.planned:g} s; limit {_WORKERS - 1 + case.left:.2f} x {HOST_SPEED} = {case.limit:.1f} img/s"
+    )
+    shares = [found / case.limit for found in speeds]
+    return summary(case.figure, what, shares, "x", peer=LIMIT, emulation=_note(case.factor, case.planned))
+
+
+def _note(factor: float, planned: float) -> str:
+    return f"{emulation(factor, planned)}; {CURVES}"
+
+
+def _lateness(courses: Mapping[Case, Sequence[Course]], lengths: Lengths) -> Row:
+    """How much of a loss is this machine's own."""
+    late = [[1e3 * moment for moment in course.late] for found in courses.values() for course in found]
+    values = [quantiles(moments, n=10)[-1] for moments in late]
+    what = "how much later than they wanted workers woke up, 90th percentile of each run"
+    note = _note(lengths.planned / HOST.curve.seconds[-1], lengths.planned)
+    return summary("a_virtual_late_ms", what, values, "ms", peer=None, emulation=note)
+
+
+def _panel(percent: int, courses: Mapping[Case, Sequence[Course]], lengths: Lengths) -> Panel:
+    cases = [case for case in courses if case.percent == percent and case.planned == lengths.planned]
+    numbers = list(range(1, lengths.before + lengths.tuning + lengths.measured + 1))
+    whole, left = _WORKERS * HOST_SPEED, cases[0].limit
+    limit = [whole if number <= lengths.before else left for number in numbers]
+    lines = [Line("limit", "limit: available speeds", numbers, limit)]
+    for case in cases:
+        speeds = [case.factor * speed([step]) for step in courses[case][0].steps]
+        lines.append(Line(ROLES[case.policy], LABELS[case.policy], numbers, speeds))
+    title = f"A: 3 equal virtual workers, one at {cases[0].left} of its speed"
+    return Panel(title, "step", "img/s", tuple(lines), event=(lengths.before + 0.5, "squeezed"))

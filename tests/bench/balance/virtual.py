@@ -1,0 +1,62 @@
+"""Edge (the clock): a worker in this process that computes nothing, and takes its curve's time for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+
+from bench.balance.paper import Machine
+from millpond.train.aggregate import Vector
+from millpond.train.protocol import Compute, Computed, Ready, Trained
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import ConnectionLost, ProtocolError
+
+SIZE = 1000
+"""Values of its model."""
+GRADIENT = np.linspace(-1.0, 1.0, SIZE, dtype=np.float32)
+"""Of every sample, so that a step's mean shows whether all samples were counted as they should be."""
+
+
+class VirtualWorker:
+    """A ``millpond.host.workers.Worker``. It takes ``slowness`` times as long as ``machine`` for each step
+    that begins from now on, and ``tells`` it of its processor's load or not. ``late`` are seconds by which it
+    woke up later than it wanted to.
+    """
+
+    def __init__(self, name: str, machine: Machine, *, tells: bool) -> None:
+        self.name = name
+        self.slowness = 1.0
+        self.late: list[float] = []
+        self._machine, self._tells = machine, tells
+        self._closed = threading.Event()
+
+    def prepare(self, deadline: Deadline) -> Ready:
+        """See Worker. It has as many samples as anybody wants."""
+        return Ready(1 << 40, (), SIZE)
+
+    def compute(self, request: Compute, state: Vector, into: Vector, deadline: Deadline) -> Computed:
+        """See Worker."""
+        began, slowness = time.monotonic(), self.slowness
+        samples = sum(map(len, request.samples))
+        seconds = slowness * float(self._machine.seconds(np.array(samples)))
+        if self._closed.wait(seconds):
+            raise ConnectionLost(f"{self.name} was closed")
+        took = time.monotonic() - began
+        self.late.append(took - seconds)
+        np.multiply(GRADIENT, np.float32(samples), out=into)
+        busy = 1 - 1 / slowness if self._tells else float("nan")
+        return Computed(request.step, samples, 0.0, took, busy, 0)
+
+    def train(self, round_number: int, state: Vector, deadline: Deadline) -> Trained:
+        """See Worker. Rounds are not its work."""
+        raise ProtocolError(f"{self.name} does steps only")
+
+    def receive_state(self, into: Vector, deadline: Deadline) -> None:
+        """See Worker."""
+        raise ProtocolError(f"{self.name} does steps only")
+
+    def close(self) -> None:
+        """See Worker. It wakes up at once."""
+        self._closed.set()
