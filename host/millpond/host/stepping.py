@@ -45,11 +45,13 @@ class Supply(Protocol):
 @dataclass(slots=True)
 class Outcome:
     """Of a step: the samples that were counted, by rank, their ``loss`` as a sum, and who was lost in it.
-    ``whole`` is how many samples began in a step with them, in the largest where some are late.
+    ``late`` of the samples began in an earlier step. ``whole`` is how many samples began in a step with them,
+    in the largest where some are late.
     """
 
     seconds: float = 0.0
     whole: int = 0
+    late: int = 0
     counted: dict[int, int] = field(default_factory=dict)
     loss: float = 0.0
     lost: list[Loss] = field(default_factory=list)
@@ -71,7 +73,7 @@ class Stepping:
         self.events: queue.SimpleQueue[Answer | Loss] = queue.SimpleQueue()
         self.links: dict[int, Link] = {}
         self.busy: Floats = np.full(workers, np.nan)  # part of each one's processor that other work takes
-        self._supply, self._look_around = supply, look_around
+        self.supply, self._look_around = supply, look_around
         self.measuring: Measuring | None = None
         self._total = OrderedSum(size)
         self._batches: Ints = np.zeros(workers, np.int64)
@@ -120,7 +122,7 @@ class Stepping:
         """Give those of ``ranks`` that have a batch and samples for it something to do."""
         wanted = np.zeros_like(batches)
         wanted[ranks] = batches[ranks]
-        dealt = self._supply.deal(wanted.tolist()) if wanted.any() else []
+        dealt = self.supply.deal(wanted.tolist()) if wanted.any() else []
         for rank in ranks if dealt else ():
             if any(dealt[rank]):
                 seed = seeds.derive(run.seed, str(rank), run.number)
@@ -150,7 +152,7 @@ class Stepping:
             run.outcome.lost.append(event)
             return
         event.link.task = None
-        self._supply.counted(rank)
+        self.supply.counted(rank)
         again = rank in run.outcome.counted
         self._total.add((rank, again), event.sums, samples)
         run.outcome.counted[rank] = run.outcome.counted.get(rank, 0) + samples
@@ -159,6 +161,7 @@ class Stepping:
         self._batches[rank], self._measured[rank] = samples, event.seconds
         self.busy[rank] = event.computed.busy
         if event.task.request.step != run.number:
+            run.outcome.late += samples
             self._begin_rest(run, rank)
 
     def _begin_rest(self, run: _Run, rank: int) -> None:
@@ -175,7 +178,7 @@ class Stepping:
     def lose(self, loss: Loss) -> None:
         """Drop a link; its samples go back."""
         del self.links[loss.link.rank]
-        self._supply.give_back(loss.link.rank)
+        self.supply.give_back(loss.link.rank)
 
 
 class _Run:

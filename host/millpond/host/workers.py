@@ -182,6 +182,11 @@ class LocalWorker(_ChannelWorker):
             self._map()
         return ready
 
+    @property
+    def pid(self) -> int:
+        """Of the outermost of its processes."""
+        return self._process.pid
+
     def _map(self) -> None:
         try:
             shared = memory.map_second(self._shared, 8 * self._size)

@@ -1,0 +1,154 @@
+"""Edge (processes): what training with interruptions, balanced, costs in accuracy against one process."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from bench.balance.experiment import Experiment, Findings, Run
+from bench.balance.processes import Work, processes
+from bench.rows import summary
+from millpond.host import demo_data
+from millpond.host.workers import Worker
+from millpond.train import datasets, loop, models, seeds
+from millpond.train.aggregate import Vector
+from millpond.train.job import Synchronous, Training
+from millpond.train.protocol import Compute, Computed, Ready, Trained
+from millpond.wire.deadline import Deadline
+
+WORKERS, EPOCHS, BATCH = 3, 10, 36
+_SLOWER = (1.0, 4.0, 1.0, 1.0, 2.0, 1.0)
+"""How many times as long the workers take, one after the other, for PERIOD seconds each."""
+PERIOD, LEAST_SECONDS = 1.0, 0.06
+TRAINING = Training("sgd", 0.05, 0.9, BATCH)
+
+
+@dataclass
+class Interrupted:
+    """A real worker that takes LEAST_SECONDS for a batch at least, and longer where it is interrupted."""
+
+    rank: int
+    worker: Worker
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def name(self) -> str:
+        """See Worker."""
+        return self.worker.name
+
+    def compute(self, request: Compute, state: Vector, into: Vector, deadline: Deadline) -> Computed:
+        """See Worker."""
+        began = time.monotonic()
+        computed = self.worker.compute(request, state, into, deadline)
+        took = time.monotonic() - began
+        slower = _SLOWER[(int((began - self.began) / PERIOD) + 2 * self.rank) % len(_SLOWER)]
+        time.sleep(max(0.0, max(took, LEAST_SECONDS) * slower - took))
+        return computed
+
+    def prepare(self, deadline: Deadline) -> Ready:
+        """See Worker."""
+        return self.worker.prepare(deadline)
+
+    def train(self, round_number: int, state: Vector, deadline: Deadline) -> Trained:
+        """See Worker."""
+        return self.worker.train(round_number, state, deadline)
+
+    def receive_state(self, into: Vector, deadline: Deadline) -> None:
+        """See Worker."""
+        self.worker.receive_state(into, deadline)
+
+    def close(self) -> None:
+        """See Worker."""
+        self.worker.close()
+
+
+def measure(run: Run) -> Findings:
+    """Rows ``convergence_loss_points``, and how often workers were late and re-tuned."""
+    seeds_ = range(1, 2 if run.quick else 6)
+    epochs = 2 if run.quick else EPOCHS
+    alone, together, retuned, carried = [], [], [], []
+    for seed in seeds_:
+        with tempfile.TemporaryDirectory(prefix="millpond-bench-") as folder:
+            work = _work(Path(folder), seed)
+            alone.append(100 * _alone(work, epochs))
+            score, plans, late = _together(work, Path(folder), epochs)
+            together.append(100 * score)
+            retuned.append(plans)
+            carried.append(late)
+        run.say(f"convergence: seed {seed}: {together[-1]:.2f} % together, {alone[-1]:.2f} % alone")
+    note = (
+        f"{WORKERS} real processes of one machine; interruptions are pauses that make each worker 2 or 4 "
+        f"times as slow for {PERIOD} s at a time; private samples in uneven (Dirichlet) shares, public ones "
+        "read by all"
+    )
+    what = (
+        f"digits and the CNN, {epochs} epochs, accuracy of one process ({mean(alone):.2f} %) minus that of "
+        f"{WORKERS} balanced and interrupted ones ({mean(together):.2f} %), mean over {len(alone)} seeds"
+    )
+    difference = mean(alone) - mean(together)
+    row = summary("convergence_loss_points", what, [difference], "points", peer="one process", emulation=note)
+    more = summary("convergence_retuned", "new plans in a run", retuned, "", peer=None, emulation=note)
+    late_row = summary(
+        "convergence_carried", "percent of samples a step late", carried, "%", peer=None, emulation=note
+    )
+    return Findings((row, more, late_row))
+
+
+EXPERIMENT = Experiment("convergence", "Accuracy: balanced with interruptions against one process", measure)
+
+
+def _work(folder: Path, seed: int) -> Work:
+    division = demo_data.divide(demo_data.load(), WORKERS, seed)
+    for rank, private in enumerate(division.private):
+        demo_data.write(folder / f"private{rank}", private)
+    public = demo_data.Samples(
+        np.concatenate([part.images for part in division.public]),
+        np.concatenate([part.labels for part in division.public]),
+    )
+    demo_data.write(folder / "public", public)
+    demo_data.write(folder / "test", division.test)
+    folders = tuple(folder / f"private{rank}" for rank in range(WORKERS))
+    how = Synchronous(global_batch=BATCH)
+    factory = "millpond.train.models:digits_cnn"
+    return Work(factory, {}, folders, folder / "public", folder / "test", TRAINING, how, seed)
+
+
+def _alone(work: Work, epochs: int) -> float:
+    """One process with all samples, the same optimizer and batches of the same size."""
+    folders = [str(path) for path in (*work.private, work.public)]
+    samples = datasets.load(Path(), folders, "npy")
+    seeds.plant(work.seed)
+    model = models.digits_cnn()
+    optimizer = loop.make_optimizer(model, work.training)
+    shuffle = torch.Generator().manual_seed(work.seed)
+    images, labels = torch.from_numpy(samples.images), torch.from_numpy(samples.labels)
+    for _ in range(epochs):
+        model.train()
+        for batch in loop.batches(len(labels), BATCH, shuffle):
+            optimizer.zero_grad()
+            cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return loop.evaluate(model, datasets.load(Path(), [str(work.test)], "npy"))[0]
+
+
+def _together(work: Work, logs: Path, epochs: int) -> tuple[float, int, float]:
+    """Accuracy, new plans, and the percentage of samples that came a step late."""
+    plans = late = counted = 0
+    with processes(work, logs, lambda rank, worker: Interrupted(rank, worker)) as team:
+        team.measure()
+        for epoch in range(1, epochs + 1):
+            samples = 0
+            for _, outcome in team.epoch(epoch):
+                plans += outcome.new_plan
+                late += outcome.late
+                samples += outcome.samples
+            assert samples == team.holdings.samples, f"{samples} of {team.holdings.samples} samples"
+            counted += samples
+        return team.score().accuracy, plans, 100 * late / counted

@@ -1,0 +1,130 @@
+"""Edge (processes): a worker killed in mid-epoch: what it costs in time, and whether a sample is missed."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import psutil
+
+from bench.balance.experiment import Experiment, Findings, Run
+from bench.balance.processes import Processes, Work, processes
+from bench.rows import summary
+from millpond.host.link import Samples
+from millpond.train.job import Synchronous, Training
+
+WORKERS, PRIVATE, PUBLIC, SIDE = 3, 400, 1200, 32
+BEFORE = 6  # steps before the kill
+
+
+class Witness:
+    """A supply that notes what of the one behind it is counted, as (rank or -1 for public, index)."""
+
+    def __init__(self, team: Processes) -> None:
+        self._supply = team.holdings
+        self._out: dict[int, Samples] = {}
+        self.counted_samples: Counter[tuple[int, int]] = Counter()
+
+    def deal(self, batches: Sequence[int]) -> list[Samples]:
+        """See stepping.Supply."""
+        dealt = self._supply.deal(batches)
+        self._out |= {rank: samples for rank, samples in enumerate(dealt) if any(samples)}
+        return dealt
+
+    def counted(self, rank: int) -> None:
+        """See Supply."""
+        private, public = self._out.pop(rank)
+        self.counted_samples.update((rank, index) for index in private)
+        self.counted_samples.update((-1, index) for index in public)
+        self._supply.counted(rank)
+
+    def give_back(self, rank: int) -> None:
+        """See Supply."""
+        del self._out[rank]
+        self._supply.give_back(rank)
+
+
+def measure(run: Run) -> Findings:
+    """Rows ``kill_seconds``, ``kill_samples_wrong``."""
+    lost, wrong = [], []
+    for repeat in range(1 if run.quick else 5):
+        run.say(f"a worker killed: repeat {repeat + 1}")
+        seconds, samples = _once(repeat)
+        lost.append(seconds)
+        wrong.append(float(samples))
+    note = f"{WORKERS} real processes of one machine, without tunnels; the keeper is a fourth"
+    what = (
+        "seconds that the step took longer in which one of three was killed with -9 than the median of those "
+        "before"
+    )
+    missed = (
+        f"of the samples that the others can read ({PUBLIC} public ones and their own {PRIVATE} each), those "
+        "that did not count exactly once in the epoch"
+    )
+    return Findings(
+        (
+            summary("kill_seconds", what, lost, "s", peer=None, emulation=note),
+            summary("kill_samples_wrong", missed, wrong, "samples", peer=None, emulation=note),
+        )
+    )
+
+
+EXPERIMENT = Experiment("kill", "A worker killed in mid-epoch", measure)
+
+
+def _once(seed: int) -> tuple[float, int]:
+    with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
+        folder = Path(name)
+        with processes(_work(folder, seed), folder) as team:
+            team.measure()
+            witness = team.stepping.supply = Witness(team)
+            before = [team.step()[0] for _ in range(BEFORE)]
+            usual = median(before)
+            seconds = _step_with_kill(team, usual)
+            for _ in team.rest_of_epoch():
+                pass
+            expected = {(-1, index) for index in range(PUBLIC)}
+            expected |= {(rank, index) for rank in range(1, WORKERS) for index in range(PRIVATE)}
+            wrong = sum(witness.counted_samples[sample] != 1 for sample in expected)
+            return max(0.0, seconds - usual), wrong
+
+
+def _step_with_kill(team: Processes, usual: float) -> float:
+    """Kill the first worker's processes in the middle of a step; how long that step takes."""
+
+    def kill() -> None:
+        time.sleep(usual / 2)
+        for process in reversed([psutil.Process(team.locals[0].pid), *_below(team.locals[0].pid)]):
+            process.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    seconds, outcome = team.step()
+    killer.join()
+    while not outcome.lost:  # it had answered already
+        again, outcome = team.step()
+        seconds = max(seconds, again)
+    return seconds
+
+
+def _below(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def _work(folder: Path, seed: int) -> Work:
+    random = np.random.default_rng(seed)
+    counts = {f"private{rank}": PRIVATE for rank in range(WORKERS)} | {"public": PUBLIC, "test": 10}
+    for name, count in counts.items():
+        (folder / name).mkdir()
+        np.save(folder / name / "images.npy", random.integers(0, 255, (count, 3, SIDE, SIDE), dtype=np.uint8))
+        np.save(folder / name / "labels.npy", random.integers(0, 10, count))
+    private = tuple(folder / f"private{rank}" for rank in range(WORKERS))
+    factory, training = "millpond.train.models:cifar_cnn", Training("sgd", 0.001)
+    how = Synchronous(global_batch=96)
+    return Work(factory, {}, private, folder / "public", folder / "test", training, how, seed)

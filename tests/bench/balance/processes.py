@@ -1,0 +1,172 @@
+"""Edge (processes): real workers on this machine in lock step, under the host's own links and policies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from millpond.host.holdings import Holding, Holdings
+from millpond.host.link import Link, Loss
+from millpond.host.measuring import Measuring
+from millpond.host.pacing import Pacing
+from millpond.host.stepping import Outcome, Stepping
+from millpond.host.workers import Keeper, LocalWorker, Worker
+from millpond.train.aggregate import Vector
+from millpond.train.balance.probing import Probe, Profile
+from millpond.train.job import Data, Job, Model, Synchronous, Training
+from millpond.train.protocol import Prepare, Ready, Score
+from millpond.wire.deadline import NEVER, Deadline
+
+_PREPARE_SECONDS = 120.0
+PUBLIC = "public"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What they train: a factory of millpond's, private folders by rank, public and held-out ones."""
+
+    factory: str
+    arguments: dict[str, object]
+    private: tuple[Path, ...]
+    public: Path
+    test: Path
+    training: Training
+    how: Synchronous
+    seed: int = 1
+    measure_seconds: float = 3.0
+
+    @property
+    def job(self) -> Job:
+        """As a job file says it."""
+        data = Data("private", str(self.test), "public")
+        model = Model(self.factory, arguments=dict(self.arguments))
+        return Job("bench", data, model, self.seed, self.training, synchronous=self.how)
+
+
+class Processes:
+    """Workers by rank, each with its private samples and all public ones, and a keeper.
+
+    ``wrap`` may put something between a worker and its link.
+    """
+
+    def __init__(self, work: Work, logs: Path, wrap: Callable[[int, Worker], Worker]) -> None:
+        self.work, self._logs, self._wrap = work, logs, wrap
+        count = len(work.private)
+        self.locals = [self._start(rank) for rank in range(count)]
+        self.keeper = Keeper(
+            Prepare(work.job, "keeper", (), {}, role="keeper"), [work.test], logs / "keeper.log"
+        )
+        self._ready = [worker.prepare(Deadline.after(_PREPARE_SECONDS)) for worker in self.locals]
+        size = self.keeper.prepare(Deadline.after(_PREPARE_SECONDS)).size
+        self.holdings = Holdings(work.seed, count)
+        self.stepping = Stepping(count, size, self.holdings, lambda: None)
+        self.pacing = Pacing(work.how, [f"worker{rank}" for rank in range(count)])
+        self.state: Vector = self.keeper.initial(lambda values: np.empty(values, np.float32), NEVER)
+        self.steps = 0
+        self.holdings.begin(1)
+        for rank in range(count):
+            self.holdings.add(rank, self._holdings(rank))
+
+    def _start(self, rank: int) -> LocalWorker:
+        folders = (str(self.work.private[rank]), str(self.work.public))
+        request = Prepare(self.work.job, f"worker{rank}", folders, {}, role="steps")
+        return LocalWorker(request, [Path(folder) for folder in folders], self._logs / f"worker{rank}.log")
+
+    def _holdings(self, rank: int) -> list[Holding]:
+        private, public = self._ready[rank].parts
+        return [Holding(f"worker{rank}", False, private), Holding(PUBLIC, True, public)]
+
+    def measure(self) -> None:
+        """Measure all, and let them take part."""
+        measuring = Measuring(self._measured, _fail)
+        for rank, worker in enumerate(self.locals):
+            link = Link(rank, self._wrap(rank, worker), len(self.state), self.stepping.events)
+            ready: Ready = self._ready[rank]
+            probe = Probe(self.work.measure_seconds, ready.samples)
+            measuring.begin(link, "process", probe, ready.parts, self.state)
+        while len(measuring):
+            measuring.take(self.stepping.events.get())
+
+    def _measured(self, link: Link, profile: Profile) -> None:
+        self.pacing.join(link.rank, profile, 1 << 20, self.holdings.samples)
+        self.stepping.links[link.rank] = link
+
+    def step(self) -> tuple[float, Outcome]:
+        """One step, and all the seconds that it took."""
+        began = time.monotonic()
+        outcome = self.stepping.step(
+            self.steps + 1, self.work.seed, self.state, self.pacing, self.pacing.rest
+        )
+        for loss in outcome.lost:
+            self.pacing.leave(loss.link.rank)
+        if outcome.samples:
+            fresh = np.empty_like(self.state)
+            self.keeper.apply(self.stepping.mean(), outcome.samples / outcome.whole, fresh, NEVER)
+            self.state = fresh
+            self.steps += 1
+        return time.monotonic() - began, outcome
+
+    def epoch(self, number: int) -> Iterator[tuple[float, Outcome]]:
+        """The steps of an epoch."""
+        self.holdings.begin(number)
+        yield from self.rest_of_epoch()
+
+    def rest_of_epoch(self) -> Iterator[tuple[float, Outcome]]:
+        """The steps of the present epoch that are left."""
+        while True:
+            seconds, outcome = self.step()
+            if not (outcome.samples or outcome.lost or self.stepping.at_work()):
+                return
+            yield seconds, outcome
+
+    def score(self) -> Score:
+        """On the held-out samples."""
+        return self.keeper.evaluate(self.state, str(self.work.test), NEVER)
+
+    def close(self) -> None:
+        """End all processes."""
+        for link in self.stepping.links.values():
+            link.end()
+        for worker in (*self.locals, self.keeper):
+            worker.close()
+
+
+def _fail(loss: Loss) -> None:
+    raise RuntimeError(loss.reason)
+
+
+@contextmanager
+def processes(
+    work: Work, logs: Path, wrap: Callable[[int, Worker], Worker] = lambda _rank, worker: worker
+) -> Iterator[Processes]:
+    """Workers that end with the context."""
+    with ExitStack() as stack:
+        made = Processes(work, logs, wrap)
+        stack.callback(made.close)
+        yield made
+
+
+class Endless:
+    """A supply whose epochs do not end: all batches are had as they are wanted, of the public samples."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples, self._at = samples, 0
+
+    def deal(self, batches: Sequence[int]) -> list[tuple[tuple[int, ...], ...]]:
+        """See stepping.Supply."""
+        return [((), self._take(batch)) if batch else () for batch in batches]
+
+    def _take(self, batch: int) -> tuple[int, ...]:
+        self._at += batch
+        return tuple(number % self._samples for number in range(self._at - batch, self._at))
+
+    def counted(self, rank: int) -> None:
+        """See Supply."""
+
+    def give_back(self, rank: int) -> None:
+        """See Supply."""
