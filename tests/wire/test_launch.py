@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.wire.errors import Refused
+from millpond.wire.errors import ConfigError
 from millpond.wire.launch import (
     LONGEST_LINE,
     MOST_AT_ONCE,
@@ -50,11 +50,11 @@ def test_lines_are_bounded_and_so_is_what_goes_in_one_message(byte: bytes) -> No
 def test_files_that_cannot_lie_beside_each_other_are_refused() -> None:
     check_files("a.py", {"a.py": b"", "data.npy": bytes(MOST_CODE)})
     for name in ("", ".", "..", "../a.py", "/etc/passwd", "a\0b"):
-        with pytest.raises(Refused, match="is no name of a file"):
+        with pytest.raises(ConfigError, match="is no name of a file"):
             check_files("a.py", {"a.py": b"", name: b""})
-    with pytest.raises(Refused, match="not among its files"):
+    with pytest.raises(ConfigError, match="not among its files"):
         check_files("b.py", {"a.py": b""})
-    with pytest.raises(Refused, match="3 MiB are possible"):
+    with pytest.raises(ConfigError, match="3 MiB are possible"):
         check_files("a.py", {"a.py": bytes(MOST_CODE + 1)})
 
 
