@@ -245,12 +245,18 @@ def test_all_workers_end_with_the_command(ready: Emulation, number: int, code: i
     eventually(lambda: closed(ready), "nothing is forwarded any more", ENDS_SECONDS)
 
 
-def test_a_board_that_dies_ends_the_launch(ready: Emulation) -> None:
+@pytest.mark.parametrize("victim", ["its board", "its agent", "all tunnels"])
+def test_a_device_that_is_lost_ends_the_launch(ready: Emulation, victim: str) -> None:
     process = begin(ready, write(ready, "waiting.py", FOR_EVER))
-    ready.pid_one("csd1").kill()
+    if victim == "all tunnels":
+        for end in [p for p in ready.processes() if "millpond.tunnel.forkserver" in p.cmdline()]:
+            end.kill()
+    else:
+        (ready.pid_one if victim == "its board" else ready.agent)("csd1").kill()
     _, errors = process.communicate(timeout=3 * ENDS_SECONDS)
     assert process.returncode == 3
-    assert errors.startswith("millpond: csd1 (rank 2): ") and len(errors.splitlines()) == 1
+    lost = r"millpond: csd[01] \(rank [12]\): .*; the others were ended\n"
+    assert re.fullmatch(lost if victim == "all tunnels" else lost.replace("[01]", "1"), errors)
     ready.wait({"csd1": "ready"})
 
 

@@ -21,7 +21,7 @@ from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.train.scripts import Script
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, Refused
+from millpond.wire.errors import ConfigError, ConnectionLost, Refused
 from millpond.wire.launch import Exited, Launch, Lines, Output, check_files
 from millpond.wire.message import Failure, Kind
 
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 SEND_SECONDS = 600.0  # whoever looks at the output may have stopped to read
 REPLY_SECONDS = 10.0
+PLACE_SECONDS = 20.0  # the host may launch again before this agent has seen that it left the last one
 MOST_OUTPUT = 16 << 20
 OUTPUT_RATE = 1 << 20  # bytes per second
 COUNT_SECONDS = 1.0
@@ -61,6 +62,8 @@ class Launches:
                 self._run(request, host, count)
         except Refused as error:
             host.send(Failure(error.code, error.text), Deadline.after(REPLY_SECONDS))
+        except ConfigError as error:
+            host.send(Failure("launch", str(error)), Deadline.after(REPLY_SECONDS))
         except OSError as error:
             text = f"the script cannot be started: {error.strerror or error}"
             log.error("launch %s: %s", request.script, text)
@@ -68,7 +71,7 @@ class Launches:
 
     @contextlib.contextmanager
     def _place(self, script: str) -> Iterator[None]:
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(timeout=PLACE_SECONDS):
             raise Refused("", "busy", f"'{self._script}' has been launched here already")
         self._script = script
         try:

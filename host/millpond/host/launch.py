@@ -22,7 +22,7 @@ from millpond.host.launch_messages import LaunchEnded, LaunchOutput, StartLaunch
 from millpond.host.launch_workers import LOOK_SECONDS, Place, plan, run_on_device, run_on_host
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import NEVER, Deadline
-from millpond.wire.errors import ConnectionLost, MillpondError, Refused, RemoteError
+from millpond.wire.errors import ConfigError, ConnectionLost, MillpondError, Refused, RemoteError
 from millpond.wire.launch import check_files
 from millpond.wire.text import printable
 
@@ -67,9 +67,9 @@ class Launches:
                 known = ", ".join(self._devices) or "none"
                 raise Refused("", "unknown", f"there is no device '{name}'; the fleet has {known}")
             if names.count(name) > 1:
-                raise Refused("", "launch", f"'{name}' is named twice")
+                raise ConfigError(f"'{name}' is named twice")
         if not names and not request.host:
-            raise Refused("", "launch", "there is nobody to run the script: no device, and not the host")
+            raise ConfigError("there is nobody to run the script: no device, and not the host")
         return names
 
     @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millpond.wire.errors import Refused
+from millpond.wire.errors import ConfigError
 from millpond.wire.message import Kind, Message, message
 
 MOST_CODE = 3 << 20
@@ -51,17 +51,15 @@ class Exited(Message):
 
 
 def check_files(script: str, files: dict[str, bytes]) -> None:
-    """Raises Refused for files that cannot lie beside each other in one folder, or are too many."""
+    """Raises ConfigError for files that cannot lie beside each other in one folder, or are too many."""
     for name in files:
         if name in ("", ".", "..") or "/" in name or "\0" in name:
-            raise Refused("", "launch", f"'{name:.80}' is no name of a file")
+            raise ConfigError(f"'{name:.80}' is no name of a file")
     if script not in files:
-        raise Refused("", "launch", f"the script '{script:.80}' is not among its files")
+        raise ConfigError(f"the script '{script:.80}' is not among its files")
     total = sum(map(len, files.values()))
     if total > MOST_CODE:
-        raise Refused(
-            "",
-            "launch",
+        raise ConfigError(
             f"the script's files have {total / 1e6:.1f} MB; {MOST_CODE >> 20} MiB are possible: put data into"
             " the public part of the devices' volumes",
         )
