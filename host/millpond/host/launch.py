@@ -19,7 +19,7 @@ from millpond.host.device import Device
 from millpond.host.fleet import Fleet
 from millpond.host.forwarding import Forwarding
 from millpond.host.launch_messages import LaunchEnded, LaunchOutput, StartLaunch, WorkerEnd
-from millpond.host.launch_workers import LOOK_SECONDS, Place, plan, run_on_device, run_on_host
+from millpond.host.launch_workers import LOOK_SECONDS, Over, Place, plan, run_on_device, run_on_host
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import NEVER, Deadline
 from millpond.wire.errors import ConfigError, ConnectionLost, MillpondError, Refused, RemoteError
@@ -99,7 +99,7 @@ class _Launch:
     def __init__(self, places: Sequence[Place], devices: Mapping[str, Device], client: Channel) -> None:
         self._places, self._devices, self._client = places, devices, client
         self._events: queue.Queue[Event] = queue.Queue(WAITING)
-        self._over = threading.Event()
+        self._over = Over()
         self._codes: dict[str, int] = {}
 
     def run(self) -> LaunchEnded:
@@ -114,7 +114,7 @@ class _Launch:
                 thread.start()
             error = self._follow()
         finally:
-            self._over.set()
+            self._over.end()
             for thread in threads:
                 thread.join(END_SECONDS)
         ends = tuple(WorkerEnd(p.name, p.launch.rank, self._codes.get(p.name)) for p in self._places)
@@ -127,7 +127,7 @@ class _Launch:
             _check_present(self._client)
             with contextlib.suppress(queue.Empty):
                 error = self._take(self._events.get(timeout=LOOK_SECONDS))
-        self._over.set()
+        self._over.end()
         with contextlib.suppress(queue.Empty):
             while True:  # what they printed before
                 self._show(self._events.get_nowait())
@@ -158,13 +158,12 @@ class _Launch:
                 code = run_on_host(place, show, self._over)
             else:
                 code = run_on_device(place, self._devices[place.name], show, self._over)
-            if code is not None:
-                self._put(Event(place, code=code))
+            self._put(Event(place, code=code))
         except (MillpondError, OSError) as error:
             self._put(Event(place, reason=printable(str(error))))
 
     def _put(self, event: Event) -> None:
-        while not self._over.is_set():
+        while not self._over:
             with contextlib.suppress(queue.Full):
                 self._events.put(event, timeout=LOOK_SECONDS)
                 return

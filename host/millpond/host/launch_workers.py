@@ -15,7 +15,7 @@ from millpond.host.launch_messages import StartLaunch
 from millpond.linux.sandbox import Sandbox, python_binds, system_binds
 from millpond.train.scripts import Script
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
+from millpond.wire.deadline import NEVER, Deadline
 from millpond.wire.errors import ProtocolError, Refused
 from millpond.wire.launch import MOST_AT_ONCE, Exited, Launch, Lines, Output
 from millpond.wire.message import Failure
@@ -65,12 +65,37 @@ def _free_port() -> int:
     return port
 
 
-def run_on_host(place: Place, show: Show, over: threading.Event) -> int | None:
-    """Its exit code; None when it was ended because all is ``over``. Raises OSError, RemoteError."""
+class Over:
+    """Whether a launch is over; then also the channels end at which its threads wait for devices."""
+
+    def __init__(self) -> None:
+        self._event, self._lock = threading.Event(), threading.Lock()
+        self._channels: list[Channel] = []
+
+    def end(self) -> None:
+        """It is over now."""
+        self._event.set()
+        with self._lock:
+            for channel in self._channels:
+                channel.shut_down()
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+    def ends(self, channel: Channel) -> None:
+        """End the channel too; at once, if it is over already."""
+        with self._lock:
+            self._channels.append(channel)
+        if self:
+            channel.shut_down()
+
+
+def run_on_host(place: Place, show: Show, over: Over) -> int | None:
+    """Its exit code; None when it was ended because all is over. Raises OSError, RemoteError."""
     sandbox = Sandbox(binds=(*system_binds(), *python_binds()), own_pids=True, capabilities=False)
     script, lines = Script(sandbox, place.launch, place.interface), Lines()
     try:
-        while not over.is_set():
+        while not over:
             if not select.select([script.output], [], [], LOOK_SECONDS)[0]:
                 continue
             data = script.read()
@@ -82,14 +107,13 @@ def run_on_host(place: Place, show: Show, over: threading.Event) -> int | None:
         script.stop()
 
 
-def run_on_device(place: Place, device: Device, show: Show, over: threading.Event) -> int | None:
-    """The same on a device. Raises RemoteError."""
+def run_on_device(place: Place, device: Device, show: Show, over: Over) -> int:
+    """The same on a device. Raises RemoteError, also when all is over."""
     with device.control(Deadline.after(START_SECONDS)) as agent:
+        over.ends(agent)
         agent.send(place.launch, Deadline.after(START_SECONDS))
-        while not over.is_set():
-            if not _has_something(agent):
-                continue
-            head = agent.receive(Deadline.after(START_SECONDS))
+        while True:
+            head = agent.receive(NEVER)
             if head.payload_size:
                 raise ProtocolError(f"it sent a payload behind '{head.message.NAME}'")
             if isinstance(head.message, Failure):
@@ -101,13 +125,6 @@ def run_on_device(place: Place, device: Device, show: Show, over: threading.Even
             if sum(len(line) + 1 for line in head.message.lines) > MOST_AT_ONCE:
                 raise ProtocolError(f"it sent more than {MOST_AT_ONCE} characters of output at once")
             _show(head.message.lines, show)
-        return None
-
-
-def _has_something(agent: Channel) -> bool:
-    """Wait a moment for a message."""
-    pending = getattr(agent.sock, "pending", None)  # TLS may have decrypted more than was read
-    return bool(pending and pending()) or bool(select.select([agent.sock], [], [], LOOK_SECONDS)[0])
 
 
 def _show(lines: tuple[str, ...], show: Show) -> None:
