@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ TABLE = 7_700_000
 
 def why_not() -> str:
     """Why this machine cannot be tested on, if it cannot."""
+    if shutil.which("ip") is None:
+        return "there is no 'ip' to ask"
 
     def probe() -> int:
         return subprocess.run(["ip", "rule"], capture_output=True, check=False).returncode

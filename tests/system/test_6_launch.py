@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,10 @@ from millpond.wire.launch import MOST_CODE
 
 from .support import EXAMPLES, MILLPOND, Emulation, Result, create, eventually, running
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(shutil.which("ip") is None, reason="there is no 'ip' to ask what is forwarded"),
+]
 
 ENDS_SECONDS = 10.0
 WAITING = """\
@@ -315,6 +319,7 @@ def test_devices_reach_those_of_their_launch_and_no_agent(ready: Emulation) -> N
         # Nor do those outside of a launch reach anybody, even where something else lets all be forwarded.
         process = begin(ready, write(ready, "waiting.py", FOR_EVER))
         on_host(ready, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/conf/mp-csd2/forwarding")
+        assert [goes(ready, *way) for way in WAYS] == [True] + [False] * (len(WAYS) - 1)
         told = ready.millpond("run", "csd2", "--", reach_from_shell(addresses["csd1"]))
         assert told.out == "not reached\n", told
         process.send_signal(signal.SIGINT)
@@ -325,6 +330,24 @@ def test_devices_reach_those_of_their_launch_and_no_agent(ready: Emulation) -> N
             listener.kill()
             listener.communicate()
     eventually(lambda: closed(ready), "nothing is forwarded any more", ENDS_SECONDS)
+
+
+WAYS = [
+    ("csd0", "csd1", "tcp", "40000"),
+    ("csd0", "csd1", "tcp", "7700"),
+    ("csd0", "csd1", "udp", "40000"),
+    ("csd0", "csd1", "icmp"),
+    ("csd0", "csd2", "tcp", "40000"),
+    ("csd2", "csd1", "tcp", "40000"),
+]
+
+
+def goes(fleet: Emulation, source: str, target: str, protocol: str, port: str = "") -> bool:
+    """Whether the host's kernel would pass such a packet on to another device."""
+    ends = [fleet.fleet.addresses(name).device_ip for name in (source, target)]
+    question = f"ip route get {ends[1]} from {ends[0]} iif mp-{source} ipproto {protocol}"
+    question += f" dport {port}" if port else ""
+    return f"dev mp-{target}" in on_host(fleet, "sh", "-c", f"{question} || true")
 
 
 def listen(fleet: Emulation, device: str) -> subprocess.Popen[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,6 +75,7 @@ def test_tcp_crosses_both_ways_and_the_interfaces_counted_it(pair: Any) -> None:
 
 
 @every_combination
+@pytest.mark.skipif(shutil.which("ip") is None, reason="there is no 'ip' to set the scene with")
 def test_with_peers_a_device_speaks_with_their_network_in_its_own_name(pair: Any) -> None:
     """Other addresses of the host stand for the peers; its machine forwards everything by default."""
     prepare = "echo 1 > /proc/sys/net/ipv4/conf/default/forwarding && ip address add 10.77.9.1/32 dev lo"
