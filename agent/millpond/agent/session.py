@@ -101,8 +101,8 @@ class Device:
         return load.describe(self.config, self.software, self.boot)
 
     def _load(self, _request: Message) -> Message:
-        names = [*(worker.name for worker in self._workers), *self.launches.names]
         with self._lock:
+            names = [*(worker.name for worker in self._workers), *self.launches.names]
             return load.measure(self.config, names, self._meter)
 
     def _ledger(self, _request: Message) -> Message:
