@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -104,14 +105,22 @@ def ready(fleet: Emulation) -> Iterator[Emulation]:
 
 def scripts(fleet: Emulation) -> list[psutil.Process]:
     """Processes of launched scripts, on the host or a device."""
-    found = []
-    for process in fleet.processes():
-        try:
-            if "millpond.train.script" in process.cmdline() or "launch-" in process.cwd():
-                found.append(process)
-        except psutil.Error:
-            continue
+    found = [p for p in fleet.processes() if "millpond.train.script" in command(p) or "launch-" in folder(p)]
     return running(found)
+
+
+def command(process: psutil.Process) -> list[str]:
+    """Nothing if it has ended meanwhile."""
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def folder(process: psutil.Process) -> str:
+    """Where it works."""
+    with contextlib.suppress(psutil.Error):
+        return process.cwd()
+    return ""
 
 
 def on_host(fleet: Emulation, *command: str) -> str:
@@ -232,7 +241,7 @@ def test_the_first_failure_ends_the_others(ready: Emulation, code: str, told: st
 def test_what_a_script_started_ends_with_it(ready: Emulation) -> None:
     result = ready.millpond("launch", "--devices", "csd0,csd1", "--", write(ready, "children.py", CHILDREN))
     assert result.code == 0, result
-    assert not [p for p in ready.processes() if p.cmdline()[:1] == ["sleep"]]
+    assert not [p for p in ready.processes() if command(p)[:1] == ["sleep"]]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
@@ -253,8 +262,9 @@ def test_all_workers_end_with_the_command(ready: Emulation, number: int, code: i
 def test_a_device_that_is_lost_ends_the_launch(ready: Emulation, victim: str) -> None:
     process = begin(ready, write(ready, "waiting.py", FOR_EVER))
     if victim == "all tunnels":
-        for end in [p for p in ready.processes() if "millpond.tunnel.forkserver" in p.cmdline()]:
-            end.kill()
+        for end in [p for p in ready.processes() if "millpond.tunnel.forkserver" in command(p)]:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it died with the one before
+                end.kill()
     else:
         (ready.pid_one if victim == "its board" else ready.agent)("csd1").kill()
     _, errors = process.communicate(timeout=3 * ENDS_SECONDS)
