@@ -43,7 +43,7 @@ def test_bytes_are_counted_by_kind() -> None:
     second.passing(Kind.PARAMETERS, memoryview(bytearray(1000)), payload=False)
     first.passing(Kind.METRICS, b"678", payload=False)
     sent, seen = ledger(plain, [])
-    assert sent == {"control": 0, "metrics": 8, "parameters": 1000, "volume": 0}
+    assert sent == {"control": 0, "metrics": 8, "parameters": 1000, "volume": 0, "launched": 0}
     assert seen == {}
 
 
@@ -102,7 +102,7 @@ def test_an_agent_that_starts_again_goes_on_counting(tmp_path: Path) -> None:
         os.close(again.tally.descriptor)
     others = (Pattern("d", CANARY, True),)
     new = Gate(others, open_ledger(tmp_path / "ledger", "agent", others))
-    assert ledger(new, []) == ({"control": 0, "metrics": 0, "parameters": 0, "volume": 0}, {"d": 0})
+    assert ledger(new, []) == (dict.fromkeys(KINDS, 0), {"d": 0})
     os.close(new.tally.descriptor)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "ledger").iterdir()} == {0o600}
 

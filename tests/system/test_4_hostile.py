@@ -7,6 +7,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,12 +39,13 @@ def soon() -> Deadline:
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulation]:
-    """One good device among four that are not."""
+    """One good device among five that are not."""
     base = tmp_path_factory.mktemp("odd")
-    emulation = create(base, ("csd0", "newer", "stranger", "flood", "turning"))
+    emulation = create(base, ("csd0", "newer", "stranger", "flood", "turning", "raving"))
     name_agent(emulation, "newer", AGENTS / "other_version.py")
     name_agent(emulation, "flood", AGENTS / "flooding.py")
     name_agent(emulation, "turning", AGENTS / "turning.py")
+    name_agent(emulation, "raving", AGENTS / "raving.py")
     etc = emulation.fleet.device_directory("stranger") / "etc"
     Authority.create(base / "other-ca", "other").issue("stranger", base / "other")
     for name in ("cert.pem", "key.pem"):
@@ -105,6 +107,54 @@ def test_a_good_device_among_odd_ones_works(odd: Emulation) -> None:
     refused = odd.millpond("mount", "stranger", str(odd.base))
     assert refused.code == 1
     assert len(refused.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("flood", "it sent more than 65536 characters of output at once"),
+        ("other", "it sent 'ok' while a script runs"),
+        ("payload", "it sent a payload behind 'launch.exited'"),
+        ("noise", "raving"),
+    ],
+)
+def test_a_device_that_lies_about_a_launch_ends_it(
+    odd: Emulation, tmp_path: Path, how: str, told: str
+) -> None:
+    odd.wait({"raving": "ready", "csd0": "ready"})
+    (tmp_path / "waiting.py").write_text("import time\ntime.sleep(600)\n")
+    argv = ("launch", "--devices", "csd0,raving", "--", tmp_path / "waiting.py", how)
+    result = odd.millpond(*argv)
+    (line,) = result.err.splitlines()
+    assert (result.code, result.out) == (3, "")
+    assert line.startswith("millpond: raving (rank 2): ") and told in line
+
+
+def test_a_device_writes_on_no_terminal_and_in_no_other_workers_name(odd: Emulation, tmp_path: Path) -> None:
+    odd.wait({"raving": "ready"})
+    (tmp_path / "nothing.py").write_text("")
+    result = odd.millpond("launch", "--devices", "raving", "--", tmp_path / "nothing.py", "terminal")
+    assert result.code == 0, result
+    assert result.out.splitlines() == ["[raving]  [2J  here", "[raving] [host] there"]
+
+
+def test_a_device_that_prints_for_ever_costs_no_memory(odd: Emulation, tmp_path: Path) -> None:
+    odd.wait({"raving": "ready"})
+    (tmp_path / "waiting.py").write_text("import time\ntime.sleep(600)\n")
+    daemon = odd.daemon()
+    before = daemon.memory_info().rss
+    argv = [*MILLPOND, "launch", "--fleet", str(odd.directory), "--devices", "raving", "--"]
+    argv += [str(tmp_path / "waiting.py"), "exhausting"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout
+        try:
+            for _ in range(200):  # and then nobody looks any more
+                assert process.stdout.readline().startswith(b"[raving] xxx")
+            most = max(daemon.memory_info().rss for _ in range(20) if not time.sleep(0.1))
+        finally:
+            process.kill()
+    assert most - before < 64 * MIB
+    odd.wait({"raving": "ready", "csd0": "ready"})
 
 
 def test_only_the_fleets_host_may_talk_to_an_agent(fleet: Emulation, tmp_path: Path) -> None:

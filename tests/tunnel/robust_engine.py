@@ -20,7 +20,6 @@ from millpond.tunnel.bells import Bell
 from millpond.tunnel.counters import make_counters, map_counters
 from millpond.tunnel.counts import Counts
 from millpond.tunnel.errors import InterfaceGone
-from millpond.tunnel.filter import AddressFilter
 from millpond.tunnel.layout import SLEEP_FLAGS, STRIDE, Layout
 from millpond.tunnel.link import Link
 from millpond.tunnel.parameters import Parameters
@@ -119,8 +118,7 @@ class RunningLoop:
     def _start(self, undo: ExitStack, engine_name: str) -> None:
         setting, counters = self.setting, self._counters
         terms = Parameters(depth=setting.depth, vnet_header=setting.vnet_header)
-        gate = AddressFilter(setting.own, setting.vnet_header)
-        gear = Gear(terms, Wire(self._inner), gate, counters, counters, engine_name)
+        gear = Gear(terms, Wire(self._inner), setting.gate, counters, counters, engine_name)
         station = Station(self.role == "host", self.memory, self.wake, self._bell, gear, counters)
         self._link = Link(OneLoop(station, setting), gear)  # type: ignore[arg-type]
         undo.callback(self._link.__exit__)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import ipaddress
 import random
 
+from millpond.tunnel.filter import Network
+
 from .robust_setting import Setting
 
 PAYLOADS = (0, 1, 8, 100, 1400, 9000, 65000)
 
 
 def is_foreign(packet: bytes, setting: Setting) -> bool:
-    """Whether it is not from the peer to the interface."""
+    """Whether it is not from where it may come to where it may go."""
     head, version = packet[setting.vnet_header :], setting.own.version
     start, width = (12, 4) if version == 4 else (8, 16)
+    if head[0] >> 4 != version:
+        return True
     ends = [ipaddress.ip_address(head[at : at + width]) for at in (start, start + width)]
-    return head[0] >> 4 != version or ends != [setting.peer, setting.own.ip]
+    return any(end not in network for end, network in zip(ends, setting.ends(), strict=True))
 
 
 class Packets:
@@ -25,10 +29,30 @@ class Packets:
         self._random, self._vnet, self._most = source, setting.vnet_header, most
         self._version = setting.own.version
         self._start = 12 if self._version == 4 else 8
-        self._source, self._destination = setting.peer.packed, setting.own.ip.packed
+        self._ends = setting.ends()
+
+    @property
+    def _source(self) -> bytes:
+        return self._within(self._ends[0])
+
+    @property
+    def _destination(self) -> bytes:
+        return self._within(self._ends[1])
+
+    def _within(self, network: Network) -> bytes:
+        """An address of the network, its first and last as likely as all between."""
+        last = network.num_addresses - 1
+        return network[self._random.choice((0, last, self._random.randint(0, last)))].packed
+
+    def _outside(self, network: Network) -> bytes:
+        """An address that differs from one of the network in one bit of those that count."""
+        address = bytearray(self._within(network))
+        bit = self._random.randrange(network.prefixlen)
+        address[bit // 8] ^= 0x80 >> bit % 8
+        return bytes(address)
 
     def good(self) -> bytes:
-        """From the peer to the interface, of any length."""
+        """From where it may come to where it may go, of any length."""
         whole = self._head() + self._source + self._destination
         longest = self._most - len(whole)
         return whole + self._random.randbytes(self._random.choice((*PAYLOADS, *PAYLOADS, longest)))
@@ -38,15 +62,12 @@ class Packets:
         return self._random.choice((self._foreign, self._strayed, self._other_version, self._cut))()
 
     def _foreign(self) -> bytes:
-        """From or to anybody else: one bit is another, or all are, or the two are exchanged."""
-        source, destination, other = (
-            self._source,
-            self._destination,
-            self._random.randbytes(len(self._source)),
-        )
-        changed = bytearray(source + destination)
-        changed[self._random.randrange(len(changed))] ^= 1 << self._random.randrange(8)
-        choices = (bytes(changed), source + other, other + destination, other + other, destination + source)
+        """From or to anybody else: one bit is another, or the two are exchanged."""
+        source, destination = self._source, self._destination
+        strange = [self._outside(network) for network in self._ends]
+        choices = [strange[0] + destination, source + strange[1], strange[0] + strange[1]]
+        if all(network.num_addresses == 1 for network in self._ends):
+            choices.append(destination + source)
         return self._head() + self._random.choice(choices) + self._rest()
 
     def _strayed(self) -> bytes:

@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from millpond.tunnel.counts import Counts
-from millpond.tunnel.filter import Address, IPAddress, peer_of
+from millpond.tunnel.filter import Address, AddressFilter, IPAddress, Network, peer_of
 from millpond.tunnel.layout import RECV, SEND
 from millpond.tunnel.parameters import VNET_HEADER
 
@@ -30,6 +30,25 @@ class Setting:
     vnet_header: int = VNET_HEADER
     register: bool = False
     """Whether the peer's bell is a device register."""
+    peers: str = ""
+    """The network that the device may speak with; none for the host alone."""
+
+    @property
+    def gate(self) -> AddressFilter:
+        """The filter of its packets."""
+        role = LOOPS[self.loop][0]
+        return AddressFilter(self.own, self.vnet_header, role, self.network)
+
+    @property
+    def network(self) -> Network | None:
+        return ipaddress.ip_network(self.peers) if self.peers else None
+
+    def ends(self) -> tuple[Network, Network]:
+        """Where packets may come from, and where they may go."""
+        exact: tuple[Network, Network] = ipaddress.ip_network(self.peer), ipaddress.ip_network(self.own.ip)
+        if self.network is None:
+            return exact
+        return (exact[0], self.network) if LOOPS[self.loop][0] == "host" else (self.network, exact[1])
 
     @property
     def own(self) -> Address:

@@ -15,7 +15,7 @@ from millpond.tunnel import layout as at
 from millpond.tunnel import nvme
 from millpond.tunnel.counters import FIELDS
 from millpond.tunnel.errors import LinkViolation
-from millpond.tunnel.filter import AddressFilter
+from millpond.tunnel.filter import AddressFilter, Network, check_peers, peer_of
 from millpond.tunnel.layout import ADMIN, ADMIN_ENTRIES, RECV, SEND, Layout
 from millpond.tunnel.nvme import Opcode
 from millpond.tunnel.opening import open_as_device, open_as_host
@@ -41,22 +41,40 @@ def fresh_region() -> Region:
 
 ADDRESSES = ["10.77.0.1/30", "10.77.0.2/30", "10.1.2.3/31", "fd00::/127", "fd00::1/127"]
 addresses = st.sampled_from([*map(ipaddress.ip_interface, ADDRESSES)])
+PEERS = {
+    "10.77.0.1/30": ["10.77.0.0/16", "10.77.0.0/30"],
+    "10.77.0.2/30": ["10.64.0.0/11", "10.77.0.0/29"],
+}
 
 
 @st.composite
-def heads(draw: st.DrawFn) -> tuple[AddressFilter, bytes]:
+def gates(draw: st.DrawFn, vnet_header: int) -> tuple[AddressFilter, Network, Network]:
+    """A filter, where packets may come from, and where they may go."""
+    address, role = draw(addresses), draw(st.sampled_from(["host", "device"]))
+    peers = draw(st.sampled_from([None, *map(ipaddress.ip_network, PEERS.get(str(address), []))]))
+    source: Network = ipaddress.ip_network(peer_of(address))
+    destination: Network = ipaddress.ip_network(address.ip)
+    if peers is not None:
+        source, destination = (source, peers) if role == "host" else (peers, destination)
+    return AddressFilter(address, vnet_header, role, peers), source, destination
+
+
+@st.composite
+def heads(draw: st.DrawFn) -> tuple[AddressFilter, Network, Network, bytes]:
     """A filter and the beginning of a packet that it would pass, changed somewhere, cut somewhere, or not."""
     vnet_header = draw(st.sampled_from([0, 10, 12]))
-    gate = AddressFilter(draw(addresses), vnet_header)
+    gate, source, destination = draw(gates(vnet_header))
     start = gate.head - len(gate.expected)
-    head = bytearray(draw(st.binary(min_size=start, max_size=start)) + gate.expected)
+    ends = b"".join(net[draw(st.integers(0, net.num_addresses - 1))].packed for net in (source, destination))
+    head = bytearray(draw(st.binary(min_size=start, max_size=start)) + ends)
     head[vnet_header] = gate.version << 4 | head[vnet_header] & 15
     for where in draw(st.lists(st.integers(0, len(head) - 1), max_size=3)):
         head[where] = draw(st.integers(0, 255))
-    return gate, bytes(head[: draw(st.one_of(st.just(len(head)), st.integers(vnet_header + 1, len(head))))])
+    length = draw(st.one_of(st.just(len(head)), st.integers(vnet_header + 1, len(head))))
+    return gate, source, destination, bytes(head[:length])
 
 
-def expected_verdict(gate: AddressFilter, address: str, peer: str, head: bytes) -> str | None:
+def expected_verdict(gate: AddressFilter, sources: Network, destinations: Network, head: bytes) -> str | None:
     """The same from another reading of the head."""
     packet = head[gate.vnet_header :]
     source_at, width = (12, 4) if gate.version == 4 else (8, 16)
@@ -64,18 +82,18 @@ def expected_verdict(gate: AddressFilter, address: str, peer: str, head: bytes) 
         return "malformed"
     source = ipaddress.ip_address(packet[source_at : source_at + width])
     destination = ipaddress.ip_address(packet[source_at + width : source_at + 2 * width])
-    if source != ipaddress.ip_address(peer):
+    if source not in sources:
         return "foreign_source"
-    return None if destination == ipaddress.ip_address(address) else "foreign_destination"
+    return None if destination in destinations else "foreign_destination"
 
 
 @given(heads())
-def test_only_packets_from_the_peer_to_this_end_pass(case: tuple[AddressFilter, bytes]) -> None:
-    gate, head = case
-    half = len(gate.expected) // 2
-    peer, own = (str(ipaddress.ip_address(part)) for part in (gate.expected[:half], gate.expected[half:]))
+def test_only_packets_from_the_peer_to_this_end_pass(
+    case: tuple[AddressFilter, Network, Network, bytes],
+) -> None:
+    gate, source, destination, head = case
     verdict = gate.verdict(head)
-    assert verdict == expected_verdict(gate, own, peer, head)
+    assert verdict == expected_verdict(gate, source, destination, head)
     assert verdict is None or verdict in FIELDS
 
 
@@ -83,6 +101,33 @@ def test_only_packets_from_the_peer_to_this_end_pass(case: tuple[AddressFilter, 
 def test_any_bytes_get_a_verdict(address: ipaddress.IPv4Interface, head: bytes) -> None:
     gate = AddressFilter(address, 12)
     assert gate.verdict(head[: gate.head]) in (None, "malformed", "foreign_source", "foreign_destination")
+
+
+def test_peers_must_be_a_network_around_the_tunnel() -> None:
+    address = ipaddress.ip_interface("10.77.0.1/30")
+    check_peers(address, ipaddress.ip_network("10.77.0.0/16"))
+    with pytest.raises(ValueError, match=r"do not include the tunnel's own network 10\.77\.0\.0/30"):
+        check_peers(address, ipaddress.ip_network("10.78.0.0/16"))
+    with pytest.raises(ValueError, match="IPv4"):
+        check_peers(ipaddress.ip_interface("fd00::1/127"), ipaddress.ip_network("fd00::/16"))
+
+
+def test_a_device_of_a_tunnel_with_peers_speaks_for_itself_alone() -> None:
+    peers, own, other, outside = ipaddress.ip_network("10.77.0.0/16"), "10.77.0.2", "10.77.0.6", "10.78.0.6"
+    host = AddressFilter(ipaddress.ip_interface("10.77.0.1/30"), 0, "host", peers)
+    device = AddressFilter(ipaddress.ip_interface("10.77.0.2/30"), 0, "device", peers)
+
+    def head(source: str, destination: str) -> bytes:
+        ends = (ipaddress.ip_address(end).packed for end in (source, destination))
+        return bytes([0x45, *bytes(11)]) + b"".join(ends)
+
+    assert host.verdict(head(own, other)) is None
+    assert host.verdict(head(other, own)) == "foreign_source"
+    assert host.verdict(head(other, "10.77.0.1")) == "foreign_source"
+    assert host.verdict(head(own, outside)) == "foreign_destination"
+    assert device.verdict(head(other, own)) is None
+    assert device.verdict(head(outside, own)) == "foreign_source"
+    assert device.verdict(head(own, other)) == "foreign_destination"
 
 
 # Parameters

@@ -15,7 +15,6 @@ import pytest
 
 from millpond.linux.syscalls import die_with_parent
 from millpond.tunnel import engine
-from millpond.tunnel.filter import AddressFilter
 from millpond.wire.deadline import Deadline
 
 from .conftest import eventually
@@ -30,6 +29,8 @@ from .robust_setting import LOOPS, Observation, Setting
 HALVES: dict[str, type[Half]] = {"host": ControllerHalf, "device": HostHalf}
 """The peer's, per role of the loop."""
 ADDRESSES = ("10.77.0.1/30", "10.77.0.2/30", "10.1.2.3/31", "fd00::/127", "fd00::1/127")
+PEERS = {"10.77.0.1/30": ["", "10.77.0.0/16", "10.77.0.0/29"], "10.77.0.2/30": ["", "10.64.0.0/11"]}
+"""Networks that the device may speak with; other addresses have the host alone."""
 ROUNDS = 6
 """Scripts per loop and kind of mischief."""
 LENGTHS = (60, 1500, 65000)
@@ -51,11 +52,13 @@ each_engine = pytest.mark.parametrize("name", ["python", pytest.param("c", marks
 
 
 def random_setting(loop: str, source: random.Random) -> Setting:
+    address = source.choice(ADDRESSES)
     return Setting(
         loop,
         depth=source.choice((2, 3, 5, 8)),
         spare=source.choice((0, 0, 3)),
-        address=source.choice(ADDRESSES),
+        address=address,
+        peers=source.choice(PEERS.get(address, [""])),
         vnet_header=source.choice((12, 12, 10, 0)),
         register=source.random() < 0.2,
     )
@@ -125,7 +128,7 @@ def test_both_engines_do_the_same(loop: str) -> None:
 
 def change_packets_for_ever(loop: RunningLoop) -> NoReturn:
     """The addresses of all packets and all lengths, these seldom to one that is impossible."""
-    memory, gate = loop.memory, AddressFilter(loop.setting.own, loop.setting.vnet_header)
+    memory, gate = loop.memory, loop.setting.gate
     half = len(gate.expected) // 2
     source, destination, other = gate.expected[:half], gate.expected[half:], bytes(half - 1) + b"\7"
     addresses = [first + second for second in (destination, other, source) for first in (source, other)]

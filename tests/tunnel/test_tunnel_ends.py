@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,16 @@ from millpond.tunnel.process import spawn_end
 from millpond.wire.deadline import Deadline
 
 HOST, DEVICE, INTERFACE = "10.77.0.1", "10.77.0.2", "mp-test0"
+PEER = "10.77.9.1"
 MB = 1 << 20
+SEND_THREE = """
+import socket
+for source, target in (('10.77.0.2', '10.77.9.1'), ('10.77.0.6', '10.77.9.1'), ('10.77.0.2', '10.78.0.1')):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind((source, 0))
+        sock.sendto(b'x', (target, 9))
+print('sent')
+"""
 
 every_combination = pytest.mark.parametrize(
     "engines", ["python-python", "c-c", "python-c", "c-python"], indirect=True
@@ -62,6 +72,31 @@ def test_tcp_crosses_both_ways_and_the_interfaces_counted_it(pair: Any) -> None:
     figures = host.wait_down("the peer is gone")
     assert figures["out"]["bytes"] > total and figures["in"]["bytes"] > total
     assert figures["in"]["dropped"] == 0 and figures["resets"] == 0
+
+
+@every_combination
+@pytest.mark.skipif(shutil.which("ip") is None, reason="there is no 'ip' to set the scene with")
+def test_with_peers_a_device_speaks_with_their_network_in_its_own_name(pair: Any) -> None:
+    """Other addresses of the host stand for the peers; its machine forwards everything by default."""
+    prepare = "echo 1 > /proc/sys/net/ipv4/conf/default/forwarding && ip address add 10.77.9.1/32 dev lo"
+    pair.host_side.program("sh", "-c", f"ip link set lo up && {prepare}").process.wait(10)
+    device = pair.device_side.end("device", pair.socket, "--peers", "10.77.0.0/16")
+    host = pair.host_side.end("host", pair.socket, "--peers", "10.77.0.0/16")
+    device.wait_up()
+    host.wait_up()
+    total = 2 * MB
+    server = pair.host_side.traffic("serve", PEER, total)
+    server.says("listening")
+    check_exchange(server, pair.device_side.traffic("exchange", PEER, total), total)
+    forwards = pair.host_side.program("cat", f"/proc/sys/net/ipv4/conf/{INTERFACE}/forwarding")
+    assert forwards.result() == "0"
+    # Of three packets one is in another device's name, one for another network: the host's end drops both.
+    send = "ip address add 10.77.0.6/32 dev lo; ip link set lo up; ip route add 10.78.0.0/16 dev mp-test0; "
+    send += f'{sys.executable} -c "{SEND_THREE}"'
+    assert pair.device_side.program("sh", "-c", send).result() == "sent"
+    device.process.terminate()
+    assert device.process.wait(3) == 0
+    assert host.wait_down("the peer is gone")["in"]["dropped"] == 2
 
 
 def test_ping_pong(pair: Any) -> None:

@@ -328,6 +328,7 @@ def test_the_outlet_sees_every_byte_by_its_kind() -> None:
         Kind.METRICS: len(encode(Parameters(), 1000)),
         Kind.CONTROL: len(encode(Ok())),
         Kind.VOLUME: 0,
+        Kind.LAUNCHED: 0,
     }
 
 

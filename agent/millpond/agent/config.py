@@ -13,12 +13,16 @@ from millpond.wire import toml
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The device's end of the tunnel: where the host reaches it, and what the interface is called."""
+    """The device's end of the tunnel: where the host reaches it, and what the interface is called.
+
+    ``peers`` is the fleet's network, with which launched scripts may speak; without it, with the host alone.
+    """
 
     socket: str
     address: str
     interface: str = "mp0"
     mtu: int = 65520
+    peers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +33,23 @@ class Privacy:
     to carry one is cut.
     ``tracers`` are only counted. ``errors`` "location" keeps a job's exception messages on the device.
     ``encrypt`` "always" refuses bulk connections without TLS; "auto" does so where the link leaves the box.
+    ``launch`` "private" shows a launched script, which has a network, the private part too.
     """
 
     canaries: dict[str, str] = field(default_factory=dict)
     tracers: dict[str, str] = field(default_factory=dict)
     errors: Literal["location", "full"] = "location"
     encrypt: Literal["auto", "always"] = "auto"
+    launch: Literal["public", "private"] = "public"
 
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """The uids that serve the volume to the host and run jobs."""
+    """The uids that serve the volume to the host, run jobs, and run launched scripts."""
 
     volume: int = 64001
     worker: int = 64002
+    launch: int = 64004
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from millpond.agent.config import AgentConfig, read
 from millpond.agent.gate import Gate, open_ledger, patterns
+from millpond.agent.launch import Launches
 from millpond.agent.listener import Listener
 from millpond.agent.session import Device
 from millpond.agent.volume import DeviceMount, VolumeServer
@@ -66,7 +67,13 @@ def running(
         _give_parts_to_their_users(config)
         link = config.link
         end = spawn_end(
-            "device", Path(link.socket), link.interface, link.address, mtu=link.mtu, name=config.name
+            "device",
+            Path(link.socket),
+            link.interface,
+            link.address,
+            mtu=link.mtu,
+            name=config.name,
+            peers=link.peers,
         )
         stack.callback(end.stop)
         mount = DeviceMount(config)
@@ -75,7 +82,8 @@ def running(
         volume = VolumeServer(config, config_path, open_ledger(ledgers, "volume", sought))
         stack.callback(volume.stop)
         gate = Gate(sought, open_ledger(ledgers, "agent", sought))
-        device = Device(config, importlib.metadata.version("millpond"), gate, volume, lines)
+        launches = Launches(config, gate, [volume.tally], lambda: end.counts[0].bytes)
+        device = Device(config, importlib.metadata.version("millpond"), gate, volume, launches, lines)
         context = Identity.in_directory(Path(config.identity)).context(server=True)
         listener = Listener(device, context, ipaddress.IPv4Interface(link.address), CONTROL_PORT)
         stack.callback(listener.stop)

@@ -61,9 +61,9 @@ def _bytes(name: str, text: str) -> bytes:
 def open_ledger(folder: Path, process: str, patterns: Sequence[Pattern]) -> Tally:
     """The counters of ``process`` in a file, which goes on counting when the agent starts again.
 
-    Other patterns begin a new file: its counters would mean something else.
+    Other patterns, or kinds, begin a new file: its counters would mean something else.
     """
-    digest = hashlib.sha256(repr(patterns).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(repr((*KINDS, *patterns)).encode()).hexdigest()[:16]
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -34,7 +34,8 @@ _HOST = Limits(head=4 << 20, payload=1 << 34)
 class Listener:
     """Serves the host at ``address``, in a thread for each connection, until ``stop``.
 
-    Only the other end of the tunnel is heard: the device's own users could else take all the places.
+    Only the other end of the tunnel is heard: the device's own users could else take all the places, and so
+    could other devices.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class Listener:
         self._acceptor.close()
 
     def _handle(self, connection: socket.socket) -> None:
-        if connection.getpeername()[0] not in self._hosts:
-            log.warning("connection refused: it came from the device itself")
+        source = connection.getpeername()[0]
+        if source not in self._hosts:
+            log.warning("connection refused: it came from %s, which is not the host", source)
             return
         try:
             self._serve(connection)

@@ -15,6 +15,7 @@ from millpond.agent import gate as gates
 from millpond.agent import load
 from millpond.agent.config import AgentConfig
 from millpond.agent.jobs import Worker, check_folders
+from millpond.agent.launch import Launches
 from millpond.agent.tickets import Tickets
 from millpond.agent.volume import VolumeServer
 from millpond.fs.layout import private_bytes
@@ -24,6 +25,7 @@ from millpond.wire.channel import Channel
 from millpond.wire.control import Attach, GetLedger, GetLoad, GetLog, GetTicket, Hello, Ledger, Log, Ticket
 from millpond.wire.deadline import NEVER, Deadline
 from millpond.wire.errors import ConfigError, ConnectionLost, ProtocolError, Refused
+from millpond.wire.launch import Launch
 from millpond.wire.message import Failure, Message
 
 log = logging.getLogger(__name__)
@@ -46,10 +48,11 @@ class Device:
         software: str,
         gate: gates.Gate,
         volume: VolumeServer,
+        launches: Launches,
         log_lines: deque[str],
     ) -> None:
         self.config, self.software, self.gate = config, software, gate
-        self.volume, self.log_lines = volume, log_lines
+        self.volume, self.launches, self.log_lines = volume, launches, log_lines
         self.boot = secrets.token_hex(8)
         self.tickets: Tickets[Purpose] = Tickets(lambda: secrets.token_bytes(32))
         self._meter = load.meter(config)
@@ -83,6 +86,9 @@ class Device:
             if isinstance(request.message, Prepare):
                 self._run_job(request.message, host)
                 return None
+            if isinstance(request.message, Launch):
+                self.launches.serve(request.message, host)
+                return None
             host.send(self._answer(request.message), Deadline.after(REPLY_SECONDS))
 
     def _answer(self, request: Message) -> Message:
@@ -96,7 +102,8 @@ class Device:
 
     def _load(self, _request: Message) -> Message:
         with self._lock:
-            return load.measure(self.config, [worker.name for worker in self._workers], self._meter)
+            names = [*(worker.name for worker in self._workers), *self.launches.names]
+            return load.measure(self.config, names, self._meter)
 
     def _ledger(self, _request: Message) -> Message:
         sent, seen = gates.ledger(self.gate, [self.volume.tally])

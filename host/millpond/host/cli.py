@@ -22,6 +22,7 @@ from millpond.host import (
     demo_inside,
     emulator,
     fleet,
+    launch_view,
     mounter,
     profile_picture,
     provision,
@@ -250,6 +251,26 @@ def train(
         print(f"job {number} is done: accuracy {info.accuracy:.4f} after {info.round} rounds; {info.model}")
     if info.state != "done":
         fail(info.error or f"job {number} was {info.state}", JOB, document=False)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def launch(
+    script: Annotated[Path, typer.Argument(metavar="-- SCRIPT.py", help="Any torch.distributed script.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS...", help="For the script.")] = None,
+    devices: Annotated[str, typer.Option(metavar="csd0,csd1", help="These devices, not all of them.")] = "",
+    host: Annotated[bool, typer.Option("--host/--no-host", help="Whether the host is worker 0.")] = True,
+    files: Annotated[
+        list[Path] | None, typer.Option("--file", metavar="FILE", help="To lie beside the script.")
+    ] = None,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Run a torch.distributed script (gloo) across host and devices, as torchrun does. Ctrl-C ends it."""
+    start = launch_view.request(script, arguments or (), files or (), devices, host=host)
+    with Client(fleet_directory) as client:
+        ended = launch_view.show(client, start, as_json=output is Format.JSON)
+    if ended.error:
+        fail(ended.error, JOB, document=False)
 
 
 @app.command()

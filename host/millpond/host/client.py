@@ -9,15 +9,16 @@ from typing import TypeVar
 
 from millpond.host import api, fleet
 from millpond.host.fleet import Fleet
+from millpond.host.launch_messages import LaunchEnded, LaunchOutput, StartLaunch
 from millpond.linux import sockets
 from millpond.train.job import Job
 from millpond.wire import tls
 from millpond.wire.channel import Channel
 from millpond.wire.control import Attach, Ledger, Log
 from millpond.wire.deadline import NEVER, Deadline
-from millpond.wire.errors import LocalError, Refused
+from millpond.wire.errors import ConnectionLost, LocalError, ProtocolError, Refused
 from millpond.wire.frame import Limits
-from millpond.wire.message import Message, Ok
+from millpond.wire.message import Failure, Message, Ok
 
 R = TypeVar("R", bound=Message)
 ANSWER_SECONDS = 30.0
@@ -90,6 +91,22 @@ class Client:
             return self._channel.expect(api.Progress, NEVER)
         except Refused as error:
             raise Refused("", error.code, error.text) from None
+
+    def launch(self, request: StartLaunch) -> Iterator[LaunchOutput | LaunchEnded]:
+        """Launch a script and follow it until all its workers have ended; they end with this connection."""
+        self._channel.send(request, self._deadline)
+        while True:
+            try:
+                message = self._channel.receive(NEVER).message
+            except ConnectionLost:
+                raise ConnectionLost("the host daemon has ended, and the script's workers with it") from None
+            if isinstance(message, Failure):
+                raise Refused("", message.code, message.text)
+            if not isinstance(message, (LaunchOutput, LaunchEnded)):
+                raise ProtocolError(f"the host daemon sent '{message.NAME}' during a launch")
+            yield message
+            if isinstance(message, LaunchEnded):
+                return
 
     def log(self, target: str, lines: int) -> tuple[str, ...]:
         """The last lines of a device's or a job's log."""

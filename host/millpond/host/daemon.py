@@ -16,7 +16,9 @@ from millpond.host.consumption import Meters
 from millpond.host.crew import HOST, Surroundings
 from millpond.host.device import Device
 from millpond.host.fleet import Fleet
+from millpond.host.forwarding import Forwarding
 from millpond.host.jobs import Jobs
+from millpond.host.launch import Launches
 from millpond.host.locks import locked
 from millpond.host.record import Record
 from millpond.host.server import Server
@@ -53,6 +55,8 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
         stack.enter_context(locked(fleet.directory / "host.lock", complaint))
         record = Record(fleet.database)
         stack.callback(record.close)
+        forwarding = Forwarding(fleet)
+        stack.callback(forwarding.close)
         nursery = Nursery()
         stack.callback(nursery.close)
         devices = {config.name: Device(fleet, config, record, nursery) for config in fleet.config.device}
@@ -71,7 +75,8 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
         jobs = Jobs(record, surroundings)
         stack.callback(jobs.close)
         jobs.resume()
-        server = Server(fleet, devices, jobs, lambda: traffic(fleet))
+        launches = Launches(fleet, devices, forwarding)
+        server = Server(fleet, devices, jobs, launches, lambda: traffic(fleet))
         stack.callback(server.close)
         yield devices
 

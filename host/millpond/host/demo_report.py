@@ -109,7 +109,7 @@ def show(report: Mapping[str, Any], console: Console) -> None:
 
 
 def _lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    crossed = ", ".join(f"{size(count)} {kind}" for kind, count in report["tunnel_bytes"].items())
+    crossed = ", ".join(f"{size(count)} {kind}" for kind, count in report["tunnel_bytes"].items() if count)
     privacy = report["privacy"]
     return [
         ("accuracy", f"{report['accuracy']:.4f} after {report['rounds']} rounds"),

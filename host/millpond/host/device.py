@@ -177,6 +177,7 @@ class Device:
                     self._fleet.slot_socket(name),
                     self._fleet.interface(name),
                     addresses.host,
+                    peers=self._fleet.config.network,
                     nursery=self._nursery,
                 )
             except (OSError, LocalError, RuntimeError) as error:

@@ -54,6 +54,11 @@ class Addresses:
         """The device's address alone."""
         return self.device.partition("/")[0]
 
+    @property
+    def host_ip(self) -> str:
+        """The host's address alone, as this device sees it."""
+        return self.host.partition("/")[0]
+
 
 class Fleet:
     """A fleet directory that has been read."""

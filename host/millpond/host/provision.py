@@ -52,7 +52,11 @@ def write_agent_config(fleet: Fleet, device: str, privacy: dict[str, Any]) -> No
     places = {"flash": FLASH, "volume": VOLUME, "state": STATE, "identity": IDENTITY}
     tables: dict[str, dict[str, Any]] = {
         "": {"name": device, "board": board} | places,
-        "link": {"socket": f"{SLOT}/nvme.sock", "address": fleet.addresses(device).device},
+        "link": {
+            "socket": f"{SLOT}/nvme.sock",
+            "address": fleet.addresses(device).device,
+            "peers": fleet.config.network,
+        },
         "privacy": {key: value for key, value in privacy.items() if not isinstance(value, dict)},
     }
     for key, value in privacy.items():

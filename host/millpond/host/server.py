@@ -11,6 +11,8 @@ from millpond.host import api
 from millpond.host.device import Device
 from millpond.host.fleet import Fleet
 from millpond.host.jobs import Jobs
+from millpond.host.launch import Launches
+from millpond.host.launch_messages import StartLaunch
 from millpond.host.lifecycle import State
 from millpond.linux import sockets
 from millpond.train.job import check
@@ -32,8 +34,11 @@ Traffic = Callable[[], dict[str, tuple[int, int]]]
 class Server:
     """Answers on the fleet's socket until ``close``."""
 
-    def __init__(self, fleet: Fleet, devices: Mapping[str, Device], jobs: Jobs, traffic: Traffic) -> None:
+    def __init__(
+        self, fleet: Fleet, devices: Mapping[str, Device], jobs: Jobs, launches: Launches, traffic: Traffic
+    ) -> None:
         self._fleet, self._devices, self._jobs, self._traffic = fleet, devices, jobs, traffic
+        self._launches = launches
         server = sockets.listen(fleet.socket)
         self._acceptor = Acceptor(server, self._serve, places=COMMANDS, name="commands")
 
@@ -131,6 +136,9 @@ class Server:
         for progress in self._jobs.follow(request.job):
             client.send(progress, Deadline.after(REPLY_SECONDS))
 
+    def _launch(self, client: Channel, request: StartLaunch, _deadline: Deadline) -> None:
+        self._launches.run(request, client)
+
     def _get_log(self, client: Channel, request: api.GetLogOf, deadline: Deadline) -> None:
         if request.target.isdigit():
             client.send(Log(self._jobs.log(int(request.target), request.lines)), deadline)
@@ -158,4 +166,5 @@ class Server:
         api.GetLogOf: _get_log,
         api.GetCurves: _get_curves,
         api.StopJob: _stop,
+        StartLaunch: _launch,
     }

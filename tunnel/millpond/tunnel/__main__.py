@@ -18,7 +18,7 @@ from millpond.tunnel.counters import make_counters
 from millpond.tunnel.end import End, EndConfig
 from millpond.tunnel.engine import ENGINES
 from millpond.tunnel.errors import Orphaned
-from millpond.tunnel.filter import peer_of
+from millpond.tunnel.filter import check_peers, peer_of
 from millpond.tunnel.parameters import ALL_OFFLOADS, DEFAULT_DEPTH, DEFAULT_MTU, Parameters
 from millpond.tunnel.privileges import confine_end
 from millpond.tunnel.shm import ShmConnector, ShmListener
@@ -82,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--interface", required=True, help="name of the TUN interface to make")
     parser.add_argument("--address", required=True, help="its address, such as 10.77.0.1/30")
+    parser.add_argument("--peers", help="a network that the device may speak with, such as 10.77.0.0/16")
     parser.add_argument("--mtu", type=int, default=DEFAULT_MTU, help="the most bytes of a packet")
     parser.add_argument("--depth", type=int, default=DEFAULT_DEPTH, help="entries per queue")
     parser.add_argument(
@@ -102,7 +103,10 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(
             "--nvme is for a host; its device runs millpond.tunnel.fabrics or is a real controller"
         )
-    peer_of(ipaddress.ip_interface(arguments.address))
+    address = ipaddress.ip_interface(arguments.address)
+    peer_of(address)
+    if arguments.peers:
+        check_peers(address, ipaddress.ip_network(arguments.peers))
     _offer(arguments)
 
 
@@ -115,8 +119,10 @@ def _offer(arguments: argparse.Namespace) -> Parameters:
 
 def _config(arguments: argparse.Namespace) -> EndConfig:
     return EndConfig(
+        role=arguments.role,
         interface=arguments.interface,
         address=ipaddress.ip_interface(arguments.address),
+        peers=ipaddress.ip_network(arguments.peers) if arguments.peers else None,
         offer=_offer(arguments),
         engine=arguments.engine,
         stop=stop_descriptor(),

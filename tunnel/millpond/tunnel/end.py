@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from millpond.tunnel import engine
 from millpond.tunnel.counters import map_counters
 from millpond.tunnel.errors import InterfaceGone, LinkViolation, Orphaned
-from millpond.tunnel.filter import Address, AddressFilter
+from millpond.tunnel.filter import Address, AddressFilter, Network
 from millpond.tunnel.link import Link
 from millpond.tunnel.parameters import Parameters, generation_after
 from millpond.tunnel.status import StatusWriter
@@ -34,11 +34,13 @@ class Stopped(Exception):
 @dataclass(frozen=True, slots=True)
 class EndConfig:
     """What one end is told. ``stop`` is readable once it shall stop; ``counters`` is a file of
-    ``counters.make_counters``.
+    ``counters.make_counters``; ``peers`` see AddressFilter.
     """
 
+    role: str
     interface: str
     address: Address
+    peers: Network | None
     offer: Parameters
     engine: str
     stop: int
@@ -53,12 +55,12 @@ class End:
         self._generation, self._resets = 0, 0
         self._pause = _FIRST_PAUSE
         self._counters = map_counters(config.counters)
-        self._filter = AddressFilter(config.address, config.offer.vnet_header)
+        self._filter = AddressFilter(config.address, config.offer.vnet_header, config.role, config.peers)
         self._tun = Tun(config.interface, config.offer.vnet_header, Deadline.after(_INTERFACE_SECONDS))
         self._tun.set_blocking()
         self._tun.set_offloads(config.offer.offloads)
         self._mtu = config.offer.mtu
-        self._tun.configure(config.address, self._mtu)
+        self._tun.configure(config.address, self._mtu, config.peers, routed=config.role == "device")
         status.down(f"waiting for {transport}")
 
     def run(self) -> None:

@@ -16,7 +16,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define ENGINE_VERSION 2 /* of struct station; engine.py has the same */
+#define ENGINE_VERSION 3 /* of struct station; engine.py has the same */
 
 enum { SQE_SIZE = 64, CQE_SIZE = 16, MAX_ENTRIES = 1024, MAX_HEAD = 64 };
 enum { SAFETY_TIMEOUT_MS = 100, FALSE_ALARMS = 64, REST_MS = 1 };
@@ -37,7 +37,7 @@ struct station {
     uint32_t weakly_ordered;                /* the memory is, though the processor is not: write-combining on x86 */
     int32_t wake, bell, interface;          /* descriptors */
     uint32_t vnet_header, addresses_at, addresses_length, version_bits;
-    uint8_t addresses[32];                  /* the only source and destination that are let through */
+    uint8_t addresses[32], mask[32];        /* source and destination that are let through, and which of their bits */
     char reason[256];                       /* why a loop ended */
 };
 
@@ -136,13 +136,20 @@ static int read_packet(struct station *s, uint8_t *buffer, uint32_t *size) {
     return GOES_ON;
 }
 
+static int differs(const uint8_t *found, const uint8_t *expected, const uint8_t *mask, uint32_t length) {
+    uint8_t wrong = 0;
+    for (uint32_t i = 0; i < length; i++)
+        wrong |= (found[i] & mask[i]) ^ expected[i];
+    return wrong;
+}
+
 static enum counter why_not(const struct station *s, const uint8_t *head, uint32_t length) {
     uint32_t half = s->addresses_length / 2;
     if (length < s->addresses_at + s->addresses_length || (head[s->vnet_header] & 0xF0) != s->version_bits)
         return MALFORMED;
-    if (memcmp(head + s->addresses_at, s->addresses, half))
+    if (differs(head + s->addresses_at, s->addresses, s->mask, half))
         return FOREIGN_SOURCE;
-    if (memcmp(head + s->addresses_at + half, s->addresses + half, half))
+    if (differs(head + s->addresses_at + half, s->addresses + half, s->mask + half, half))
         return FOREIGN_DESTINATION;
     return PACKETS;
 }

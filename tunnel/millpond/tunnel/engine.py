@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 ENGINES = ("auto", "python", "c")
 LIBRARY = Path(__file__).with_name("_engine.so")
 
-_VERSION = 2
+_VERSION = 3
 _VIOLATION, _INTERFACE_GONE = 1, 2
 _LOOPS = {"host": ("submit_packets", "deliver_receives"), "device": ("answer_receives", "execute_sends")}
 
@@ -40,6 +40,7 @@ class _Station(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("wake", "bell", "interface")),
         *((name, ctypes.c_uint32) for name in ("vnet_header", "addresses_at", "addresses_length", "version")),
         ("addresses", ctypes.c_uint8 * 32),
+        ("mask", ctypes.c_uint8 * 32),
         ("reason", ctypes.c_char * 256),
     )
 
@@ -113,8 +114,8 @@ def _arguments(station: Station) -> _Station:
     )
     expected = gear.filter.expected
     arguments.vnet_header, arguments.version = gear.terms.vnet_header, gear.filter.version << 4
-    arguments.addresses_at, arguments.addresses_length = gear.filter.head - len(expected), len(expected)
-    arguments.addresses[: len(expected)] = expected
+    arguments.addresses_at, arguments.addresses_length = gear.filter.start, len(expected)
+    arguments.addresses[: len(expected)], arguments.mask[: len(expected)] = expected, gear.filter.mask
     return arguments
 
 

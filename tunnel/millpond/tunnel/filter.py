@@ -1,4 +1,6 @@
-"""Pure: which packets of the peer go to the interface: only those from its own address to ours."""
+"""Pure: which packets of the peer go to the interface: only those from its own address to ours, or, in a
+tunnel with ``peers``, between the device's own address and a whole network.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import ipaddress
 
 Address = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _ADDRESSES = {4: (12, 4), 6: (8, 16)}
 """Per IP version: where the source address begins, and the bytes of an address; the destination follows."""
@@ -21,25 +24,46 @@ def peer_of(address: Address) -> IPAddress:
     return hosts[1 - hosts.index(address.ip)]
 
 
-class AddressFilter:
-    """Checks a private copy of a packet's beginning, because the peer can still change the original."""
+def check_peers(address: Address, peers: Network) -> None:
+    """Raises ValueError for peers that a tunnel with this address cannot have."""
+    if not isinstance(peers, ipaddress.IPv4Network) or not isinstance(address, ipaddress.IPv4Interface):
+        raise ValueError("peers are an IPv4 network")
+    if not address.network.subnet_of(peers):
+        raise ValueError(f"the peers {peers} do not include the tunnel's own network {address.network}")
 
-    def __init__(self, address: Address, vnet_header: int) -> None:
-        peer = peer_of(address)
+
+class AddressFilter:
+    """Checks a private copy of a packet's beginning, because the peer can still change the original.
+
+    ``role`` is that of this end. With ``peers`` the host's end lets the device speak to all of that network,
+    but for nobody but itself; the device's end lets all of it speak to the device.
+    """
+
+    def __init__(
+        self, address: Address, vnet_header: int, role: str = "host", peers: Network | None = None
+    ) -> None:
+        source: Network = ipaddress.ip_network(peer_of(address))
+        destination: Network = ipaddress.ip_network(address.ip)
+        if peers is not None:
+            source, destination = (source, peers) if role == "host" else (peers, destination)
         offset, width = _ADDRESSES[address.version]
-        self.version, self.expected = address.version, peer.packed + address.ip.packed
+        self.version = address.version
+        self.expected = source.network_address.packed + destination.network_address.packed
+        self.mask = source.netmask.packed + destination.netmask.packed
+        """The bits of both addresses that must be as expected."""
         self.head = vnet_header + offset + 2 * width
         """Bytes to copy: vnet header and IP header up to the destination's end."""
-        self.vnet_header, self._start = vnet_header, vnet_header + offset
-        self._middle = self._start + width
+        self.vnet_header, self.start = vnet_header, vnet_header + offset
+        self.wanted, self.bits = int.from_bytes(self.expected), int.from_bytes(self.mask)
+        """Both as numbers, which is how they are compared."""
+        self._width = 8 * width
         self._version = address.version << 4
 
     def verdict(self, head: bytes) -> str | None:
         """None to let it pass, or why not, as a field of Counts; ``head`` has up to ``self.head`` bytes."""
-        if head[self._start :] == self.expected and head[self.vnet_header] & 0xF0 == self._version:
-            return None
         if len(head) < self.head or head[self.vnet_header] & 0xF0 != self._version:
             return "malformed"
-        if head[self._start : self._middle] != self.expected[: len(self.expected) // 2]:
-            return "foreign_source"
-        return "foreign_destination"
+        wrong = int.from_bytes(head[self.start :]) & self.bits ^ self.wanted
+        if not wrong:
+            return None
+        return "foreign_source" if wrong >> self._width else "foreign_destination"

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from millpond.linux import rtnetlink
 from millpond.tunnel.errors import InterfaceGone
-from millpond.tunnel.filter import Address
+from millpond.tunnel.filter import Address, Network
 from millpond.tunnel.forks import fork
 from millpond.wire.errors import LocalError
 
@@ -22,14 +23,18 @@ _DONE, _FAILED = b"D", b"F"
 _MAX_REPORT = 1000
 
 
-def configure(interface: str, address: Address, mtu: int) -> None:
-    """Give it an address and an MTU and bring it up. Raises LocalError."""
+def configure(interface: str, address: Address, mtu: int, peers: Network | None, *, routed: bool) -> None:
+    """See ``Tun.configure``. Raises LocalError."""
 
     def work(netlink: IPRoute) -> None:
         (index,) = netlink.link_lookup(ifname=interface)
+        if peers is not None:  # a new interface has what the machine's default is
+            rtnetlink.set_forwarding(interface, on=False)
         netlink.link("set", index=index, mtu=mtu, IFLA_AF_SPEC=_NO_ADDRESS_OF_ITS_OWN)
         netlink.addr("add", index=index, address=str(address.ip), prefixlen=address.network.prefixlen)
         netlink.link("set", index=index, state="up")
+        if peers is not None and routed:
+            netlink.route("add", dst=str(peers), oif=index)
 
     if problem := _in_a_child(work):
         raise LocalError(f"interface {interface} cannot be set up: {problem}")

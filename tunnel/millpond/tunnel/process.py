@@ -155,13 +155,15 @@ def spawn_end(
     *,
     mtu: int = DEFAULT_MTU,
     name: str = "",
+    peers: str = "",
     nursery: Nursery | None = None,
 ) -> TunnelEnd:
     """Start an end (``host`` or ``device``) in this process's network namespace: as a program of its own, or
-    from a ``nursery``, where many ends share their memory and start at once. Raises LocalError.
+    from a ``nursery``, where many ends share their memory and start at once. ``peers`` is the network that
+    the device may speak with, if that is more than the host. Raises LocalError.
     """
     arguments = [role, "--socket", str(socket), "--interface", interface, "--address", address]
-    arguments += ["--mtu", str(mtu), "--name", name]
+    arguments += ["--mtu", str(mtu), "--name", name, *(["--peers", peers] if peers else [])]
     return TunnelEnd(functools.partial(nursery.start if nursery else _start_program, arguments))
 
 

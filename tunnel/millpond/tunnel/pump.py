@@ -155,18 +155,19 @@ def deliver_receives(station: Station) -> NoReturn:
 
 
 def _deliverer(bench: Bench) -> Callable[[memoryview, int], None]:
-    """What gives the interface a packet of some bytes in a buffer, unless it is not from the peer to us. The
+    """What gives the interface a packet of some bytes in a buffer, unless the filter is against it. The
     head that is checked is the head that is written, whatever the peer does to the buffer meanwhile.
     """
     gate, counters, count, room = bench.filter, bench.counters, bench.counters.count, bench.room
     descriptor, interface, most = bench.interface.descriptor, bench.interface, gate.head
-    addresses, version_at, version = gate.expected, gate.vnet_header, gate.version << 4
+    start, wanted, bits, number = gate.start, gate.wanted, gate.bits, int.from_bytes
+    version_at, version = gate.vnet_header, gate.version << 4
 
     def deliver(buffer: memoryview, size: int) -> None:
         if not version_at < size <= room:
             raise LinkViolation(f"a packet of {size} bytes; {version_at + 1} to {room} are possible")
         head = bytes(buffer[: most if size > most else size])
-        if size < most or not head.endswith(addresses) or head[version_at] & 0xF0 != version:
+        if size < most or number(head[start:]) & bits != wanted or head[version_at] & 0xF0 != version:
             counters.drop(gate.verdict(head) or "malformed")
             return
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from millpond.tunnel import netlink
 from millpond.tunnel.errors import InterfaceGone
-from millpond.tunnel.filter import Address
+from millpond.tunnel.filter import Address, Network
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import LocalError
 
@@ -56,9 +56,13 @@ class Tun:
                 f"interface {self.name} takes no offloads {offloads}: {error.strerror}"
             ) from None
 
-    def configure(self, address: Address, mtu: int) -> None:
-        """Give it an address and an MTU and bring it up. Raises LocalError."""
-        netlink.configure(self.name, address, mtu)
+    def configure(
+        self, address: Address, mtu: int, peers: Network | None = None, *, routed: bool = False
+    ) -> None:
+        """Give it an address and an MTU and bring it up. With ``peers`` nothing that it brings is forwarded
+        by default, and if ``routed`` it is the way to them. Raises LocalError.
+        """
+        netlink.configure(self.name, address, mtu, peers, routed=routed)
 
     def set_mtu(self, mtu: int) -> None:
         """Change the MTU, bytes. Raises InterfaceGone."""

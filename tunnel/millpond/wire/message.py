@@ -15,6 +15,7 @@ class Kind(StrEnum):
     METRICS = "metrics"
     PARAMETERS = "parameters"
     VOLUME = "volume"
+    LAUNCHED = "launched"  # what a launched script prints, and what it sends by itself
 
 
 class Message:

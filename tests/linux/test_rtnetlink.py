@@ -1,0 +1,103 @@
+"""Forwarding, rules and routes of a network namespace, as the kernel then shows them."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millpond.linux import rtnetlink
+from millpond.linux.network import loopback_up
+from millpond.linux.sandbox import Sandbox, exit_code, spawn
+
+NETWORK = ipaddress.IPv4Network("10.77.0.0/30")
+TABLE = 7_700_000
+
+
+def why_not() -> str:
+    """Why this machine cannot be tested on, if it cannot."""
+    if shutil.which("ip") is None:
+        return "there is no 'ip' to ask"
+
+    def probe() -> int:
+        return subprocess.run(["ip", "rule"], capture_output=True, check=False).returncode
+
+    try:
+        return (
+            ""
+            if exit_code(os.waitpid(spawn(Sandbox(own_network=True), probe), 0)[1]) == 0
+            else "no namespaces"
+        )
+    except OSError as error:
+        return str(error)
+
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+
+def in_namespace(body: Callable[[], None]) -> None:
+    """Run it in a network of its own; what it asserts is asserted here."""
+
+    def run() -> int:
+        loopback_up()
+        body()
+        return 0
+
+    assert exit_code(os.waitpid(spawn(Sandbox(own_network=True), run), 0)[1]) == 0
+
+
+def ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False).stdout
+
+
+def test_an_interface_forwards_or_not() -> None:
+    def body() -> None:
+        setting = Path("/proc/sys/net/ipv4/conf/lo/forwarding")
+        everything = Path("/proc/sys/net/ipv4/conf/all/forwarding").read_text()
+        for on in (True, False, True):
+            rtnetlink.set_forwarding("lo", on=on)
+            assert setting.read_text().strip() == str(int(on))
+        assert Path("/proc/sys/net/ipv4/conf/all/forwarding").read_text() == everything
+        with pytest.raises(OSError):
+            rtnetlink.set_forwarding("none", on=True)
+
+    in_namespace(body)
+
+
+def test_rules_are_added_and_deleted_by_interface_and_priority() -> None:
+    def body() -> None:
+        before = ip("rule")
+        for interface in ("mp-a", "mp-b"):
+            rtnetlink.allow_tcp(interface, 17700, range(7701, 65535), TABLE)
+            rtnetlink.prohibit(interface, 17701)
+        rules = ip("rule")
+        assert f"17700:\tfrom all iif mp-a [detached] ipproto tcp dport 7701-65534 lookup {TABLE}" in rules
+        assert "17701:\tfrom all iif mp-a [detached] prohibit" in rules
+        rtnetlink.delete_rules("mp-a", 17700)
+        rules = ip("rule")
+        assert "iif mp-a [detached] ipproto tcp" not in rules
+        assert "iif mp-a [detached] prohibit" in rules and "iif mp-b [detached] ipproto tcp" in rules
+        for interface in ("mp-a", "mp-b"):
+            rtnetlink.delete_rules(interface, 17700)
+            rtnetlink.delete_rules(interface, 17701)
+        assert ip("rule") == before
+
+    in_namespace(body)
+
+
+def test_routes_of_a_table_are_added_and_deleted() -> None:
+    def body() -> None:
+        rtnetlink.add_route(NETWORK, "lo", TABLE)
+        assert f"{NETWORK} dev lo" in ip("route", "show", "table", str(TABLE))
+        with pytest.raises(FileExistsError):
+            rtnetlink.add_route(NETWORK, "lo", TABLE)
+        for _ in range(2):
+            rtnetlink.delete_route(NETWORK, TABLE)
+        assert not ip("route", "show", "table", str(TABLE))
+
+    in_namespace(body)

@@ -1,0 +1,411 @@
+"""Launched scripts: they meet as under torchrun, end together, and reach nothing that is not theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from millpond.host import provision
+from millpond.wire.launch import MOST_CODE
+
+from .support import EXAMPLES, MILLPOND, Emulation, Result, create, eventually, running
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(shutil.which("ip") is None, reason="there is no 'ip' to ask what is forwarded"),
+]
+
+ENDS_SECONDS = 10.0
+WAITING = """\
+import os, socket, sys, time
+rank, name = int(os.environ["RANK"]), os.environ["GLOO_SOCKET_IFNAME"]
+print("begun", flush=True)
+"""
+FOR_EVER = WAITING + "time.sleep(600)\n"
+FAILING = WAITING + "if rank == 2:\n    sys.exit(7)\ntime.sleep(600)\n"
+KILLED = WAITING + "if rank == 1:\n    os.kill(os.getpid(), 9)\ntime.sleep(600)\n"
+CHILDREN = WAITING + "import subprocess\nsubprocess.Popen(['sleep', '600'])\nif rank == 1:\n    sys.exit(0)\n"
+LOOKING = """\
+import os, sys
+from pathlib import Path
+print("uid", os.getuid())
+print("beside", *sorted(os.listdir(".")), *sys.argv[1:])
+print("volume", *(sorted(os.listdir("/volume")) if Path("/volume").exists() else ["none"]))
+print("public", Path("/volume/public/README.txt").exists())
+for path in sys.argv[1:]:
+    try:
+        print(path, "read", Path(path).stat() and os.listdir(path))
+    except OSError as error:
+        print(path, type(error).__name__)
+try:
+    Path("/volume/public/written").write_text("x")
+    print("public written")
+except OSError as error:
+    print("public not written")
+Path("scratch").write_text("x")
+"""
+REACHING = """\
+import os, socket, sys
+def reach(address, port):
+    try:
+        socket.create_connection((address, int(port)), 3).close()
+        return "reached"
+    except OSError as error:
+        return "not reached"
+if os.environ["RANK"] == "0":
+    for target in sys.argv[1:]:
+        print(target, reach(*target.split(":")), flush=True)
+sys.stdout.flush()
+"""
+LISTEN = """\
+import socket, sys, time
+with socket.create_server(("", 40000)) as server:
+    print("listening", flush=True)
+    while True:
+        server.accept()[0].close()
+"""
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulation]:
+    """Three devices; the owner of csd2 shows scripts the private part."""
+    emulation = create(tmp_path_factory.mktemp("launch"), ("csd0", "csd1", "csd2"))
+    provision.write_agent_config(emulation.fleet, "csd2", {"launch": "private"})
+    try:
+        emulation.start()
+        emulation.wait_ready()
+        yield emulation
+    finally:
+        left = emulation.stop()
+    assert not left, f"left behind: {left}"
+
+
+@pytest.fixture
+def ready(fleet: Emulation) -> Iterator[Emulation]:
+    """All of it ready; after the test no process of a script is left and nothing is forwarded."""
+    fleet.wait_ready()
+    yield fleet
+    eventually(lambda: not scripts(fleet), "no process of a script is left", 45)
+    fleet.wait_ready()
+    assert closed(fleet)
+
+
+def scripts(fleet: Emulation) -> list[psutil.Process]:
+    """Processes of launched scripts, on the host or a device."""
+    found = [p for p in fleet.processes() if "millpond.train.script" in command(p) or "launch-" in folder(p)]
+    return running(found)
+
+
+def command(process: psutil.Process) -> list[str]:
+    """Nothing if it has ended meanwhile."""
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def folder(process: psutil.Process) -> str:
+    """Where it works."""
+    with contextlib.suppress(psutil.Error):
+        return process.cwd()
+    return ""
+
+
+def on_host(fleet: Emulation, *command: str) -> str:
+    """What a command says in the network of the host."""
+    pid = str(fleet.daemon().pid)
+    user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+    return subprocess.run(
+        ["nsenter", "-t", pid, "-n", *user, *command], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def forwarding(fleet: Emulation) -> list[str]:
+    """The setting of each interface."""
+    names = [f"/proc/sys/net/ipv4/conf/mp-csd{number}/forwarding" for number in range(3)]
+    return on_host(fleet, "cat", *names).split()
+
+
+def interfaces(fleet: Emulation) -> set[str]:
+    """The tunnels' interfaces, each with its number, which no other will have."""
+    return set(re.findall(r"^(\d+: mp-csd\d)", on_host(fleet, "ip", "-o", "link"), re.MULTILINE))
+
+
+def closed(fleet: Emulation) -> bool:
+    """Whether nothing is forwarded, by settings and by rules."""
+    rules = on_host(fleet, "ip", "rule").splitlines()
+    fleets = [line for line in rules if "iif mp-" in line]
+    return forwarding(fleet) == ["0"] * 3 and len(fleets) == 3 and all("prohibit" in line for line in fleets)
+
+
+def write(fleet: Emulation, name: str, code: str) -> Path:
+    path = fleet.base / name
+    path.write_text(code)
+    return path
+
+
+def begin(fleet: Emulation, script: Path, *options: str) -> subprocess.Popen[str]:
+    """A launch of which all three workers have begun."""
+    argv = [*MILLPOND, "launch", "--fleet", str(fleet.directory), "--devices", "csd0,csd1", *options, "--"]
+    process = subprocess.Popen(
+        [*argv, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    begun = sorted(process.stdout.readline() for _ in range(3))
+    assert begun == ["[csd0] begun\n", "[csd1] begun\n", "[host] begun\n"], process.communicate(timeout=10)
+    return process
+
+
+def failure(result: Result) -> str:
+    """The one line about the first failure."""
+    assert result.code == 3, result
+    (line,) = result.err.splitlines()
+    return line
+
+
+def digests(text: str) -> set[tuple[str, ...]]:
+    return set(re.findall(r"worker (\d) of (\d): parameters (\w+)", text))
+
+
+def test_all_ranks_end_as_under_torchrun(ready: Emulation) -> None:
+    data = ready.base / "test"
+    script, options = str(EXAMPLES / "plain_ddp.py"), ["--epochs", "2", "--data"]
+    argv = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "3",
+        script,
+        *options,
+        str(data),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    files = ["--file", str(data / "images.npy"), "--file", str(data / "labels.npy")]
+    with ready.client() as client:
+        before = client.ledgers()["csd1"].sent
+    result = ready.millpond(
+        "launch", "--devices", "csd0,csd1", *files, "--", script, *options, ".", timeout=120
+    )
+    assert result.code == 0, f"{result}\n{ready.logs()}"
+    assert len(digests(result.out)) == 3
+    assert digests(result.out) == digests(done.stdout)
+    lines = result.out.splitlines()
+    assert all(re.match(r"\[(host|csd0|csd1)\] ", line) for line in lines)
+    assert next(line for line in lines if "epoch 2: loss" in line).startswith("[host] ")
+    with ready.client() as client:
+        after = client.ledgers()["csd1"].sent
+    gradients = 4 * (64 * 128 + 128 + 128 * 10 + 10)  # a step's, which go to the host and the other device
+    assert after["launched"] - before["launched"] > 10 * gradients
+    assert after["control"] - before["control"] < gradients
+
+
+def test_devices_alone_and_one_alone(ready: Emulation) -> None:
+    script = write(ready, "ranks.py", "import os\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'])\n")
+    result = ready.millpond("launch", "--no-host", "--devices", "csd2,csd0", "--", script)
+    assert (result.code, sorted(result.out.splitlines())) == (0, ["[csd0] 1 2", "[csd2] 0 2"]), result
+    result = ready.millpond("launch", "--no-host", "--devices", "csd1", "--format", "json", script)
+    found = json.loads(result.out)
+    assert found["workers"] == [{"name": "csd1", "rank": 0, "exit_code": 0}]
+    assert found["lines"] == [{"worker": "csd1", "line": "0 1"}] and found["error"] == ""
+    result = ready.millpond(
+        "launch", "--no-host", "--", EXAMPLES / "plain_ddp.py", "--epochs", "1", timeout=120
+    )
+    assert result.code == 0, result
+    assert len({digest for _, _, digest in digests(result.out)}) == 1 and len(digests(result.out)) == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (FAILING, "csd1 (rank 2): it ended with exit code 7; the others were ended"),
+        (KILLED, "csd0 (rank 1): it ended with exit code 137; the others were ended"),
+    ],
+)
+def test_the_first_failure_ends_the_others(ready: Emulation, code: str, told: str) -> None:
+    began = time.monotonic()
+    result = ready.millpond("launch", "--devices", "csd0,csd1", "--", write(ready, "failing.py", code))
+    assert failure(result) == f"millpond: {told}"
+    assert time.monotonic() - began < 3 * ENDS_SECONDS
+    assert not scripts(ready)
+
+
+def test_what_a_script_started_ends_with_it(ready: Emulation) -> None:
+    result = ready.millpond("launch", "--devices", "csd0,csd1", "--", write(ready, "children.py", CHILDREN))
+    assert result.code == 0, result
+    assert not [p for p in ready.processes() if command(p)[:1] == ["sleep"]]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_all_workers_end_with_the_command(ready: Emulation, number: int, code: int) -> None:
+    process = begin(ready, write(ready, "waiting.py", FOR_EVER))
+    assert forwarding(ready) == ["1", "1", "0"]
+    busy = ready.millpond("launch", "--devices", "csd1", "--", write(ready, "other.py", FOR_EVER))
+    assert (busy.code, "csd1: in another launch already" in busy.err) == (2, True)
+    assert len(scripts(ready)) >= 6
+    process.send_signal(number)
+    assert process.wait(ENDS_SECONDS) == code
+    process.communicate()
+    eventually(lambda: not scripts(ready), "no process of a script is left", ENDS_SECONDS)
+    eventually(lambda: closed(ready), "nothing is forwarded any more", ENDS_SECONDS)
+
+
+@pytest.mark.parametrize("victim", ["its board", "its agent", "all tunnels"])
+def test_a_device_that_is_lost_ends_the_launch(ready: Emulation, victim: str) -> None:
+    process, before = begin(ready, write(ready, "waiting.py", FOR_EVER)), interfaces(ready)
+    if victim == "all tunnels":
+        for end in [p for p in ready.processes() if "millpond.tunnel.forkserver" in command(p)]:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it died with the one before
+                end.kill()
+    else:
+        (ready.pid_one if victim == "its board" else ready.agent)("csd1").kill()
+    _, errors = process.communicate(timeout=3 * ENDS_SECONDS)
+    assert process.returncode == 3
+    lost = r"millpond: csd[01] \(rank [12]\): .*; the others were ended\n"
+    assert re.fullmatch(lost if victim == "all tunnels" else lost.replace("[01]", "1"), errors)
+    if victim == "all tunnels":  # until they are new, some devices still pass for ready
+        eventually(lambda: len(interfaces(ready) - before) == 3, "all tunnels are new")
+    ready.wait({"csd1": "ready"})
+
+
+def test_a_killed_daemon_leaves_nothing_running_or_open(ready: Emulation) -> None:
+    process = begin(ready, write(ready, "waiting.py", FOR_EVER))
+    ready.daemon().kill()
+    _, errors = process.communicate(timeout=ENDS_SECONDS)
+    assert process.returncode == 1
+    assert errors == "millpond: the host daemon has ended, and the script's workers with it\n"
+    eventually(lambda: not scripts(ready), "no process of a script is left", 45)
+    ready.wait_ready()
+    assert closed(ready)
+
+
+def test_a_script_sees_its_files_and_public_data_only(ready: Emulation) -> None:
+    keys, private = str(ready.directory), "/volume/private"
+    (ready.base / "extra.txt").write_text("x")
+    script = write(ready, "looking.py", LOOKING)
+    paths = [private, "/flash", "/var/lib/millpond", "/etc/millpond", keys]
+    result = ready.millpond("launch", "--file", ready.base / "extra.txt", "--", script, *paths)
+    assert result.code == 0, result
+    said: dict[str, list[str]] = {}
+    for line in result.out.splitlines():
+        said.setdefault(line[1 : line.index("]")], []).append(line[line.index("]") + 2 :])
+    beside = f"beside extra.txt looking.py {' '.join(paths)}"
+    nothing = [f"{path} FileNotFoundError" for path in paths]
+    for name in ("csd0", "csd1"):
+        assert said[name] == [
+            "uid 64004",
+            beside,
+            "volume public",
+            "public True",
+            *nothing,
+            "public not written",
+        ]
+    assert said["host"] == ["uid 0", beside, "volume none", "public False", *nothing, "public not written"]
+    assert said["csd2"][0] == "uid 64002" and "volume private public" in said["csd2"]
+    assert any("digits" in line for line in said["csd2"] if line.startswith(f"{private} read"))
+
+
+def test_devices_reach_those_of_their_launch_and_no_agent(ready: Emulation) -> None:
+    addresses = {name: ready.fleet.addresses(name).device_ip for name in ("csd0", "csd1", "csd2")}
+    listeners = [listen(ready, name) for name in ("csd1", "csd2")]
+    ports = (22, 7700, 40000)
+    targets = [f"{addresses[name]}:{port}" for name in ("csd1", "csd2") for port in ports]
+    script = write(ready, "reaching.py", REACHING)
+    try:
+        for name in ("csd1", "csd2"):  # what shall not be reached is there
+            with ready.client() as client:
+                client.dial(name, 40000).close()
+        result = ready.millpond("launch", "--no-host", "--devices", "csd0,csd1", "--", script, *targets)
+        assert result.code == 0, result
+        reached = [line for line in result.out.splitlines() if not line.endswith("not reached")]
+        assert reached == [f"[csd0] {addresses['csd1']}:40000 reached"]
+        assert len(result.out.splitlines()) == len(targets)
+        # Nor do those outside of a launch reach anybody, even where something else lets all be forwarded.
+        process = begin(ready, write(ready, "waiting.py", FOR_EVER))
+        on_host(ready, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/conf/mp-csd2/forwarding")
+        assert [goes(ready, *way) for way in WAYS] == [True] + [False] * (len(WAYS) - 1)
+        told = ready.millpond("run", "csd2", "--", reach_from_shell(addresses["csd1"]))
+        assert told.out == "not reached\n", told
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=ENDS_SECONDS)
+    finally:
+        on_host(ready, "sh", "-c", "echo 0 > /proc/sys/net/ipv4/conf/mp-csd2/forwarding")
+        for listener in listeners:
+            listener.kill()
+            listener.communicate()
+    eventually(lambda: closed(ready), "nothing is forwarded any more", ENDS_SECONDS)
+
+
+WAYS = [
+    ("csd0", "csd1", "tcp", "40000"),
+    ("csd0", "csd1", "tcp", "7700"),
+    ("csd0", "csd1", "udp", "40000"),
+    ("csd0", "csd1", "icmp"),
+    ("csd0", "csd2", "tcp", "40000"),
+    ("csd2", "csd1", "tcp", "40000"),
+]
+
+
+def goes(fleet: Emulation, source: str, target: str, protocol: str, port: str = "") -> bool:
+    """Whether the host's kernel would pass such a packet on to another device."""
+    ends = [fleet.fleet.addresses(name).device_ip for name in (source, target)]
+    question = f"ip route get {ends[1]} from {ends[0]} iif mp-{source} ipproto {protocol}"
+    question += f" dport {port}" if port else ""
+    return f"dev mp-{target}" in on_host(fleet, "sh", "-c", f"{question} || true")
+
+
+def listen(fleet: Emulation, device: str) -> subprocess.Popen[str]:
+    """A program on a device that accepts connections to port 40000."""
+    argv = [*MILLPOND, "run", "--fleet", str(fleet.directory), device, "--", f"python3 -c '{LISTEN}'"]
+    process = subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "listening\n"
+    return process
+
+
+def reach_from_shell(address: str) -> str:
+    code = f"(exec 3<>/dev/tcp/{address}/40000) 2>/dev/null && echo reached || echo not reached"
+    return f'timeout 5 bash -c "{code}"'
+
+
+def test_lines_are_bounded_and_printable(ready: Emulation) -> None:
+    code = "print('x' * 10000)\nprint('a\\x1b[2Jb')\nprint('last', end='')\n"
+    result = ready.millpond("launch", "--no-host", "--devices", "csd0", "--", write(ready, "long.py", code))
+    assert result.code == 0
+    lines = [line.removeprefix("[csd0] ") for line in result.out.splitlines()]
+    assert [len(line) for line in lines] == [4096, 4096, 10000 - 2 * 4096, 6, 4]
+    assert lines[3:] == ["a [2Jb", "last"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--devices", "csd9", "--", "SCRIPT"), "no device 'csd9'"),
+        (("--devices", "csd0,csd0", "--", "SCRIPT"), "'csd0' is named twice"),
+        (("--", "no-such.py"), "no-such.py"),
+        (("--file", "SCRIPT", "--", "SCRIPT"), "two files are named"),
+        (("--file", "BIG", "--", "SCRIPT"), "3 MiB are possible"),
+    ],
+)
+def test_a_mistake_gets_one_line(ready: Emulation, arguments: tuple[str, ...], words: str) -> None:
+    names: dict[str, Any] = {"SCRIPT": write(ready, "a.py", ""), "BIG": ready.base / "big"}
+    names["BIG"].write_bytes(bytes(MOST_CODE))
+    names["SCRIPT"].write_text("pass\n")
+    result = ready.millpond("launch", *(names.get(argument, argument) for argument in arguments))
+    (line,) = result.err.splitlines()
+    assert (result.code, words in line) == (2, True), result

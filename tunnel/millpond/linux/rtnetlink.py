@@ -1,0 +1,116 @@
+"""Edge: what the kernel forwards: an interface's forwarding, and the routing rules and tables that guard it.
+
+Spoken to the kernel directly, as rtnetlink(7) has it: the settings' files below /proc/sys are read-only for a
+service, and a library takes 25 MiB of a daemon for a few messages. IPv4 only.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import struct
+
+_HEADER, _ATTRIBUTE, _ERROR = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("=i")
+_LINK, _RULE, _ROUTE = struct.Struct("=BxHiII"), struct.Struct("=8BI"), struct.Struct("=8BI")
+_RTM_SETLINK, _RTM_NEWROUTE, _RTM_DELROUTE, _RTM_NEWRULE, _RTM_DELRULE = 19, 24, 25, 32, 33
+_NLM_REQUEST, _NLM_ACK, _NLM_EXCL, _NLM_CREATE = 0x1, 0x4, 0x200, 0x400
+_NLMSG_ERROR = 2
+_NESTED = 0x8000
+_IFLA_AF_SPEC, _IFLA_INET_CONF, _DEVCONF_FORWARDING = 26, 1, 1
+_FRA_IIFNAME, _FRA_PRIORITY, _FRA_TABLE, _FRA_IP_PROTO, _FRA_DPORT_RANGE = 3, 6, 15, 22, 24
+_TO_TABLE, _PROHIBIT = 1, 8
+_RTA_DST, _RTA_OIF, _RTA_TABLE = 1, 4, 15
+_PROTOCOL_STATIC, _SCOPE_LINK, _UNICAST = 4, 253, 1
+
+
+def set_forwarding(interface: str, *, on: bool) -> None:
+    """Whether packets that come in by an interface may go out by others. Raises OSError."""
+    index = socket.if_nametoindex(interface)
+    setting = _attribute(_DEVCONF_FORWARDING, struct.pack("=I", on))
+    for kind in (_IFLA_INET_CONF, socket.AF_INET, _IFLA_AF_SPEC):
+        setting = _attribute(kind | _NESTED, setting)
+    _request(_RTM_SETLINK, 0, _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0) + setting)
+
+
+def prohibit(interface: str, priority: int) -> None:
+    """Refuse what comes in by an interface and is not for this machine, unless a rule before this allows it.
+    The interface need not exist yet. Raises OSError.
+    """
+    _add_rule(_PROHIBIT, 0, _matching(interface, priority))
+
+
+def allow_tcp(interface: str, priority: int, ports: range, table: int) -> None:
+    """Route TCP that comes in by an interface to these ports as ``table`` says. Raises OSError."""
+    match = _matching(interface, priority) + _attribute(_FRA_IP_PROTO, bytes([socket.IPPROTO_TCP]))
+    match += _attribute(_FRA_DPORT_RANGE, struct.pack("=HH", ports.start, ports.stop - 1))
+    _add_rule(_TO_TABLE, table, match)
+
+
+def delete_rules(interface: str, priority: int) -> None:
+    """All rules for an interface at a priority. Raises OSError."""
+    while _done(_RTM_DELRULE, _rule(0) + _matching(interface, priority), errno.ENOENT):
+        pass
+
+
+def add_route(network: ipaddress.IPv4Network, interface: str, table: int) -> None:
+    """A route of ``table``, which goes away with the interface. Raises OSError."""
+    way = _attribute(_RTA_OIF, struct.pack("=I", socket.if_nametoindex(interface)))
+    _request(_RTM_NEWROUTE, _NLM_CREATE | _NLM_EXCL, _route(network, table) + way)
+
+
+def delete_route(network: ipaddress.IPv4Network, table: int) -> None:
+    """A route of ``table``, if it is still there. Raises OSError."""
+    _done(_RTM_DELROUTE, _route(network, table), errno.ESRCH)
+
+
+def _route(network: ipaddress.IPv4Network, table: int) -> bytes:
+    fields = (socket.AF_INET, network.prefixlen, 0, 0, 0, _PROTOCOL_STATIC, _SCOPE_LINK, _UNICAST)
+    head = _ROUTE.pack(*fields, 0) + _attribute(_RTA_DST, network.network_address.packed)
+    return head + _number(_RTA_TABLE, table)
+
+
+def _add_rule(action: int, table: int, match: bytes) -> None:
+    body = _rule(action) + match + (_number(_FRA_TABLE, table) if table else b"")
+    _request(_RTM_NEWRULE, _NLM_CREATE | _NLM_EXCL, body)
+
+
+def _rule(action: int) -> bytes:
+    return _RULE.pack(socket.AF_INET, *bytes(6), action, 0)
+
+
+def _matching(interface: str, priority: int) -> bytes:
+    return _attribute(_FRA_IIFNAME, interface.encode() + b"\0") + _number(_FRA_PRIORITY, priority)
+
+
+def _number(kind: int, value: int) -> bytes:
+    return _attribute(kind, struct.pack("=I", value))
+
+
+def _attribute(kind: int, data: bytes) -> bytes:
+    size = _ATTRIBUTE.size + len(data)
+    return _ATTRIBUTE.pack(size, kind) + data + bytes(-size % 4)
+
+
+def _done(kind: int, body: bytes, nothing_left: int) -> bool:
+    """Whether a deletion found something to delete."""
+    try:
+        _request(kind, 0, body)
+    except OSError as error:
+        if error.errno == nothing_left:
+            return False
+        raise
+    return True
+
+
+def _request(kind: int, flags: int, body: bytes) -> None:
+    """Send one message and have it acknowledged. Raises OSError."""
+    message = _HEADER.pack(_HEADER.size + len(body), kind, _NLM_REQUEST | _NLM_ACK | flags, 1, 0) + body
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
+        sock.sendto(message, (0, 0))
+        answer = sock.recv(65536)
+    if _HEADER.unpack_from(answer)[1] != _NLMSG_ERROR:
+        raise OSError(errno.EPROTO, "the kernel gave no answer to a routing request")
+    if code := -_ERROR.unpack_from(answer, _HEADER.size)[0]:
+        raise OSError(code, os.strerror(code))
