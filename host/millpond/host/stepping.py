@@ -97,7 +97,7 @@ class Stepping:
         steps = {link.task.request.step for link in self.at_work() if link.task}
         self._begun = {step: begun for step, begun in self._begun.items() if step in steps}
         run.outcome.seconds = time.monotonic() - run.began
-        run.outcome.new_plan = policy.observe(self._batches, self._measured, self.busy)
+        run.outcome.new_plan |= policy.observe(self._batches, self._measured, self.busy)
         return run.outcome
 
     def mean(self) -> Vector:
@@ -158,11 +158,19 @@ class Stepping:
         run.outcome.counted[rank] = run.outcome.counted.get(rank, 0) + samples
         run.outcome.whole = max(run.outcome.whole, self._begun[event.task.request.step])
         run.outcome.loss += event.computed.loss
-        self._batches[rank], self._measured[rank] = samples, event.seconds
         self.busy[rank] = event.computed.busy
-        if event.task.request.step != run.number:
+        if event.task.request.step == run.number:
+            self._batches[rank], self._measured[rank] = samples, event.seconds
+        else:
             run.outcome.late += samples
+            run.outcome.new_plan |= self._observe_alone(run.policy, rank, samples, event.seconds)
             self._begin_rest(run, rank)
+
+    def _observe_alone(self, policy: Policy, rank: int, samples: int, seconds: float) -> bool:
+        """A late answer, at once: another of the same worker may come in the same step."""
+        batches, measured = np.zeros_like(self._batches), np.full_like(self._measured, np.nan)
+        batches[rank], measured[rank] = samples, seconds
+        return policy.observe(batches, measured, self.busy)
 
     def _begin_rest(self, run: _Run, rank: int) -> None:
         """A worker that was late has time for a part of its batch."""
@@ -186,5 +194,5 @@ class _Run:
 
     def __init__(self, number: int, seed: int, state: Vector, policy: Policy, began: float) -> None:
         self.number, self.seed, self.state, self.began = number, seed, state, began
-        self.plan = policy.plan
+        self.policy, self.plan = policy, policy.plan
         self.outcome = Outcome()

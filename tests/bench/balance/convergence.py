@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 
@@ -30,18 +29,12 @@ PERIOD, LEAST_SECONDS = 1.0, 0.06
 TRAINING = Training("sgd", 0.05, 0.9, BATCH)
 
 
-@dataclass
 class Interrupted:
     """A real worker that takes LEAST_SECONDS for a batch at least, and longer where it is interrupted."""
 
-    rank: int
-    worker: Worker
-    began: float = field(default_factory=time.monotonic)
-
-    @property
-    def name(self) -> str:
-        """See Worker."""
-        return self.worker.name
+    def __init__(self, rank: int, worker: Worker) -> None:
+        self.name, self.rank, self.worker = worker.name, rank, worker
+        self.began = time.monotonic()
 
     def compute(self, request: Compute, state: Vector, into: Vector, deadline: Deadline) -> Computed:
         """See Worker."""
@@ -141,7 +134,7 @@ def _alone(work: Work, epochs: int) -> float:
 def _together(work: Work, logs: Path, epochs: int) -> tuple[float, int, float]:
     """Accuracy, new plans, and the percentage of samples that came a step late."""
     plans = late = counted = 0
-    with processes(work, logs, lambda rank, worker: Interrupted(rank, worker)) as team:
+    with processes(work, logs, Interrupted) as team:
         team.measure()
         for epoch in range(1, epochs + 1):
             samples = 0
