@@ -167,7 +167,7 @@ class Worker:
 
     def _wait_while_busy(self, host: Channel) -> None:
         """Wait for the worker as long as it does anything: all others wait in this step, too."""
-        seen = processor_time(self._process.pid)
+        seen = None
         while not self._poll(host, Deadline.after(HANG_SECONDS)):
             now = processor_time(self._process.pid)
             if now is not None and now == seen:

@@ -218,7 +218,7 @@ class LocalWorker(_ChannelWorker):
         return self._connected.expect(Score, deadline)
 
     def _wait_while_busy(self, deadline: Deadline) -> None:
-        seen = processor_time(self._process.pid)
+        seen = None
         while not select.select([self._connected.sock], [], [], HANG_SECONDS)[0]:
             deadline.remaining()
             now = processor_time(self._process.pid)

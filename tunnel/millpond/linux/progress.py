@@ -6,8 +6,10 @@ from pathlib import Path
 
 import psutil
 
-HANG_SECONDS = 1.5
-"""Whoever owes an answer and has done nothing for so long will not answer."""
+HANG_SECONDS = 0.75
+"""Whoever owes an answer and has done nothing in the second so many seconds will not answer. In the first
+nobody looks: it takes some ms.
+"""
 
 
 def processor_time(pid: int) -> int | None:
