@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 from millpond.train.balance.controller import GRACE, PROBE, Controller, deadline_of
 from millpond.train.balance.curve import Curve
-from millpond.train.balance.equal_time import LEAST_BATCH, Crew, Kind, Measured, kinds_of
+from millpond.train.balance.equal_time import LEAST_BATCH, QUANTILES, WORTH_IT, Crew, Kind, Measured, kinds_of
 from millpond.train.balance.slowness import Slowness
 
 HOST = Curve((20, 60, 180), (0.9, 2.0, 5.39))  # 33.4 img/s at 180
@@ -30,6 +30,14 @@ def crews(draw: some.DrawFn) -> Crew:
     kinds = draw(some.lists(some.builds(Kind, curves(), some.integers(2, 600)), min_size=1, max_size=3))
     members = draw(some.lists(some.integers(0, len(kinds) - 1), min_size=1, max_size=12))
     return Crew(kinds, members)
+
+
+def host_and(devices: int) -> Crew:
+    return Crew([Kind(HOST, 999), Kind(DEVICE, 999)], [0] + devices * [1])
+
+
+def speed(crew: Crew, seconds: float, slowness: np.ndarray) -> float:
+    return float(crew.batches(seconds, slowness).sum()) / seconds
 
 
 def levels(crew: Crew, seed: int) -> np.ndarray:
@@ -111,13 +119,43 @@ def test_who_is_absent_might_as_well_not_be_in_the_crew(crew: Crew, seed: int, a
 
 
 def test_the_most_influential_kind_sets_the_step() -> None:
-    few, many = (
-        Crew([Kind(HOST, 999), Kind(DEVICE, 999)], [0, 1, 1]),
-        Crew([Kind(HOST, 999), Kind(DEVICE, 999)], [0] + 36 * [1]),
-    )
-    assert few.step_seconds(np.ones(3)) == pytest.approx(5.39)
+    few, many = (host_and(count) for count in (1, 36))
+    assert few.step_seconds(np.ones(2)) == pytest.approx(5.39)
     assert many.step_seconds(np.ones(37)) == pytest.approx(5.4)
     assert many.batches(5.4, np.ones(37)).tolist() == [180] + 36 * [15]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_devices_do_not_wait_for_a_host_that_is_interrupted(devices: int) -> None:
+    crew, slowness = host_and(devices), np.array([2.0, *np.ones(devices)])
+    seconds = crew.step_seconds(slowness)
+    assert seconds == pytest.approx(5.4)
+    assert speed(crew, seconds, slowness) > 0.94 * (33.4 / 2 + devices * 2.78)
+
+
+@given(crews(), some.integers(0, 2**32))
+def test_no_other_time_that_somebody_takes_for_its_cap_is_worth_it(crew: Crew, seed: int) -> None:
+    crew = Crew(crew.kinds, crew.members[: QUANTILES + 1])
+    slowness = levels(crew, seed)
+    chosen = crew.step_seconds(slowness)
+    best = max(speed(crew, float(seconds), slowness) for seconds in crew.times(crew.caps, slowness))
+    assert best < WORTH_IT * (1 + 1e-9) * speed(crew, chosen, slowness)
+
+
+def test_a_large_kind_is_tried_by_few_of_it() -> None:
+    crew = host_and(5000)
+    for seed in range(5):
+        slowness = levels(crew, seed)
+        caps = np.unique(crew.times(crew.caps, slowness))[::50]
+        best = max(speed(crew, float(seconds), slowness) for seconds in caps)
+        assert speed(crew, crew.step_seconds(slowness), slowness) > 0.98 * best
+
+
+def test_who_has_no_memory_for_two_samples_sets_no_step() -> None:
+    crew = Crew([Kind(HOST, 1), Kind(DEVICE, 999)], [0, 0, 1])
+    seconds = crew.step_seconds(np.ones(3))
+    assert seconds == pytest.approx(5.4) and crew.batches(seconds, np.ones(3)).tolist() == [0, 0, 15]
+    assert Crew([Kind(HOST, 1)], [0]).step_seconds(np.ones(1)) == 0
 
 
 def test_who_has_no_time_for_two_samples_sits_out() -> None:
@@ -243,7 +281,8 @@ def test_members_leave_and_come_back() -> None:
         assert not controller.observe(done, np.array([99.0, *without.times[1:]]), np.array([0.9, 0, 0]))
     assert controller.join(0).batches.tolist() == whole.batches.tolist()
     controller.leave(2)
-    assert controller.join(2).batches[2] == whole.batches[1]
+    back = controller.join(2)
+    assert back.batches[2] == back.batches[1] >= whole.batches[1]
     controller.leave(2)
     assert controller.join(2, 2.0).batches[2] == whole.batches[2]
     for rank in range(3):
