@@ -152,7 +152,9 @@ class Apply(Message):
 @message("applied", payload=Kind.PARAMETERS)
 @dataclass(frozen=True, slots=True)
 class Applied(Message):
-    """Payload: the flat float32 state after the step."""
+    """Payload: the flat float32 state after the step, which took the optimizer ``seconds``."""
+
+    seconds: float
 
 
 @message("momentum.get")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Protocol
 
@@ -158,8 +159,9 @@ class Kept:
     def answer(self, message: Message) -> Answer | None:
         """See Session."""
         if isinstance(message, protocol.Apply):
+            began = time.perf_counter()
             self._keeper.apply(message.factor)
-            return protocol.Applied(), b""
+            return protocol.Applied(time.perf_counter() - began), b""
         if isinstance(message, protocol.GetInitial):
             return Initial(), b""
         if isinstance(message, protocol.Evaluate):

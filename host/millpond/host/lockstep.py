@@ -21,6 +21,7 @@ from millpond.host.attendance import Attendance
 from millpond.host.consumption import Readings
 from millpond.host.crew import EVALUATE_SECONDS, JobFailed, Surroundings
 from millpond.host.curves import write_curves
+from millpond.host.epoch import Epoch
 from millpond.host.holdings import Holdings
 from millpond.host.pacing import Pacing
 from millpond.host.record import JobRow, Round
@@ -33,6 +34,7 @@ from millpond.train.protocol import Ready
 from millpond.train.rates import Rate
 from millpond.wire.deadline import Deadline
 
+Traffic = dict[str, tuple[int, int]]
 SAY_SECONDS = 2.0
 
 
@@ -76,9 +78,8 @@ class Lockstep:
             self._row, self._around, self._crew, self._stepping, self._holdings, self._pacing, self.log
         )
         self._saver = Saver(self._directory, self._job.name, ready.tensors, self.log)
-        self._counted: Counter[str] = Counter()
-        self._loss = self._seconds = 0.0
-        self._step, self._epoch = 0, 1
+        self._epoch = Epoch()
+        self._step = 0
 
     def _look_around(self) -> None:
         self._crew.check_stop()
@@ -87,7 +88,7 @@ class Lockstep:
     def _begin(self, ready: Ready) -> None:
         self._state: Vector = self._crew.first_state()
         self._spare = [np.empty(ready.size, np.float32)]
-        self._holdings.begin(self._epoch)
+        self._holdings.begin(self._epoch.number)
 
     def _resume(self, saved: Saved) -> None:
         progress = saved.progress
@@ -96,13 +97,13 @@ class Lockstep:
         deadline = Deadline.after(EVALUATE_SECONDS)
         self._crew.keeper().restore(saved.state, saved.momentum_tensors, saved.momentum, deadline)
         self._holdings.resume(progress.place)
-        self._step, self._epoch = progress.step, progress.place.epoch
-        self._counted.update(progress.counted)
-        self._loss, self._seconds = progress.loss, progress.seconds
-        self.log.info("resumed in epoch %d after step %d", self._epoch, self._step)
+        self._step = progress.step
+        counted = Counter(progress.counted)
+        self._epoch = Epoch(progress.place.epoch, counted, loss=progress.loss, seconds=progress.seconds)
+        self.log.info("resumed in epoch %d after step %d", self._epoch.number, self._step)
 
     def _train(self) -> None:
-        done = [r for r in self._around.record.rounds(self._row.id) if r.round < self._epoch]
+        done = [r for r in self._around.record.rounds(self._row.id) if r.round < self._epoch.number]
         self._saved_at, self._said_at, self._unsaid = time.monotonic(), 0.0, False
         while not self._finished(done):
             before, metered = self._around.traffic(), self._meters()
@@ -127,7 +128,7 @@ class Lockstep:
         outcome = self._stepping.step(number, seed, self._state, self._pacing, self._pacing.rest)
         for loss in outcome.lost:
             self._attendance.lost(loss)
-        self._seconds += outcome.seconds
+        self._epoch.count(outcome, self._crew.names)
         if outcome.samples:
             self._apply(outcome)
         self._say_plan(outcome.new_plan)
@@ -145,13 +146,12 @@ class Lockstep:
         # All samples weigh alike: a step that some are late for is as much smaller as a later one is larger.
         factor = self._rate.at(self._step, outcome.whole, 1.0) * outcome.samples / outcome.whole
         fresh = self._free_vector()
-        self._crew.keeper().apply(self._stepping.mean(), factor, fresh, Deadline.after(EVALUATE_SECONDS))
+        mean, began = self._stepping.mean(), time.monotonic()
+        optimizer = self._crew.keeper().apply(mean, factor, fresh, Deadline.after(EVALUATE_SECONDS))
+        self._epoch.applied(outcome, time.monotonic() - began, optimizer)
         self._spare.append(self._state)
         self._state = fresh
         self._step += 1
-        self._loss += outcome.loss
-        for rank, samples in outcome.counted.items():
-            self._counted[self._crew.names[rank]] += samples
 
     def _free_vector(self) -> Vector:
         """One that no worker can still be sent."""
@@ -170,70 +170,64 @@ class Lockstep:
     def _snapshot(self) -> Saved:
         tensors, momentum = self._crew.keeper().momentum(Deadline.after(EVALUATE_SECONDS))
         place = self._holdings.place
-        progress = Progress(self._step, place, dict(self._counted), self._loss, self._seconds)
+        epoch = self._epoch
+        progress = Progress(self._step, place, dict(epoch.counted), epoch.loss, epoch.seconds)
         return Saved(self._state.copy(), tensors, momentum, progress)
 
     def _meters(self) -> Readings | None:
         """None where an epoch was resumed: nobody knows what its beginning took."""
-        return None if self._counted else self._around.energy()
+        return None if self._epoch.samples else self._around.energy()
 
-    def _end_epoch(self, before: dict[str, tuple[int, int]], metered: Readings | None) -> Round:
-        taken = consumption.between(metered, self._around.energy(), self._counted)
+    def _end_epoch(self, before: Traffic, metered: Readings | None) -> Round:
+        epoch = self._epoch
+        if not epoch.samples:
+            raise JobFailed(f"epoch {epoch.number}: no worker could compute anything")
+        taken = consumption.between(metered, self._around.energy(), epoch.counted)
         score = self._crew.evaluate(self._state)
-        traffic = {
-            name: (to - before.get(name, (0, 0))[0], back - before.get(name, (0, 0))[1])
-            for name, (to, back) in self._around.traffic().items()
-        }
-        samples, loss = sum(self._counted.values()), score.loss if math.isfinite(score.loss) else None
-        missing = {
-            held.source: f"{count} {held.name} were left" for held, count in self._holdings.left.items()
-        }
-        workers = dict(sorted(self._counted.items()))
         result = Round(
-            self._epoch,
+            epoch.number,
             score.accuracy,
-            loss,
-            self._seconds,
-            samples,
-            workers,
-            missing,
-            traffic,
+            score.loss if math.isfinite(score.loss) else None,
+            epoch.seconds,
+            epoch.samples,
+            dict(sorted(epoch.counted.items())),
+            self._missing(),
+            _since(before, self._around.traffic()),
             taken.joules,
             taken.energy,
         )
         self._around.record.add_round(self._row.id, result)
         self._report(result)
-        self._counted.clear()
-        self._loss = self._seconds = 0.0
-        self._epoch += 1
-        self._holdings.begin(self._epoch)
+        self._epoch = Epoch(epoch.number + 1)
+        self._holdings.begin(self._epoch.number)
         self._around.changed()
         return result
 
+    def _missing(self) -> dict[str, str]:
+        """By device, which of its samples nobody could take."""
+        missing: dict[str, list[str]] = {}
+        for held, count in self._holdings.left.items():
+            missing.setdefault(held.source, []).append(f"{count} {held.name} were left")
+        return {source: ", ".join(texts) for source, texts in missing.items()}
+
     def _report(self, result: Round) -> None:
-        if not result.samples:
-            raise JobFailed(f"epoch {result.round}: no worker could compute anything")
-        shares = ", ".join(
-            f"{name} {count / result.samples:.1%}" for name, count in sorted(result.workers.items())
-        )
         energy = consumption.described(result)
-        self.log.info(
-            "epoch %d: accuracy %.4f, training loss %.4f, %d samples in %.2f s, %.1f per second; %s%s",
-            result.round,
-            result.accuracy,
-            self._loss / result.samples,
-            result.samples,
-            result.seconds,
-            result.samples / max(result.seconds, 1e-9),
-            shares,
-            f"; {energy}" if energy else "",
-        )
+        told = f"{self._epoch.described()}{f'; {energy}' if energy else ''}"
+        self.log.info("epoch %d: accuracy %.4f, %s", result.round, result.accuracy, told)
         for text in result.missing.values():
             self.log.warning("epoch %d: %s", result.round, text)
 
     def _save_model(self, ready: Ready) -> Path:
         path = self._directory / "model.safetensors"
-        checkpoint.save(
-            path, checkpoint.Checkpoint(self._state, ready.tensors, self._job.name, self._epoch - 1)
-        )
+        model = checkpoint.Checkpoint(self._state, ready.tensors, self._job.name, self._epoch.number - 1)
+        checkpoint.save(path, model)
         return path
+
+
+def _since(before: Traffic, now: Traffic) -> Traffic:
+    """The bytes (to, from) that have crossed each device's tunnel since then."""
+    zero = (0, 0)
+    return {
+        name: (to - before.get(name, zero)[0], back - before.get(name, zero)[1])
+        for name, (to, back) in now.items()
+    }

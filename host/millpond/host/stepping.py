@@ -46,10 +46,11 @@ class Supply(Protocol):
 class Outcome:
     """Of a step: the samples that were counted, by rank, their ``loss`` as a sum, and who was lost in it.
     ``late`` of the samples began in an earlier step. ``whole`` is how many samples began in a step with them,
-    in the largest where some are late.
+    in the largest where some are late; ``work`` are the longest seconds of a worker for what began in it.
     """
 
     seconds: float = 0.0
+    work: float = 0.0
     whole: int = 0
     late: int = 0
     counted: dict[int, int] = field(default_factory=dict)
@@ -161,6 +162,7 @@ class Stepping:
         self.busy[rank] = event.computed.busy
         if event.task.request.step == run.number:
             self._batches[rank], self._measured[rank] = samples, event.seconds
+            run.outcome.work = max(run.outcome.work, event.computed.seconds)
         else:
             run.outcome.late += samples
             run.outcome.new_plan |= self._observe_alone(run.policy, rank, samples, event.seconds)

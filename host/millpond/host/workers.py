@@ -239,11 +239,14 @@ class LocalWorker(_ChannelWorker):
 class Keeper(LocalWorker):
     """A process on the host that keeps a synchronous job's model and optimizer, and scores it."""
 
-    def apply(self, mean: Vector, factor: float, into: Vector, deadline: Deadline) -> None:
-        """One step of the optimizer, at ``factor`` times its learning rate; the new state is in ``into``."""
+    def apply(self, mean: Vector, factor: float, into: Vector, deadline: Deadline) -> float:
+        """One step of the optimizer, at ``factor`` times its learning rate; the new state is in ``into``.
+        Returns the seconds that it took.
+        """
         self._sums[:] = mean
-        self._connected.call(Apply(factor), Applied, deadline)
+        applied = self._connected.call(Apply(factor), Applied, deadline)
         into[:] = self._state
+        return applied.seconds
 
     def initial(self, into: Callable[[int], Vector], deadline: Deadline) -> Vector:
         """See LocalWorker."""
