@@ -1,1 +1,26 @@
-"""The training engine that devices and the host's own worker run."""
+"""The training engine that devices and the host's own worker run; ``group`` is for scripts of one's own."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from millpond.train.ensemble import Group, GroupPolicy
+
+
+def group(model: nn.Module, *, policy: GroupPolicy = "balance") -> AbstractContextManager[Group]:
+    """The processes that train ``model`` with this script, each with its part of every batch; a step is
+    exactly that of one process with all samples. They are those of the default process group. Without one,
+    a gloo group is made from the environment, as ``millpond launch`` and ``torchrun`` set it, and ended with
+    the ``with`` block; without RANK there the process is alone.
+
+    All begin with the model of rank 0. With the policy "balance" batches follow the ranks' speeds; with
+    "fixed" they are equal, and the same data and seeds give the same bits. Raises LocalError, in ``with``,
+    for a model without parameters or with such as are not float32 on a CPU.
+    """
+    from millpond.train.ensemble import joined  # imports torch, which the daemons do without
+
+    return joined(model, policy)
