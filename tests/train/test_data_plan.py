@@ -178,3 +178,20 @@ def test_a_large_epoch_ends_for_all_at_about_the_same_time() -> None:
     steps = epoch.finish([180, *36 * [15]])
     assert epoch.all_taken()
     assert all(sum(share.size for share in shares) >= 180 + 36 * 15 for shares in steps[:-2])
+
+
+@given(some.lists(some.integers(0, 200), min_size=3, max_size=3), some.integers(0, 300), some.integers(6, 60))
+def test_spread_batches_keep_everyones_samples_to_the_end(private: list[int], public: int, most: int) -> None:
+    """Whoever has many samples has large batches, as far as it can, and all are done in as few steps."""
+    pools = [Pool(count, (rank,)) for rank, count in enumerate(private)] + [Pool(public, (0, 1, 2))]
+    plan, able = DataPlan(1, 1, pools, 3), [20, 20, 20]
+    position, steps = plan.begin(), 0
+    fewest = max(sum(plan.left(position)) / most, *(count / 20 for count in private))
+    while any(plan.left(position)):
+        batches = plan.spread(position, able, most)
+        assert all(0 <= batch <= 20 for batch in batches)
+        assert sum(batches) <= most
+        position, shares = plan.deal(position, batches)
+        assert any(share.size for share in shares)
+        steps += 1
+    assert steps <= 1.25 * fewest + 3

@@ -49,6 +49,7 @@ class Epoch:
         shares = ", ".join(f"{name} {n / self.samples:.1%}" for name, n in sorted(self.counted.items()))
         late = f" ({self.late / self.samples:.1%} late)" if self.late else ""
         return (
-            f"training loss {self.loss / self.samples:.4f}, {self.samples} samples{late} in {self.seconds:.2f} "
-            f"s, {speed:.1f} per second, {exchange:.1f} ms of a step exchange; {shares}"
+            f"training loss {self.loss / self.samples:.4f}, "
+            f"{self.samples} samples{late} in {self.seconds:.2f} s, {speed:.1f} per second, "
+            f"{exchange:.1f} ms of a step exchange; {shares}"
         )

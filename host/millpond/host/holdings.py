@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from millpond.host.link import Samples
+from millpond.train.balance.curve import Ints
 from millpond.train.balance.data_plan import DataPlan, Pool, Position, Share
 
 
@@ -81,6 +84,10 @@ class Holdings:
             if share.parts:
                 self._out[rank] = share
         return [self._samples(rank, share) for rank, share in enumerate(shares)]
+
+    def spread(self, batches: Ints, most: int) -> Ints:
+        """See ``DataPlan.spread``, by rank."""
+        return np.array(self._plan.spread(self._position, batches.tolist(), most), np.int64)
 
     def counted(self, rank: int) -> None:
         """What the worker had was counted."""

@@ -72,7 +72,7 @@ class Lockstep:
     def _set_up(self, ready: Ready) -> None:
         workers = len(self._crew.names)
         self._holdings = Holdings(self._job.seed, workers)
-        self._pacing = Pacing(self._how, self._crew.names)
+        self._pacing = Pacing(self._how, self._crew.names, self._holdings.spread)
         self._stepping = Stepping(workers, ready.size, self._holdings, self._look_around)
         self._attendance = Attendance(
             self._row, self._around, self._crew, self._stepping, self._holdings, self._pacing, self.log
@@ -138,7 +138,8 @@ class Lockstep:
     def _say_plan(self, new: bool) -> None:
         """Where steps are short, plans follow each other faster than anybody reads."""
         self._unsaid = self._unsaid or new
-        if self._unsaid and time.monotonic() - self._said_at > SAY_SECONDS:
+        due = time.monotonic() - self._said_at > SAY_SECONDS
+        if self._unsaid and due and self._pacing.plan.batches.any():
             self.log.info("step %d: new plan: %s", self._step, self._pacing.described)
             self._unsaid, self._said_at = False, time.monotonic()
 

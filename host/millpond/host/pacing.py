@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from millpond.train.balance.controller import Plan
+from millpond.train.balance.controller import Plan, deadline_of
 from millpond.train.balance.curve import Floats, Ints
 from millpond.train.balance.equal_time import LEAST_BATCH, Crew, Measured, kinds_of
 from millpond.train.balance.policies import Elastic, policy_of
@@ -16,10 +16,16 @@ from millpond.train.job import Synchronous
 
 
 class Pacing:
-    """A policy for all of ``names``, by rank: for those whose curves are known, as far as they are there."""
+    """A policy for all of ``names``, by rank: for those whose curves are known, as far as they are there.
 
-    def __init__(self, how: Synchronous, names: Sequence[str]) -> None:
-        self._how, self._names = how, names
+    What all can do at the same time is more than a step is to have, or more than some have samples for:
+    ``spread`` makes batches smaller, to so many samples together, as the data that are left want it.
+    """
+
+    def __init__(
+        self, how: Synchronous, names: Sequence[str], spread: Callable[[Ints, int], Ints] | None = None
+    ) -> None:
+        self._how, self._names, self._spread = how, names, spread
         self._measured: dict[int, Measured] = {}
         self._there: set[int] = set()
         self._known: list[int] = []  # ranks in the order of the policy
@@ -35,7 +41,12 @@ class Pacing:
             return Plan(batches, times, 0.0)
         plan = self._policy.plan
         batches[self._known], times[self._known] = plan.batches, plan.times
-        return replace(plan, batches=batches, times=times)
+        if self._spread is None:
+            return replace(plan, batches=batches, times=times)
+        batches = self._spread(batches, self._wanted)
+        times[self._known] = self._crew.times(batches[self._known], self._policy.slowness)
+        forever = plan.deadline == float("inf")
+        return Plan(batches, times, plan.deadline if forever else deadline_of(times, self._how.patience))
 
     def join(self, rank: int, profile: Profile, most: int, samples: int) -> None:
         """A worker is there, and has memory for a batch of ``most``; the job has ``samples`` in all."""
@@ -70,7 +81,9 @@ class Pacing:
 
     def sits_out(self, rank: int) -> bool:
         """Whether a worker is there, and too slow for any batch."""
-        return rank in self._there and not self.plan.batches[rank]
+        if self._policy is None or rank not in self._there:
+            return False
+        return not self._policy.plan.batches[self._known.index(rank)]
 
     def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
         """See Policy."""
@@ -94,14 +107,18 @@ class Pacing:
         speed = total / seconds
         return f"a step of {total} samples takes {seconds:.3f} s, {speed:.1f} per second: {'; '.join(parts)}"
 
-    def _total(self, crew: Crew) -> int | None:
-        """The samples of a step, as near to what the job says as all together come; None for as they like."""
-        most, wanted = int(crew.caps.sum()), self._how.global_batch
-        if wanted is None:
-            wanted = max(LEAST_BATCH, self._samples // self._how.steps)
-            if wanted >= most:
-                return None
-        return crew.nearest(wanted, np.ones(crew.size, dtype=np.bool_)) or None
+    @property
+    def _wanted(self) -> int:
+        """The samples of a step, if all together can do so many."""
+        return self._how.global_batch or max(LEAST_BATCH, self._samples // self._how.steps)
+
+    def _total(self) -> int | None:
+        """A global batch that is fixed, and more than the workers like: as near to it as they come."""
+        wanted, everyone = self._how.global_batch, np.ones(self._crew.size)
+        liked = self._crew.batches(self._crew.step_seconds(everyone), everyone).sum()
+        if wanted is None or (self._spread is not None and wanted <= liked):
+            return None
+        return self._crew.nearest(wanted, everyone > 0) or None
 
     def _slowness(self) -> dict[int, float]:
         if self._policy is None:
@@ -114,12 +131,12 @@ class Pacing:
         self._known = sorted(self._measured)
         kinds, members, levels = kinds_of([self._measured[rank] for rank in self._known])
         kept = [before.get(rank, own) for rank, own in zip(self._known, levels, strict=True)]
-        crew = Crew(kinds, members)
-        self._caps = crew.caps
+        self._crew = Crew(kinds, members)
+        self._caps = self._crew.caps
         self._policy = policy_of(
             self._how.policy,
-            crew,
-            self._total(crew),
+            self._crew,
+            self._total(),
             self._how.patience or None,
             levels=np.array(kept),
             present=np.array([rank in self._there for rank in self._known]),

@@ -65,7 +65,8 @@ class Processes:
         size = self.keeper.prepare(Deadline.after(_PREPARE_SECONDS)).size
         self.holdings = Holdings(work.seed, count)
         self.stepping = Stepping(count, size, self.holdings, lambda: None)
-        self.pacing = Pacing(work.how, [f"worker{rank}" for rank in range(count)])
+        names = [f"worker{rank}" for rank in range(count)]
+        self.pacing = Pacing(work.how, names, self.holdings.spread)
         self.state: Vector = self.keeper.initial(lambda values: np.empty(values, np.float32), NEVER)
         self.steps = 0
         self.holdings.begin(1)

@@ -13,6 +13,7 @@ can always be dealt so to batches of two or more; a share of one is all that was
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
@@ -55,21 +56,46 @@ class Apportion:
         step.join_single_rests()
         return step.taken
 
+    def spread(self, left: Sequence[int], batches: Sequence[int], most: int) -> list[int]:
+        """Batches no larger than these, of ``most`` samples together, with which the rest of the epoch takes
+        no more steps than it must, and everyone's own samples are in all of them: who has few does not finish
+        early, while the last steps have only those of whom has many.
+        """
+        readable = self._readable(left, batches)
+        if not any(readable):
+            return [0] * len(batches)
+        steps, amounts = self._fewest_steps(readable, batches)
+        totals = [sum(amount for _, amount in own) for own in amounts]
+        together = min(most, math.ceil(sum(totals) / steps))
+        parts = _split(together, [total if total > _ENOUGH else 0.0 for total in totals])
+        found = [
+            min(batch, max(part, _LEAST)) if total > _ENOUGH else 0
+            for part, batch, total in zip(parts, batches, totals, strict=True)
+        ]
+        while sum(found) > together and max(found) > _LEAST:  # to make room for those who were given the least
+            found[found.index(max(found))] -= 1
+        return found
+
     def _choice(self, rank: int) -> int:
         return len(self._pools[rank])
 
     def _layout(self, left: Sequence[int], batches: Sequence[int]) -> Iterator[tuple[int, Amounts]]:
         """What each who is there takes in all steps that are left, were they as few as possible."""
-        readable = [
+        readable = self._readable(left, batches)
+        if not any(readable):
+            return
+        _, amounts = self._fewest_steps(readable, batches)
+        yield from ((rank, amounts[rank]) for rank in self._ranks if amounts[rank])
+
+    def _readable(self, left: Sequence[int], batches: Sequence[int]) -> list[int]:
+        """What is left that somebody who is there can read, by pool."""
+        return [
             count if any(batches[rank] for rank in ranks) else 0
             for count, ranks in zip(left, self._readers, strict=True)
         ]
-        if not any(readable):
-            return
-        amounts = self._fewest_steps(readable, batches)
-        yield from ((rank, amounts[rank]) for rank in self._ranks if amounts[rank])
 
-    def _fewest_steps(self, left: Sequence[int], batches: Sequence[int]) -> list[Amounts]:
+    def _fewest_steps(self, left: Sequence[int], batches: Sequence[int]) -> tuple[float, list[Amounts]]:
+        """How many, and what each worker takes in them."""
         low = high = sum(left) / sum(batches)
         amounts, missing = self._assign(left, high, batches)
         while missing > _ENOUGH:
@@ -82,7 +108,7 @@ class Apportion:
                 low = middle
             else:
                 high, amounts = middle, found
-        return amounts
+        return high, amounts
 
     def _assign(
         self, left: Sequence[int], steps: float, batches: Sequence[int]

@@ -88,6 +88,12 @@ class DataPlan:
             shares.append(Share(tuple(parts)))
         return Position(tuple(cursors), tuple(again)), shares
 
+    def spread(self, position: Position, batches: Sequence[int], most: int) -> list[int]:
+        """Batches no larger than these, of ``most`` samples together: so much smaller that what is left is
+        spread evenly over the steps that it takes, see ``apportion``.
+        """
+        return self._apportion.spread(self.left(position), batches, most)
+
     def give_back(self, position: Position, share: Share) -> Position:
         """A worker's share did not become part of a step: its samples go back to their pools, and are the
         next that anybody takes there.
