@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-import numpy as np
 import psutil
 
 from bench.balance.experiment import Experiment, Findings, Run
-from bench.balance.processes import Processes, Work, processes
+from bench.balance.noise import random_work
+from bench.balance.processes import Processes, processes
 from bench.rows import summary
 from millpond.host.link import Samples
-from millpond.train.job import Synchronous, Training
+from millpond.train.job import Synchronous
 
-WORKERS, PRIVATE, PUBLIC, SIDE = 3, 400, 1200, 32
+WORKERS, PRIVATE, PUBLIC = 3, 400, 1200
 BEFORE = 6  # steps before the kill
 
 
@@ -81,7 +81,8 @@ EXPERIMENT = Experiment("kill", "A worker killed in mid-epoch", measure)
 def _once(seed: int) -> tuple[float, int]:
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
         folder = Path(name)
-        with processes(_work(folder, seed), folder) as team:
+        counts = {f"private{rank}": PRIVATE for rank in range(WORKERS)} | {"public": PUBLIC, "test": 10}
+        with processes(random_work(folder, counts, Synchronous(global_batch=96), seed), folder) as team:
             team.measure()
             witness = team.stepping.supply = Witness(team)
             before = [team.step()[0] for _ in range(BEFORE)]
@@ -115,16 +116,3 @@ def _step_with_kill(team: Processes, usual: float) -> float:
 
 def _below(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
-
-
-def _work(folder: Path, seed: int) -> Work:
-    random = np.random.default_rng(seed)
-    counts = {f"private{rank}": PRIVATE for rank in range(WORKERS)} | {"public": PUBLIC, "test": 10}
-    for name, count in counts.items():
-        (folder / name).mkdir()
-        np.save(folder / name / "images.npy", random.integers(0, 255, (count, 3, SIDE, SIDE), dtype=np.uint8))
-        np.save(folder / name / "labels.npy", random.integers(0, 10, count))
-    private = tuple(folder / f"private{rank}" for rank in range(WORKERS))
-    factory, training = "millpond.train.models:cifar_cnn", Training("sgd", 0.001)
-    how = Synchronous(global_batch=96)
-    return Work(factory, {}, private, folder / "public", folder / "test", training, how, seed)

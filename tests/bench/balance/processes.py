@@ -28,7 +28,9 @@ PUBLIC = "public"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What they train: a factory of millpond's, private folders by rank, public and held-out ones."""
+    """What they train: a factory of millpond's, private folders by rank, public and held-out ones. If it is
+    ``endless``, batches are as the policy likes them, of public samples, for ever.
+    """
 
     factory: str
     arguments: dict[str, object]
@@ -39,6 +41,7 @@ class Work:
     how: Synchronous
     seed: int = 1
     measure_seconds: float = 3.0
+    endless: bool = False
 
     @property
     def job(self) -> Job:
@@ -64,9 +67,10 @@ class Processes:
         self._ready = [worker.prepare(Deadline.after(_PREPARE_SECONDS)) for worker in self.locals]
         size = self.keeper.prepare(Deadline.after(_PREPARE_SECONDS)).size
         self.holdings = Holdings(work.seed, count)
-        self.stepping = Stepping(count, size, self.holdings, lambda: None)
+        supply = Endless(self._ready[0].parts[1]) if work.endless else self.holdings
+        self.stepping = Stepping(count, size, supply, lambda: None)
         names = [f"worker{rank}" for rank in range(count)]
-        self.pacing = Pacing(work.how, names, self.holdings.spread)
+        self.pacing = Pacing(work.how, names, None if work.endless else self.holdings.spread)
         self.state: Vector = self.keeper.initial(lambda values: np.empty(values, np.float32), NEVER)
         self.steps = 0
         self.holdings.begin(1)

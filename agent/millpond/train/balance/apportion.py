@@ -72,7 +72,7 @@ class Apportion:
             min(batch, max(part, _LEAST)) if total > _ENOUGH else 0
             for part, batch, total in zip(parts, batches, totals, strict=True)
         ]
-        while sum(found) > together and max(found) > _LEAST:  # to make room for those who were given the least
+        while sum(found) > together and max(found) > _LEAST:  # room for those who were given the least
             found[found.index(max(found))] -= 1
         return found
 

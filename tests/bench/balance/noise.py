@@ -1,0 +1,27 @@
+"""Edge (files): work without meaning, for experiments that ask only how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.balance.processes import Work
+from millpond.train.job import Synchronous, Training
+
+SIDE = 32
+
+
+def random_work(folder: Path, counts: Mapping[str, int], how: Synchronous, seed: int, **more: Any) -> Work:
+    """The CNN of the DPU paper on noise: ``counts`` are the samples of each folder."""
+    random = np.random.default_rng(seed)
+    for name, count in counts.items():
+        (folder / name).mkdir()
+        images = random.integers(0, 255, (count, 3, SIDE, SIDE), dtype=np.uint8)
+        np.save(folder / name / "images.npy", images)
+        np.save(folder / name / "labels.npy", random.integers(0, 10, count))
+    private = tuple(folder / name for name in counts if name.startswith("private"))
+    factory, training = "millpond.train.models:cifar_cnn", Training("sgd", 0.001)
+    return Work(factory, {}, private, folder / "public", folder / "test", training, how, seed, **more)

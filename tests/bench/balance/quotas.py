@@ -1,0 +1,110 @@
+"""Edge (processes, cgroups): Stannis A for real: three equal processes, gzip beside one for a while."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+
+from bench.balance.cgroups import Unavailable, cgroup
+from bench.balance.experiment import Experiment, Findings, Line, Panel, Run
+from bench.balance.load import count_for, gzip
+from bench.balance.noise import random_work
+from bench.balance.processes import Processes, processes
+from bench.rows import Row, summary
+from millpond.train.job import Synchronous
+
+WORKERS, QUOTA = 3, 0.5
+LOADS = (75, 50)
+BEFORE, TUNING, MEASURED, BACK = 8, 10, 8, 20  # steps
+_LIMIT = "the limit: two whole workers and what gzip leaves of the third, by the speed without it just before"
+
+
+def measure(run: Run) -> Findings:
+    """Rows ``a_real_75``, ``a_real_50``, ``a_real_back``."""
+    try:
+        return _measure(run)
+    except Unavailable as error:
+        run.say(f"no cgroups: {error}")
+        missing = [f"a_real_{name}" for name in (*LOADS, "back")]
+        return Findings(tuple(_row(name, f"not measured: {error}", []) for name in missing))
+
+
+EXPERIMENT = Experiment("a_real", "Stannis A with real processes, cgroup quotas and gzip", measure)
+
+
+def _measure(run: Run) -> Findings:
+    shares: dict[int, list[float]] = defaultdict(list)
+    back: list[float] = []
+    left: dict[int, list[float]] = defaultdict(list)
+    course: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name, ExitStack() as stack:
+        groups = [stack.enter_context(cgroup(f"millpond-bench-{rank}")) for rank in range(WORKERS)]
+        counts = {f"private{rank}": 2 for rank in range(WORKERS)} | {"public": 1000, "test": 10}
+        work = random_work(Path(name), counts, Synchronous(), 1, measure_seconds=8.0, endless=True)
+        team = stack.enter_context(processes(work, Path(name)))
+        for group, worker in zip(groups, team.locals, strict=True):
+            group.limit(QUOTA)
+            group.add(worker.pid)
+        team.measure()
+        run.say(f"measured: {team.pacing.described}")
+        for repeat in range(1 if run.quick else 5):
+            for percent in LOADS:
+                usual = speed(team, BEFORE)
+                with gzip(count_for(percent / 100), groups[-1]) as load:
+                    began, spent = _cpu(team), load.cpu_seconds()
+                    loaded = [speed(team, 1) for _ in range(TUNING)]
+                    found = speed(team, MEASURED)
+                    own = _cpu(team) - began
+                    left[percent].append(own / (own + load.cpu_seconds() - spent))
+                recovering = [speed(team, 1) for _ in range(BACK)]
+                after = speed(team, MEASURED)
+                limit = usual * (WORKERS - percent / 100) / WORKERS
+                shares[percent].append(found / limit)
+                back.append(after / usual)
+                if not repeat and percent == LOADS[0]:
+                    course = [usual, *loaded, found, *recovering, after]
+                told = f"{usual:.1f} img/s, {found:.1f} beside gzip (limit {limit:.1f}), then {after:.1f}"
+                run.say(f"{percent} %: {told}")
+    rows = []
+    for percent in LOADS:
+        had = sum(left[percent]) / len(left[percent])
+        what = (
+            f"steps {TUNING + 1} to {TUNING + MEASURED} beside gzip that takes {percent} % of one worker's "
+            f"quota; of the time of its group the worker had {had:.0%}"
+        )
+        rows.append(_row(percent, what, shares[percent]))
+    what = f"steps {BACK + 1} to {BACK + MEASURED} after gzip has ended, over the speed before it"
+    rows.append(_row("back", what, back))
+    panel = Panel(
+        "A for real: gzip takes 75 % of one of three",
+        "step",
+        "img/s",
+        (Line("millpond", "millpond", list(range(len(course))), course),),
+        event=(0.5, "gzip begins"),
+    )
+    return Findings(tuple(rows), (panel,))
+
+
+def speed(team: Processes, steps: int) -> float:
+    """Images per second over so many steps."""
+    done = [team.step() for _ in range(steps)]
+    return sum(outcome.samples for _, outcome in done) / sum(seconds for seconds, _ in done)
+
+
+def _cpu(team: Processes) -> float:
+    """Seconds of processor time that the worker beside gzip has had."""
+    top = psutil.Process(team.locals[-1].pid)
+    times = [process.cpu_times() for process in (top, *top.children(recursive=True))]
+    return sum(time.user + time.system for time in times)
+
+
+def _row(name: int | str, what: str, values: list[float]) -> Row:
+    note = (
+        f"{WORKERS} real processes of one machine with {QUOTA} of a processor each (cgroup quota), one with "
+        "gzip in its group; no tunnels"
+    )
+    return summary(f"a_real_{name}", what, values, "x", peer=_LIMIT, emulation=note)
