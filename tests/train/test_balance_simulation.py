@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -15,6 +19,37 @@ from millpond.train.balance.stannis import Stannis
 HOST = Curve((20, 60, 180), (0.9, 2.0, 5.39))
 DEVICE = Curve((2, 5, 15), (1.2, 2.2, 5.4))
 QUIET = Loads(busy=0.0, noise=0.0)
+
+
+STEADY = Curve((2, 10), (1.2, 5.2))  # 0.2 s, and 0.5 s for each sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule(Loads):
+    """How slow each is: at first, and after the first step."""
+
+    first: tuple[float, ...]
+    then: tuple[float, ...]
+    noise: float = 0.0
+    busy_noise: float = 0.0
+
+    def begin(self, size: int, source: np.random.Generator) -> np.ndarray:
+        return np.array(self.first)
+
+    def change(self, slowness: np.ndarray, source: np.random.Generator) -> np.ndarray:
+        return np.array(self.then)
+
+
+class Hearing(Untuned):
+    """Writes down what it is told: batches, seconds, and what other work takes of the processors."""
+
+    def __init__(self, crew: Crew, **more: Any) -> None:
+        super().__init__(crew, **more)
+        self.told: list[tuple[list[float], ...]] = []
+
+    def observe(self, batches: Any, measured: Any, busy: Any = None, /) -> bool:
+        self.told.append(tuple(np.round(values, 9).tolist() for values in (batches, measured, busy)))
+        return False
 
 
 def fleet(devices: int) -> Crew:
@@ -54,6 +89,49 @@ def test_late_sums_are_carried_over_so_that_nobody_counts_too_little(devices: in
     assert carried.bias < 0.01
     assert dropped.bias > 5 * carried.bias
     assert np.all(carried.counted <= carried.begun)
+
+
+def test_who_is_late_begins_again_with_a_part_and_is_heard_of_twice() -> None:
+    crew = Crew([Kind(STEADY, 10)], [0, 0])
+    policy = Hearing(crew, patience=1.1)
+    loads = Schedule(first=(1.0, 1.5), then=(1.0, 1.0))
+    outcome = simulate(crew, policy, loads, 2, 1)
+    assert outcome.seconds == pytest.approx(1.1 * 5.2 + 5.2)
+    assert outcome.counted.tolist() == [20, 10 + 5] and outcome.bias == 0  # 5 in 0.6 of the second step
+    nothing, third = math.nan, round(1 / 3, 9)
+    expected = [
+        ([10, 0], [5.2, nothing], [0, nothing]),
+        ([0, 10], [nothing, 7.8], [0, third]),
+        ([10, 5], [5.2, 2.7], [0, 0]),
+    ]
+    assert len(policy.told) == 3
+    for told, wanted in zip(policy.told, expected, strict=True):
+        for values, others in zip(told, wanted, strict=True):
+            assert values == pytest.approx(others, nan_ok=True)
+
+
+def test_who_has_no_time_for_a_part_begins_with_the_next_step() -> None:
+    crew = Crew([Kind(STEADY, 10)], [0, 0])
+    loads = Schedule(first=(1.0, 2.0), then=(1.0, 1.0))
+    outcome = simulate(crew, Untuned(crew, patience=1.1), loads, 3, 1)
+    assert outcome.counted.tolist() == [30, 20] and outcome.seconds == pytest.approx(1.1 * 5.2 + 2 * 5.2)
+
+
+@pytest.mark.parametrize(("steps", "counted"), [(5, 0), (6, 6), (11, 6), (12, 12)])
+def test_who_sits_out_has_a_batch_that_nobody_waits_for(steps: int, counted: int) -> None:
+    crew, slowness = Crew([Kind(STEADY, 10)], [0, 0, 0]), (1.0, 1.0, 9.0)
+    policy = Untuned(crew, patience=1.1, levels=np.array(slowness))
+    assert policy.plan.batches.tolist() == [10, 10, 0]
+    outcome = simulate(crew, policy, Schedule(first=slowness, then=slowness), steps, 1)  # 28.8 s for 6
+    assert outcome.counted.tolist() == [10 * steps, 10 * steps, counted]
+    assert outcome.seconds == pytest.approx(5.2 * steps)
+
+
+def test_where_all_sit_out_a_step_ends_with_the_first_answer() -> None:
+    crew = Crew([Kind(STEADY, 10)], [0, 0])
+    policy = Untuned(crew, patience=1.1, present=np.zeros(2, dtype=np.bool_))
+    outcome = simulate(crew, policy, Schedule(first=(1.0, 3.5), then=(1.0, 3.5)), 4, 1)
+    assert outcome.seconds == pytest.approx(3.5 * 1.2) and outcome.counted.tolist() == [6, 2]
 
 
 def test_loads_keep_their_part_of_the_time() -> None:

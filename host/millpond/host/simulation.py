@@ -10,7 +10,7 @@ from statistics import median
 
 from rich.table import Table
 
-from millpond.train.balance.controller import PATIENCE, Controller
+from millpond.train.balance.controller import PATIENCE, Controller, Plan
 from millpond.train.balance.curve import Curve, Floats, Ints
 from millpond.train.balance.equal_time import Crew, Kind
 from millpond.train.balance.policies import Untuned
@@ -115,15 +115,20 @@ class _Timed:
     """A policy and a stop watch."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy, self.plan = policy, policy.plan
-        self.seconds: list[float] = []
+        self._policy = policy
+        self.seconds: list[float] = []  # by step
+
+    @property
+    def plan(self) -> Plan:
+        """The present one. Each step begins with asking for it."""
+        self.seconds.append(0.0)
+        return self._policy.plan
 
     def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
         """What the policy says."""
         began = time.perf_counter()
         changed = self._policy.observe(batches, measured, busy)
-        self.seconds.append(time.perf_counter() - began)
-        self.plan = self._policy.plan
+        self.seconds[-1] += time.perf_counter() - began
         return changed
 
 

@@ -1,20 +1,27 @@
 """Pure: a fleet in lock step, simulated: what policies make of loads that come and go, to 10,000 devices.
 
-Each step, who is free begins with its batch; the step ends when all are done, or at the deadline. Who is late
-goes on, its sums count in the step in which it is done, and it begins its next batch then. Exchange and
-optimizer are part of the curves. Time is that of the simulation alone; the generator is seeded.
+It follows what ``millpond.host.stepping`` does. Each step, who is free begins with its batch, and who sits
+out with one that nobody waits for. The step ends when all others are done, or at the deadline. Who is late
+goes on, its sums count in the step in which it is done, and it begins again with what it can do in the rest
+of that step. What other work takes of a processor is known from answers alone, and is that of when the batch
+began. The policy hears of a step's late answers first, and then of the others. That is all at once, where the
+host tells of each late answer by itself: among few workers it is the same, among 10,000 it takes no time.
+
+Exchange and optimizer are part of the curves. Time is that of the simulation alone; the generator is seeded.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from millpond.train.balance.controller import Plan
 from millpond.train.balance.curve import Bools, Floats, Ints
-from millpond.train.balance.equal_time import Crew
+from millpond.train.balance.equal_time import LEAST_BATCH, Crew
+
+_SAFE = 0.9  # of what the rule of three gives for the rest of a step, as in the host
 
 
 class Policy(Protocol):
@@ -106,40 +113,100 @@ class _Simulation:
         self._source, self._telling = np.random.default_rng(seed), np.random.default_rng((seed, 1))
         self._slowness = loads.begin(crew.size, self._source)
         self._speeds = np.array([kind.curve.speed for kind in crew.kinds])[crew.members]
-        self._at: Ints = np.zeros(crew.size, dtype=np.int64)  # samples of the batch that each is late with
-        self._took, self._until = np.zeros(crew.size), np.zeros(crew.size)  # its seconds, and when it is done
-        self._counted, self._begun = np.zeros_like(self._at), np.zeros_like(self._at)
+        self._at = _Work.none(crew.size)
+        self._busy: Floats = np.full(crew.size, np.nan)  # as far as it was told
+        self._counted, self._begun = np.zeros((2, crew.size), dtype=np.int64)
 
     def run(self, steps: int) -> Outcome:
         now, ideal, plans = 0.0, 0.0, 0
         for _ in range(steps):
-            end, batches, seconds = self._step(now)
+            end, new_plan = self._step(now)
             ideal += float((self._speeds / self._slowness).sum()) * (end - now)
-            busy = self._loads.told(self._slowness, self._telling)
-            plans += self._policy.observe(batches, seconds, busy)
+            plans += new_plan
             self._slowness = self._loads.change(self._slowness, self._source)
             now = end
         return Outcome(now, ideal, self._counted, self._begun, plans)
 
-    def _step(self, now: float) -> tuple[float, Ints, Floats]:
-        """When it ends, and what each worker did last in it."""
-        plan = self._policy.plan
-        took = self._crew.times(plan.batches, self._slowness)
-        took *= np.maximum(self._source.normal(1.0, self._loads.noise, self._crew.size), 0.1)
-        begin = np.maximum(self._until, now)
-        begins = (plan.batches > 0) & (begin < now + plan.deadline)
-        done_at = np.where(begins, begin + took, self._until)
-        end = min(float(done_at.max()), now + plan.deadline)
-        late = (self._at > 0) & (self._until <= end)
-        self._count(late if self._carry else np.zeros_like(late), self._at)
-        punctual = begins & (done_at <= end)
-        self._count(punctual, plan.batches)
-        self._begun += np.where(begins, plan.batches, 0)
-        batches = np.where(punctual, plan.batches, self._at)
-        seconds = np.where(punctual, took, np.where(late, self._took, np.nan))
-        self._at = np.where(begins, np.where(punctual, 0, plan.batches), np.where(late, 0, self._at))
-        self._took, self._until = np.where(begins, took, self._took), done_at
-        return end, batches, seconds
+    def _step(self, now: float) -> tuple[float, bool]:
+        """When it ends, and whether a new plan follows from it."""
+        plan, at = self._policy.plan, self._at
+        late = at.batches > 0
+        fresh = self._begin(plan, now, late)
+        end = _end(plan, now, _answers(at, fresh), fresh)
+        came = late & (at.done <= end)
+        began = (fresh.batches > 0) & (came | ~late)
+        punctual = began & (fresh.done <= end)
+        self._begun += np.where(began, fresh.batches, 0)
+        self._counted += np.where(came, at.batches, 0) if self._carry else 0
+        self._counted += np.where(punctual, fresh.batches, 0)
+        self._at = fresh.where(began & ~punctual, at.without(came))
+        return end, self._tell(came, at) | self._tell(punctual, fresh, always=True)
 
-    def _count(self, who: Bools, batches: Ints) -> None:
-        self._counted += np.where(who, batches, 0)
+    def _begin(self, plan: Plan, now: float, late: Bools) -> _Work:
+        """What those who are free do now, and those who are late when they are free."""
+        begin = np.where(late, self._at.done, now)
+        batches = np.where(late, _in_the_rest(plan, begin - now), _with_idle(plan.batches, self._crew.caps))
+        took = self._crew.times(batches, self._slowness)
+        took *= np.maximum(self._source.normal(1.0, self._loads.noise, self._crew.size), 0.1)
+        return _Work(batches, took, begin + took, self._loads.told(self._slowness, self._telling))
+
+    def _tell(self, who: Bools, work: _Work, *, always: bool = False) -> bool:
+        """The policy what these did. Whether there is a new plan."""
+        if not always and not who.any():
+            return False
+        np.copyto(self._busy, work.busy, where=who)
+        return self._policy.observe(
+            np.where(who, work.batches, 0), np.where(who, work.took, np.nan), self._busy.copy()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """By rank what each is at: samples, 0 for nothing; seconds; when it is done; what other work takes."""
+
+    batches: Ints
+    took: Floats
+    done: Floats
+    busy: Floats
+
+    @staticmethod
+    def none(size: int) -> _Work:
+        return _Work(np.zeros(size, dtype=np.int64), np.zeros(size), np.zeros(size), np.zeros(size))
+
+    def where(self, mine: Bools, other: _Work) -> _Work:
+        """This for some, the other for the rest."""
+        return _Work(
+            np.where(mine, self.batches, other.batches),
+            np.where(mine, self.took, other.took),
+            np.where(mine, self.done, other.done),
+            np.where(mine, self.busy, other.busy),
+        )
+
+    def without(self, who: Bools) -> _Work:
+        return replace(self, batches=np.where(who, 0, self.batches))
+
+
+def _answers(at: _Work, fresh: _Work) -> Floats:
+    """When each is first done with something."""
+    return np.where(at.batches > 0, at.done, np.where(fresh.batches > 0, fresh.done, np.inf))
+
+
+def _end(plan: Plan, now: float, answers: Floats, fresh: _Work) -> float:
+    """When all who have a batch in the plan are done, or at the deadline, but not before the first answer."""
+    first = float(answers.min())
+    awaited = fresh.done[plan.batches > 0]
+    return min(float(awaited.max(initial=first)), max(now + plan.deadline, first))
+
+
+def _in_the_rest(plan: Plan, gone: Floats) -> Ints:
+    """What each can do of its batch when so many seconds of the step are gone; 0 if that is too little."""
+    planned = float(plan.times.max())
+    left = 1 - gone / planned if planned else np.zeros_like(gone)
+    batches = (_SAFE * left * plan.batches).astype(np.int64)
+    return np.where(batches >= LEAST_BATCH, batches, 0)
+
+
+def _with_idle(batches: Ints, caps: Ints) -> Ints:
+    """With an equal part of a step, as far as their memory takes it, for those who sit out."""
+    equal = max(LEAST_BATCH, int(batches.sum()) // len(batches))
+    return np.where(batches > 0, batches, np.minimum(caps, equal))
