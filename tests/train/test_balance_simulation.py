@@ -171,3 +171,48 @@ def test_the_rule_of_the_paper_never_gives_a_batch_back() -> None:
         changed = policy.observe(policy.plan.batches, crew.times(policy.plan.batches, real))
         assert changed == (step == 4) or step > 4
     assert policy.plan.batches[2] < normal[2] and np.array_equal(policy.plan.batches[:2], normal[:2])
+
+
+@pytest.mark.parametrize("slowness", [1.5, 2.0, 4.0])
+def test_the_rule_of_the_paper_finds_a_slowdown_once(slowness: float) -> None:
+    crew = Crew([Kind(STEADY, 10)], [0, 0])
+    policy, found = Stannis(crew), []
+    for step in range(30):
+        batches = policy.plan.batches
+        if policy.observe(batches, crew.times(batches, np.array([1.0, slowness]))):
+            found.append((step, int(policy.plan.batches[1])))
+    speed = 10 / 5.2 / slowness
+    expected = max(2, math.floor(0.2 * speed / (1 - 0.5 * speed)))  # b / (0.2 + 0.5 b) is the speed
+    assert found == [(4, expected)] and policy.plan.times[1] == pytest.approx(
+        slowness * (0.2 + 0.5 * expected)
+    )
+
+
+def test_the_rule_of_the_paper_finds_the_next_slowdown_too() -> None:
+    crew = Crew([Kind(Curve((2, 10), (1.8, 5.0)), 10)], [0, 0])  # 1 s, and 0.4 s for each sample
+    policy, found = Stannis(crew), []
+    for step in range(30):
+        batches = policy.plan.batches
+        real = np.array([1.0, 1.42 if step < 15 else 2.02])
+        if policy.observe(batches, crew.times(batches, real)):
+            found.append((step, int(policy.plan.batches[1])))
+    assert found == [(4, 3), (19, 2)]
+
+
+def test_the_rule_of_the_paper_counts_steps_in_which_a_worker_took_part() -> None:
+    crew = Crew([Kind(STEADY, 10)], [0, 0])
+    policy = Stannis(crew)
+    batches = policy.plan.batches
+    took = crew.times(batches, np.array([1.0, 3.0]))
+    for _ in range(4):
+        assert not policy.observe(batches, took)
+        assert not policy.observe(batches, np.array([5.2, math.nan]))
+    assert policy.observe(batches, took)
+
+
+def test_the_rule_of_the_paper_has_no_batch_below_its_curve() -> None:
+    crew = Crew([Kind(HOST, 999)], [0])
+    policy = Stannis(crew)
+    for _ in range(5):
+        policy.observe(policy.plan.batches, crew.times(policy.plan.batches, np.array([9.0])))
+    assert policy.plan.batches.tolist() == [20]
