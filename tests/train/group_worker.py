@@ -54,12 +54,12 @@ class Run:
 
     def __init__(self, group: Group, model: Slowed, change: int = 0) -> None:
         self._group, self._model, self._change = group, model, change
-        self._optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         self.batches: list[tuple[int, ...]] = []
 
-    def epoch(self, loader: Loader) -> list[int]:
-        """The samples that counted."""
-        return sorted(sample for samples in self._steps(loader) for sample in samples)
+    def epoch(self, loader: Loader) -> list[list[int]]:
+        """By step the samples that counted."""
+        return list(self._steps(loader))
 
     def _steps(self, loader: Loader) -> Iterator[list[int]]:
         for images, labels, samples in loader:
@@ -94,8 +94,7 @@ def balanced() -> dict[str, Any]:
 
 
 def private(rank: int) -> dict[str, Any]:
-    own, everyones = data(PRIVATE[rank], 20 + rank), data(PUBLIC, 9)
-    model = slowed(rank, nn.BatchNorm1d(32))
+    own, everyones, model = data(PRIVATE[rank], 20 + rank), data(PUBLIC, 9), slowed(rank)
     with millpond.train.group(model) as group:
         run = Run(group, model)
         mine, public = group.loader(own, private=True, batch=12), group.loader(everyones, batch=8)
@@ -108,7 +107,7 @@ def fixed() -> dict[str, Any]:
     dist.init_process_group("gloo")
     states = []
     for _ in range(2):
-        dataset, model = data(100, 5), slowed(3)
+        dataset, model = data(100, 5), slowed(3, nn.BatchNorm1d(32))
         with millpond.train.group(model, policy="fixed") as group:
             run = Run(group, model)
             run.epoch(group.loader(dataset))

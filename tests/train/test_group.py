@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -17,10 +17,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from millpond.train import group
-from millpond.train.balance.data_plan import DataPlan, Pool
 from millpond.wire.errors import LocalError
 
 from .group_worker import BATCH, CHANGE, EPOCH, EPOCHS, PRIVATE, PUBLIC, Run, data, slowed
@@ -58,25 +57,31 @@ def three() -> list[dict[str, Any]]:
     return run("balanced", 3)
 
 
-def by_hand() -> list[float]:
-    """What plain torch makes of the same batches."""
-    dataset, model = data(EPOCH, 5), slowed(0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
-    for epoch in range(EPOCHS):
-        plan = DataPlan(0, epoch, [Pool(EPOCH, (0,))], 1)
-        position = plan.begin()
-        while any(plan.left(position)):
-            position, (share,) = plan.deal(position, [BATCH])
-            images, labels, _ = dataset[list(share.parts[0].indices)]
-            optimizer.zero_grad()
-            cross_entropy(model(images), labels).backward()
-            optimizer.step()
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).tolist()
+def by_hand(steps: Iterable[list[tuple[TensorDataset, list[int]]]]) -> Any:
+    """What plain torch makes of steps with these samples, to 1e-6."""
+    model = slowed(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for parts in steps:
+        images = torch.cat([dataset.tensors[0][taken] for dataset, taken in parts])
+        labels = torch.cat([dataset.tensors[1][taken] for dataset, taken in parts])
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    weights = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    return pytest.approx(weights.tolist(), rel=0, abs=1e-6)
+
+
+def together(datasets: list[TensorDataset], epochs: Iterable[list[list[int]]]) -> Iterator[Any]:
+    """The steps of an epoch, of what each rank has done of its dataset."""
+    for shares in zip(*epochs, strict=True):
+        yield list(zip(datasets, shares, strict=True))
 
 
 def test_uneven_batches_are_exactly_one_process_with_all_samples(three: list[dict[str, Any]]) -> None:
     assert len({tuple(batches) for batches in three[0]["batches"]}) > 3
-    assert three[0]["state"] == pytest.approx(by_hand(), rel=0, abs=1e-6)
+    everyones = 3 * [data(EPOCH, 5)]
+    epochs = zip(*(worker["epochs"] for worker in three), strict=True)
+    assert three[0]["state"] == by_hand(chain(*(together(everyones, epoch) for epoch in epochs)))
     assert three[0]["state"] == three[1]["state"] == three[2]["state"]
 
 
@@ -86,32 +91,42 @@ def test_a_process_alone_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset, model = data(EPOCH, 5), slowed(0)
     with group(model) as alone:
         loop = Run(alone, model)
-        for _ in range(EPOCHS):
-            assert loop.epoch(alone.loader(dataset, batch=BATCH)) == list(range(EPOCH))
-        assert alone.samples == (EPOCHS * EPOCH,)
-    assert loop.state == pytest.approx(by_hand(), rel=0, abs=1e-6)
+        epochs = [loop.epoch(alone.loader(dataset, batch=BATCH)) for _ in range(2)]
+        assert alone.samples == (2 * EPOCH,)
+    assert epochs[0] != epochs[1]
+    for epoch in epochs:
+        assert sorted(chain(*epoch)) == list(range(EPOCH))
+        assert {len(taken) for taken in epoch} == {BATCH}
+    assert loop.state == by_hand([(dataset, taken)] for taken in chain(*epochs))
     assert not torch.distributed.is_initialized()
 
 
 def test_each_sample_is_taken_once_by_somebody(three: list[dict[str, Any]]) -> None:
     for epoch in range(EPOCHS):
-        assert sorted(chain(*(worker["epochs"][epoch] for worker in three))) == list(range(EPOCH))
+        taken = chain(*(chain(*worker["epochs"][epoch]) for worker in three))
+        assert sorted(taken) == list(range(EPOCH))
     assert sum(three[0]["samples"]) == EPOCHS * EPOCH
-    assert three[0]["samples"] == [len([*chain(*worker["epochs"])]) for worker in three]
+    done = [sum(len(taken) for taken in chain(*worker["epochs"])) for worker in three]
+    assert three[0]["samples"] == done
 
 
 def test_private_samples_are_taken_by_their_own_rank(three: list[dict[str, Any]]) -> None:
     for epoch in range(2):
         for rank, worker in enumerate(three):
-            assert worker["private"]["epochs"][epoch][0] == list(range(PRIVATE[rank]))
-        public = [worker["private"]["epochs"][epoch][1] for worker in three]
-        assert sorted(chain(*public)) == list(range(PUBLIC))
+            assert sorted(chain(*worker["private"]["epochs"][epoch][0])) == list(range(PRIVATE[rank]))
+        public = chain(*(chain(*worker["private"]["epochs"][epoch][1]) for worker in three))
+        assert sorted(public) == list(range(PUBLIC))
 
 
 def test_who_has_no_samples_left_takes_part_with_none(three: list[dict[str, Any]]) -> None:
     assert any(batches[2] == 0 < batches[0] for batches in three[0]["private"]["batches"])
+    own, everyones = [data(count, 20 + rank) for rank, count in enumerate(PRIVATE)], 3 * [data(PUBLIC, 9)]
+    steps: list[Any] = []
+    for epoch in range(2):
+        for number, datasets in enumerate((own, everyones)):
+            steps += together(datasets, [worker["private"]["epochs"][epoch][number] for worker in three])
     states = [worker["private"]["state"] for worker in three]
-    assert states[0] == states[1] == states[2]  # with the running statistics of BatchNorm
+    assert states[0] == states[1] == states[2] == by_hand(steps)
 
 
 def test_who_is_slow_gets_less_and_the_others_more(three: list[dict[str, Any]]) -> None:
@@ -126,7 +141,7 @@ def test_fixed_batches_give_the_same_bits() -> None:
     first, second = run("fixed", 2), run("fixed", 2)
     assert first == second
     (one, again), (other, _) = first[0]["states"], first[1]["states"]
-    assert one == again == other
+    assert one == again == other  # with the running statistics of BatchNorm
     assert first[0]["batches"] == [[32, 32], [18, 18]]
     assert first[0]["still"]
 
