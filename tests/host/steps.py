@@ -1,0 +1,156 @@
+"""What tests of steps share: workers in this process whose sums count samples, and a plan that stays."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from millpond.host.holdings import Holding, Holdings
+from millpond.host.link import Link
+from millpond.host.stepping import Outcome, Stepping
+from millpond.train.aggregate import Vector
+from millpond.train.balance.controller import Plan
+from millpond.train.balance.curve import Floats, Ints
+from millpond.train.protocol import Compute, Computed, Ready, Trained
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import ConnectionLost, ProtocolError
+
+
+class CountingWorker:
+    """The gradient of each sample is a one at the sample's own place, so a sum tells how often each is in it.
+    ``folders`` are the places of its samples. What goes wrong is given by step.
+    """
+
+    def __init__(self, name: str, folders: Sequence[range], size: int) -> None:
+        self.name, self.folders, self.size = name, folders, size
+        self.asked: list[Compute] = []
+        self.seconds: Callable[[int], float] = lambda samples: 0.0
+        self.closed = threading.Event()
+        self._held: dict[int, threading.Event] = {}
+        self._faults: dict[int, Exception] = {}
+        self._values: dict[int, float] = {}
+
+    def hold_at(self, step: int) -> threading.Event:
+        """Its answer to this step waits until the event is set."""
+        return self._held.setdefault(step, threading.Event())
+
+    def fail_at(self, step: int, error: Exception) -> None:
+        """It raises in this step."""
+        self._faults[step] = error
+
+    def poison_at(self, step: int, value: float) -> None:
+        """One of its sums is this value in this step."""
+        self._values[step] = value
+
+    def prepare(self, deadline: Deadline) -> Ready:
+        parts = tuple(map(len, self.folders))
+        return Ready(sum(parts), (), self.size, parts=parts)
+
+    def compute(self, request: Compute, state: Vector, into: Vector, deadline: Deadline) -> Computed:
+        began = time.monotonic()
+        self.asked.append(request)
+        samples = sum(map(len, request.samples))
+        if held := self._held.get(request.step):
+            assert held.wait(30)
+        if self.closed.wait(self.seconds(samples)):
+            raise ConnectionLost(f"{self.name} was closed")
+        if fault := self._faults.get(request.step):
+            raise fault
+        into[:] = 0.0
+        for places, indices in zip(self.folders, request.samples, strict=True):
+            np.add.at(into, places.start + np.array(indices, np.int64), 1.0)
+        into[0] += self._values.get(request.step, 0.0)
+        seconds = time.monotonic() - began
+        return Computed(request.step, samples, 2.0 * samples, seconds, math.nan, 1000 * samples)
+
+    def train(self, round_number: int, state: Vector, deadline: Deadline) -> Trained:
+        raise ProtocolError(f"{self.name} does steps only")
+
+    def receive_state(self, into: Vector, deadline: Deadline) -> None:
+        raise ProtocolError(f"{self.name} does steps only")
+
+    def close(self) -> None:
+        self.closed.set()
+        for held in self._held.values():
+            held.set()
+
+
+class Given:
+    """A policy whose plan stays; ``shown`` are the batches that it was told times of, by rank."""
+
+    def __init__(self, *batches: int, seconds: float = 1000.0, deadline: float = math.inf) -> None:
+        planned = np.array(batches, np.int64)
+        self.plan = Plan(planned, np.where(planned > 0, seconds, 0.0), deadline)
+        self.shown: list[dict[int, int]] = []
+
+    def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
+        told = np.flatnonzero(np.isfinite(measured)).tolist()
+        self.shown.append({rank: int(batches[rank]) for rank in told})
+        return False
+
+
+class Team:
+    """Workers by rank, with so many ``private`` samples each, and ``public`` ones that all can read."""
+
+    def __init__(self, private: Sequence[int], public: int = 0) -> None:
+        ends = np.cumsum([0, *private, public]).tolist()
+        self.size = max(ends[-1], 1)
+        self._places = [range(start, end) for start, end in zip(ends, ends[1:], strict=False)]
+        self.holdings = Holdings(1, len(private))
+        self.look_around: Callable[[], None] = lambda: None
+        self.stepping = Stepping(len(private), self.size, self.holdings, lambda: self.look_around())
+        self.counted: Counter[int] = Counter()
+        self.steps = 0
+        self.holdings.begin(1)
+        self.workers: dict[int, CountingWorker] = {}
+        self._made: list[Link] = []
+        for rank in range(len(private)):
+            self.join(rank)
+
+    def join(self, rank: int) -> CountingWorker:
+        """A new worker, for the first time or instead of one that was lost."""
+        private, public = self._places[rank], self._places[-1]
+        worker = CountingWorker(f"w{rank}", (private, public), self.size)
+        found = [Holding(worker.name, False, len(private)), Holding("all", True, len(public))]
+        assert self.holdings.add(rank, found) == ""
+        link = Link(rank, worker, self.size, self.stepping.events)
+        self.workers[rank], self.stepping.links[rank] = worker, link
+        self._made.append(link)
+        return worker
+
+    def step(self, policy: Given, rest: Sequence[int] = ()) -> Outcome:
+        """A step; what was counted in it is told by its mean, and agrees with its outcome."""
+        self.steps += 1
+        beside = np.array(rest or np.zeros_like(policy.plan.batches), np.int64)
+        state = np.zeros(self.size, np.float32)
+        outcome = self.stepping.step(self.steps, 7, state, policy, beside)
+        if outcome.samples:
+            sums = self.stepping.mean() * outcome.samples
+            often = np.rint(sums).astype(int)
+            assert np.allclose(sums, often, atol=1e-3)
+            assert int(often.sum()) == outcome.samples
+            self.counted.update({place: times for place, times in enumerate(often.tolist()) if times})
+        return outcome
+
+    def finish(self, policy: Given) -> list[Outcome]:
+        """Step until the epoch is over."""
+        outcomes = []
+        while (outcome := self.step(policy)).samples or outcome.lost:
+            outcomes.append(outcome)
+        return outcomes
+
+    @property
+    def once(self) -> bool:
+        """Whether each sample was counted exactly once."""
+        return self.counted == Counter(range(self.size))
+
+    def close(self) -> None:
+        """End all threads."""
+        for link in self._made:
+            link.worker.close()
+            link.end()
