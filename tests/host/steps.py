@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -100,7 +101,7 @@ class Team:
     def __init__(self, private: Sequence[int], public: int = 0) -> None:
         ends = np.cumsum([0, *private, public]).tolist()
         self.size = max(ends[-1], 1)
-        self._places = [range(start, end) for start, end in zip(ends, ends[1:], strict=False)]
+        self._places = [range(start, end) for start, end in itertools.pairwise(ends)]
         self.holdings = Holdings(1, len(private))
         self.look_around: Callable[[], None] = lambda: None
         self.stepping = Stepping(len(private), self.size, self.holdings, lambda: self.look_around())

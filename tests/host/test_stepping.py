@@ -1,4 +1,4 @@
-"""Steps of workers that are late, lost or wrong: each sample is counted exactly once, and the mean is right."""
+"""Steps of workers that are late, lost or wrong: each sample counts exactly once, and the mean is right."""
 
 from __future__ import annotations
 
