@@ -16,7 +16,7 @@ from millpond.train.balance.slowness import Slowness
 
 PATIENCE = 1.1
 """The longest step over the planned one. In simulations of 1,000 devices with 10 % of them busy, 1.25 gives
-0.78 of the ideal, 1.1 gives 0.89 and 1.02 gives 0.96; but the smaller it is, the more sums come a step late.
+0.79 of the ideal, 1.1 gives 0.89 and 1.02 gives 0.93; but the smaller it is, the more sums come a step late.
 """
 GRACE = 0.1
 """Seconds that a step waits at least beyond the planned time: what scheduling and waking up alone may cost
