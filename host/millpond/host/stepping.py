@@ -170,9 +170,10 @@ class Stepping:
 
     def _observe_alone(self, policy: Policy, rank: int, samples: int, seconds: float) -> bool:
         """A late answer, at once: another of the same worker may come in the same step."""
-        batches, measured = np.zeros_like(self._batches), np.full_like(self._measured, np.nan)
-        batches[rank], measured[rank] = samples, seconds
-        return policy.observe(batches, measured, self.busy)
+        batches = np.zeros_like(self._batches)
+        measured, busy = np.full_like(self._measured, np.nan), np.full_like(self.busy, np.nan)
+        batches[rank], measured[rank], busy[rank] = samples, seconds, self.busy[rank]
+        return policy.observe(batches, measured, busy)
 
     def _begin_rest(self, run: _Run, rank: int) -> None:
         """A worker that was late has time for a part of its batch."""

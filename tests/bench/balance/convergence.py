@@ -25,12 +25,12 @@ from millpond.wire.deadline import Deadline
 WORKERS, EPOCHS, BATCH = 3, 10, 36
 _SLOWER = (1.0, 4.0, 1.0, 1.0, 2.0, 1.0)
 """How many times as long the workers take, one after the other, for PERIOD seconds each."""
-PERIOD, LEAST_SECONDS = 1.0, 0.06
+PERIOD, FIXED, EACH = 1.0, 0.02, 0.0035
 TRAINING = Training("sgd", 0.05, 0.9, BATCH)
 
 
 class Interrupted:
-    """A real worker that takes LEAST_SECONDS for a batch at least, and longer where it is interrupted."""
+    """A real worker that takes at least FIXED seconds and EACH for a sample, and longer while interrupted."""
 
     def __init__(self, rank: int, worker: Worker) -> None:
         self.name, self.rank, self.worker = worker.name, rank, worker
@@ -42,7 +42,8 @@ class Interrupted:
         computed = self.worker.compute(request, state, into, deadline)
         took = time.monotonic() - began
         slower = _SLOWER[(int((began - self.began) / PERIOD) + 2 * self.rank) % len(_SLOWER)]
-        time.sleep(max(0.0, max(took, LEAST_SECONDS) * slower - took))
+        least = FIXED + EACH * computed.samples
+        time.sleep(max(0.0, max(took, least) * slower - took))
         return computed
 
     def prepare(self, deadline: Deadline) -> Ready:
@@ -77,9 +78,9 @@ def measure(run: Run) -> Findings:
             carried.append(late)
         run.say(f"convergence: seed {seed}: {together[-1]:.2f} % together, {alone[-1]:.2f} % alone")
     note = (
-        f"{WORKERS} real processes of one machine; interruptions are pauses that make each worker 2 or 4 "
-        f"times as slow for {PERIOD} s at a time; private samples in uneven (Dirichlet) shares, public ones "
-        "read by all"
+        f"{WORKERS} real processes of one machine that take {FIXED} s and {EACH} s per sample at least; pauses "
+        f"make each 2 or 4 times as slow for {PERIOD} s at a time; private samples in uneven (Dirichlet) shares, "
+        "public ones read by all"
     )
     what = (
         f"digits and the CNN, {epochs} epochs, accuracy of one process ({mean(alone):.2f} %) minus that of "
