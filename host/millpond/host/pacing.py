@@ -76,7 +76,8 @@ class Pacing:
         if self._policy is not None:
             batches = self._policy.plan.batches
             equal = max(LEAST_BATCH, int(batches.sum()) // max(1, len(self._there)))
-            rest[self._known] = np.where(batches == 0, np.minimum(self._caps, equal), 0)
+            sit_out = (batches == 0) & [rank in self._there for rank in self._known]
+            rest[self._known] = np.where(sit_out, np.minimum(self._caps, equal), 0)
         return rest
 
     def sits_out(self, rank: int) -> bool:
