@@ -96,7 +96,7 @@ def unshare() -> tuple[str, ...]:
     return ("unshare", "-m") if os.geteuid() == 0 else ("unshare", "-Urm")
 
 
-def eventually(condition: Callable[[], T], what: str, seconds: float = 30.0, every: float = 0.1) -> T:
+def eventually(condition: Callable[[], T | None], what: str, seconds: float = 30.0, every: float = 0.1) -> T:
     """The first value of ``condition`` that is true. Fails when there is none in time."""
     end = time.monotonic() + seconds
     while True:
@@ -324,8 +324,13 @@ class Emulation:
             self.fleet.device_directory(device.name) / "flash" / "public" / "hurry"
             for device in self.fleet.config.device
         ]
+
+        def hurry() -> None:
+            for flag in flags:
+                flag.touch()
+
         try:
-            yield lambda: [flag.touch() for flag in flags] and None
+            yield hurry
         finally:
             for flag in flags:
                 flag.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.balance import against_simulation, convergence, csds, killed, quotas, simulated, squeezed
+from bench.balance import against_simulation, convergence, csds, exchange, killed, quotas, simulated, squeezed
 from bench.balance.experiment import Experiment, Findings, Panel, Run, choose
 from bench.balance.picture import draw
 from bench.balance.table import table
@@ -23,6 +23,7 @@ EXPERIMENTS = (
     csds.EXPERIMENT,
     simulated.EXPERIMENT,
     against_simulation.EXPERIMENT,
+    exchange.EXPERIMENT,
     killed.EXPERIMENT,
     convergence.EXPERIMENT,
 )

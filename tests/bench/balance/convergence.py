@@ -78,9 +78,9 @@ def measure(run: Run) -> Findings:
             carried.append(late)
         run.say(f"convergence: seed {seed}: {together[-1]:.2f} % together, {alone[-1]:.2f} % alone")
     note = (
-        f"{WORKERS} real processes of one machine that take {FIXED} s and {EACH} s per sample at least; pauses "
-        f"make each 2 or 4 times as slow for {PERIOD} s at a time; private samples in uneven (Dirichlet) shares, "
-        "public ones read by all"
+        f"{WORKERS} real processes of one machine that take {FIXED} s and {EACH} s per sample at least; "
+        f"pauses make each 2 or 4 times as slow for {PERIOD} s at a time; private samples in uneven "
+        "(Dirichlet) shares, public ones read by all"
     )
     what = (
         f"digits and the CNN, {epochs} epochs, accuracy of one process ({mean(alone):.2f} %) minus that of "

@@ -1,0 +1,135 @@
+"""Edge (an emulated fleet): what a step's exchange takes against gloo's all_reduce over the same tunnels."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+from bench.balance.experiment import Experiment, Findings, Run
+from bench.rows import summary
+from system.support import Emulation, create, millpond, why_not
+
+VALUES = 3_504_872
+"""Those of MobileNetV2."""
+DEVICES = ("csd0", "csd1", "csd2")
+_MODEL = """\
+import torch
+from torch import nn
+
+
+class Wide(nn.Module):
+    def __init__(self, values):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(values))
+
+    def forward(self, images):
+        return images.flatten(1)[:, :10] * self.weight[:10]
+"""
+_JOB = """\
+name = "exchange"
+
+[data]
+private = "private/digits"
+public = "public/digits"
+test = "{test}"
+
+[model]
+factory = "wide:Wide"
+files = ["wide.py"]
+arguments = {{ values = {values} }}
+
+[train]
+momentum = 0.0
+
+[synchronous]
+epochs = 2
+steps = {steps}
+policy = "fixed"
+patience = 0
+"""
+_GLOO = """\
+import sys
+import time
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+vector, seconds = torch.ones(int(sys.argv[1])), []
+for _ in range(int(sys.argv[2])):
+    dist.barrier()
+    began = time.perf_counter()
+    dist.all_reduce(vector)
+    seconds.append(time.perf_counter() - began)
+if dist.get_rank() == 0:
+    print("median", 1000 * median(seconds[3:]))
+dist.destroy_process_group()
+"""
+
+
+def measure(run: Run) -> Findings:
+    """Row ``exchange_over_gloo``."""
+    emulation = (
+        f"a host and {len(DEVICES)} emulated devices on one machine's processors; tunnels, agents and "
+        "processes are real"
+    )
+    what = (
+        f"of {VALUES} values: all of a step that is neither the slowest worker's nor the optimizer's time, "
+        "mean over an epoch; over the median all_reduce of as many"
+    )
+    peer = "gloo's all_reduce between the same workers, by millpond launch"
+    if complaint := why_not():
+        run.say(f"no fleet: {complaint}")
+        row = summary("exchange_over_gloo", f"not measured: {complaint}", [], "x", peer=peer, emulation=None)
+        return Findings((row,))
+    ours, theirs = [], []
+    with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
+        fleet = create(Path(name), DEVICES)
+        try:
+            fleet.start()
+            fleet.wait_ready()
+            for repeat in range(1 if run.quick else 5):
+                theirs.append(_gloo(fleet, 12 if run.quick else 30))
+                ours.append(_ours(fleet, repeat))
+                run.say(f"exchange: {ours[-1]:.1f} ms, gloo {theirs[-1]:.1f} ms")
+        finally:
+            fleet.stop()
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    return Findings(
+        (
+            summary("exchange_over_gloo", what, ratios, "x", peer=peer, emulation=emulation),
+            summary("exchange_ms", "a step's exchange", ours, "ms", peer=None, emulation=emulation),
+            summary("exchange_gloo_ms", "gloo's all_reduce", theirs, "ms", peer=None, emulation=emulation),
+        )
+    )
+
+
+EXPERIMENT = Experiment("exchange", "A step's exchange over the tunnels, against gloo's", measure)
+
+
+def _gloo(fleet: Emulation, times: int) -> float:
+    script = fleet.base / "all_reduce.py"
+    script.write_text(_GLOO)
+    argv: list[str | Path] = ["launch", "--fleet", fleet.directory, "--", script, str(VALUES), str(times)]
+    result = _millpond(argv)
+    return float(re.findall(r"median ([\d.]+)", result)[-1])
+
+
+def _ours(fleet: Emulation, repeat: int) -> float:
+    folder = fleet.base / f"job{repeat}"
+    folder.mkdir()
+    (folder / "wide.py").write_text(_MODEL)
+    (folder / "job.toml").write_text(_JOB.format(test=fleet.base / "test", values=VALUES, steps=32))
+    result = _millpond(["train", "--fleet", fleet.directory, folder / "job.toml"])
+    return float(re.findall(r"([\d.]+) ms of a step exchange", result)[-1])
+
+
+def _millpond(argv: list[str | Path]) -> str:
+    """What a command said. Raises RuntimeError if it failed."""
+    result = millpond(*argv, timeout=300)
+    if result.code:
+        raise RuntimeError(f"{argv[0]} failed: {result.err or result.out}")
+    return result.out
