@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import logging
 import queue
@@ -95,7 +96,7 @@ class Attendance:
             participant.expel(worker, f"{worker.name}: {complaint}")
             return
         link = Link(rank, worker, ready.size, self._stepping.events)
-        known = self._around.record.profile(worker.name, self._work(ready.shape))
+        known = self._around.record.profile(worker.name, self._work(rank, ready.shape))
         if known is not None:
             self._join(link, known)
             return
@@ -106,7 +107,7 @@ class Attendance:
     def _measured(self, link: Link, profile: Profile) -> None:
         ready = self._crew.participant(link.rank).ready
         if ready is not None:  # else it is lost, and its link will tell
-            self._around.record.set_profile(self._work(ready.shape), profile)
+            self._around.record.set_profile(self._work(link.rank, ready.shape), profile)
             self._join(link, profile)
 
     def _join(self, link: Link, profile: Profile) -> None:
@@ -117,10 +118,12 @@ class Attendance:
         if self._begun:
             self._log.info("%s joins; plan: %s", link.worker.name, self._pacing.described)
 
-    def _work(self, shape: tuple[int, ...]) -> str:
-        """A fingerprint of what a worker does in a step: model, code, the shape of samples, threads."""
-        job = self._row.job
-        key = [schema.dump(job.model), self._row.code, shape, job.train.threads]
+    def _work(self, rank: int, shape: tuple[int, ...]) -> str:
+        """A fingerprint of what a worker does in a step: model, code, shape of samples, threads, software."""
+        job, device = self._row.job, self._around.devices.get(self._crew.names[rank])
+        welcome = device.status.welcome if device else None
+        software = welcome.software if welcome else importlib.metadata.version("millpond")
+        key = [schema.dump(job.model), self._row.code, shape, job.train.threads, software]
         return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
     def _memory(self, rank: int) -> int | None:

@@ -97,14 +97,12 @@ def newest(directory: Path, tensors: tuple[Tensor, ...]) -> Saved | None:
         progress = schema.load(Progress, json.loads(found.about["progress"]), "progress")
     except (KeyError, ValueError, ConfigError):
         raise LocalError(f"{paths[-1]} is not a checkpoint of a synchronous job") from None
-    own = found.tensors[: len(tensors)]
-    if own != tensors:
+    own, others = found.tensors[: len(tensors)], found.tensors[len(tensors) :]
+    if own != tensors or not all(t.name.startswith(_OPTIMIZER) for t in others):
         raise LocalError(f"{paths[-1]} is a checkpoint of another model")
     size = layout.size(own)
-    others = tuple(
-        Tensor(t.name.removeprefix(_OPTIMIZER), t.shape, t.dtype) for t in found.tensors[len(tensors) :]
-    )
-    return Saved(found.vector[:size], others, found.vector[size:], progress)
+    momentum = tuple(Tensor(t.name.removeprefix(_OPTIMIZER), t.shape, t.dtype) for t in others)
+    return Saved(found.vector[:size], momentum, found.vector[size:], progress)
 
 
 def _found(directory: Path) -> list[Path]:
