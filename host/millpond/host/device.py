@@ -1,6 +1,6 @@
 """Edge: one device of the fleet, as long as the daemon runs: its tunnel, its agent, its state.
 
-A thread keeps the device's life up to date: it greets the agent, then asks for the load every half second. When
+A thread keeps the device's life up to date: it greets the agent, then asks for the load twice a second. When
 the agent stops answering, every connection to it is closed: nobody waits for a device that is gone.
 """
 
