@@ -1,0 +1,92 @@
+"""Memory of two processes: both see what either writes, and neither can take it away from the other."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from millpond.linux import memory
+
+SIZE = 3 * 4096 + 8
+OTHER = """
+import sys
+from millpond.linux import memory
+view = memory.map_first(int(sys.argv[1]), int(sys.argv[2]))
+view[-4:] = b"back"
+print("mapped", flush=True)
+sys.stdin.readline()
+print(bytes(view[:5]).decode(), flush=True)
+for size in (0, int(sys.argv[2]) - 1, int(sys.argv[2]) + 1):
+    try:
+        memory.map_first(int(sys.argv[1]), size)
+    except (OSError, ValueError) as error:
+        print(type(error).__name__, flush=True)
+"""
+
+
+@pytest.fixture
+def descriptor() -> Iterator[int]:
+    made = memory.make("of the tests")
+    yield made
+    os.close(made)
+
+
+def test_two_processes_see_the_same_until_both_have_gone(descriptor: int) -> None:
+    argv = [sys.executable, "-c", OTHER, str(descriptor), str(SIZE)]
+    with subprocess.Popen(
+        argv, pass_fds=[descriptor], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdin and other.stdout
+        assert other.stdout.readline() == "mapped\n"
+        view = memory.map_second(descriptor, SIZE)
+        assert len(view) == SIZE and view[-4:] == b"back"
+        view[:5] = b"there"
+        other.stdin.write("\n")
+        other.stdin.flush()
+        assert other.stdout.read().split() == ["there", *(3 * ["PermissionError"])]
+    assert view[:5] == b"there"
+    view[-1] = 1
+
+
+@pytest.mark.parametrize("size", [0, SIZE - 1, SIZE + 1])
+def test_what_was_mapped_second_keeps_its_size(descriptor: int, size: int) -> None:
+    first = memory.map_first(descriptor, SIZE)
+    second = memory.map_second(descriptor, SIZE)
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptor, size)
+    first[-1] = 7
+    assert second[-1] == 7
+
+
+@pytest.mark.parametrize("size", [0, SIZE - 1, SIZE + 1, 2 * SIZE])
+def test_memory_of_another_size_is_refused(descriptor: int, size: int) -> None:
+    if size:
+        memory.map_first(descriptor, size)
+    with pytest.raises(ValueError, match=f"the shared memory has {size} bytes, not {SIZE}"):
+        memory.map_second(descriptor, SIZE)
+
+
+@pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW])
+def test_memory_that_was_sealed_so_that_it_may_shrink_is_refused(descriptor: int, seals: int) -> None:
+    memory.map_first(descriptor, SIZE)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
+    with pytest.raises(ValueError, match="cannot be kept from shrinking"):
+        memory.map_second(descriptor, SIZE)
+
+
+def test_memory_that_was_sealed_as_it_should_be_is_taken(descriptor: int) -> None:
+    memory.map_first(descriptor, SIZE)
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    assert len(memory.map_second(descriptor, SIZE)) == SIZE
+
+
+def test_the_descriptor_goes_only_to_whom_it_is_passed(descriptor: int) -> None:
+    code = f"import os; os.fstat({descriptor})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, close_fds=False)
+    assert b"Bad file descriptor" in done.stderr
