@@ -119,6 +119,14 @@ def test_a_new_curve_leaves_what_is_known_of_others(newcomer: str) -> None:
     assert known.search(made.described)
 
 
+def test_who_was_measured_anew_has_the_batch_of_its_new_curve() -> None:
+    made = pacing()
+    made.leave(0)
+    made.join(0, profile("host", 0.01), PLENTY, PLENTY)
+    others = planned(made)[1:]
+    assert planned(made)[0] == others[0] and others == 3 * [others[0]]
+
+
 def test_who_was_absent_when_a_curve_came_stays_absent() -> None:
     made = pacing(there=3)
     made.leave(1)
