@@ -1,0 +1,358 @@
+"""The roles of synchronous jobs over real processes and the memory that they share."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from millpond.linux import memory
+from millpond.train import factory, flat
+from millpond.train.aggregate import Vector
+from millpond.train.job import Data, Job, Model, Synchronous, Training
+from millpond.train.protocol import (
+    Applied,
+    Apply,
+    Compute,
+    Computed,
+    Evaluate,
+    GetInitial,
+    GetMomentum,
+    Initial,
+    Momentum,
+    Prepare,
+    Ready,
+    Restore,
+    Score,
+    Tensor,
+    Train,
+)
+from millpond.wire.channel import Channel
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import ConnectionLost, Refused
+from millpond.wire.message import Message, Ok
+
+NETS = """
+import os
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, fail=""):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+        self.fail = fail
+        if fail == "seal":
+            import fcntl
+            fcntl.fcntl(vectors(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+
+    def forward(self, images):
+        if torch.initial_seed() == 13:
+            os.ftruncate(vectors(), 0)
+        if torch.initial_seed() == 14:
+            raise ValueError("patient-4711")
+        return self.layers(images)
+
+def vectors():
+    names = [name for name in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + name)]
+    return next(int(name) for name in names if "memfd" in os.readlink("/proc/self/fd/" + name))
+
+def double(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).double()
+def half(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).half()
+"""
+JOB = Job(
+    "steps",
+    Data("private/digits", "held-out"),
+    Model("nets:Net", ("nets.py",)),
+    train=Training(learning_rate=0.5, momentum=0.9),
+    synchronous=Synchronous(),
+)
+SHRINKS, RAISES = 13, 14  # what the model does when a step's seed says so
+
+
+class Process:
+    """A worker process, the coordinator's end of its channel, and the memory of both."""
+
+    def __init__(self, root: Path, log: Path, *, shared: bool = True) -> None:
+        ours, theirs = socket.socketpair()
+        self.shared = memory.make("vectors of the tests")
+        argv = [sys.executable, "-m", "millpond.train.worker", str(theirs.fileno()), "--root", str(root)]
+        argv += ["--shared", str(self.shared)] if shared else []
+        with log.open("wb") as output:
+            passed = [theirs.fileno(), self.shared]
+            self.process = subprocess.Popen(argv, pass_fds=passed, stdout=output, stderr=output)
+        theirs.close()
+        self.channel = Channel(ours, "worker")
+        self.state = self.sums = np.empty(0, np.float32)
+
+    def prepare(self, role: str, *folders: str, job: Job = JOB) -> Ready:
+        ready = self.call(Prepare(job, "csd1", folders, {"nets.py": NETS}, role=role), Ready)  # type: ignore[arg-type]
+        both = np.frombuffer(memory.map_second(self.shared, 8 * ready.size), np.float32)
+        self.state, self.sums = both[: ready.size], both[ready.size :]
+        return ready
+
+    def call(self, request: Message, reply: type[Message], payload: bytes = b"") -> Message:
+        return self.channel.call(request, reply, soon(), payload)
+
+    def apply(self, mean: Vector, factor: float = 1.0) -> Vector:
+        self.sums[:] = mean
+        self.call(Apply(factor), Applied)
+        return self.state.copy()
+
+    def momentum(self) -> tuple[tuple[Tensor, ...], bytes]:
+        self.channel.send(GetMomentum(), soon())
+        momentum = self.channel.expect(Momentum, soon(), payload=None)
+        return momentum.tensors, bytes(self.channel.receive_payload(4 * momentum.size, soon()))
+
+    def refused(self, request: Message, payload: bytes = b"") -> tuple[str, str]:
+        with pytest.raises(Refused) as caught:
+            self.call(request, Ok, payload)
+        return caught.value.code, caught.value.text
+
+
+def soon() -> Deadline:
+    return Deadline.after(60)
+
+
+@contextmanager
+def started(root: Path, log: Path, *, shared: bool = True) -> Iterator[Process]:
+    process = Process(root, log, shared=shared)
+    try:
+        with process.channel:
+            yield process
+        process.process.wait(30)
+    finally:
+        process.process.kill()
+        process.process.wait()
+        os.close(process.shared)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A volume with samples that are easy to learn: one bright row per class."""
+    root = tmp_path_factory.mktemp("volume")
+    rng = np.random.default_rng(0)
+    for folder, count in (("private/digits", 30), ("public/digits", 20), ("held-out", 40)):
+        labels = rng.integers(0, 8, count)
+        images = rng.integers(0, 60, (count, 8, 8)).astype(np.uint8)
+        images[np.arange(count), labels] = 255
+        (root / folder).mkdir(parents=True)
+        np.save(root / folder / "images.npy", images)
+        np.save(root / folder / "labels.npy", labels)
+    return root
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def module_worker(root: Path, folder: Path) -> Iterator[Process]:
+    with started(root, folder / "steps.log") as process:
+        yield process
+    assert process.process.returncode == 0
+
+
+@pytest.fixture
+def worker(module_worker: Process) -> Process:
+    """One that computes steps, and lives on through its failures."""
+    module_worker.prepare("steps", "private/digits", "public/digits")
+    return module_worker
+
+
+@pytest.fixture(scope="module")
+def module_keeper(root: Path, folder: Path) -> Iterator[Process]:
+    with started(root, folder / "keeper.log") as process:
+        yield process
+    assert process.process.returncode == 0
+
+
+@pytest.fixture
+def keeper(module_keeper: Process) -> Process:
+    """One that keeps the model, as it is in the beginning."""
+    module_keeper.prepare("keeper")
+    return module_keeper
+
+
+def state_of(seed: int, size: int) -> Vector:
+    return np.random.default_rng(seed).normal(size=size).astype(np.float32) / 10
+
+
+def gradient_sums(root: Path, state: Vector, private: list[int], public: list[int]) -> tuple[Vector, float]:
+    """What one process computes from the files."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+    flat.write(model, state)
+    images, labels = [], []
+    for folder, indices in (("private/digits", private), ("public/digits", public)):
+        images.append(np.load(root / folder / "images.npy")[indices])
+        labels.append(np.load(root / folder / "labels.npy")[indices])
+    pixels = torch.from_numpy(np.concatenate(images)).float() / 255
+    loss = cross_entropy(model(pixels), torch.from_numpy(np.concatenate(labels)), reduction="sum")
+    loss.backward()
+    return torch.cat(
+        [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
+    ).numpy(), loss.item()
+
+
+def test_what_a_worker_of_steps_has(worker: Process) -> None:
+    ready = worker.prepare("steps", "private/digits", "public/digits")
+    assert (ready.samples, ready.parts, ready.shape, ready.size) == (50, (30, 20), (1, 8, 8), 520)
+    assert [tensor.name for tensor in ready.tensors] == ["layers.1.weight", "layers.1.bias"]
+    assert worker.prepare("steps", "private/digits").parts == (30,)
+
+
+def test_sums_over_the_samples_of_both_folders(worker: Process, root: Path) -> None:
+    for step, (private, public) in enumerate([([0, 3, 29], [19]), ([5], [5]), ([], [1, 2]), ([7, 8], [])]):
+        state = worker.state[:] = state_of(step, 520)
+        computed = worker.call(Compute(step, 5, (tuple(private), tuple(public))), Computed)
+        assert isinstance(computed, Computed)
+        sums, loss = gradient_sums(root, state, private, public)
+        assert (computed.step, computed.samples) == (step, len(private) + len(public))
+        assert computed.loss == pytest.approx(loss, rel=1e-5)
+        assert np.allclose(worker.sums, sums, rtol=1e-4, atol=1e-5) and sums.any()
+        assert np.array_equal(worker.state, state)
+        assert computed.seconds > 0 and 0 <= computed.busy <= 1 and computed.peak > 1 << 20
+
+
+def test_a_step_that_cannot_be_is_said_and_the_worker_lives_on(worker: Process) -> None:
+    assert worker.refused(Compute(1, 5, ((30,), ()))) == ("data", "sample 30 is wanted; there are 30")
+    assert worker.refused(Compute(1, 5, ((), ()))) == ("data", "a step without samples is wanted")
+    assert worker.refused(Compute(1, 5, ((1,),)))[0] == "data"
+    code, text = worker.refused(Compute(1, RAISES, ((1,), ())))
+    assert code == "model" and text.startswith("ValueError at nets.py:19 in forward; its message stays")
+    worker.call(Compute(1, 5, ((1,), (2,))), Computed)
+
+
+def test_a_worker_cannot_take_the_memory_away(worker: Process) -> None:
+    worker.state[:] = 0.25
+    code, text = worker.refused(Compute(1, SHRINKS, ((1,), ())))
+    assert code == "model" and text.startswith("PermissionError at nets.py:17 in forward")
+    assert (worker.state == 0.25).all()
+    larger = replace(JOB, model=Model("millpond.train.models:digits_cnn"))
+    request = Prepare(larger, "csd1", ("private/digits",), {}, role="steps")
+    assert worker.refused(request)[1].startswith("PermissionError at millpond/train/session.py:")
+    assert os.fstat(worker.shared).st_size == 8 * 520
+
+
+def test_memory_that_the_model_has_sealed_is_not_used(root: Path, tmp_path: Path) -> None:
+    sealing = replace(JOB, model=Model("nets:Net", ("nets.py",), {"fail": "seal"}))
+    with started(root, tmp_path / "log") as process, pytest.raises(ValueError, match="kept from shrinking"):
+        process.prepare("steps", "private/digits", job=sealing)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("double", "the model's tensor '1.weight' is float64"),
+        ("half", "the model's parameter '1.weight' is not float32"),
+    ],
+)
+def test_a_model_that_is_not_of_float32(worker: Process, name: str, text: str) -> None:
+    job = replace(JOB, model=Model(f"nets:{name}", ("nets.py",)))
+    request = Prepare(job, "csd1", ("private/digits",), {"nets.py": NETS}, role="steps")
+    code, found = worker.refused(request)
+    assert code == "model" and found.startswith(text)
+
+
+def test_a_worker_of_one_role_does_nothing_of_another(worker: Process, keeper: Process) -> None:
+    for request in (Apply(1.0), GetMomentum(), Train(1), GetInitial(), Evaluate("held-out")):
+        assert worker.refused(request) == ("protocol", f"this worker does not serve '{request.NAME}'")
+    for other in (Compute(1, 5, ((1,),)), Train(1)):
+        assert keeper.refused(other) == ("protocol", f"this worker does not serve '{other.NAME}'")
+
+
+def test_without_shared_memory_there_are_rounds_only(root: Path, tmp_path: Path) -> None:
+    with started(root, tmp_path / "log", shared=False) as process:
+        for role in ("steps", "keeper"):
+            request = Prepare(JOB, "csd1", ("private/digits",), {"nets.py": NETS}, role=role)  # type: ignore[arg-type]
+            expected = ("model", "this worker has no shared memory for a synchronous job")
+            assert process.refused(request) == expected
+        rounds = process.call(Prepare(JOB, "csd1", ("private/digits",), {"nets.py": NETS}), Ready)
+        assert isinstance(rounds, Ready) and rounds.samples == 30
+
+
+def test_the_first_state_is_that_of_the_seed(keeper: Process, tmp_path: Path) -> None:
+    keeper.call(GetInitial(), Initial)
+    (tmp_path / "nets.py").write_text(NETS)
+    expected = np.empty(520, np.float32)
+    flat.read(factory.build(JOB.model, tmp_path, JOB.seed), expected)
+    assert np.array_equal(keeper.state, expected) and expected.any()
+
+
+def test_a_keeper_applies_means_at_a_part_of_its_rate(keeper: Process) -> None:
+    before, mean = keeper.state.copy(), state_of(1, 520)
+    first = keeper.apply(mean)
+    assert np.allclose(first, before - 0.5 * mean, atol=1e-6)
+    second = keeper.apply(mean, 0.25)
+    assert np.allclose(second, first - 0.125 * (0.9 * mean + mean), atol=1e-6)
+
+
+def test_a_keeper_goes_on_from_what_another_kept(keeper: Process) -> None:
+    for step in range(3):
+        state = keeper.apply(state_of(step, 520))
+    tensors, values = keeper.momentum()
+    expected = [keeper.apply(state_of(step, 520)).tobytes() for step in (7, 8)]
+    assert [tensor.name for tensor in tensors] == ["0.momentum_buffer", "1.momentum_buffer"]
+    assert len(values) == 4 * 520
+
+    keeper.prepare("keeper")
+    assert keeper.momentum() == ((), b"")
+    keeper.state[:] = state
+    keeper.call(Restore(tensors), Ok, values)
+    assert [keeper.apply(state_of(step, 520)).tobytes() for step in (7, 8)] == expected
+
+
+def test_before_its_first_step_a_keeper_is_restored_from_nothing(keeper: Process) -> None:
+    keeper.state[:] = 0.5
+    keeper.call(Restore(()), Ok)
+    assert np.allclose(keeper.apply(np.ones(520, np.float32)), 0.0)
+
+
+def test_what_is_not_of_an_optimizer_is_refused(keeper: Process) -> None:
+    tensors = (Tensor("layers.weight", (3,), "float32"),)
+    assert keeper.refused(Restore(tensors), bytes(12)) == (
+        "model",
+        "the checkpoint's 'layers.weight' is not of an optimizer",
+    )
+
+
+def test_a_keeper_scores_the_state_in_memory(keeper: Process) -> None:
+    scores = []
+    for weight in (0.0, 1.0):
+        model = nn.Linear(64, 8)
+        nn.init.zeros_(model.bias)
+        rows = torch.zeros(8, 8, 8)
+        rows[range(8), range(8)] = weight  # each class by its bright row
+        model.weight.data = rows.view(8, 64)
+        flat.read(model, keeper.state)
+        score = keeper.call(Evaluate("held-out"), Score)
+        assert isinstance(score, Score) and score.samples == 40
+        scores.append(score)
+    assert scores[1].accuracy > 0.9 > scores[0].accuracy
+    assert scores[1].loss < scores[0].loss == pytest.approx(np.log(8), rel=1e-4)
+
+
+def test_a_held_out_folder_that_is_not_there(keeper: Process) -> None:
+    assert keeper.refused(Evaluate("nowhere")) == ("data", "missing data: there is no folder nowhere")
+
+
+def test_a_state_that_comes_with_a_message_ends_the_worker(root: Path, tmp_path: Path) -> None:
+    with started(root, tmp_path / "log") as process:
+        process.prepare("steps", "private/digits")
+        code, text = process.refused(Compute(1, 5, ((1,),)), bytes(4 * 520))
+        assert (code, text) == ("protocol", "'compute' came with 2080 bytes where 0 belong")
+        with pytest.raises(ConnectionLost):
+            process.channel.receive(soon())
+    assert process.process.returncode == 1
