@@ -1,0 +1,269 @@
+"""Workers as a step sees them: devices that answer what they were not asked, processes that hang or die."""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import psutil
+import pytest
+
+from millpond.host.device import Device
+from millpond.host.link import Answer, Link, Loss, Task
+from millpond.host.workers import DeviceWorker, Keeper, LocalWorker
+from millpond.train.job import Data, Job, Model, Synchronous
+from millpond.train.protocol import Compute, Computed, Prepare, Ready
+from millpond.wire.channel import Channel
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import ConnectionLost, ProtocolError, RemoteError
+from millpond.wire.message import Failure, Message, Ok
+
+SIZE = 6
+JOB = Job("steps", Data("private", "test"), Model("net:build", ("net.py",)), synchronous=Synchronous())
+NET = """
+import fcntl
+import os
+from torch import nn
+
+def build(fail=""):
+    if fail == "exit":
+        os._exit(3)
+    if fail == "seal":
+        names = [name for name in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + name)]
+        shared = next(int(n) for n in names if "memfd" in os.readlink("/proc/self/fd/" + n))
+        fcntl.fcntl(shared, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+"""
+Saying = Callable[[Channel, Compute], None]
+
+
+def soon() -> Deadline:
+    return Deadline.after(60)
+
+
+class Board:
+    """A device as ``DeviceWorker`` dials it. It says ``says`` to each Compute."""
+
+    name = "csd0"
+
+    def __init__(self, says: Saying) -> None:
+        self._says = says
+        self._threads: list[threading.Thread] = []
+
+    def control(self, deadline: Deadline) -> Channel:
+        return self._served(self._prepare)
+
+    def bulk(self, token: bytes, tls: bool, deadline: Deadline) -> Channel:
+        assert token == b"the token" and not tls
+        return self._served(self._compute)
+
+    def _served(self, serve: Callable[[Channel], None]) -> Channel:
+        near, far = socket.socketpair()
+
+        def run() -> None:
+            with Channel(far, "the host") as host:
+                try:
+                    while True:
+                        serve(host)
+                except RemoteError:
+                    return
+
+        self._threads.append(threading.Thread(target=run))
+        self._threads[-1].start()
+        return Channel(near, self.name)
+
+    def _prepare(self, host: Channel) -> None:
+        host.receive(soon())
+        host.send(Ready(10, (), SIZE, parts=(10,), token=b"the token"), soon())
+
+    def _compute(self, host: Channel) -> None:
+        request = host.receive(soon()).message
+        assert isinstance(request, Compute)
+        host.receive_payload(4 * SIZE, soon())
+        self._says(host, request)
+
+    def ended(self) -> bool:
+        for thread in self._threads:
+            thread.join(10)
+        return not any(thread.is_alive() for thread in self._threads)
+
+
+def answer(step: int = 0, samples: int = 0, sums: int = SIZE) -> Saying:
+    """An honest answer, but for what is added."""
+
+    def say(host: Channel, request: Compute) -> None:
+        computed = Computed(request.step + step, len(request.samples[0]) + samples, 1.0, 0.1, 0.0, 0)
+        host.send(computed, soon(), np.arange(sums, dtype=np.float32).tobytes())
+
+    return say
+
+
+def message(said: Message, payload: bytes = b"") -> Saying:
+    return lambda host, request: host.send(said, soon(), payload)
+
+
+def breaking(host: Channel, request: Compute) -> None:
+    host.sock.sendall(b"no message of millpond's at all")
+    host.shut_down()
+
+
+def event_of(says: Saying) -> Answer | Loss:
+    """What a link tells of one task."""
+    board, events = Board(says), queue.SimpleQueue[Answer | Loss]()
+    worker = DeviceWorker(cast(Device, board), Prepare(JOB, "csd0", ("private",), {}, role="steps"))
+    assert worker.prepare(soon()).size == SIZE
+    link = Link(0, worker, SIZE, events)
+    link.begin(Task(Compute(7, 1, ((2, 3, 4),)), np.zeros(SIZE, np.float32)))
+    try:
+        return events.get(timeout=30)
+    finally:
+        link.end()
+        worker.close()
+        assert board.ended()
+
+
+def test_an_honest_device() -> None:
+    event = event_of(answer())
+    assert isinstance(event, Answer)
+    assert (event.computed.step, event.computed.samples, event.task.samples) == (7, 3, 3)
+    assert np.array_equal(event.sums, np.arange(SIZE, dtype=np.float32))
+    assert event.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("says", "reason", "for_good"),
+    [
+        (answer(step=1), "csd0 answered another step than the one it was asked for", False),
+        (answer(step=-1), "csd0 answered another step than the one it was asked for", False),
+        (answer(samples=1), "csd0 answered another step than the one it was asked for", False),
+        (answer(samples=10**9), "csd0 answered another step than the one it was asked for", False),
+        (answer(sums=SIZE - 1), "csd0 sent 20 bytes behind 'computed', not 24", False),
+        (answer(sums=10 * SIZE), "csd0 sent 240 bytes behind 'computed', not 24", False),
+        (message(Ok()), "csd0 sent 'ok' where 'computed' belongs", False),
+        (message(Failure("worker", "it died")), "csd0: it died", False),
+        (message(Failure("model", "ValueError")), "csd0: ValueError", True),
+        (message(Failure("data", "no sample"), b"more"), "csd0 sent 4 bytes behind 'failure'", False),
+        (breaking, "csd0 does not speak millpond's protocol", False),
+    ],
+)
+def test_a_device_that_says_anything_else_is_lost(says: Saying, reason: str, for_good: bool) -> None:
+    event = event_of(says)
+    assert isinstance(event, Loss)
+    assert event.reason.startswith(reason)
+    assert event.for_good is for_good
+
+
+def test_a_device_that_is_given_up_before_it_is_dialled_stays_so() -> None:
+    board = Board(answer())
+    worker = DeviceWorker(cast(Device, board), Prepare(JOB, "csd0", ("private",), {}, role="steps"))
+    worker.close()
+    with pytest.raises(ConnectionLost, match="given up"):
+        worker.prepare(soon())
+    with pytest.raises(ProtocolError, match="not prepared"):
+        worker.compute(Compute(1, 1, ((1,),)), np.zeros(6, np.float32), np.zeros(6, np.float32), soon())
+    worker.close()
+    assert board.ended()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A worker's samples."""
+    (tmp_path / "samples").mkdir()
+    rng = np.random.default_rng(1)
+    np.save(tmp_path / "samples" / "images.npy", rng.integers(0, 255, (20, 8, 8)).astype(np.uint8))
+    np.save(tmp_path / "samples" / "labels.npy", rng.integers(0, 8, 20))
+    return tmp_path / "samples"
+
+
+Start = Callable[..., LocalWorker]
+
+
+@pytest.fixture
+def start(folder: Path, tmp_path: Path) -> Iterator[Start]:
+    """Worker processes, of which nothing is left."""
+    before, made = psutil.Process().children(recursive=True), list[LocalWorker]()
+    descriptors = psutil.Process().num_fds()
+
+    def process(fail: str = "") -> LocalWorker:
+        arguments = {"fail": fail} if fail else {}
+        job = Job("steps", JOB.data, Model("net:build", ("net.py",), arguments), synchronous=Synchronous())
+        request = Prepare(job, "host", (str(folder),), {"net.py": NET}, role="steps")
+        made.append(LocalWorker(request, [folder], tmp_path / "host.log"))
+        return made[-1]
+
+    yield process
+    own = [child for child in psutil.Process().children(recursive=True) if child not in before]
+    while made:
+        made[-1].close()
+        made.pop().close()  # twice is once
+    assert not psutil.wait_procs(own, 10)[1]
+    gc.collect()  # a mapping has a descriptor of its own
+    assert psutil.Process().num_fds() <= descriptors
+
+
+def compute(worker: LocalWorker, size: int, step: int = 1) -> tuple[Computed, bytes]:
+    sums = np.full(size, 7, np.float32)
+    computed = worker.compute(Compute(step, 1, ((3, 4),)), np.zeros(size, np.float32), sums, soon())
+    return computed, sums.tobytes()
+
+
+def test_a_process_that_stops_in_a_step_is_given_up(start: Start) -> None:
+    worker = start()
+    ready = worker.prepare(soon())
+    assert (ready.parts, ready.size) == ((20,), 520)
+    computed, sums = compute(worker, 520)
+    assert computed.samples == 2 and computed.loss == pytest.approx(2 * np.log(8), rel=1e-4)
+    assert compute(worker, 520, 2)[1] == sums
+    for process in psutil.Process(worker.pid).children(recursive=True):
+        os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(ConnectionLost, match="the worker 'host' hangs: it does not use its processor"):
+        compute(worker, 520)
+
+
+def test_a_process_that_is_killed_is_a_loss(start: Start) -> None:
+    worker, events = start(), queue.SimpleQueue[Answer | Loss]()
+    link = Link(0, worker, worker.prepare(soon()).size, events)
+    psutil.Process(worker.pid).children(recursive=True)[-1].kill()
+    link.begin(Task(Compute(1, 1, ((3,),)), np.zeros(520, np.float32)))
+    loss = events.get(timeout=30)
+    assert isinstance(loss, Loss) and not loss.for_good
+    assert "the worker 'host' on the host" in loss.reason
+
+
+def test_a_process_that_dies_while_it_prepares_names_its_log(start: Start, tmp_path: Path) -> None:
+    with pytest.raises(ConnectionLost, match=f"died; {tmp_path / 'host.log'} may say why"):
+        start("exit").prepare(soon())
+
+
+def test_memory_that_cannot_be_kept_is_not_used(start: Start) -> None:
+    with pytest.raises(ProtocolError, match="'host' on the host: the shared memory cannot be kept"):
+        start("seal").prepare(soon())
+
+
+def test_a_keeper_steps_scores_and_goes_on(folder: Path, tmp_path: Path) -> None:
+    keeper = Keeper(Prepare(JOB, "keeper", (), {"net.py": NET}, role="keeper"), [folder], tmp_path / "log")
+    try:
+        size = keeper.prepare(soon()).size
+        state = keeper.initial(lambda values: np.empty(values, np.float32), soon())
+        mean, after, last = np.ones(size, np.float32), np.empty_like(state), np.empty_like(state)
+        assert keeper.apply(mean, 1.0, after, soon()) > 0
+        assert (
+            np.allclose(after, state - 0.05, atol=1e-6)
+            and keeper.evaluate(after, str(folder), soon()).samples == 20
+        )
+        tensors, momentum = keeper.momentum(soon())
+        keeper.apply(mean, 0.5, last, soon())
+        keeper.restore(after, tensors, momentum, soon())
+        again = np.empty_like(state)
+        keeper.apply(mean, 0.5, again, soon())
+        assert np.array_equal(again, last) and not np.array_equal(last, after)
+    finally:
+        keeper.close()
