@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from millpond.train import jobfile
-from millpond.train.job import Job
+from millpond.train.job import Job, Synchronous
 from millpond.wire.errors import ConfigError
 from millpond.wire.schema import dump, load
 
@@ -45,6 +45,15 @@ def test_a_job_and_its_code(folder: Path) -> None:
     assert load(Job, msgpack.unpackb(msgpack.packb(dump(job))), "job") == job
 
 
+def test_a_synchronous_job_is_one_that_has_the_table(folder: Path) -> None:
+    assert read(folder, GOOD)[0].synchronous is None
+    assert read(folder, GOOD + "[synchronous]")[0].synchronous == Synchronous()
+    text = 'epochs = 0\npolicy = "stannis"\npatience = 0\nglobal_batch = 48\nscaling = "sqrt"\nhost = false'
+    job, _ = read(folder, f"{GOOD}[synchronous]\n{text}")
+    assert job.synchronous == Synchronous(0, None, "stannis", 0, 48, scaling="sqrt", host=False)
+    assert load(Job, msgpack.unpackb(msgpack.packb(dump(job))), "job") == job
+
+
 @pytest.mark.parametrize("name", ["digits", "mymodel"])
 def test_the_examples_are_jobs(tmp_path: Path, name: str) -> None:
     for path in EXAMPLES.glob("*.*"):
@@ -74,6 +83,26 @@ ERRORS = [
     (edited("./mymodel.py", "large.py"), "job.toml: model: files: parts/head.py: the model's files are over"),
     (edited("[1, 2]", "[1, 2026-01-02]"), "job.toml: model: arguments.layers[1]: a date cannot be"),
 ]
+SYNCHRONOUS = [
+    ("epoch = 3", "unknown key 'epoch'; did you mean 'epochs'?"),
+    ("epochs = -1", "epochs: -1 is not between 0 and 1e+09"),
+    ("epochs = 1.5", "epochs: expected a whole number"),
+    ("target = 1.01", "target: 1.01 is not between 0 and 1"),
+    ("target = nan", "target: nan is not between 0 and 1"),
+    ('policy = "balanced"', "policy: "),
+    ("patience = 0.9", "patience: 0.9 is neither 0 nor at least 1"),
+    ("patience = -1", "patience: -1.0 is neither 0 nor at least 1"),
+    ("patience = nan", "patience: nan is neither 0 nor at least 1"),
+    ("global_batch = 1", "global_batch: 1 is not between 2 and 1.04858e+06"),
+    ("global_batch = 2_000_000", "global_batch: 2000000 is not between 2 and 1.04858e+06"),
+    ("steps = 0", "steps: 0 is not between 1 and 1e+09"),
+    ('scaling = "square"', "scaling: "),
+    ("warmup = -2", "warmup: -2 is not between 0 and 1e+09"),
+    ("checkpoint = 0", "checkpoint: 0.0 is not between 0.1 and 1e+09"),
+    ("checkpoint = nan", "checkpoint: nan is not between 0.1 and 1e+09"),
+    ("host = 1", "host: expected "),
+]
+ERRORS += [(f"{GOOD}[synchronous]\n{text}", f"job.toml: synchronous: {error}") for text, error in SYNCHRONOUS]
 
 
 @pytest.mark.parametrize(("text", "error"), ERRORS)
