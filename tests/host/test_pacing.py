@@ -59,7 +59,7 @@ def planned(made: Pacing) -> list[int]:
 def test_nobody_has_a_batch_while_nobody_is_there() -> None:
     nobody = Pacing(Synchronous(), NAMES)
     assert planned(nobody) == [0, 0, 0, 0] and nobody.plan.deadline == 0
-    assert not nobody.rest.any() and not nobody.sits_out(0)
+    assert not nobody.rest.any()
     assert not nobody.observe(np.zeros(4, np.int64), np.full(4, np.nan))
     assert nobody.described == "nobody has time for two samples"
     nobody.leave(1)
@@ -87,7 +87,7 @@ def test_who_leaves_has_no_batch_and_who_comes_back_has_its_own_again() -> None:
     made = pacing()
     before = planned(made)
     made.leave(2)
-    assert planned(made)[2] == 0 and not made.sits_out(2) and not made.rest[2]
+    assert planned(made)[2] == 0 and not made.rest[2]
     assert "csd1" not in made.described and "csd0" in made.described
     made.leave(2)  # twice is once
     made.join(2, DEVICES[1], PLENTY, PLENTY)
@@ -211,12 +211,12 @@ def test_who_is_too_slow_sits_out_and_works_beside() -> None:
     made = pacing()
     assert not made.rest.any()
     observe(made, {3: 400.0})
-    assert planned(made)[3] == 0 and made.sits_out(3) and not made.sits_out(2)
+    assert planned(made)[3] == 0 and made.rest[3] and not made.rest[2]
     rest = made.rest.tolist()
     assert rest[:3] == [0, 0, 0] and 2 <= rest[3] <= 64
     assert re.search(r"csd2 sits out, \d{3}\.\d\d times as slow", made.described)
     made.leave(3)
-    assert not made.sits_out(3) and not made.rest.any()
+    assert not made.rest.any()
 
 
 def test_the_line_says_what_the_plan_is() -> None:

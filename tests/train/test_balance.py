@@ -306,6 +306,14 @@ def test_a_step_waits_its_patience_and_at_least_the_grace() -> None:
     assert deadline_of(np.array([1.0, 3.0]), None) == math.inf
 
 
+def test_who_has_less_memory_than_its_kind_is_one_of_its_own() -> None:
+    points = ((2, 1.2), (5, 2.2), (15, 5.4))
+    members = [Measured("csd", points, most) for most in (20, 8, 0, 30)]
+    kinds, numbers, levels = kinds_of(members)
+    assert numbers == [0, 1, 2, 0] and [kind.cap for kind in kinds] == [15, 8, 0]
+    assert levels == [1.0] * 4 and len({kind.curve for kind in kinds}) == 1
+
+
 def test_members_of_a_kind_make_its_curve_and_have_their_levels() -> None:
     points = ((2, 1.2), (5, 2.2), (15, 5.4))
     members = [
@@ -313,7 +321,7 @@ def test_members_of_a_kind_make_its_curve_and_have_their_levels() -> None:
         for factor, most in ((1.0, 20), (1.04, 30), (0.5, 25), (1.02, 30), (3.0, 20))
     ]
     kinds, numbers, found = kinds_of([Measured("host", [(20, 0.9), (60, 2.0)], 999), *members])
-    assert numbers == [0, 1, 1, 1, 1, 1] and [kind.most for kind in kinds] == [999, 20]
+    assert numbers == [0, 1, 1, 1, 1, 1] and [kind.cap for kind in kinds] == [60, 15]
     assert kinds[0].curve == Curve((20, 60), (0.9, 2.0))
     assert np.allclose(kinds[1].curve.seconds, [1.02 * seconds for _, seconds in points])
     assert found == pytest.approx([1.0, 1.0, 1.0, 0.5 / 1.02, 1.0, 3.0 / 1.02])

@@ -6,6 +6,7 @@ the worker ends when the host's connections end.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -57,15 +58,19 @@ class Worker:
     def __init__(self, config: AgentConfig, name: str) -> None:
         self.name = name
         ours, theirs = socket.socketpair()
-        self._shared = memory.make(f"vectors of {name}")
         self._vectors = memoryview(b"")
         self._channel = Channel(ours, f"the worker of {name}", limits=Limits(payload=1 << 34))
         self._size = 0
         self._busy = threading.Lock()
-        argv = [sys.executable, "-m", "millpond.train.worker", str(theirs.fileno())]
-        argv += ["--root", config.volume, "--errors", config.privacy.errors, "--shared", str(self._shared)]
-        with theirs:
+        with contextlib.ExitStack() as failed, theirs:
+            failed.callback(self._channel.close)
+            self._shared = memory.make(f"vectors of {name}")
+            failed.callback(os.close, self._shared)
+            argv = [sys.executable, "-m", "millpond.train.worker", str(theirs.fileno())]
+            argv += ["--root", config.volume, "--errors", config.privacy.errors]
+            argv += ["--shared", str(self._shared)]
             self._process = self._start(config, argv, theirs.fileno())
+            failed.pop_all()
 
     def _start(self, config: AgentConfig, argv: list[str], descriptor: int) -> subprocess.Popen[bytes]:
         output = BoundedLog(Path(config.state, "jobs", f"{self.name}.log"))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
 import logging
 import queue
+import time
+from collections import Counter
+from collections.abc import Iterable
 
 import psutil
 
 from millpond.host.api import Curves
-from millpond.host.crew import HOST, MOST_SAMPLES, Surroundings
+from millpond.host.crew import HOST, Surroundings
 from millpond.host.holdings import Holdings
 from millpond.host.link import Link, Loss
 from millpond.host.measuring import Measuring
@@ -22,11 +26,16 @@ from millpond.host.steps_crew import StepsCrew
 from millpond.train.aggregate import Vector
 from millpond.train.balance.probing import Probe, Profile, largest
 from millpond.wire import schema
+from millpond.wire.errors import LocalError
 
 MEASURE_SECONDS = 3.0
 MEMORY_PART = 0.8
 """Of what a machine has free, that a worker may grow into."""
+MOST_BATCH = 1 << 16
+"""Of one worker: the indices of its samples travel in the head of a message."""
 SILENCE_SECONDS = 1.5
+TICK_SECONDS = 0.2
+LOSSES = 3
 
 
 class Attendance:
@@ -46,45 +55,74 @@ class Attendance:
         self._stepping, self._holdings, self._pacing, self._log = stepping, holdings, pacing, log
         self._profiles: dict[int, Profile] = {}
         self._begun = False
+        self._losses: Counter[int] = Counter()  # in a row, at work
+        self._looked = self._trust_after = time.monotonic()
         self._measuring = stepping.measuring = Measuring(self._measured, self.lost)
 
     def begin(self, state: Vector) -> Curves:
         """Take in all that are there, and measure those that are not known."""
         self.update(state)
         while len(self._measuring):
-            self._crew.check_stop()
-            try:
-                self._measuring.take(self._stepping.events.get(timeout=0.2))
-            except queue.Empty:
-                self.give_up_silent()
+            self.wait_for_measures()
         self._log.info("plan: %s", self._pacing.described)
         self._begun = True
         batches = dict(zip(self._crew.names, self._pacing.plan.batches.tolist(), strict=True))
         return Curves(tuple(self._profiles.values()), batches)
 
+    def wait_for_measures(self) -> None:
+        """Go on with measuring where there is nothing else to do. Raises Stopped."""
+        self.look_around()
+        with contextlib.suppress(queue.Empty):
+            self._measuring.take(self._stepping.events.get(timeout=TICK_SECONDS))
+
+    @property
+    def measures(self) -> bool:
+        """Whether anybody is being measured."""
+        return bool(len(self._measuring))
+
     def update(self, state: Vector) -> None:
-        """Take in who has come since, and how busy those are that have nothing to do."""
+        """Take in who has come since."""
         for rank, _ in enumerate(self._crew.names):
             if rank not in self._stepping.links and rank not in self._measuring.ranks:
                 self._take_in(rank, state)
-            elif self._pacing.sits_out(rank):
-                busy = self._crew.processor_load(rank)
-                self._stepping.busy[rank] = float("nan") if busy is None else busy
+
+    def did(self, ranks: Iterable[int]) -> None:
+        """What these were at was counted."""
+        for rank in ranks:
+            self._losses.pop(rank, None)
 
     def lost(self, loss: Loss) -> None:
-        """A worker is lost; another is prepared, unless it is no good to the job."""
+        """A worker is lost; another is prepared, unless it is no good to the job, or always lost at work."""
         rank, participant = loss.link.rank, self._crew.participant(loss.link.rank)
-        self._log.warning("it goes on without %s: %s", loss.link.worker.name, loss.reason)
+        self._losses[rank] += 1
+        often = self._losses[rank] >= LOSSES
+        reason = f"{loss.reason}, for the {LOSSES}rd time in a row" if often else loss.reason
+        self._log.warning("it goes on without %s: %s", loss.link.worker.name, reason)
         self._pacing.leave(rank)
         loss.link.end()
-        (participant.expel if loss.for_good else participant.lose)(loss.link.worker, loss.reason)
+        out = loss.for_good or often
+        (participant.expel if out else participant.lose)(loss.link.worker, reason)
 
-    def give_up_silent(self) -> None:
-        """Nobody waits for a worker whose device has not been heard."""
-        for link in self._stepping.at_work():
+    def look_around(self) -> None:
+        """Nobody waits for a worker whose device has not been heard, unless it is this process that has not
+        listened. Raises Stopped.
+        """
+        self._crew.check_stop()
+        now = time.monotonic()
+        if now - self._looked > TICK_SECONDS + SILENCE_SECONDS / 2:
+            self._trust_after = now + SILENCE_SECONDS
+        self._looked = now
+        if now < self._trust_after:
+            return
+        for link in (*self._stepping.at_work(), *self._measuring.links):
             device = self._around.devices.get(link.worker.name)
             if device is not None and device.silence > SILENCE_SECONDS:
                 link.worker.close()  # its link tells of the loss
+
+    def close(self) -> None:
+        """End all links."""
+        for link in (*self._stepping.links.values(), *self._measuring.links):
+            link.end()
 
     def _take_in(self, rank: int, state: Vector) -> None:
         participant = self._crew.participant(rank)
@@ -101,18 +139,23 @@ class Attendance:
             self._join(link, known)
             return
         self._log.info("%s is measured", worker.name)
-        probe = Probe(MEASURE_SECONDS, ready.samples, self._memory(rank))
+        probe = Probe(MEASURE_SECONDS, min(ready.samples, MOST_BATCH), self._memory(rank))
         self._measuring.begin(link, self._crew.kind(rank), probe, ready.parts, state)
 
     def _measured(self, link: Link, profile: Profile) -> None:
         ready = self._crew.participant(link.rank).ready
-        if ready is not None:  # else it is lost, and its link will tell
+        if ready is None:  # it was lost meanwhile
+            link.end()
+            return
+        try:
             self._around.record.set_profile(self._work(link.rank, ready.shape), profile)
-            self._join(link, profile)
+        except LocalError as error:  # a full disk, most likely: it is measured again another time
+            self._log.warning("what was measured cannot be kept: %s", error)
+        self._join(link, profile)
 
     def _join(self, link: Link, profile: Profile) -> None:
         self._profiles[link.rank] = profile
-        most = largest(profile.points, MOST_SAMPLES, self._memory(link.rank))
+        most = largest(profile.points, MOST_BATCH, self._memory(link.rank)) >> self._losses[link.rank]
         self._pacing.join(link.rank, profile, most, self._holdings.samples)
         self._stepping.links[link.rank] = link
         if self._begun:

@@ -12,8 +12,10 @@ _NAME = "curves.json"
 
 
 def write_curves(directory: Path, curves: Curves) -> None:
-    """Keep them with the job in ``directory``."""
-    (directory / _NAME).write_text(json.dumps(schema.dump(curves)))
+    """Keep them with the job in ``directory``. Raises OSError."""
+    fresh = directory / f".{_NAME}"
+    fresh.write_text(json.dumps(schema.dump(curves)))
+    fresh.rename(directory / _NAME)
 
 
 def read_curves(directory: Path) -> Curves | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from millpond.host.workers import Worker
-from millpond.train.aggregate import RefusedUpdate, Vector
+from millpond.train.aggregate import BOUND, RefusedUpdate, Vector
 from millpond.train.protocol import Compute, Computed
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import MillpondError, Refused
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 Samples = tuple[tuple[int, ...], ...]
 """Indices of samples, by folder of a worker."""
-LONGEST_SECONDS = 3600.0
-"""Of one step's work; who hangs is found out sooner."""
+LONGEST_SECONDS = 60.0
+"""For a task, unless more is planned for it; who hangs is found out sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +72,14 @@ class Link:
         self.task: Task | None = None
         self._events = events
         self._buffers = [np.empty(size, np.float32), np.empty(size, np.float32)]
-        self._tasks: queue.SimpleQueue[tuple[Task, float] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[Task, float, float] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"link {worker.name}", daemon=True)
         self._thread.start()
 
-    def begin(self, task: Task) -> None:
-        """Give the worker a task; the answer to its last must have been taken."""
+    def begin(self, task: Task, seconds: float = LONGEST_SECONDS) -> None:
+        """Give the worker a task, and so much time; the answer to its last must have been taken."""
         self.task = task
-        self._tasks.put((task, time.monotonic()))
+        self._tasks.put((task, time.monotonic(), seconds))
 
     def end(self) -> None:
         """No more tasks; the worker is the caller's again."""
@@ -92,14 +92,14 @@ class Link:
             if isinstance(event, Loss):
                 return
 
-    def _do(self, task: Task, began: float) -> Answer | Loss:
+    def _do(self, task: Task, began: float, allowed: float) -> Answer | Loss:
         self._buffers.reverse()
         sums = self._buffers[0]
         try:
-            computed = self.worker.compute(task.request, task.state, sums, Deadline.after(LONGEST_SECONDS))
+            computed = self.worker.compute(task.request, task.state, sums, Deadline.after(allowed))
             seconds = time.monotonic() - began
-            if not (np.isfinite(sums.min()) and np.isfinite(sums.max())):  # NaN is both
-                raise RefusedUpdate(self.worker.name, "a gradient is not finite")
+            if not max(-sums.min(), sums.max()) <= BOUND * task.samples:  # nor is NaN
+                raise RefusedUpdate(self.worker.name, f"a gradient is not finite, or beyond {BOUND:g}")
             return Answer(self, task, computed, sums, seconds)
         except RefusedUpdate as error:
             return Loss(self, task, str(error), for_good=True)

@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from millpond.host import consumption
 from millpond.host.attendance import Attendance
 from millpond.host.consumption import Readings
-from millpond.host.crew import EVALUATE_SECONDS, JobFailed, Surroundings
+from millpond.host.crew import EVALUATE_SECONDS, TRIES, JobFailed, Surroundings
 from millpond.host.curves import write_curves
 from millpond.host.epoch import Epoch
 from millpond.host.holdings import Holdings
@@ -33,9 +34,10 @@ from millpond.train.aggregate import Vector
 from millpond.train.protocol import Ready
 from millpond.train.rates import Rate
 from millpond.wire.deadline import Deadline
+from millpond.wire.errors import Refused, RemoteError
 
 Traffic = dict[str, tuple[int, int]]
-SAY_SECONDS = 2.0
+SAY_SECONDS, MOST_SAY_SECONDS = 2.0, 60.0
 
 
 class Lockstep:
@@ -48,22 +50,47 @@ class Lockstep:
         self.log = logging.Logger(f"millpond.host.job.{row.id}")  # not kept for ever, as getLogger's are
         self.log.parent = logging.getLogger("millpond.host")
         self._directory = around.fleet.job_directory(row.id)
+        self._stop = stop
         self._crew = StepsCrew(row, around, stop, self.log)
+        self._closers: list[Callable[[], None]] = []
         self._rate = Rate(self._how.scaling, row.job.train.batch, self._how.warmup)
 
     def run(self) -> Path:
         """Train until the target or the last epoch. Returns the model's path. Raises JobFailed, Stopped."""
         self._directory.mkdir(parents=True, exist_ok=True)
+        for attempt in range(1, TRIES + 1):
+            try:
+                return self._attempt()
+            except Refused as error:  # the user's model in the keeper
+                raise JobFailed(str(error)) from None
+            except RemoteError as error:
+                if attempt == TRIES:
+                    raise JobFailed(f"the keeper was lost {TRIES} times: {error}") from None
+                self.log.warning("the keeper of the model was lost: %s", error)
+                self._crew = StepsCrew(self._row, self._around, self._stop, self.log)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _attempt(self) -> Path:
+        """From the last checkpoint, if there is one. Raises RemoteError if the keeper is lost."""
         try:
             ready = self._crew.prepare(resumed=bool(list(self._directory.glob("step-*"))))
             self._set_up(ready)
             saved = newest(self._directory, ready.tensors)
             self._begin(ready) if saved is None else self._resume(saved)
-            write_curves(self._directory, self._attendance.begin(self._state))
+            self._measure()
             self._train()
             return self._save_model(ready)
         finally:
             self.abort()
+            while self._closers:
+                self._closers.pop()()
+
+    def _measure(self) -> None:
+        curves = self._attendance.begin(self._state)
+        try:
+            write_curves(self._directory, curves)
+        except OSError as error:  # a full disk, most likely
+            self.log.warning("the curves cannot be kept: %s", error.strerror)
 
     def abort(self) -> None:
         """End the job at once, from any thread."""
@@ -73,17 +100,14 @@ class Lockstep:
         workers = len(self._crew.names)
         self._holdings = Holdings(self._job.seed, workers)
         self._pacing = Pacing(self._how, self._crew.names, self._holdings.spread)
-        self._stepping = Stepping(workers, ready.size, self._holdings, self._look_around)
+        self._stepping = Stepping(workers, ready.size, self._holdings, lambda: self._attendance.look_around())
         self._attendance = Attendance(
             self._row, self._around, self._crew, self._stepping, self._holdings, self._pacing, self.log
         )
+        self._closers.append(self._attendance.close)
         self._saver = Saver(self._directory, self._job.name, ready.tensors, self.log)
         self._epoch = Epoch()
         self._step = 0
-
-    def _look_around(self) -> None:
-        self._crew.check_stop()
-        self._attendance.give_up_silent()
 
     def _begin(self, ready: Ready) -> None:
         self._state: Vector = self._crew.first_state()
@@ -105,6 +129,7 @@ class Lockstep:
     def _train(self) -> None:
         done = [r for r in self._around.record.rounds(self._row.id) if r.round < self._epoch.number]
         self._saved_at, self._said_at, self._unsaid = time.monotonic(), 0.0, False
+        self._pause = SAY_SECONDS
         while not self._finished(done):
             before, metered = self._around.traffic(), self._meters()
             while self._one_step():
@@ -122,7 +147,7 @@ class Lockstep:
         self._crew.check_stop()
         self._attendance.update(self._state)
         if not self._stepping.links:
-            self._crew.wait_for_anyone()
+            self._wait_for_links()
             return True
         number, seed = self._step + 1, self._job.seed
         outcome = self._stepping.step(number, seed, self._state, self._pacing, self._pacing.rest)
@@ -135,13 +160,20 @@ class Lockstep:
         self._save_now_and_then()
         return bool(outcome.samples or outcome.lost or self._stepping.at_work())
 
+    def _wait_for_links(self) -> None:
+        if self._attendance.measures:
+            self._attendance.wait_for_measures()
+        else:
+            self._crew.wait_for_anyone()
+
     def _say_plan(self, new: bool) -> None:
         """Where steps are short, plans follow each other faster than anybody reads."""
         self._unsaid = self._unsaid or new
-        due = time.monotonic() - self._said_at > SAY_SECONDS
+        due = time.monotonic() - self._said_at > self._pause
         if self._unsaid and due and self._pacing.plan.batches.any():
             self.log.info("step %d: new plan: %s", self._step, self._pacing.described)
             self._unsaid, self._said_at = False, time.monotonic()
+            self._pause = min(1.5 * self._pause, MOST_SAY_SECONDS)  # a log of days must not fill the disk
 
     def _apply(self, outcome: Outcome) -> None:
         # All samples weigh alike: a step that some are late for is as much smaller as a later one is larger.
@@ -150,13 +182,16 @@ class Lockstep:
         mean, began = self._stepping.mean(), time.monotonic()
         optimizer = self._crew.keeper().apply(mean, factor, fresh, Deadline.after(EVALUATE_SECONDS))
         self._epoch.applied(outcome, time.monotonic() - began, optimizer)
+        if not max(-fresh.min(), fresh.max()) < math.inf:  # nor is NaN
+            raise JobFailed("the model has diverged: its state is not finite; try a lower learning rate")
+        self._attendance.did(outcome.counted)
         self._spare.append(self._state)
         self._state = fresh
         self._step += 1
 
     def _free_vector(self) -> Vector:
         """One that no worker can still be sent."""
-        held = {id(link.task.state) for link in self._stepping.at_work() if link.task}
+        held = {id(task.state) for task in self._stepping.tasks()}
         for number, vector in enumerate(self._spare):
             if id(vector) not in held:
                 return self._spare.pop(number)
@@ -222,6 +257,7 @@ class Lockstep:
         path = self._directory / "model.safetensors"
         model = checkpoint.Checkpoint(self._state, ready.tensors, self._job.name, self._epoch.number - 1)
         checkpoint.save(path, model)
+        self._saver.clear()
         return path
 
 

@@ -29,6 +29,11 @@ class Measuring:
     def __len__(self) -> int:
         return len(self._probes)
 
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """Those that are being measured."""
+        return tuple(self._probes)
+
     def __contains__(self, link: object) -> bool:
         return link in self._probes
 

@@ -29,6 +29,7 @@ class Pacing:
         self._measured: dict[int, Measured] = {}
         self._there: set[int] = set()
         self._known: list[int] = []  # ranks in the order of the policy
+        self._own_levels: dict[int, float] = {}
         self._policy: Elastic | None = None
         self._samples = 0
         self._caps: Ints = np.zeros(0, np.int64)
@@ -54,8 +55,8 @@ class Pacing:
         measured, known = Measured(profile.kind, points, most), self._measured.get(rank)
         self._there.add(rank)
         self._samples = samples
-        if self._policy is not None and known is not None and known.points == points:
-            self._policy.join(self._known.index(rank))
+        if self._policy is not None and known == measured:
+            self._policy.join(self._known.index(rank), self._own_levels[rank])
         else:
             self._measured[rank] = measured
             self._make()
@@ -80,18 +81,15 @@ class Pacing:
             rest[self._known] = np.where(sit_out, np.minimum(self._caps, equal), 0)
         return rest
 
-    def sits_out(self, rank: int) -> bool:
-        """Whether a worker is there, and too slow for any batch."""
-        if self._policy is None or rank not in self._there:
-            return False
-        return not self._policy.plan.batches[self._known.index(rank)]
-
     def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
         """See Policy."""
         if self._policy is None:
             return False
         busy = None if busy is None else busy[self._known]
-        return self._policy.observe(batches[self._known], measured[self._known], busy)
+        seconds, batches = measured[self._known], batches[self._known]
+        # A batch from a former plan that is larger than any by the present curves tells nothing of these.
+        seconds = np.where(batches > self._caps + 1, np.nan, seconds)
+        return self._policy.observe(np.where(np.isnan(seconds), 0, batches), seconds, busy)
 
     @property
     def described(self) -> str:
@@ -131,7 +129,8 @@ class Pacing:
         before = self._slowness()
         self._known = sorted(self._measured)
         kinds, members, levels = kinds_of([self._measured[rank] for rank in self._known])
-        kept = [before.get(rank, own) for rank, own in zip(self._known, levels, strict=True)]
+        self._own_levels = dict(zip(self._known, levels, strict=True))
+        kept = [before.get(rank, own) for rank, own in self._own_levels.items()]
         self._crew = Crew(kinds, members)
         self._caps = self._crew.caps
         self._policy = policy_of(
@@ -141,4 +140,5 @@ class Pacing:
             self._how.patience or None,
             levels=np.array(kept),
             present=np.array([rank in self._there for rank in self._known]),
+            probes=False,  # who sits out works beside the plan, and is measured so
         )

@@ -50,6 +50,8 @@ class Saver:
     def __init__(self, directory: Path, job: str, tensors: tuple[Tensor, ...], log: logging.Logger) -> None:
         self._directory, self._job, self._tensors, self._log = directory, job, tensors, log
         self._thread: threading.Thread | None = None
+        for part in directory.glob(".step-*.part"):  # a kill has left it
+            part.unlink(missing_ok=True)
 
     @property
     def busy(self) -> bool:
@@ -65,6 +67,12 @@ class Saver:
         """Until nothing is being written."""
         if self._thread:
             self._thread.join()
+
+    def clear(self) -> None:
+        """The job is done."""
+        self.wait()
+        for path in _found(self._directory):
+            path.unlink(missing_ok=True)
 
     def _write(self, saved: Saved) -> None:
         named = tuple(Tensor(_OPTIMIZER + t.name, t.shape, t.dtype) for t in saved.momentum_tensors)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from millpond.host.link import Answer, Link, Loss, Samples, Task
+from millpond.host.link import LONGEST_SECONDS, Answer, Link, Loss, Samples, Task
 from millpond.host.measuring import Measuring
 from millpond.train import seeds
 from millpond.train.aggregate import Vector
@@ -26,6 +26,7 @@ from millpond.train.protocol import Compute
 from millpond.train.sums import OrderedSum
 
 _TICK = 0.2  # seconds after which a waiting step looks around
+_PATIENCE = 10.0  # times the planned time, after which a worker is lost
 _SAFE = 0.9  # of what the rule of three gives for the rest of a step: a batch has a fixed cost, too
 
 
@@ -108,6 +109,8 @@ class Stepping:
     def _awaited(self, run: _Run) -> list[Link]:
         """Those whom the step waits for."""
         at_work = self.at_work()
+        if run.plan.deadline == math.inf:
+            return at_work
         return [link for link in at_work if run.plan.batches[link.rank]] or (
             [] if run.outcome.counted else at_work
         )
@@ -115,6 +118,11 @@ class Stepping:
     def at_work(self) -> list[Link]:
         """Those that owe an answer, by rank."""
         return [link for _, link in sorted(self.links.items()) if link.task]
+
+    def tasks(self) -> list[Task]:
+        """Those that somebody is at, or is measured with."""
+        measured = self.measuring.links if self.measuring else ()
+        return [link.task for link in (*self.links.values(), *measured) if link.task]
 
     def _idle(self) -> list[int]:
         return [rank for rank, link in sorted(self.links.items()) if not link.task]
@@ -128,19 +136,19 @@ class Stepping:
             if any(dealt[rank]):
                 seed = seeds.derive(run.seed, str(rank), run.number)
                 task = Task(Compute(run.number, seed, dealt[rank]), run.state)
-                self.links[rank].begin(task)
+                self.links[rank].begin(task, max(LONGEST_SECONDS, _PATIENCE * float(run.plan.times.max())))
                 self._begun[run.number] = self._begun.get(run.number, 0) + task.samples
 
     def _next(self, run: _Run) -> Answer | Loss | None:
         """What happens next; None when the step has lasted long enough, and something was counted in it."""
         while True:
+            self._look_around()
             left = run.began + run.plan.deadline - time.monotonic()
             if left <= 0 and run.outcome.counted:
                 return None
             try:
                 event = self.events.get(timeout=min(left, _TICK) if left > 0 else _TICK)
             except queue.Empty:
-                self._look_around()
                 continue
             if self.measuring is None or event.link not in self.measuring:
                 return event

@@ -5,14 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 
-from millpond.host.crew import HOST, MOST_SAMPLES, START_SECONDS, TRIES, Crew, JobFailed, Surroundings
+from millpond.host.crew import (
+    EVALUATE_SECONDS,
+    HOST,
+    MOST_SAMPLES,
+    START_SECONDS,
+    TRIES,
+    Crew,
+    JobFailed,
+    Surroundings,
+)
 from millpond.host.holdings import Holding
 from millpond.host.participant import Participant
 from millpond.host.record import JobRow
 from millpond.host.workers import DeviceWorker, Keeper, LocalWorker, Worker
+from millpond.train.aggregate import Vector
 from millpond.train.balance.equal_time import LEAST_BATCH
 from millpond.train.job import Job
-from millpond.train.protocol import Prepare, Ready
+from millpond.train.protocol import Prepare, Ready, Score
 from millpond.wire.deadline import Deadline
 
 KEEPER = "keeper"
@@ -36,7 +46,7 @@ class StepsCrew(Crew):
         return ready
 
     def _admit(self, name: str, ready: Ready) -> str:
-        if not 0 <= sum(ready.parts) == ready.samples <= MOST_SAMPLES:
+        if min(ready.parts, default=0) < 0 or not sum(ready.parts) == ready.samples <= MOST_SAMPLES:
             return f"{name} claims to have {ready.samples} samples in {ready.parts}"
         if name != KEEPER and len(ready.parts) != len(self._folders_of(name)):
             return f"{name} has samples of {len(ready.parts)} folders, not {len(self._folders_of(name))}"
@@ -81,11 +91,10 @@ class StepsCrew(Crew):
         name = self.names[rank]
         return HOST if name == HOST else self._around.devices[name].config.board
 
-    def processor_load(self, rank: int) -> float | None:
-        """The part of a device's processors that is busy now; None for the host and for who is not there."""
-        device = self._around.devices.get(self.names[rank])
-        load = device.status.load if device else None
-        return load.cpu if load else None
+    def evaluate(self, state: Vector) -> Score:
+        """See Crew; the keeper has more to lose than a worker that only scores. Raises RemoteError."""
+        deadline = Deadline.after(EVALUATE_SECONDS)
+        return self.keeper().evaluate(state, self._job.data.test, deadline)
 
     def keeper(self) -> Keeper:
         """The process that keeps the model. Raises JobFailed, Stopped."""

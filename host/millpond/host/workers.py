@@ -147,9 +147,17 @@ class LocalWorker(_ChannelWorker):
         super().__init__(request.worker)
         self._request, self._log = request, log
         ours, theirs = socket.socketpair()
-        self._shared = memory.make(f"vectors of {request.worker}")
         self._state = self._sums = np.empty(0, np.float32)
-        argv = [sys.executable, "-m", "millpond.train.worker", str(theirs.fileno()), "--errors", "full"]
+        with contextlib.ExitStack() as failed, theirs:
+            failed.callback(ours.close)
+            self._shared = memory.make(f"vectors of {request.worker}")
+            failed.callback(os.close, self._shared)
+            self._process = self._start(theirs.fileno(), readable)
+            failed.pop_all()
+        self._channel = Channel(ours, f"the worker '{self.name}' on the host", limits=LOCAL_LIMITS)
+
+    def _start(self, descriptor: int, readable: Sequence[Path]) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-m", "millpond.train.worker", str(descriptor), "--errors", "full"]
         argv += ["--shared", str(self._shared)]
         sandbox = Sandbox(
             binds=(*system_binds(), *python_binds(), *(Bind(path, path) for path in readable)),
@@ -157,19 +165,17 @@ class LocalWorker(_ChannelWorker):
             own_pids=True,
             capabilities=False,
         )
-        output = BoundedLog(log)
+        output = BoundedLog(self._log)
         try:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 confined(sandbox, argv),
-                pass_fds=[theirs.fileno(), self._shared],
+                pass_fds=[descriptor, self._shared],
                 stdin=subprocess.DEVNULL,
                 stdout=output.writer,
                 stderr=output.writer,
             )
         finally:
             output.close_writer()
-        theirs.close()
-        self._channel = Channel(ours, f"the worker '{self.name}' on the host", limits=LOCAL_LIMITS)
 
     def prepare(self, deadline: Deadline) -> Ready:
         """See Worker."""
@@ -219,7 +225,9 @@ class LocalWorker(_ChannelWorker):
 
     def _wait_while_busy(self, deadline: Deadline) -> None:
         seen = None
-        while not select.select([self._connected.sock], [], [], HANG_SECONDS)[0]:
+        poll = select.poll()
+        poll.register(self._connected.sock, select.POLLIN)
+        while not poll.poll(1000 * HANG_SECONDS):
             deadline.remaining()
             now = processor_time(self._process.pid)
             if now is not None and now == seen:

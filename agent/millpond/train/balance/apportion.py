@@ -72,6 +72,13 @@ class Apportion:
             min(batch, max(part, _LEAST)) if total > _ENOUGH else 0
             for part, batch, total in zip(parts, batches, totals, strict=True)
         ]
+        if not any(found):  # a single sample, which rounding would leave for ever
+            rank = next(
+                rank
+                for rank, batch in enumerate(batches)
+                if batch and any(left[p] for p in self._pools[rank])
+            )
+            found[rank] = min(batches[rank], _LEAST)
         while sum(found) > together and max(found) > _LEAST:  # room for those who were given the least
             found[found.index(max(found))] -= 1
         return found

@@ -46,6 +46,7 @@ def deadline_of(times: Floats, patience: float | None) -> float:
 class Controller:
     """Equal-time batches for ``crew``; with ``total`` their sum is fixed, or as near to it as those who are
     ``present`` can come. ``levels`` by rank are how many times as long as on their curves they take at first.
+    ``probes`` says whether who sits out is probed.
     Raises ValueError if not even the whole crew could have ``total``.
     """
 
@@ -57,7 +58,9 @@ class Controller:
         patience: float | None = PATIENCE,
         levels: Floats | None = None,
         present: Bools | None = None,
+        probes: bool = True,
     ) -> None:
+        self._probes = probes
         self.crew, self._total, self._patience = crew, total, patience
         everyone = np.ones(crew.size)
         if total is not None:
@@ -135,7 +138,7 @@ class Controller:
 
     def _with_probes(self, steady: Plan) -> Plan:
         """With the smallest batch for those whose turn it is to show whether they are still as slow."""
-        if not self._idle.size:
+        if not self._probes or not self._idle.size:
             return steady
         self._sat_out[self._idle] += 1
         due = self._slowness.unexplained(self._idle[self._sat_out[self._idle] >= PROBE])

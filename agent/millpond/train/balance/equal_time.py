@@ -65,17 +65,19 @@ class Measured:
 def kinds_of(members: Sequence[Measured]) -> tuple[list[Kind], list[int], list[float]]:
     """The kinds of workers that were measured, and of each worker the index of its kind and its level: how
     many times as long as on the curve of its kind it took, 1.0 if that is within 5 %. A kind's curve is the
-    median of its members', its memory the least of theirs. Raises ValueError for points that make no curve.
+    median of its members'; those whose memory takes less than its peak are a kind of their own with the same
+    curve. Raises ValueError for points that make no curve.
     """
-    names = list(dict.fromkeys(member.kind for member in members))
-    numbers = [names.index(member.kind) for member in members]
-    curves = [Curve.fit(member.points) for member in members]
-    kinds = []
-    for number in range(len(names)):
-        own = [rank for rank, other in enumerate(numbers) if other == number]
-        kinds.append(Kind(_middle([curves[rank] for rank in own]), min(members[rank].most for rank in own)))
-    levels = [_level(curve, kinds[number].curve) for curve, number in zip(curves, numbers, strict=True)]
-    return kinds, numbers, levels
+    own = [Curve.fit(member.points) for member in members]
+    curves = {
+        name: _middle([curve for curve, member in zip(own, members, strict=True) if member.kind == name])
+        for name in dict.fromkeys(member.kind for member in members)
+    }
+    found = [(member.kind, Kind(curves[member.kind], member.most).cap) for member in members]
+    distinct = list(dict.fromkeys(found))
+    kinds = [Kind(curves[name], cap) for name, cap in distinct]
+    levels = [_level(curve, curves[member.kind]) for curve, member in zip(own, members, strict=True)]
+    return kinds, [distinct.index(kind) for kind in found], levels
 
 
 def _middle(curves: Sequence[Curve]) -> Curve:

@@ -79,6 +79,7 @@ def policy_of(
     *,
     levels: Floats | None = None,
     present: Bools | None = None,
+    probes: bool = True,
 ) -> Elastic:
     """The policy of a job for ``crew``: ``total`` and ``patience`` as in ``Controller``, though "stannis" has
     none of the latter. ``levels`` are how slow the workers are at first, ``present`` is who is there. Raises
@@ -86,5 +87,6 @@ def policy_of(
     """
     if name == "stannis":
         return Stannis(crew, total=total, levels=levels, present=present)
-    kind = Controller if name == "balance" else Untuned
-    return kind(crew, total=total, patience=patience, levels=levels, present=present)
+    if name == "fixed":
+        return Untuned(crew, total=total, patience=patience, levels=levels, present=present)
+    return Controller(crew, total=total, patience=patience, levels=levels, present=present, probes=probes)
