@@ -60,10 +60,12 @@ class Attendance:
         self._measuring = stepping.measuring = Measuring(self._measured, self.lost)
 
     def begin(self, state: Vector) -> Curves:
-        """Take in all that are there, and measure those that are not known."""
-        self.update(state)
-        while len(self._measuring):
-            self.wait_for_measures()
+        """Take in all that are there, and measure those that are not known. Raises JobFailed, Stopped."""
+        while not self._stepping.links:
+            self._crew.wait_for_anyone()
+            self.update(state)
+            while self.measures:
+                self.wait_for_measures()
         self._log.info("plan: %s", self._pacing.described)
         self._begun = True
         batches = dict(zip(self._crew.names, self._pacing.plan.batches.tolist(), strict=True))
