@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from millpond.host.stepping import Outcome
 
@@ -12,7 +13,8 @@ from millpond.host.stepping import Outcome
 @dataclass(slots=True)
 class Epoch:
     """``counted`` are samples by worker, ``late`` those of them that came a step late or more, ``loss`` their
-    sum. Of the ``seconds`` of all steps, ``exchange`` were neither workers' nor the optimizer's.
+    sum, ``seconds`` those of all steps. ``exchange`` are of each step those that were neither the slowest
+    worker's nor the optimizer's.
     """
 
     number: int = 1
@@ -20,8 +22,7 @@ class Epoch:
     late: int = 0
     loss: float = 0.0
     seconds: float = 0.0
-    exchange: float = 0.0
-    steps: int = 0
+    exchange: list[float] = field(default_factory=list)
 
     @property
     def samples(self) -> int:
@@ -39,13 +40,12 @@ class Epoch:
     def applied(self, outcome: Outcome, seconds: float, optimizer: float) -> None:
         """Its mean was applied, in ``seconds``, of which the ``optimizer`` took some."""
         self.seconds += seconds
-        self.exchange += max(0.0, outcome.seconds - outcome.work) + seconds - optimizer
-        self.steps += 1
+        self.exchange.append(max(0.0, outcome.seconds - outcome.work) + seconds - optimizer)
 
     def described(self) -> str:
         """In one line: speed, exchange, each worker's share of the samples."""
         speed = self.samples / max(self.seconds, 1e-9)
-        exchange = 1000 * self.exchange / max(self.steps, 1)
+        exchange = 1000 * median(self.exchange) if self.exchange else 0.0
         shares = ", ".join(f"{name} {n / self.samples:.1%}" for name, n in sorted(self.counted.items()))
         late = f" ({self.late / self.samples:.1%} late)" if self.late else ""
         return (

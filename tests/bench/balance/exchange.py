@@ -78,7 +78,7 @@ def measure(run: Run) -> Findings:
     )
     what = (
         f"of {VALUES} values: all of a step that is neither the slowest worker's nor the optimizer's time, "
-        "mean over an epoch; over the median all_reduce of as many"
+        "median of an epoch; over the median all_reduce of as many"
     )
     peer = "gloo's all_reduce between the same workers, by millpond launch"
     if complaint := why_not():
