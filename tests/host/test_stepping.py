@@ -214,14 +214,6 @@ def test_who_sits_out_works_beside_the_plan_and_nobody_waits_for_it(make: Make) 
     assert outcome.late == 6
 
 
-def test_without_a_deadline_who_works_beside_the_plan_is_waited_for_too(make: Make) -> None:
-    """Else it would follow from who is faster what is in a step."""
-    team = make(100, 100)
-    held = team.workers[1].hold_at(1)
-    team.look_around = held.set
-    assert team.step(Given(4, 0), rest=(0, 6)).counted == {0: 4, 1: 6}
-
-
 def release_when_idle(team: Team) -> None:
     """The first worker's next answer waits until the second's is there: then both are of one step."""
     held = team.workers[0].hold_at(team.steps + 1)
