@@ -65,10 +65,11 @@ class Synchronous:
     """Steps in lock step instead of rounds: ``epochs`` over all samples, fewer if ``target`` is reached.
 
     A step waits ``patience`` times as long as planned (0: for everybody), and what is late counts in a later
-    one. ``global_batch`` fixes the samples of a step; without it there are as many as the workers do best
-    with, but an epoch has at least ``steps``. The learning rate of ``train`` is for ``train.batch`` samples;
-    it follows the step's by ``scaling``, after ``warmup`` steps. A checkpoint is written each ``checkpoint``
-    seconds. ``host`` says whether the host computes, too.
+    one. ``global_batch`` are the samples of a step, fewer where somebody's own would not last through the
+    epoch; without it there are as many as the workers do best with, but an epoch has at least ``steps``. The
+    learning rate of ``train`` is for ``train.batch`` samples; it follows the step's by ``scaling``, after
+    ``warmup`` steps. A checkpoint is written each ``checkpoint`` seconds. ``host`` says whether the host
+    computes, too.
     """
 
     epochs: int = 10
@@ -139,6 +140,6 @@ def _check_synchronous(synchronous: Synchronous, where: str) -> None:
     }
     for key, (value, least, most) in bounds.items():
         if value is not None and not least <= value <= most:
-            raise ConfigError(f"{where}: {key}: {value} is not between {least} and {most:g}")
+            raise ConfigError(f"{where}: {key}: {value} is not between {least} and {most:.10g}")
     if synchronous.patience and not 1 <= synchronous.patience <= _MOST:
         raise ConfigError(f"{where}: patience: {synchronous.patience} is neither 0 nor at least 1")
