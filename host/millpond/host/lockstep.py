@@ -106,6 +106,7 @@ class Lockstep:
         )
         self._closers.append(self._attendance.close)
         self._saver = Saver(self._directory, self._job.name, ready.tensors, self.log)
+        self._closers.append(self._saver.wait)
         self._epoch = Epoch()
         self._step = 0
 
