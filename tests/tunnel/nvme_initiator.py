@@ -271,8 +271,10 @@ def serve_dialling(path: Path, port: int) -> None:
 def run_host(path: Path, interface: str, address: str, mtu: int, status: int) -> None:
     stop, _writer = os.pipe()
     config = EndConfig(
+        role="host",
         interface=interface,
         address=ipaddress.ip_interface(address),
+        peers=None,
         offer=Parameters(name="host", mtu=mtu),
         engine="python",
         stop=stop,
