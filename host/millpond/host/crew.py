@@ -22,6 +22,7 @@ from millpond.train.protocol import Prepare, Ready, Score
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import LocalError, Refused, RemoteError
 
+Traffic = dict[str, tuple[int, int]]
 HOST = "host"
 START_SECONDS = 30.0
 EVALUATE_SECONDS = 600.0
@@ -47,9 +48,18 @@ class Surroundings:
     record: Record
     devices: Mapping[str, Device]
     mount: Callable[[str], Path]
-    traffic: Callable[[], dict[str, tuple[int, int]]]
+    traffic: Callable[[], Traffic]
     energy: Callable[[], Readings]
     changed: Callable[[], None]
+
+
+def since(before: Traffic, now: Traffic) -> Traffic:
+    """The bytes (to, from) that have crossed each device's tunnel since then."""
+    zero = (0, 0)
+    return {
+        name: (to - before.get(name, zero)[0], back - before.get(name, zero)[1])
+        for name, (to, back) in now.items()
+    }
 
 
 class Crew:

@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from millpond.host.crew import HOST, TRIES, JobFailed, Surroundings
+from millpond.host.crew import HOST, TRIES, JobFailed, Surroundings, Traffic, since
 from millpond.host.record import JobRow, Plan, Round
 from millpond.host.rounds import Gathering, Staging
 from millpond.host.rounds_crew import RoundsCrew
@@ -91,14 +91,9 @@ class Federation:
             raise JobFailed(by_job[0])
         return counted >= self._crew.quorum
 
-    def _result(
-        self, gathering: Gathering, score: Score, started: float, before: dict[str, tuple[int, int]]
-    ) -> Round:
+    def _result(self, gathering: Gathering, score: Score, started: float, before: Traffic) -> Round:
         workers = {name: trained.samples for name, trained in sorted(gathering.counted.items())}
-        traffic = {
-            name: (to - before.get(name, (0, 0))[0], back - before.get(name, (0, 0))[1])
-            for name, (to, back) in self._around.traffic().items()
-        }
+        traffic = since(before, self._around.traffic())
         missing = {name: missing.reason for name, missing in sorted(gathering.missing.items())}
         seconds = time.monotonic() - started
         samples = sum(workers.values())

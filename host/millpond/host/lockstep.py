@@ -20,7 +20,7 @@ import numpy as np
 from millpond.host import consumption
 from millpond.host.attendance import Attendance
 from millpond.host.consumption import Readings
-from millpond.host.crew import EVALUATE_SECONDS, TRIES, JobFailed, Surroundings
+from millpond.host.crew import EVALUATE_SECONDS, TRIES, JobFailed, Surroundings, Traffic, since
 from millpond.host.curves import write_curves
 from millpond.host.epoch import Epoch
 from millpond.host.holdings import Holdings
@@ -36,7 +36,6 @@ from millpond.train.rates import Rate
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import Refused, RemoteError
 
-Traffic = dict[str, tuple[int, int]]
 SAY_SECONDS, MOST_SAY_SECONDS = 2.0, 60.0
 
 
@@ -229,7 +228,7 @@ class Lockstep:
             epoch.samples,
             dict(sorted(epoch.counted.items())),
             self._missing(),
-            _since(before, self._around.traffic()),
+            since(before, self._around.traffic()),
             taken.joules,
             taken.energy,
         )
@@ -260,12 +259,3 @@ class Lockstep:
         checkpoint.save(path, model)
         self._saver.clear()
         return path
-
-
-def _since(before: Traffic, now: Traffic) -> Traffic:
-    """The bytes (to, from) that have crossed each device's tunnel since then."""
-    zero = (0, 0)
-    return {
-        name: (to - before.get(name, zero)[0], back - before.get(name, zero)[1])
-        for name, (to, back) in now.items()
-    }
