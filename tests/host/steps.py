@@ -131,7 +131,9 @@ class Team:
         state = np.zeros(self.size, np.float32)
         outcome = self.stepping.step(self.steps, 7, state, policy, beside)
         if outcome.samples:
-            sums = self.stepping.mean() * outcome.samples
+            mean = np.empty(self.size, np.float32)
+            self.stepping.mean(mean)
+            sums = mean * outcome.samples
             often = np.rint(sums).astype(int)
             assert np.allclose(sums, often, atol=1e-3)
             assert int(often.sum()) == outcome.samples

@@ -251,19 +251,19 @@ def test_memory_that_cannot_be_kept_is_not_used(start: Start) -> None:
 def test_a_keeper_steps_scores_and_goes_on(folder: Path, tmp_path: Path) -> None:
     keeper = Keeper(Prepare(JOB, "keeper", (), {"net.py": NET}, role="keeper"), [folder], tmp_path / "log")
     try:
-        size = keeper.prepare(soon()).size
+        keeper.prepare(soon())
         state = keeper.initial(lambda values: np.empty(values, np.float32), soon())
-        mean, after, last = np.ones(size, np.float32), np.empty_like(state), np.empty_like(state)
-        assert keeper.apply(mean, 1.0, after, soon()) > 0
+        after, last, again = np.empty_like(state), np.empty_like(state), np.empty_like(state)
+        keeper.mean[:] = 1.0
+        assert keeper.apply(1.0, after, soon()) > 0
         assert (
             np.allclose(after, state - 0.05, atol=1e-6)
             and keeper.evaluate(after, str(folder), soon()).samples == 20
         )
         tensors, momentum = keeper.momentum(soon())
-        keeper.apply(mean, 0.5, last, soon())
+        keeper.apply(0.5, last, soon())
         keeper.restore(after, tensors, momentum, soon())
-        again = np.empty_like(state)
-        keeper.apply(mean, 0.5, again, soon())
+        keeper.apply(0.5, again, soon())
         assert np.array_equal(again, last) and not np.array_equal(last, after)
     finally:
         keeper.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import tracemalloc
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from millpond.train.aggregate import BOUND, RefusedUpdate, Sum, scale_bits
+from millpond.train.aggregate import BOUND, RefusedUpdate, Sum, scale_bits, within
 from millpond.train.protocol import Tensor
 from millpond.wire.errors import LocalError, RemoteError
 
@@ -90,6 +91,27 @@ def test_the_largest_sums_do_not_overflow(most: int, bound: float) -> None:
     average = total.average()
     assert average[2] == 1 << 24
     assert np.abs(average[:2] - [edge, -edge]).max() <= 2.0 ** -(total.scale_bits + 1) + edge * 2.0**-24
+
+
+@given(
+    st.lists(st.floats(-2e5, 2e5, width=32), min_size=1, max_size=50),
+    st.sampled_from([1e-3, 1.0, 65536.0, 1e5, math.inf]),
+)
+def test_within_is_told_value_by_value(values: list[float], bound: float) -> None:
+    assert within(np.array(values, np.float32), bound) == all(abs(value) <= bound for value in values)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_within_no_bound(bad: float) -> None:
+    values = np.ones(100, np.float32)
+    assert within(values, math.inf)
+    values[17] = bad
+    assert not within(values, math.inf) and not within(values, 65536.0)
+
+
+def test_squares_may_overflow_and_the_bound_still_holds() -> None:
+    values = np.array([1e30, -3e30], np.float32)
+    assert within(values, math.inf) and within(values, 3.1e30) and not within(values, 2e30)
 
 
 def test_resolution_is_the_documented_one() -> None:

@@ -80,7 +80,7 @@ class Group:
             computed = worker.compute(Compute(number, number, (tuple(share),)))
             total.announce(worker)
             total.add(worker, worker.binding.sums, computed.samples)
-        self.keeper.binding.sums[:] = total.mean()
+        total.mean(self.keeper.binding.sums)
         self.keeper.apply(1.0)
 
 

@@ -144,8 +144,9 @@ class GateOutlet:
         """Look for patterns that end in ``content``; if ``across_only``, for those that begin in ``tail``."""
         for index, pattern in enumerate(self._gate.patterns, len(KINDS)):
             reach = len(pattern.data) - 1
-            window = tail[max(0, len(tail) - reach) :] + (content[:reach] if across_only else content)
-            if found := window.count(pattern.data):
+            across = tail[max(0, len(tail) - reach) :] + content[:reach]
+            found = across.count(pattern.data) + (0 if across_only else content.count(pattern.data))
+            if found:
                 self._gate.tally.add(index, found)
                 if pattern.forbidden:
                     raise CanaryError(f"canary '{pattern.name}' was about to leave the device")

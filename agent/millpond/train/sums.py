@@ -22,7 +22,7 @@ class OrderedSum:
 
     def __init__(self, size: int) -> None:
         self._sum = np.zeros(size, np.float32)
-        self._empty = True
+        self._counted: Vector | None = None  # the sum so far; of one vector it is that one itself
         self._order: list[Hashable] = []
         self._waiting: dict[Hashable, Vector] = {}
         self._samples = 0
@@ -43,21 +43,20 @@ class OrderedSum:
         while self._order and self._order[0] in self._waiting:
             self._count(self._waiting.pop(self._order.pop(0)))
 
-    def mean(self) -> Vector:
-        """The sum of what was added over its samples, at least one; valid until the next ``add``. What was
-        announced and did not come is forgotten.
+    def mean(self, into: Vector) -> None:
+        """Fill ``into`` with the sum of what was added over its samples, at least one. What was announced and
+        did not come is forgotten.
         """
         for key in self._order:
             if key in self._waiting:
                 self._count(self._waiting.pop(key))
-        self._sum /= np.float32(self._samples)
+        assert self._counted is not None
+        np.divide(self._counted, np.float32(self._samples), out=into)
         self._order.clear()
-        self._samples, self._empty = 0, True
-        return self._sum
+        self._samples, self._counted = 0, None
 
     def _count(self, vector: Vector) -> None:
-        if self._empty:
-            self._sum[:] = vector
-            self._empty = False
+        if self._counted is None:
+            self._counted = vector
         else:
-            self._sum += vector
+            self._counted = np.add(self._counted, vector, out=self._sum)

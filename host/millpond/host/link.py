@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from millpond.host.workers import Worker
-from millpond.train.aggregate import BOUND, RefusedUpdate, Vector
+from millpond.train.aggregate import BOUND, RefusedUpdate, Vector, within
 from millpond.train.protocol import Compute, Computed
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import MillpondError, Refused
@@ -98,7 +98,7 @@ class Link:
         try:
             computed = self.worker.compute(task.request, task.state, sums, Deadline.after(allowed))
             seconds = time.monotonic() - began
-            if not max(-sums.min(), sums.max()) <= BOUND * task.samples:  # nor is NaN
+            if not within(sums, BOUND * task.samples):
                 raise RefusedUpdate(self.worker.name, f"a gradient is not finite, or beyond {BOUND:g}")
             return Answer(self, task, computed, sums, seconds)
         except RefusedUpdate as error:

@@ -30,7 +30,7 @@ from millpond.host.saving import Progress, Saved, Saver, newest
 from millpond.host.stepping import Outcome, Stepping
 from millpond.host.steps_crew import StepsCrew
 from millpond.train import checkpoint
-from millpond.train.aggregate import Vector
+from millpond.train.aggregate import Vector, within
 from millpond.train.protocol import Ready
 from millpond.train.rates import Rate
 from millpond.wire.deadline import Deadline
@@ -178,12 +178,12 @@ class Lockstep:
     def _apply(self, outcome: Outcome) -> None:
         # All samples weigh alike: a step that some are late for is as much smaller as a later one is larger.
         factor = self._rate.at(self._step, outcome.whole, 1.0) * outcome.samples / outcome.whole
-        fresh = self._free_vector()
-        mean, began = self._stepping.mean(), time.monotonic()
-        optimizer = self._crew.keeper().apply(mean, factor, fresh, Deadline.after(EVALUATE_SECONDS))
-        self._epoch.applied(outcome, time.monotonic() - began, optimizer)
-        if not max(-fresh.min(), fresh.max()) < math.inf:  # nor is NaN
+        began, fresh, keeper = time.monotonic(), self._free_vector(), self._crew.keeper()
+        self._stepping.mean(keeper.mean)
+        optimizer = keeper.apply(factor, fresh, Deadline.after(EVALUATE_SECONDS))
+        if not within(fresh, math.inf):
             raise JobFailed("the model has diverged: its state is not finite; try a lower learning rate")
+        self._epoch.applied(outcome, time.monotonic() - began, optimizer)
         self._attendance.did(outcome.counted)
         self._spare.append(self._state)
         self._state = fresh

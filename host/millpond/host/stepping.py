@@ -102,9 +102,9 @@ class Stepping:
         run.outcome.new_plan |= policy.observe(self._batches, self._measured, self.busy)
         return run.outcome
 
-    def mean(self) -> Vector:
-        """The mean of the last step's sums; valid until the next step."""
-        return self._total.mean()
+    def mean(self, into: Vector) -> None:
+        """Fill ``into`` with the mean of the last step's sums, once."""
+        self._total.mean(into)
 
     def _awaited(self, run: _Run) -> list[Link]:
         """Those whom the step waits for."""

@@ -247,11 +247,15 @@ class LocalWorker(_ChannelWorker):
 class Keeper(LocalWorker):
     """A process on the host that keeps a synchronous job's model and optimizer, and scores it."""
 
-    def apply(self, mean: Vector, factor: float, into: Vector, deadline: Deadline) -> float:
-        """One step of the optimizer, at ``factor`` times its learning rate; the new state is in ``into``.
-        Returns the seconds that it took.
+    @property
+    def mean(self) -> Vector:
+        """Where ``apply`` finds a mean gradient."""
+        return self._sums
+
+    def apply(self, factor: float, into: Vector, deadline: Deadline) -> float:
+        """One step of the optimizer with ``mean``, at ``factor`` times its learning rate; the new state is in
+        ``into``. Returns the seconds that it took.
         """
-        self._sums[:] = mean
         applied = self._connected.call(Apply(factor), Applied, deadline)
         into[:] = self._state
         return applied.seconds

@@ -111,7 +111,8 @@ class Processes:
             self.pacing.leave(loss.link.rank)
         if outcome.samples:
             fresh = np.empty_like(self.state)
-            self.keeper.apply(self.stepping.mean(), outcome.samples / outcome.whole, fresh, NEVER)
+            self.stepping.mean(self.keeper.mean)
+            self.keeper.apply(outcome.samples / outcome.whole, fresh, NEVER)
             self.state = fresh
             self.steps += 1
         return time.monotonic() - began, outcome

@@ -25,7 +25,7 @@ from millpond.wire.text import printable
 
 R = TypeVar("R", bound=Message)
 Buffer = bytes | bytearray | memoryview
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18  # what is copied, searched and sent then stays in a processor's cache
 
 
 class Outlet(Protocol):
