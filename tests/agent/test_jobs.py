@@ -93,6 +93,7 @@ class Watched:
     def __init__(self, gate: Gate) -> None:
         self._outlet = gate.outlet()
         self.searched: Callable[[], None] = lambda: None
+        self.searches = True
 
     def passing(self, kind: Kind, data: Buffer, payload: bool) -> None:
         self._outlet.passing(kind, data, payload)
@@ -248,7 +249,9 @@ def test_forbidden_bytes_among_sums_do_not_leave(agent: Agent) -> None:
 
 
 def test_what_is_written_after_the_search_is_not_what_is_sent(agent: Agent) -> None:
-    vectors, size = agent.worker._vectors, 4 * agent.ready.size
+    shared, size = agent.worker._vectors, 4 * agent.ready.size
+    assert shared is not None
+    vectors = shared.data
     written: list[bool] = []
 
     def searched() -> None:

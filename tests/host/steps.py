@@ -14,6 +14,7 @@ import numpy as np
 from millpond.host.holdings import Holding, Holdings
 from millpond.host.link import Link
 from millpond.host.stepping import Outcome, Stepping
+from millpond.host.workers import ModelState
 from millpond.train.aggregate import Vector
 from millpond.train.balance.controller import Plan
 from millpond.train.balance.curve import Floats, Ints
@@ -30,6 +31,7 @@ class CountingWorker:
     def __init__(self, name: str, folders: Sequence[range], size: int) -> None:
         self.name, self.folders, self.size = name, folders, size
         self.asked: list[Compute] = []
+        self._sums = np.empty(size, np.float32)
         self.seconds: Callable[[int], float] = lambda samples: 0.0
         self.closed = threading.Event()
         self._held: dict[int, threading.Event] = {}
@@ -52,7 +54,7 @@ class CountingWorker:
         parts = tuple(map(len, self.folders))
         return Ready(sum(parts), (), self.size, parts=parts)
 
-    def compute(self, request: Compute, state: Vector, into: Vector, deadline: Deadline) -> Computed:
+    def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
         began = time.monotonic()
         self.asked.append(request)
         samples = sum(map(len, request.samples))
@@ -62,12 +64,13 @@ class CountingWorker:
             raise ConnectionLost(f"{self.name} was closed")
         if fault := self._faults.get(request.step):
             raise fault
-        into[:] = 0.0
+        self._sums[:] = 0.0
         for places, indices in zip(self.folders, request.samples, strict=True):
-            np.add.at(into, places.start + np.array(indices, np.int64), 1.0)
-        into[0] += self._values.get(request.step, 0.0)
+            np.add.at(self._sums, places.start + np.array(indices, np.int64), 1.0)
+        self._sums[0] += self._values.get(request.step, 0.0)
         seconds = time.monotonic() - began
-        return Computed(request.step, samples, 2.0 * samples, seconds, math.nan, 1000 * samples)
+        computed = Computed(request.step, samples, 2.0 * samples, seconds, math.nan, 1000 * samples)
+        return computed, self._sums
 
     def train(self, round_number: int, state: Vector, deadline: Deadline) -> Trained:
         raise ProtocolError(f"{self.name} does steps only")
@@ -101,10 +104,11 @@ class Team:
     def __init__(self, private: Sequence[int], public: int = 0) -> None:
         ends = np.cumsum([0, *private, public]).tolist()
         self.size = max(ends[-1], 1)
+        self.mean = np.empty(self.size, np.float32)
         self._places = [range(start, end) for start, end in itertools.pairwise(ends)]
         self.holdings = Holdings(1, len(private))
         self.look_around: Callable[[], None] = lambda: None
-        self.stepping = Stepping(len(private), self.size, self.holdings, lambda: self.look_around())
+        self.stepping = Stepping(len(private), self.mean, self.holdings, lambda: self.look_around())
         self.counted: Counter[int] = Counter()
         self.steps = 0
         self.holdings.begin(1)
@@ -119,7 +123,7 @@ class Team:
         worker = CountingWorker(f"w{rank}", (private, public), self.size)
         found = [Holding(worker.name, False, len(private)), Holding("all", True, len(public))]
         assert self.holdings.add(rank, found) == ""
-        link = Link(rank, worker, self.size, self.stepping.events)
+        link = Link(rank, worker, self.stepping.events)
         self.workers[rank], self.stepping.links[rank] = worker, link
         self._made.append(link)
         return worker
@@ -128,12 +132,11 @@ class Team:
         """A step; what was counted in it is told by its mean, and agrees with its outcome."""
         self.steps += 1
         beside = np.array(rest or np.zeros_like(policy.plan.batches), np.int64)
-        state = np.zeros(self.size, np.float32)
+        state = ModelState.of(np.zeros(self.size, np.float32))
         outcome = self.stepping.step(self.steps, 7, state, policy, beside)
         if outcome.samples:
-            mean = np.empty(self.size, np.float32)
-            self.stepping.mean(mean)
-            sums = mean * outcome.samples
+            self.stepping.average()
+            sums = self.mean * outcome.samples
             often = np.rint(sums).astype(int)
             assert np.allclose(sums, often, atol=1e-3)
             assert int(often.sum()) == outcome.samples

@@ -10,12 +10,13 @@ import pytest
 
 from millpond.host.link import Answer, Link, Loss
 from millpond.host.measuring import MEASURE, Measuring
+from millpond.host.workers import ModelState
 from millpond.train.balance.probing import Probe, Profile
 from millpond.wire.errors import ConnectionLost
 
 from .steps import CountingWorker, Given, Team
 
-STATE = np.zeros(100, np.float32)
+STATE = ModelState.of(np.zeros(100, np.float32))
 
 
 class Measured:
@@ -24,7 +25,7 @@ class Measured:
     def __init__(self, count: int) -> None:
         self.events: queue.SimpleQueue[Answer | Loss] = queue.SimpleQueue()
         self.workers = [CountingWorker(f"w{n}", (range(30), range(30, 100)), 100) for n in range(count)]
-        self.links = [Link(rank, w, 100, self.events) for rank, w in enumerate(self.workers)]
+        self.links = [Link(rank, w, self.events) for rank, w in enumerate(self.workers)]
         self.done: dict[str, Profile] = {}
         self.lost: list[Loss] = []
         self.measuring = Measuring(self._done, self.lost.append)
@@ -108,7 +109,8 @@ def test_steps_go_on_while_a_newcomer_is_measured_and_its_sums_count_for_nothing
     newcomer = team.stepping.links.pop(1)
     team.stepping.measuring = measuring = Measuring(lambda _, profile: joined.append(profile), print)
     team.workers[0].seconds = lambda samples: 0.02
-    measuring.begin(newcomer, "virtual", Probe(0.05, 120), (60, 0), np.zeros(team.size, np.float32))
+    state = ModelState.of(np.zeros(team.size, np.float32))
+    measuring.begin(newcomer, "virtual", Probe(0.05, 120), (60, 0), state)
     try:
         while not joined and team.holdings.left:
             assert set(team.step(Given(2, 0)).counted) <= {0}

@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from millpond.host.device import Device
+from millpond.host.keeper import Keeper
 from millpond.host.link import Answer, Link, Loss, Task
-from millpond.host.workers import DeviceWorker, Keeper, LocalWorker
+from millpond.host.workers import DeviceWorker, LocalWorker, ModelState
 from millpond.train.job import Data, Job, Model, Synchronous
 from millpond.train.protocol import Compute, Computed, Prepare, Ready
 from millpond.wire.channel import Channel
@@ -115,13 +116,17 @@ def breaking(host: Channel, request: Compute) -> None:
     host.shut_down()
 
 
+def zeros(size: int) -> ModelState:
+    return ModelState.of(np.zeros(size, np.float32))
+
+
 def event_of(says: Saying) -> Answer | Loss:
     """What a link tells of one task."""
     board, events = Board(says), queue.SimpleQueue[Answer | Loss]()
     worker = DeviceWorker(cast(Device, board), Prepare(JOB, "csd0", ("private",), {}, role="steps"))
     assert worker.prepare(soon()).size == SIZE
-    link = Link(0, worker, SIZE, events)
-    link.begin(Task(Compute(7, 1, ((2, 3, 4),)), np.zeros(SIZE, np.float32)))
+    link = Link(0, worker, events)
+    link.begin(Task(Compute(7, 1, ((2, 3, 4),)), zeros(SIZE)))
     try:
         return events.get(timeout=30)
     finally:
@@ -168,7 +173,7 @@ def test_a_device_that_is_given_up_before_it_is_dialled_stays_so() -> None:
     with pytest.raises(ConnectionLost, match="given up"):
         worker.prepare(soon())
     with pytest.raises(ProtocolError, match="not prepared"):
-        worker.compute(Compute(1, 1, ((1,),)), np.zeros(6, np.float32), np.zeros(6, np.float32), soon())
+        worker.compute(Compute(1, 1, ((1,),)), zeros(6), soon())
     worker.close()
     assert board.ended()
 
@@ -210,8 +215,7 @@ def start(folder: Path, tmp_path: Path) -> Iterator[Start]:
 
 
 def compute(worker: LocalWorker, size: int, step: int = 1) -> tuple[Computed, bytes]:
-    sums = np.full(size, 7, np.float32)
-    computed = worker.compute(Compute(step, 1, ((3, 4),)), np.zeros(size, np.float32), sums, soon())
+    computed, sums = worker.compute(Compute(step, 1, ((3, 4),)), zeros(size), soon())
     return computed, sums.tobytes()
 
 
@@ -230,9 +234,10 @@ def test_a_process_that_stops_in_a_step_is_given_up(start: Start) -> None:
 
 def test_a_process_that_is_killed_is_a_loss(start: Start) -> None:
     worker, events = start(), queue.SimpleQueue[Answer | Loss]()
-    link = Link(0, worker, worker.prepare(soon()).size, events)
+    worker.prepare(soon())
+    link = Link(0, worker, events)
     psutil.Process(worker.pid).children(recursive=True)[-1].kill()
-    link.begin(Task(Compute(1, 1, ((3,),)), np.zeros(520, np.float32)))
+    link.begin(Task(Compute(1, 1, ((3,),)), zeros(520)))
     loss = events.get(timeout=30)
     assert isinstance(loss, Loss) and not loss.for_good
     assert "the worker 'host' on the host" in loss.reason
@@ -248,22 +253,44 @@ def test_memory_that_cannot_be_kept_is_not_used(start: Start) -> None:
         start("seal").prepare(soon())
 
 
-def test_a_keeper_steps_scores_and_goes_on(folder: Path, tmp_path: Path) -> None:
-    keeper = Keeper(Prepare(JOB, "keeper", (), {"net.py": NET}, role="keeper"), [folder], tmp_path / "log")
+@pytest.fixture
+def keeper(folder: Path, tmp_path: Path) -> Iterator[Keeper]:
+    request = Prepare(JOB, "keeper", (), {"net.py": NET}, role="keeper", states=3)
+    process = Keeper(request, [folder], tmp_path / "log")
     try:
-        keeper.prepare(soon())
-        state = keeper.initial(lambda values: np.empty(values, np.float32), soon())
-        after, last, again = np.empty_like(state), np.empty_like(state), np.empty_like(state)
-        keeper.mean[:] = 1.0
-        assert keeper.apply(1.0, after, soon()) > 0
-        assert (
-            np.allclose(after, state - 0.05, atol=1e-6)
-            and keeper.evaluate(after, str(folder), soon()).samples == 20
-        )
-        tensors, momentum = keeper.momentum(soon())
-        keeper.apply(0.5, last, soon())
-        keeper.restore(after, tensors, momentum, soon())
-        keeper.apply(0.5, again, soon())
-        assert np.array_equal(again, last) and not np.array_equal(last, after)
+        process.prepare(soon())
+        process.begin(soon())
+        process.mean[:] = 1.0
+        yield process
     finally:
-        keeper.close()
+        process.close()
+
+
+def test_a_keeper_steps_scores_and_goes_on(keeper: Keeper, folder: Path) -> None:
+    first = keeper.state.values.copy()
+    assert keeper.apply(1.0, set(), soon()) > 0
+    after = keeper.state.values.copy()
+    assert np.allclose(after, first - 0.05, atol=1e-6)
+    assert keeper.score(str(folder), soon()).samples == 20
+    tensors, momentum = keeper.momentum(soon())
+    keeper.apply(0.5, set(), soon())
+    last = keeper.state.values.copy()
+    keeper.restore(after, tensors, momentum, soon())
+    keeper.apply(0.5, set(), soon())
+    assert np.array_equal(keeper.state.values, last) and not np.array_equal(last, after)
+
+
+def test_states_that_are_held_do_not_change(keeper: Keeper) -> None:
+    held, values = set[ModelState](), list[bytes]()
+    for _ in range(2):
+        held.add(keeper.state)
+        values.append(keeper.state.values.tobytes())
+        keeper.apply(1.0, held, soon())
+        assert keeper.state not in held
+    assert [state.values.tobytes() for state in sorted(held, key=lambda state: state.memory.start)] == values
+    third = keeper.state
+    keeper.apply(1.0, held, soon())
+    assert keeper.state is third
+    first = float(np.frombuffer(values[0], np.float32)[0])
+    momentum = 1 + 1.9 + 2.71  # of 0.9, over three steps at a rate of 0.05
+    assert third.values[0] == pytest.approx(first - 0.05 * momentum, abs=1e-6)

@@ -16,7 +16,7 @@ SIZE = 3 * 4096 + 8
 OTHER = """
 import sys
 from millpond.linux import memory
-view = memory.map_first(int(sys.argv[1]), int(sys.argv[2]))
+view = memory.map_first(int(sys.argv[1]), int(sys.argv[2])).data
 view[-4:] = b"back"
 print("mapped", flush=True)
 sys.stdin.readline()
@@ -43,7 +43,7 @@ def test_two_processes_see_the_same_until_both_have_gone(descriptor: int) -> Non
     ) as other:
         assert other.stdin and other.stdout
         assert other.stdout.readline() == "mapped\n"
-        view = memory.map_second(descriptor, SIZE)
+        view = memory.map_second(descriptor, SIZE).data
         assert len(view) == SIZE and view[-4:] == b"back"
         view[:5] = b"there"
         other.stdin.write("\n")
@@ -55,8 +55,8 @@ def test_two_processes_see_the_same_until_both_have_gone(descriptor: int) -> Non
 
 @pytest.mark.parametrize("size", [0, SIZE - 1, SIZE + 1])
 def test_what_was_mapped_second_keeps_its_size(descriptor: int, size: int) -> None:
-    first = memory.map_first(descriptor, SIZE)
-    second = memory.map_second(descriptor, SIZE)
+    first = memory.map_first(descriptor, SIZE).data
+    second = memory.map_second(descriptor, SIZE).data
     with pytest.raises(PermissionError):
         os.ftruncate(descriptor, size)
     first[-1] = 7
@@ -83,7 +83,7 @@ def test_memory_that_was_sealed_as_it_should_be_is_taken(descriptor: int) -> Non
     memory.map_first(descriptor, SIZE)
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-    assert len(memory.map_second(descriptor, SIZE)) == SIZE
+    assert len(memory.map_second(descriptor, SIZE).data) == SIZE
 
 
 def test_the_descriptor_goes_only_to_whom_it_is_passed(descriptor: int) -> None:

@@ -74,13 +74,13 @@ class Group:
         self.keeper = Keeper(Binding(self.model), optimizer_of(self.model, adam))
 
     def step(self, number: int, shares: list[list[int]]) -> None:
-        total = OrderedSum(len(self.keeper.binding.state))
+        total = OrderedSum(self.keeper.binding.sums)
         for worker, share in zip(self.workers, shares, strict=False):
             worker.binding.state[:] = self.keeper.binding.state
             computed = worker.compute(Compute(number, number, (tuple(share),)))
             total.announce(worker)
             total.add(worker, worker.binding.sums, computed.samples)
-        total.mean(self.keeper.binding.sums)
+        total.divide()
         self.keeper.apply(1.0)
 
 

@@ -98,7 +98,7 @@ class Process:
 
     def prepare(self, role: str, *folders: str, job: Job = JOB) -> Ready:
         ready = self.call(Prepare(job, "csd1", folders, {"nets.py": NETS}, role=role), Ready)  # type: ignore[arg-type]
-        both = np.frombuffer(memory.map_second(self.shared, 8 * ready.size), np.float32)
+        both = np.frombuffer(memory.map_second(self.shared, 8 * ready.size).data, np.float32)
         self.state, self.sums = both[: ready.size], both[ready.size :]
         return ready
 

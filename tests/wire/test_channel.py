@@ -304,9 +304,10 @@ def test_close_wakes_a_waiting_thread(pair: Pair) -> None:
 class Count:
     """An outlet that counts by kind, and stops at ``limit`` bytes."""
 
-    def __init__(self, limit: int = 1 << 30) -> None:
+    def __init__(self, limit: int = 1 << 30, *, searches: bool = False) -> None:
         self.seen: dict[Kind, int] = dict.fromkeys(Kind, 0)
         self._limit = limit
+        self.searches = searches
 
     def passing(self, kind: Kind, data: Buffer, payload: bool) -> None:
         if sum(self.seen.values()) + len(data) > self._limit:

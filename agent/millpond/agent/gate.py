@@ -124,6 +124,11 @@ class GateOutlet:
         self._payload_tail = b""  # of payloads alone
         self._keep = max((len(pattern.data) for pattern in gate.patterns), default=1) - 1
 
+    @property
+    def searches(self) -> bool:
+        """See Outlet."""
+        return bool(self._gate.patterns)
+
     def passing(self, kind: Kind, data: Buffer, payload: bool) -> None:
         """Count and search ``data``. Raises CanaryError before a forbidden pattern is whole on the wire."""
         gate = self._gate

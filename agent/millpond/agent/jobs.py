@@ -58,7 +58,7 @@ class Worker:
     def __init__(self, config: AgentConfig, name: str) -> None:
         self.name = name
         ours, theirs = socket.socketpair()
-        self._vectors = memoryview(b"")
+        self._vectors: memory.Shared | None = None
         self._channel = Channel(ours, f"the worker of {name}", limits=Limits(payload=1 << 34))
         self._size = 0
         self._busy = threading.Lock()
@@ -128,10 +128,11 @@ class Worker:
 
     def _compute(self, request: Head, host: Channel) -> None:
         """A step: the state goes to the worker and the sums come back in the memory that they share."""
-        if request.payload_size != self._size or not self._vectors:
+        vectors = self._vectors
+        if request.payload_size != self._size or vectors is None:
             raise ProtocolError(f"{host.peer} sent {request.payload_size} bytes of state, not {self._size}")
         deadline = Deadline.after(SEND_SECONDS + self._size / SLOWEST)
-        host.receive_into(self._vectors[: self._size], deadline)
+        host.receive_into(vectors.data[: self._size], deadline)
         self._channel.send(request.message, deadline)
         self._wait_while_busy(host)
         try:
@@ -141,7 +142,7 @@ class Worker:
             raise
         if not isinstance(reply.message, (Computed, Failure)) or reply.payload_size:
             raise ProtocolError(f"the worker sent '{reply.message.NAME}', which may not leave")
-        sums = self._vectors[self._size :] if isinstance(reply.message, Computed) else b""
+        sums = vectors.part(self._size, self._size) if isinstance(reply.message, Computed) else b""
         host.send(reply.message, Deadline.after(SEND_SECONDS + self._size / SLOWEST), sums)
 
     def _forward(

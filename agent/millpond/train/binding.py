@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from millpond.train import flat, layout
 from millpond.train.flat import Vector
@@ -24,29 +24,47 @@ def _allocate(values: int) -> Vector:
 
 
 class Binding:
-    """Binds ``model``. ``allocate`` makes the memory of both vectors, one behind the other, for a number of
-    values. Raises LocalError for a state that a flat vector cannot carry, and for parameters that are not
-    float32: theirs could not be views.
+    """Binds ``model``. ``allocate`` makes the memory of all vectors, one behind the other, for a number of
+    values: of ``states`` states, of which the model is bound to the first, and of the sums. Raises LocalError
+    for a state that a flat vector cannot carry, and for parameters that are not float32: theirs could not be
+    views.
     """
 
-    def __init__(self, model: nn.Module, allocate: Callable[[int], Vector] = _allocate) -> None:
+    def __init__(
+        self, model: nn.Module, allocate: Callable[[int], Vector] = _allocate, states: int = 1
+    ) -> None:
         self.tensors = flat.describe(model)
         size = layout.size(self.tensors)
-        both = allocate(2 * size)
-        self.state, self.sums = both[:size], both[size:]
+        *self._states, self.sums = np.split(allocate((states + 1) * size), states + 1)
+        self.state = self._states[0]
         self.model = model
         self._spans = {tensor.name: span for tensor, span in layout.spans(self.tensors)}
         flat.read(model, self.state)
         self._bound, self._again = _parameters(model)
-        self._gradients: dict[str, Tensor] = {}
-        states, sums = torch.from_numpy(self.state), torch.from_numpy(self.sums)
         for name, parameter in self._bound.items():
             if parameter.dtype != torch.float32:
                 raise LocalError(f"the model's parameter '{name}' is not float32; call .float() on the model")
-            parameter.data = states[self._spans[name]].view(parameter.shape)
-            self._gradients[name] = sums[self._spans[name]].view(parameter.shape)
+        sums = torch.from_numpy(self.sums)
+        self._gradients = {n: sums[self._spans[n]].view(p.shape) for n, p in self._bound.items()}
+        self._bind()
         buffers = dict(model.named_buffers(remove_duplicate=False))
         self._buffers = [tensor for tensor in self.tensors if tensor.name in buffers]
+
+    def _bind(self) -> None:
+        values = torch.from_numpy(self.state)
+        for name, parameter in self._bound.items():
+            parameter.data = values[self._spans[name]].view(parameter.shape)
+
+    def move(self, number: int) -> None:
+        """Go on in the state with this number, with the values of the present one, which stays as it is.
+        Raises LocalError if there is none.
+        """
+        if not 0 <= number < len(self._states):
+            raise LocalError(f"there are {len(self._states)} states, and none with number {number}")
+        if self._states[number] is not self.state:
+            self._states[number][:] = self.state
+            self.state = self._states[number]
+            self._bind()
 
     def loaded(self) -> None:
         """``state`` has been filled: parameters have changed with it, now buffers do. Raises LocalError."""

@@ -25,7 +25,8 @@ class Prepare(Message):
     steps of it, or to keep the model and its optimizer while others compute steps.
 
     ``folders`` are the data folders (relative to the volume on a device, absolute on the host; none for a
-    worker that only evaluates), ``code`` the files of the user's model by name.
+    worker that only evaluates), ``code`` the files of the user's model by name. ``states`` says how many
+    states the shared memory of a synchronous job has room for.
     """
 
     job: Job
@@ -34,6 +35,7 @@ class Prepare(Message):
     code: dict[str, str]
     tls: bool = False
     role: Literal["rounds", "steps", "keeper"] = "rounds"
+    states: int = 1
 
 
 @message("ready", Kind.METRICS)
@@ -104,8 +106,8 @@ class Score(Message):
 
 
 # What follows is of synchronous jobs. Between a worker process and whoever started it, the vectors that are
-# called payload lie in shared memory: the state, and behind it the sums, float32 [2, size]. Between an agent
-# and the host they follow the messages.
+# called payload lie in shared memory: the states, and behind them the sums, float32 [states + 1, size].
+# Between an agent and the host they follow the messages.
 
 
 @message("compute", payload=Kind.PARAMETERS)
@@ -143,10 +145,12 @@ class Computed(Message):
 @dataclass(frozen=True, slots=True)
 class Apply(Message):
     """To the keeper of the model: one step of the optimizer, at ``factor`` times its learning rate, with the
-    payload, a mean in Computed's layout. Answered by Applied.
+    payload, a mean in Computed's layout. The new state is the one with number ``state``; if that is another
+    than the last, the last stays as it is. Answered by Applied.
     """
 
     factor: float
+    state: int = 0
 
 
 @message("applied", payload=Kind.PARAMETERS)

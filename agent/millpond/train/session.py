@@ -46,7 +46,13 @@ def make(prepare: Prepare, root: Path, code_dir: Path, shared: int | None) -> Se
     if shared is None:
         raise LocalError("this worker has no shared memory for a synchronous job")
     model = factory.build(prepare.job.model, code_dir, prepare.job.seed)
-    binding = Binding(model, lambda values: np.frombuffer(memory.map_first(shared, 4 * values), np.float32))
+    if prepare.states < 1:
+        raise LocalError(f"shared memory for {prepare.states} states is wanted")
+    binding = Binding(
+        model,
+        lambda values: np.frombuffer(memory.map_first(shared, 4 * values).data, np.float32),
+        prepare.states,
+    )
     return Steps(prepare, root, binding) if prepare.role == "steps" else Kept(prepare, root, binding)
 
 
@@ -159,6 +165,7 @@ class Kept:
     def answer(self, message: Message) -> Answer | None:
         """See Session."""
         if isinstance(message, protocol.Apply):
+            self._binding.move(message.state)
             began = time.perf_counter()
             self._keeper.apply(message.factor)
             return protocol.Applied(time.perf_counter() - began), b""

@@ -1,8 +1,8 @@
-"""Pure: one step's sum of many workers' sums, added in an order that does not depend on who answers first.
+"""Pure: one step's mean of many workers' sums, added in an order that does not depend on who answers first.
 
 Floating-point addition depends on its order, so vectors are added in the order in which they were announced.
 One that comes before its turn waits, and is added as soon as all before it have been: most of the work is
-done while others are still under way.
+done while others are still under way. Adding in place takes half the time of adding into other memory.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from millpond.train.flat import Vector
 
 
 class OrderedSum:
-    """For vectors of float32 [size]. ``announce`` all, ``add`` those that come, then ``mean``.
+    """For vectors like ``total``, float32 [size], in which they are added up. ``announce`` all, ``add`` those
+    that come, then ``divide``.
 
-    A vector that was added must not change before ``mean`` is called.
+    A vector that was added must not change before ``divide`` is called.
     """
 
-    def __init__(self, size: int) -> None:
-        self._sum = np.zeros(size, np.float32)
-        self._counted: Vector | None = None  # the sum so far; of one vector it is that one itself
+    def __init__(self, total: Vector) -> None:
+        self.total = total
+        self._first: Vector | None = None  # the only one so far
+        self._begun = False  # two and more are in ``total``
         self._order: list[Hashable] = []
         self._waiting: dict[Hashable, Vector] = {}
         self._samples = 0
@@ -43,20 +45,24 @@ class OrderedSum:
         while self._order and self._order[0] in self._waiting:
             self._count(self._waiting.pop(self._order.pop(0)))
 
-    def mean(self, into: Vector) -> None:
-        """Fill ``into`` with the sum of what was added over its samples, at least one. What was announced and
+    def divide(self) -> None:
+        """``total`` becomes the sum of what was added over its samples, at least one. What was announced and
         did not come is forgotten.
         """
         for key in self._order:
             if key in self._waiting:
                 self._count(self._waiting.pop(key))
-        assert self._counted is not None
-        np.divide(self._counted, np.float32(self._samples), out=into)
+        if self._first is not None and not self._begun:
+            self.total[:] = self._first
+        self.total /= np.float32(self._samples)
         self._order.clear()
-        self._samples, self._counted = 0, None
+        self._first, self._begun, self._samples = None, False, 0
 
     def _count(self, vector: Vector) -> None:
-        if self._counted is None:
-            self._counted = vector
+        if self._begun:
+            self.total += vector
+        elif self._first is None:
+            self._first = vector
         else:
-            self._counted = np.add(self._counted, vector, out=self._sum)
+            np.add(self._first, vector, out=self.total)
+            self._begun = True

@@ -23,7 +23,7 @@ from millpond.host.pacing import Pacing
 from millpond.host.record import JobRow
 from millpond.host.stepping import Stepping
 from millpond.host.steps_crew import StepsCrew
-from millpond.train.aggregate import Vector
+from millpond.host.workers import ModelState
 from millpond.train.balance.probing import Probe, Profile, largest
 from millpond.wire import schema
 from millpond.wire.errors import LocalError
@@ -59,7 +59,7 @@ class Attendance:
         self._looked = self._trust_after = time.monotonic()
         self._measuring = stepping.measuring = Measuring(self._measured, self.lost)
 
-    def begin(self, state: Vector) -> Curves:
+    def begin(self, state: ModelState) -> Curves:
         """Take in all that are there, and measure those that are not known. Raises JobFailed, Stopped."""
         while not self._stepping.links:
             self._crew.wait_for_anyone()
@@ -82,7 +82,7 @@ class Attendance:
         """Whether anybody is being measured."""
         return bool(len(self._measuring))
 
-    def update(self, state: Vector) -> None:
+    def update(self, state: ModelState) -> None:
         """Take in who has come since."""
         for rank, _ in enumerate(self._crew.names):
             if rank not in self._stepping.links and rank not in self._measuring.ranks:
@@ -126,7 +126,7 @@ class Attendance:
         for link in (*self._stepping.links.values(), *self._measuring.links):
             link.end()
 
-    def _take_in(self, rank: int, state: Vector) -> None:
+    def _take_in(self, rank: int, state: ModelState) -> None:
         participant = self._crew.participant(rank)
         worker, ready = participant.worker, participant.ready
         if worker is None or ready is None:
@@ -135,7 +135,7 @@ class Attendance:
             self._log.warning("%s is out of the job: %s", worker.name, complaint)
             participant.expel(worker, f"{worker.name}: {complaint}")
             return
-        link = Link(rank, worker, ready.size, self._stepping.events)
+        link = Link(rank, worker, self._stepping.events)
         known = self._around.record.profile(worker.name, self._work(rank, ready.shape))
         if known is not None:
             self._join(link, known)

@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import TypeVar
 
 from millpond.host.consumption import Readings
 from millpond.host.device import Device
@@ -16,12 +15,12 @@ from millpond.host.fleet import Fleet
 from millpond.host.lifecycle import State
 from millpond.host.participant import Participant
 from millpond.host.record import JobRow, Record
-from millpond.host.workers import LocalWorker, Worker
-from millpond.train.aggregate import Vector
-from millpond.train.protocol import Prepare, Ready, Score
+from millpond.host.workers import HostProcess, Worker
+from millpond.train.protocol import Prepare, Ready
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import LocalError, Refused, RemoteError
 
+P = TypeVar("P", bound=HostProcess)
 Traffic = dict[str, tuple[int, int]]
 HOST = "host"
 START_SECONDS = 30.0
@@ -154,7 +153,7 @@ class Crew:
             return f"{name} builds another model than the host"
         return self._admit(name, ready)
 
-    def _on_host(self, kind: type[LocalWorker], request: Prepare) -> LocalWorker:
+    def _on_host(self, kind: type[P], request: Prepare) -> P:
         """A worker process on the host that sees its folders and the held-out samples."""
         test = Path(self._job.data.test)
         if not test.is_dir():
@@ -188,29 +187,11 @@ class Crew:
         device = self._around.devices[name]
         return device if device.wait_ready(Deadline.after(0.1)) else None
 
-    def first_state(self) -> Vector:
-        """The seeded state that training begins from."""
-        worker = self._head_worker()
-        return worker.initial(lambda size: np.empty(size, np.float32), Deadline.after(EVALUATE_SECONDS))
-
-    def evaluate(self, state: Vector) -> Score:
-        """Score a state on the held-out samples, on the host. Raises JobFailed, Stopped."""
-        for _ in range(TRIES):
-            worker = self._head_worker()
-            try:
-                return worker.evaluate(state, self._job.data.test, Deadline.after(EVALUATE_SECONDS))
-            except Refused as error:
-                raise JobFailed(str(error)) from None
-            except RemoteError as error:
-                self._log.warning("the host's worker was lost: %s", error)
-                self._head.lose(worker, str(error))
-        raise JobFailed("the host's worker cannot score the model; its log with the job's may say why")
-
-    def _head_worker(self) -> LocalWorker:
+    def _head_worker(self) -> HostProcess:
         while not self._head.wait_settled(Deadline.after(0.5)):
             self.check_stop()
         worker = self._head.worker
-        if not isinstance(worker, LocalWorker):
+        if not isinstance(worker, HostProcess):
             raise JobFailed(self._head.reason)
         return worker
 

@@ -8,9 +8,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-import numpy as np
-
-from millpond.host.workers import Worker
+from millpond.host.workers import ModelState, Worker
 from millpond.train.aggregate import BOUND, RefusedUpdate, Vector, within
 from millpond.train.protocol import Compute, Computed
 from millpond.wire.deadline import Deadline
@@ -26,10 +24,10 @@ LONGEST_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Gradients that a worker is to compute at ``state``, which does not change while it is sent."""
+    """Gradients that a worker is to compute at ``state``."""
 
     request: Compute
-    state: Vector
+    state: ModelState
 
     @property
     def samples(self) -> int:
@@ -39,8 +37,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A task is done: ``sums`` are the worker's own until it is done with the next but one. ``seconds`` are
-    what passed between task and answer here.
+    """A task is done: ``sums`` are there until the worker has another. ``seconds`` are what passed between
+    task and answer here.
     """
 
     link: Link
@@ -61,17 +59,14 @@ class Loss:
 
 
 class Link:
-    """Hands tasks to ``worker``, whose state has ``size`` values; what comes of them goes into ``events``.
-    ``task`` is what it is at; whoever takes the answer sets it to None.
+    """Hands tasks to ``worker``; what comes of them goes into ``events``. ``task`` is what it is at; whoever
+    takes the answer sets it to None.
     """
 
-    def __init__(
-        self, rank: int, worker: Worker, size: int, events: queue.SimpleQueue[Answer | Loss]
-    ) -> None:
+    def __init__(self, rank: int, worker: Worker, events: queue.SimpleQueue[Answer | Loss]) -> None:
         self.rank, self.worker = rank, worker
         self.task: Task | None = None
         self._events = events
-        self._buffers = [np.empty(size, np.float32), np.empty(size, np.float32)]
         self._tasks: queue.SimpleQueue[tuple[Task, float, float] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"link {worker.name}", daemon=True)
         self._thread.start()
@@ -93,10 +88,8 @@ class Link:
                 return
 
     def _do(self, task: Task, began: float, allowed: float) -> Answer | Loss:
-        self._buffers.reverse()
-        sums = self._buffers[0]
         try:
-            computed = self.worker.compute(task.request, task.state, sums, Deadline.after(allowed))
+            computed, sums = self.worker.compute(task.request, task.state, Deadline.after(allowed))
             seconds = time.monotonic() - began
             if not within(sums, BOUND * task.samples):
                 raise RefusedUpdate(self.worker.name, f"a gradient is not finite, or beyond {BOUND:g}")

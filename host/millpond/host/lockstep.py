@@ -15,8 +15,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from millpond.host import consumption
 from millpond.host.attendance import Attendance
 from millpond.host.consumption import Readings
@@ -30,7 +28,7 @@ from millpond.host.saving import Progress, Saved, Saver, newest
 from millpond.host.stepping import Outcome, Stepping
 from millpond.host.steps_crew import StepsCrew
 from millpond.train import checkpoint
-from millpond.train.aggregate import Vector, within
+from millpond.train.aggregate import within
 from millpond.train.protocol import Ready
 from millpond.train.rates import Rate
 from millpond.wire.deadline import Deadline
@@ -75,7 +73,7 @@ class Lockstep:
             ready = self._crew.prepare(resumed=bool(list(self._directory.glob("step-*"))))
             self._set_up(ready)
             saved = newest(self._directory, ready.tensors)
-            self._begin(ready) if saved is None else self._resume(saved)
+            self._begin() if saved is None else self._resume(saved)
             self._measure()
             self._train()
             return self._save_model(ready)
@@ -85,7 +83,7 @@ class Lockstep:
                 self._closers.pop()()
 
     def _measure(self) -> None:
-        curves = self._attendance.begin(self._state)
+        curves = self._attendance.begin(self._keeper.state)
         try:
             write_curves(self._directory, curves)
         except OSError as error:  # a full disk, most likely
@@ -96,10 +94,12 @@ class Lockstep:
         self._crew.stop()
 
     def _set_up(self, ready: Ready) -> None:
-        workers = len(self._crew.names)
+        workers, self._keeper = len(self._crew.names), self._crew.keeper()
         self._holdings = Holdings(self._job.seed, workers)
         self._pacing = Pacing(self._how, self._crew.names, self._holdings.spread)
-        self._stepping = Stepping(workers, ready.size, self._holdings, lambda: self._attendance.look_around())
+        self._stepping = Stepping(
+            workers, self._keeper.mean, self._holdings, lambda: self._attendance.look_around()
+        )
         self._attendance = Attendance(
             self._row, self._around, self._crew, self._stepping, self._holdings, self._pacing, self.log
         )
@@ -109,17 +109,14 @@ class Lockstep:
         self._epoch = Epoch()
         self._step = 0
 
-    def _begin(self, ready: Ready) -> None:
-        self._state: Vector = self._crew.first_state()
-        self._spare = [np.empty(ready.size, np.float32)]
+    def _begin(self) -> None:
+        self._keeper.begin(Deadline.after(EVALUATE_SECONDS))
         self._holdings.begin(self._epoch.number)
 
     def _resume(self, saved: Saved) -> None:
         progress = saved.progress
-        self._state = saved.state
-        self._spare = [np.empty(len(saved.state), np.float32)]
         deadline = Deadline.after(EVALUATE_SECONDS)
-        self._crew.keeper().restore(saved.state, saved.momentum_tensors, saved.momentum, deadline)
+        self._keeper.restore(saved.state, saved.momentum_tensors, saved.momentum, deadline)
         self._holdings.resume(progress.place)
         self._step = progress.step
         counted = Counter(progress.counted)
@@ -145,12 +142,12 @@ class Lockstep:
     def _one_step(self) -> bool:
         """Whether the epoch goes on."""
         self._crew.check_stop()
-        self._attendance.update(self._state)
+        self._attendance.update(self._keeper.state)
         if not self._stepping.links:
             self._wait_for_links()
             return True
         number, seed = self._step + 1, self._job.seed
-        outcome = self._stepping.step(number, seed, self._state, self._pacing, self._pacing.rest)
+        outcome = self._stepping.step(number, seed, self._keeper.state, self._pacing, self._pacing.rest)
         for loss in outcome.lost:
             self._attendance.lost(loss)
         self._epoch.count(outcome, self._crew.names)
@@ -178,24 +175,15 @@ class Lockstep:
     def _apply(self, outcome: Outcome) -> None:
         # All samples weigh alike: a step that some are late for is as much smaller as a later one is larger.
         factor = self._rate.at(self._step, outcome.whole, 1.0) * outcome.samples / outcome.whole
-        began, fresh, keeper = time.monotonic(), self._free_vector(), self._crew.keeper()
-        self._stepping.mean(keeper.mean)
-        optimizer = keeper.apply(factor, fresh, Deadline.after(EVALUATE_SECONDS))
-        if not within(fresh, math.inf):
+        began, keeper = time.monotonic(), self._keeper
+        self._stepping.average()
+        held = {task.state for task in self._stepping.tasks()}
+        optimizer = keeper.apply(factor, held, Deadline.after(EVALUATE_SECONDS))
+        if not within(keeper.state.values, math.inf):
             raise JobFailed("the model has diverged: its state is not finite; try a lower learning rate")
         self._epoch.applied(outcome, time.monotonic() - began, optimizer)
         self._attendance.did(outcome.counted)
-        self._spare.append(self._state)
-        self._state = fresh
         self._step += 1
-
-    def _free_vector(self) -> Vector:
-        """One that no worker can still be sent."""
-        held = {id(task.state) for task in self._stepping.tasks()}
-        for number, vector in enumerate(self._spare):
-            if id(vector) not in held:
-                return self._spare.pop(number)
-        return np.empty_like(self._state)
 
     def _save_now_and_then(self) -> None:
         due = time.monotonic() - self._saved_at > self._how.checkpoint
@@ -204,11 +192,11 @@ class Lockstep:
             self._saved_at = time.monotonic()
 
     def _snapshot(self) -> Saved:
-        tensors, momentum = self._crew.keeper().momentum(Deadline.after(EVALUATE_SECONDS))
+        tensors, momentum = self._keeper.momentum(Deadline.after(EVALUATE_SECONDS))
         place = self._holdings.place
         epoch = self._epoch
         progress = Progress(self._step, place, dict(epoch.counted), epoch.loss, epoch.seconds)
-        return Saved(self._state.copy(), tensors, momentum, progress)
+        return Saved(self._keeper.state.values.copy(), tensors, momentum, progress)
 
     def _meters(self) -> Readings | None:
         """None where an epoch was resumed: nobody knows what its beginning took."""
@@ -219,7 +207,7 @@ class Lockstep:
         if not epoch.samples:
             raise JobFailed(f"epoch {epoch.number}: no worker could compute anything")
         taken = consumption.between(metered, self._around.energy(), epoch.counted)
-        score = self._crew.evaluate(self._state)
+        score = self._keeper.score(self._job.data.test, Deadline.after(EVALUATE_SECONDS))
         result = Round(
             epoch.number,
             score.accuracy,
@@ -254,8 +242,8 @@ class Lockstep:
             self.log.warning("epoch %d: %s", result.round, text)
 
     def _save_model(self, ready: Ready) -> Path:
-        path = self._directory / "model.safetensors"
-        model = checkpoint.Checkpoint(self._state, ready.tensors, self._job.name, self._epoch.number - 1)
+        path, state = self._directory / "model.safetensors", self._keeper.state.values
+        model = checkpoint.Checkpoint(state, ready.tensors, self._job.name, self._epoch.number - 1)
         checkpoint.save(path, model)
         self._saver.clear()
         return path

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from millpond.host.link import Answer, Link, Loss, Samples, Task
-from millpond.train.aggregate import Vector
+from millpond.host.workers import ModelState
 from millpond.train.balance.probing import Probe, Profile
 from millpond.train.protocol import Compute
 
@@ -42,7 +42,7 @@ class Measuring:
         """Of those that are being measured."""
         return {link.rank for link in self._probes}
 
-    def begin(self, link: Link, kind: str, probe: Probe, parts: Sequence[int], state: Vector) -> None:
+    def begin(self, link: Link, kind: str, probe: Probe, parts: Sequence[int], state: ModelState) -> None:
         """Measure a worker that has ``parts`` samples by folder, at ``state``."""
         self._probes[link] = probe, kind, tuple(parts)
         self._next(link, state)
@@ -59,7 +59,7 @@ class Measuring:
         probe.add(event.computed.samples, event.seconds, event.computed.peak)
         self._next(link, event.task.state)
 
-    def _next(self, link: Link, state: Vector) -> None:
+    def _next(self, link: Link, state: ModelState) -> None:
         probe, kind, parts = self._probes[link]
         batch = probe.next()
         if batch is not None:

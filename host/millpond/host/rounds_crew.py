@@ -6,12 +6,25 @@ import logging
 import math
 import threading
 
-from millpond.host.crew import HOST, MOST_SAMPLES, START_SECONDS, Crew, JobFailed, Surroundings
+import numpy as np
+
+from millpond.host.crew import (
+    EVALUATE_SECONDS,
+    HOST,
+    MOST_SAMPLES,
+    START_SECONDS,
+    TRIES,
+    Crew,
+    JobFailed,
+    Surroundings,
+)
 from millpond.host.participant import Participant
 from millpond.host.record import JobRow, Plan
 from millpond.host.workers import DeviceWorker, LocalWorker, Worker
-from millpond.train.protocol import Prepare, Ready
+from millpond.train.aggregate import Vector
+from millpond.train.protocol import Prepare, Ready, Score
 from millpond.wire.deadline import Deadline
+from millpond.wire.errors import Refused, RemoteError
 
 
 class RoundsCrew(Crew):
@@ -81,6 +94,29 @@ class RoundsCrew(Crew):
         """Who is asked in the next round: all devices, and the host if it has data of its own."""
         host = [self._head] if self._admitted.get(HOST) else []
         return [*self._others, *host]
+
+    def first_state(self) -> Vector:
+        """The seeded state that training begins from."""
+        worker = self._host_worker()
+        return worker.initial(lambda size: np.empty(size, np.float32), Deadline.after(EVALUATE_SECONDS))
+
+    def evaluate(self, state: Vector) -> Score:
+        """Score a state on the held-out samples, on the host. Raises JobFailed, Stopped."""
+        for _ in range(TRIES):
+            worker = self._host_worker()
+            try:
+                return worker.evaluate(state, self._job.data.test, Deadline.after(EVALUATE_SECONDS))
+            except Refused as error:
+                raise JobFailed(str(error)) from None
+            except RemoteError as error:
+                self._log.warning("the host's worker was lost: %s", error)
+                self._head.lose(worker, str(error))
+        raise JobFailed("the host's worker cannot score the model; its log with the job's may say why")
+
+    def _host_worker(self) -> LocalWorker:
+        worker = self._head_worker()
+        assert isinstance(worker, LocalWorker)
+        return worker
 
     def await_quorum(self) -> None:
         """Give devices that were lost the time of one round to come back."""

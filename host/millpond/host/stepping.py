@@ -17,6 +17,7 @@ import numpy as np
 
 from millpond.host.link import LONGEST_SECONDS, Answer, Link, Loss, Samples, Task
 from millpond.host.measuring import Measuring
+from millpond.host.workers import ModelState
 from millpond.train import seeds
 from millpond.train.aggregate import Vector
 from millpond.train.balance.curve import Floats, Ints
@@ -66,23 +67,23 @@ class Outcome:
 
 
 class Stepping:
-    """Steps of up to ``workers`` workers with states of ``size`` values. ``links`` are those there are now,
+    """Steps of up to ``workers`` workers whose sums become a ``mean``. ``links`` are those there are now,
     by rank, and ``measuring`` those that do not take part yet. ``look_around`` is called now and then while a
     step waits; what it raises ends the step.
     """
 
-    def __init__(self, workers: int, size: int, supply: Supply, look_around: Callable[[], None]) -> None:
+    def __init__(self, workers: int, mean: Vector, supply: Supply, look_around: Callable[[], None]) -> None:
         self.events: queue.SimpleQueue[Answer | Loss] = queue.SimpleQueue()
         self.links: dict[int, Link] = {}
         self.busy: Floats = np.full(workers, np.nan)  # part of each one's processor that other work takes
         self.supply, self._look_around = supply, look_around
         self.measuring: Measuring | None = None
-        self._total = OrderedSum(size)
+        self._total = OrderedSum(mean)
         self._batches: Ints = np.zeros(workers, np.int64)
         self._measured: Floats = np.full(workers, np.nan)
         self._begun: dict[int, int] = {}  # samples, by step
 
-    def step(self, number: int, seed: int, state: Vector, policy: Policy, rest: Ints) -> Outcome:
+    def step(self, number: int, seed: int, state: ModelState, policy: Policy, rest: Ints) -> Outcome:
         """One step from ``state``. ``rest`` are batches for those who are too slow to have one in the plan:
         they work on these meanwhile, and only when nobody else does, they are waited for. Without samples in
         its outcome, nobody can read what is left.
@@ -102,9 +103,9 @@ class Stepping:
         run.outcome.new_plan |= policy.observe(self._batches, self._measured, self.busy)
         return run.outcome
 
-    def mean(self, into: Vector) -> None:
-        """Fill ``into`` with the mean of the last step's sums, once."""
-        self._total.mean(into)
+    def average(self) -> None:
+        """``mean`` becomes the last step's. It may change again when the next step has begun."""
+        self._total.divide()
 
     def _awaited(self, run: _Run) -> list[Link]:
         """Those whom the step waits for."""
@@ -162,13 +163,14 @@ class Stepping:
             return
         event.link.task = None
         self.supply.counted(rank)
-        again = rank in run.outcome.counted
-        self._total.add((rank, again), event.sums, samples)
+        again, late = rank in run.outcome.counted, event.task.request.step != run.number
+        # Whoever is late may begin something else before its sums' turn has come.
+        self._total.add((rank, again), event.sums.copy() if late else event.sums, samples)
         run.outcome.counted[rank] = run.outcome.counted.get(rank, 0) + samples
         run.outcome.whole = max(run.outcome.whole, self._begun[event.task.request.step])
         run.outcome.loss += event.computed.loss
         self.busy[rank] = event.computed.busy
-        if event.task.request.step == run.number:
+        if not late:
             self._batches[rank], self._measured[rank] = samples, event.seconds
             run.outcome.work = max(run.outcome.work, event.computed.seconds)
         else:
@@ -203,7 +205,7 @@ class Stepping:
 class _Run:
     """What belongs to one step."""
 
-    def __init__(self, number: int, seed: int, state: Vector, policy: Policy, began: float) -> None:
+    def __init__(self, number: int, seed: int, state: ModelState, policy: Policy, began: float) -> None:
         self.number, self.seed, self.state, self.began = number, seed, state, began
         self.policy, self.plan = policy, policy.plan
         self.outcome = Outcome()

@@ -6,7 +6,6 @@ import logging
 import threading
 
 from millpond.host.crew import (
-    EVALUATE_SECONDS,
     HOST,
     MOST_SAMPLES,
     START_SECONDS,
@@ -16,13 +15,13 @@ from millpond.host.crew import (
     Surroundings,
 )
 from millpond.host.holdings import Holding
+from millpond.host.keeper import Keeper
 from millpond.host.participant import Participant
 from millpond.host.record import JobRow
-from millpond.host.workers import DeviceWorker, Keeper, LocalWorker, Worker
-from millpond.train.aggregate import Vector
+from millpond.host.workers import DeviceWorker, LocalWorker, Worker
 from millpond.train.balance.equal_time import LEAST_BATCH
 from millpond.train.job import Job
-from millpond.train.protocol import Prepare, Ready, Score
+from millpond.train.protocol import Prepare, Ready
 from millpond.wire.deadline import Deadline
 
 KEEPER = "keeper"
@@ -57,7 +56,8 @@ class StepsCrew(Crew):
     def _make(self, name: str) -> Worker | None:
         job, code = self._job, self._row.code
         if name == KEEPER:
-            return self._on_host(Keeper, Prepare(job, KEEPER, (), code, role="keeper"))
+            states = len(self.names) + 1  # who is late holds one, and whoever is lost none
+            return self._on_host(Keeper, Prepare(job, KEEPER, (), code, role="keeper", states=states))
         if name == HOST:
             folders = self._public_folders()
             if folders is None:
@@ -90,11 +90,6 @@ class StepsCrew(Crew):
         """What a worker runs on: workers of one kind have one curve."""
         name = self.names[rank]
         return HOST if name == HOST else self._around.devices[name].config.board
-
-    def evaluate(self, state: Vector) -> Score:
-        """See Crew; the keeper has more to lose than a worker that only scores. Raises RemoteError."""
-        deadline = Deadline.after(EVALUATE_SECONDS)
-        return self.keeper().evaluate(state, self._job.data.test, deadline)
 
     def keeper(self) -> Keeper:
         """The process that keeps the model. Raises JobFailed, Stopped."""

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -22,20 +23,14 @@ from millpond.linux.progress import HANG_SECONDS, processor_time
 from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.train.aggregate import Vector
 from millpond.train.protocol import (
-    Applied,
-    Apply,
     Compute,
     Computed,
     Evaluate,
     GetInitial,
-    GetMomentum,
     Initial,
-    Momentum,
     Prepare,
     Ready,
-    Restore,
     Score,
-    Tensor,
     Train,
     Trained,
 )
@@ -43,9 +38,31 @@ from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConnectionLost, ProtocolError
 from millpond.wire.frame import Limits
-from millpond.wire.message import Ok
 
 LOCAL_LIMITS = Limits(head=4 << 20, payload=1 << 34)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelState:
+    """A model's state in shared memory. It does not change while a worker's task has it."""
+
+    memory: memory.Stretch
+
+    @property
+    def values(self) -> Vector:
+        """As float32 [size]."""
+        return np.frombuffer(self.memory.data, np.float32)
+
+    @staticmethod
+    def of(values: Vector) -> ModelState:
+        """A copy of ``values``."""
+        descriptor = memory.make("a state")
+        try:
+            state = ModelState(memory.map_first(descriptor, values.nbytes).part(0, values.nbytes))
+        finally:
+            os.close(descriptor)
+        state.values[:] = values
+        return state
 
 
 class Worker(Protocol):
@@ -62,8 +79,8 @@ class Worker(Protocol):
     def receive_state(self, into: Vector, deadline: Deadline) -> None:
         """Receive the state that ``train`` has announced."""
 
-    def compute(self, request: Compute, state: Vector, into: Vector, deadline: Deadline) -> Computed:
-        """Compute gradients at ``state``; their sums are then in ``into``."""
+    def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
+        """Compute gradients at ``state``. Returns their sums, which are there until it is called again."""
 
     def close(self) -> None:
         """End the worker."""
@@ -90,13 +107,9 @@ class _ChannelWorker:
         """See Worker."""
         self._connected.receive_into(into.data, deadline)
 
-    def compute(self, request: Compute, state: Vector, into: Vector, deadline: Deadline) -> Computed:
+    def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
         """See Worker."""
-        channel = self._connected
-        channel.send(request, deadline, state.data)
-        computed = channel.expect(Computed, deadline, payload=4 * self._size)
-        channel.receive_into(into.data, deadline)
-        return _checked(computed, request, self.name)
+        raise ProtocolError(f"{self.name} has no part in steps")
 
     @property
     def _connected(self) -> Channel:
@@ -121,8 +134,16 @@ class DeviceWorker(_ChannelWorker):
         ready = self._control.call(self._request, Ready, deadline)
         self._channel = self._device.bulk(ready.token, ready.tls, deadline)
         self._check_open()
-        self._size = ready.size
+        self._size, self._sums = ready.size, np.empty(ready.size, np.float32)
         return ready
+
+    def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
+        """See Worker."""
+        channel = self._connected
+        channel.send(request, deadline, state.memory)
+        computed = channel.expect(Computed, deadline, payload=4 * self._size)
+        channel.receive_into(self._sums.data, deadline)
+        return _checked(computed, request, self.name), self._sums
 
     def _check_open(self) -> None:
         if self._closed:  # while it was dialling
@@ -136,18 +157,15 @@ class DeviceWorker(_ChannelWorker):
                 channel.close()
 
 
-class LocalWorker(_ChannelWorker):
-    """A worker process on the host. In a federated job it also makes the first state and scores averages.
-
-    It runs a user's model, so it sees only ``readable`` and programs, and has no network and no capabilities.
-    Start it from a thread that outlives it: it dies with that thread.
+class HostProcess(_ChannelWorker):
+    """A process of a job on the host. It runs a user's model, so it sees only ``readable`` and programs, and
+    has no network and no capabilities. Start it from a thread that outlives it: it dies with that thread.
     """
 
     def __init__(self, request: Prepare, readable: Sequence[Path], log: Path) -> None:
         super().__init__(request.worker)
         self._request, self._log = request, log
         ours, theirs = socket.socketpair()
-        self._state = self._sums = np.empty(0, np.float32)
         with contextlib.ExitStack() as failed, theirs:
             failed.callback(ours.close)
             self._shared = memory.make(f"vectors of {request.worker}")
@@ -194,21 +212,39 @@ class LocalWorker(_ChannelWorker):
         return self._process.pid
 
     def _map(self) -> None:
+        """Map the vectors that it shares."""
+        raise NotImplementedError
+
+    def _mapped(self, vectors: int) -> memory.Shared:
         try:
-            shared = memory.map_second(self._shared, 8 * self._size)
+            return memory.map_second(self._shared, vectors * 4 * self._size)
         except ValueError as error:
             raise ProtocolError(f"the worker '{self.name}' on the host: {error}") from None
-        both = np.frombuffer(shared, np.float32)
+
+    def close(self) -> None:
+        """See Worker."""
+        self._connected.close()
+        self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(OSError):  # closed before
+            os.close(self._shared)
+            self._shared = -1
+
+
+class LocalWorker(HostProcess):
+    """A worker on the host. In a federated job it also makes the first state and scores averages."""
+
+    def _map(self) -> None:
+        both = np.frombuffer(self._mapped(2).data, np.float32)
         self._state, self._sums = both[: self._size], both[self._size :]
 
-    def compute(self, request: Compute, state: Vector, into: Vector, deadline: Deadline) -> Computed:
+    def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
         """See Worker."""
-        self._state[:] = state
+        self._state[:] = state.values
         self._connected.send(request, deadline)
         self._wait_while_busy(deadline)
-        computed = _checked(self._connected.expect(Computed, deadline), request, self.name)
-        into[:] = self._sums
-        return computed
+        computed = self._connected.expect(Computed, deadline)
+        return _checked(computed, request, self.name), self._sums
 
     def initial(self, into: Callable[[int], Vector], deadline: Deadline) -> Vector:
         """The seeded first state, in the vector that ``into`` makes for its size."""
@@ -233,59 +269,6 @@ class LocalWorker(_ChannelWorker):
             if now is not None and now == seen:
                 raise ConnectionLost(f"the worker '{self.name}' hangs: it does not use its processor")
             seen = now
-
-    def close(self) -> None:
-        """See Worker."""
-        self._connected.close()
-        self._process.kill()
-        self._process.wait()
-        with contextlib.suppress(OSError):  # closed before
-            os.close(self._shared)
-            self._shared = -1
-
-
-class Keeper(LocalWorker):
-    """A process on the host that keeps a synchronous job's model and optimizer, and scores it."""
-
-    @property
-    def mean(self) -> Vector:
-        """Where ``apply`` finds a mean gradient."""
-        return self._sums
-
-    def apply(self, factor: float, into: Vector, deadline: Deadline) -> float:
-        """One step of the optimizer with ``mean``, at ``factor`` times its learning rate; the new state is in
-        ``into``. Returns the seconds that it took.
-        """
-        applied = self._connected.call(Apply(factor), Applied, deadline)
-        into[:] = self._state
-        return applied.seconds
-
-    def initial(self, into: Callable[[int], Vector], deadline: Deadline) -> Vector:
-        """See LocalWorker."""
-        state = into(self._size)
-        self._connected.call(GetInitial(), Initial, deadline)
-        state[:] = self._state
-        return state
-
-    def evaluate(self, state: Vector, folder: str, deadline: Deadline) -> Score:
-        """See LocalWorker."""
-        self._state[:] = state
-        return self._connected.call(Evaluate(folder), Score, deadline)
-
-    def momentum(self, deadline: Deadline) -> tuple[tuple[Tensor, ...], Vector]:
-        """What the optimizer remembers, float32 [size]."""
-        self._connected.send(GetMomentum(), deadline)
-        momentum = self._connected.expect(Momentum, deadline, payload=None)
-        values = np.empty(momentum.size, np.float32)
-        self._connected.receive_into(values.data, deadline)
-        return momentum.tensors, values
-
-    def restore(
-        self, state: Vector, tensors: tuple[Tensor, ...], momentum: Vector, deadline: Deadline
-    ) -> None:
-        """Go on from a state and what the optimizer remembered then."""
-        self._state[:] = state
-        self._connected.call(Restore(tensors), Ok, deadline, momentum.data)
 
 
 def _checked(computed: Computed, request: Compute, name: str) -> Computed:

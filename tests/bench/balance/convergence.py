@@ -15,7 +15,7 @@ from bench.balance.experiment import Experiment, Findings, Run
 from bench.balance.processes import Work, processes
 from bench.rows import summary
 from millpond.host import demo_data
-from millpond.host.workers import Worker
+from millpond.host.workers import ModelState, Worker
 from millpond.train import datasets, loop, models, seeds
 from millpond.train.aggregate import Vector
 from millpond.train.job import Synchronous, Training
@@ -36,15 +36,15 @@ class Interrupted:
         self.name, self.rank, self.worker = worker.name, rank, worker
         self.began = time.monotonic()
 
-    def compute(self, request: Compute, state: Vector, into: Vector, deadline: Deadline) -> Computed:
+    def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
         """See Worker."""
         began = time.monotonic()
-        computed = self.worker.compute(request, state, into, deadline)
+        computed, sums = self.worker.compute(request, state, deadline)
         took = time.monotonic() - began
         slower = _SLOWER[(int((began - self.began) / PERIOD) + 2 * self.rank) % len(_SLOWER)]
         least = FIXED + EACH * computed.samples
         time.sleep(max(0.0, max(took, least) * slower - took))
-        return computed
+        return computed, sums
 
     def prepare(self, deadline: Deadline) -> Ready:
         """See Worker."""

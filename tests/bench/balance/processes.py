@@ -8,15 +8,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from millpond.host.holdings import Holding, Holdings
+from millpond.host.keeper import Keeper
 from millpond.host.link import Link, Loss
 from millpond.host.measuring import Measuring
 from millpond.host.pacing import Pacing
 from millpond.host.stepping import Outcome, Stepping
-from millpond.host.workers import Keeper, LocalWorker, Worker
-from millpond.train.aggregate import Vector
+from millpond.host.workers import LocalWorker, Worker
 from millpond.train.balance.probing import Probe, Profile
 from millpond.train.job import Data, Job, Model, Synchronous, Training
 from millpond.train.protocol import Prepare, Ready, Score
@@ -62,16 +60,18 @@ class Processes:
         count = len(work.private)
         self.locals = [self._start(rank) for rank in range(count)]
         self.keeper = Keeper(
-            Prepare(work.job, "keeper", (), {}, role="keeper"), [work.test], logs / "keeper.log"
+            Prepare(work.job, "keeper", (), {}, role="keeper", states=count + 1),
+            [work.test],
+            logs / "keeper.log",
         )
         self._ready = [worker.prepare(Deadline.after(_PREPARE_SECONDS)) for worker in self.locals]
-        size = self.keeper.prepare(Deadline.after(_PREPARE_SECONDS)).size
+        self.keeper.prepare(Deadline.after(_PREPARE_SECONDS))
         self.holdings = Holdings(work.seed, count)
         supply = Endless(self._ready[0].parts[1]) if work.endless else self.holdings
-        self.stepping = Stepping(count, size, supply, lambda: None)
+        self.stepping = Stepping(count, self.keeper.mean, supply, lambda: None)
         names = [f"worker{rank}" for rank in range(count)]
         self.pacing = Pacing(work.how, names, None if work.endless else self.holdings.spread)
-        self.state: Vector = self.keeper.initial(lambda values: np.empty(values, np.float32), NEVER)
+        self.keeper.begin(NEVER)
         self.steps = 0
         self.holdings.begin(1)
         for rank in range(count):
@@ -90,10 +90,10 @@ class Processes:
         """Measure all, and let them take part."""
         measuring = Measuring(self._measured, _fail)
         for rank, worker in enumerate(self.locals):
-            link = Link(rank, self._wrap(rank, worker), len(self.state), self.stepping.events)
             ready: Ready = self._ready[rank]
+            link = Link(rank, self._wrap(rank, worker), self.stepping.events)
             probe = Probe(self.work.measure_seconds, ready.samples)
-            measuring.begin(link, "process", probe, ready.parts, self.state)
+            measuring.begin(link, "process", probe, ready.parts, self.keeper.state)
         while len(measuring):
             measuring.take(self.stepping.events.get())
 
@@ -105,15 +105,14 @@ class Processes:
         """One step, and all the seconds that it took."""
         began = time.monotonic()
         outcome = self.stepping.step(
-            self.steps + 1, self.work.seed, self.state, self.pacing, self.pacing.rest
+            self.steps + 1, self.work.seed, self.keeper.state, self.pacing, self.pacing.rest
         )
         for loss in outcome.lost:
             self.pacing.leave(loss.link.rank)
         if outcome.samples:
-            fresh = np.empty_like(self.state)
-            self.stepping.mean(self.keeper.mean)
-            self.keeper.apply(outcome.samples / outcome.whole, fresh, NEVER)
-            self.state = fresh
+            self.stepping.average()
+            held = {task.state for task in self.stepping.tasks()}
+            self.keeper.apply(outcome.samples / outcome.whole, held, NEVER)
             self.steps += 1
         return time.monotonic() - began, outcome
 
@@ -132,7 +131,7 @@ class Processes:
 
     def score(self) -> Score:
         """On the held-out samples."""
-        return self.keeper.evaluate(self.state, str(self.work.test), NEVER)
+        return self.keeper.score(str(self.work.test), NEVER)
 
     def close(self) -> None:
         """End all processes."""

@@ -17,6 +17,7 @@ from bench.balance.virtual import GRADIENT, SIZE, VirtualWorker
 from millpond.host.link import Link, Samples
 from millpond.host.pacing import Pacing
 from millpond.host.stepping import Stepping
+from millpond.host.workers import ModelState
 from millpond.train.balance.policies import PolicyName
 from millpond.train.balance.probing import Point, Profile
 from millpond.train.job import Synchronous
@@ -69,12 +70,13 @@ class Team:
         names = [f"{machine.kind}{rank}" for rank, machine in enumerate(machines)]
         how = Synchronous(policy=policy) if policy == "balance" else Synchronous(policy=policy, patience=0)
         self._pacing = Pacing(how, names)
-        self._stepping = Stepping(len(machines), SIZE, Endless(), lambda: None)
-        self._state, self._mean = np.zeros(SIZE, np.float32), np.empty(SIZE, np.float32)
+        self._mean = np.empty(SIZE, np.float32)
+        self._stepping = Stepping(len(machines), self._mean, Endless(), lambda: None)
+        self._state = ModelState.of(np.zeros(SIZE, np.float32))
         self._number = 0
         self.workers = [VirtualWorker(name, m, tells=tells) for name, m in zip(names, machines, strict=True)]
         for rank, (worker, machine) in enumerate(zip(self.workers, machines, strict=True)):
-            self._stepping.links[rank] = Link(rank, worker, SIZE, self._stepping.events)
+            self._stepping.links[rank] = Link(rank, worker, self._stepping.events)
             self._pacing.join(rank, _profile(worker.name, machine), machine.most, _PLENTY)
 
     def run(self, steps: int) -> list[Step]:
@@ -93,7 +95,7 @@ class Team:
         outcome = self._stepping.step(self._number, 0, self._state, self._pacing, self._pacing.rest)
         if outcome.lost:
             raise RuntimeError(outcome.lost[0].reason)
-        self._stepping.mean(self._mean)
+        self._stepping.average()
         if not np.allclose(self._mean, GRADIENT, rtol=1e-4, atol=1e-6):
             raise RuntimeError(f"step {self._number}: the mean is not that of its samples")
         return Step(time.monotonic() - began, outcome.samples)

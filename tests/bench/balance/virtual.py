@@ -8,6 +8,7 @@ import time
 import numpy as np
 
 from bench.balance.paper import Machine
+from millpond.host.workers import ModelState
 from millpond.train.aggregate import Vector
 from millpond.train.protocol import Compute, Computed, Ready, Trained
 from millpond.wire.deadline import Deadline
@@ -29,6 +30,7 @@ class VirtualWorker:
         self.name = name
         self.slowness = 1.0
         self.late: list[float] = []
+        self._sums = np.empty(SIZE, np.float32)
         self._machine, self._tells = machine, tells
         self._closed = threading.Event()
 
@@ -36,7 +38,7 @@ class VirtualWorker:
         """See Worker. It has as many samples as anybody wants."""
         return Ready(1 << 40, (), SIZE)
 
-    def compute(self, request: Compute, state: Vector, into: Vector, deadline: Deadline) -> Computed:
+    def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
         """See Worker."""
         began, slowness = time.monotonic(), self.slowness
         samples = sum(map(len, request.samples))
@@ -45,9 +47,9 @@ class VirtualWorker:
             raise ConnectionLost(f"{self.name} was closed")
         took = time.monotonic() - began
         self.late.append(took - seconds)
-        np.multiply(GRADIENT, np.float32(samples), out=into)
+        np.multiply(GRADIENT, np.float32(samples), out=self._sums)
         busy = 1 - 1 / slowness if self._tells else float("nan")
-        return Computed(request.step, samples, 0.0, took, busy, 0)
+        return Computed(request.step, samples, 0.0, took, busy, 0), self._sums
 
     def train(self, round_number: int, state: Vector, deadline: Deadline) -> Trained:
         """See Worker. Rounds are not its work."""

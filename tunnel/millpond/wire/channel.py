@@ -6,10 +6,14 @@ A channel is one conversation: strictly one thread sends or receives at a time.
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import socket
 import ssl
+from collections.abc import Iterator
 from typing import Protocol, TypeVar
 
+from millpond.linux.memory import Stretch
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import (
     ConnectionLost,
@@ -29,7 +33,13 @@ _CHUNK = 1 << 18  # what is copied, searched and sent then stays in a processor'
 
 
 class Outlet(Protocol):
-    """Sees every byte that a channel sends, before any encryption; raises to stop it."""
+    """Sees every byte that a channel sends, before any encryption; raises to stop it. One that ``searches``
+    is shown copies: what is searched must be what is sent, also if others can write there.
+    """
+
+    @property
+    def searches(self) -> bool:
+        """Whether it looks at the bytes, and does not only count them."""
 
     def passing(self, kind: Kind, data: Buffer, payload: bool) -> None:
         """``data`` of ``kind`` is about to leave: part of a head, or of a payload."""
@@ -49,20 +59,56 @@ class Channel:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             notice_dead_peer(sock)
 
-    def send(self, message: Message, deadline: Deadline, payload: Buffer = b"") -> None:
+    def send(self, message: Message, deadline: Deadline, payload: Buffer | Stretch = b"") -> None:
         """Send a message and the raw ``payload`` behind it. Raises ConnectionLost, DeadlineExceeded."""
-        body = memoryview(payload).cast("B")
+        body = payload.data if isinstance(payload, Stretch) else memoryview(payload).cast("B")
         self._send_bytes(type(message).KIND, encode(message, len(body)), deadline, payload=False)
+        kind, stretch = type(message).PAYLOAD_KIND, payload if isinstance(payload, Stretch) else None
         for start in range(0, len(body), _CHUNK):
-            self._send_bytes(type(message).PAYLOAD_KIND, body[start : start + _CHUNK], deadline, payload=True)
+            part = body[start : start + _CHUNK]
+            if stretch is not None and self._sends_pages:
+                self._send_pages(kind, part, stretch.shared.descriptor, stretch.start + start, deadline)
+            else:
+                self._send_bytes(kind, part, deadline, payload=True)
+
+    @property
+    def _sends_pages(self) -> bool:
+        return not isinstance(self.sock, ssl.SSLSocket) and not (self._outlet and self._outlet.searches)
 
     def _send_bytes(self, kind: Kind, data: Buffer, deadline: Deadline, *, payload: bool) -> None:
         if self._outlet:
-            data = bytes(data)  # what is searched must be what is sent, also if others can write there
+            data = bytes(data) if self._outlet.searches else data
             self._outlet.passing(kind, data, payload)
-        try:
+        with self._sending():
             self.sock.settimeout(deadline.remaining())
             self.sock.sendall(data)
+
+    def _send_pages(
+        self, kind: Kind, data: memoryview, descriptor: int, start: int, deadline: Deadline
+    ) -> None:
+        """Have the kernel send ``data``, which lies in ``descriptor`` at ``start``, from where it is."""
+        if self._outlet:
+            self._outlet.passing(kind, data, payload=True)
+        end = start + len(data)
+        while start < end:
+            left = deadline.remaining()
+            with self._sending():
+                self.sock.settimeout(0.0)
+                try:
+                    start += os.sendfile(self.sock.fileno(), descriptor, start, end - start)
+                except BlockingIOError:
+                    self._wait_writable(left)
+
+    def _wait_writable(self, seconds: float | None) -> None:
+        poll = select.poll()
+        poll.register(self.sock, select.POLLOUT)
+        if not poll.poll(None if seconds is None else 1000 * seconds):
+            raise TimeoutError
+
+    @contextlib.contextmanager
+    def _sending(self) -> Iterator[None]:
+        try:
+            yield
         except TimeoutError:
             raise DeadlineExceeded(f"{self.peer} took no data in time") from None
         except OSError as error:
