@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.balance.experiment import Experiment, Findings, Run
 from bench.rows import summary
+from millpond.host import provision
 from system.support import Emulation, create, millpond, why_not
 
 VALUES = 3_504_872
@@ -78,37 +81,61 @@ def measure(run: Run) -> Findings:
         "processes are real"
     )
     what = (
-        f"of {VALUES} values: all of a step that is neither the slowest worker's nor the optimizer's time, "
-        "median of an epoch; over the median all_reduce of as many"
+        f"of {VALUES} values, no canaries: all of a step that is neither the slowest worker's nor the "
+        "optimizer's time, median of an epoch; over the median all_reduce of as many"
     )
     peer = "gloo's all_reduce between the same workers, by millpond launch"
     if complaint := why_not():
         run.say(f"no fleet: {complaint}")
         row = summary("exchange_over_gloo", f"not measured: {complaint}", [], "x", peer=peer, emulation=None)
         return Findings((row,))
-    ours, theirs = [], []
-    with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
-        fleet = create(Path(name), DEVICES)
-        try:
-            fleet.start()
-            fleet.wait_ready()
-            for repeat in range(1 if run.quick else 5):
-                theirs.append(_gloo(fleet, 12 if run.quick else 30))
-                ours.append(_ours(fleet, repeat))
-                run.say(f"exchange: {ours[-1]:.1f} ms, gloo {theirs[-1]:.1f} ms")
-        finally:
-            fleet.stop()
+    ours, theirs, searched = [], [], []
+    with _fleet(marks=False) as fleet:
+        for repeat in range(1 if run.quick else 7):
+            theirs.append(_gloo(fleet, 12 if run.quick else 30))
+            ours.append(_ours(fleet, repeat))
+            run.say(f"exchange: {ours[-1]:.1f} ms, gloo {theirs[-1]:.1f} ms")
+    with _fleet(marks=True) as fleet:
+        for repeat in range(1 if run.quick else 3):
+            searched.append(_ours(fleet, repeat))
+            run.say(f"exchange, searched for two patterns: {searched[-1]:.1f} ms")
     ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
     return Findings(
         (
             summary("exchange_over_gloo", what, ratios, "x", peer=peer, emulation=emulation),
             summary("exchange_ms", "a step's exchange", ours, "ms", peer=None, emulation=emulation),
             summary("exchange_gloo_ms", "gloo's all_reduce", theirs, "ms", peer=None, emulation=emulation),
+            summary(
+                "exchange_searched_ms",
+                "a step's exchange where agents search all that they send for a canary and a tracer",
+                searched,
+                "ms",
+                peer=None,
+                emulation=emulation,
+            ),
         )
     )
 
 
 EXPERIMENT = Experiment("exchange", "A step's exchange over the tunnels, against gloo's", measure)
+
+
+@contextmanager
+def _fleet(*, marks: bool) -> Iterator[Emulation]:
+    """Running; with a canary and a tracer for agents to search for, or as fleets are by themselves. What gloo
+    sends is never searched.
+    """
+    with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
+        emulation = create(Path(name), DEVICES)
+        if not marks:
+            for device in DEVICES:
+                provision.write_agent_config(emulation.fleet, device, {})
+        try:
+            emulation.start()
+            emulation.wait_ready()
+            yield emulation
+        finally:
+            emulation.stop()
 
 
 def _gloo(fleet: Emulation, times: int) -> float:

@@ -72,8 +72,12 @@ class Channel:
                 self._send_bytes(kind, part, deadline, payload=True)
 
     @property
+    def _plain(self) -> bool:
+        return not isinstance(self.sock, ssl.SSLSocket)
+
+    @property
     def _sends_pages(self) -> bool:
-        return not isinstance(self.sock, ssl.SSLSocket) and not (self._outlet and self._outlet.searches)
+        return self._plain and not (self._outlet and self._outlet.searches)
 
     def _send_bytes(self, kind: Kind, data: Buffer, deadline: Deadline, *, payload: bool) -> None:
         if self._outlet:
@@ -90,18 +94,18 @@ class Channel:
         if self._outlet:
             self._outlet.passing(kind, data, payload=True)
         end = start + len(data)
-        while start < end:
-            left = deadline.remaining()
-            with self._sending():
-                self.sock.settimeout(0.0)
+        with self._sending():
+            self.sock.settimeout(0.0)
+            while start < end:
+                left = deadline.remaining()
                 try:
                     start += os.sendfile(self.sock.fileno(), descriptor, start, end - start)
                 except BlockingIOError:
-                    self._wait_writable(left)
+                    self._wait_for(select.POLLOUT, left)
 
-    def _wait_writable(self, seconds: float | None) -> None:
+    def _wait_for(self, event: int, seconds: float | None) -> None:
         poll = select.poll()
-        poll.register(self.sock, select.POLLOUT)
+        poll.register(self.sock, event)
         if not poll.poll(None if seconds is None else 1000 * seconds):
             raise TimeoutError
 
@@ -129,9 +133,29 @@ class Channel:
         view = memoryview(buffer).cast("B")
         if len(view) != self._payload_left:
             raise ProtocolError(f"{self.peer} sent {self._payload_left} bytes where {len(view)} belong")
+        if len(view) > _CHUNK and self._plain:
+            view = self._receive_chunks(view, deadline)
         while view:
             view = view[self._receive_some(view, deadline) :]
         self._payload_left = 0
+
+    def _receive_chunks(self, view: memoryview, deadline: Deadline) -> memoryview:
+        """Fill ``view`` but for its end, which is returned. To be woken for every packet costs as much as to
+        copy what it brought.
+        """
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _CHUNK)
+        try:
+            with self._receiving():
+                self.sock.settimeout(0.0)
+                while len(view) > _CHUNK:
+                    left = deadline.remaining()
+                    try:
+                        view = view[_not_the_end(self.sock.recv_into(view)) :]
+                    except BlockingIOError:
+                        self._wait_for(select.POLLIN, left)
+        finally:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        return view
 
     def receive_payload(self, limit: int, deadline: Deadline) -> bytearray:
         """The payload of the last message in a new buffer. Raises LimitExceeded before it allocates."""
@@ -164,18 +188,22 @@ class Channel:
         return self.expect(reply, deadline)
 
     def _receive_some(self, buffer: memoryview, deadline: Deadline) -> int:
-        try:
+        with self._receiving():
             self.sock.settimeout(deadline.remaining())
-            count = self.sock.recv_into(buffer)
+            return _not_the_end(self.sock.recv_into(buffer))
+
+    @contextlib.contextmanager
+    def _receiving(self) -> Iterator[None]:
+        try:
+            yield
         except TimeoutError:
             raise DeadlineExceeded(f"{self.peer} did not answer in time") from None
+        except EOFError:
+            raise ConnectionLost(f"{self.peer} closed the connection") from None
         except ssl.SSLError as error:
             raise _tls_error(self.peer, error) from error
         except OSError as error:
             raise ConnectionLost(f"{self.peer}: {error.strerror or error}") from error
-        if count == 0:
-            raise ConnectionLost(f"{self.peer} closed the connection")
-        return count
 
     @property
     def closed_cleanly(self) -> bool:
@@ -197,6 +225,12 @@ class Channel:
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
+
+
+def _not_the_end(count: int) -> int:
+    if count == 0:
+        raise EOFError
+    return count
 
 
 def notice_dead_peer(sock: socket.socket) -> None:
