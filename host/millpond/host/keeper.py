@@ -11,6 +11,8 @@ from millpond.train.aggregate import Vector
 from millpond.train.protocol import (
     Applied,
     Apply,
+    Compute,
+    Computed,
     Evaluate,
     GetInitial,
     GetMomentum,
@@ -21,6 +23,7 @@ from millpond.train.protocol import (
     Tensor,
 )
 from millpond.wire.deadline import Deadline
+from millpond.wire.errors import ProtocolError
 from millpond.wire.message import Ok
 
 
@@ -52,6 +55,15 @@ class Keeper(HostProcess):
         applied = self._connected.call(Apply(factor, number), Applied, deadline)
         self.state = self._states[number]
         return applied.seconds
+
+    def compute(
+        self,
+        request: Compute,
+        state: ModelState,  # noqa: ARG002 - a Worker's
+        deadline: Deadline,  # noqa: ARG002
+    ) -> tuple[Computed, Vector]:
+        """See Worker: none."""
+        raise ProtocolError(f"{self.name} keeps the model, and computes no part of step {request.step}")
 
     def score(self, folder: str, deadline: Deadline) -> Score:
         """How good ``state`` is on the held-out samples in ``folder``."""

@@ -107,10 +107,6 @@ class _ChannelWorker:
         """See Worker."""
         self._connected.receive_into(into.data, deadline)
 
-    def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
-        """See Worker."""
-        raise ProtocolError(f"{self.name} has no part in steps")
-
     @property
     def _connected(self) -> Channel:
         if self._channel is None:
