@@ -1,0 +1,164 @@
+"""Long payloads: sent from shared memory as they lie there, and received in few pieces."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from millpond.linux import memory
+from millpond.linux.memory import Stretch
+from millpond.wire.channel import Channel
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import ConnectionLost, DeadlineExceeded
+from millpond.wire.frame import encode
+from millpond.wire.message import Kind, Ok
+
+from .test_channel import Count, Pair, Parameters, soon
+
+SIZE = 3_000_001
+START = 12_345
+
+
+def over_tcp() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    return near, far
+
+
+@pytest.fixture(params=[over_tcp, socket.socketpair])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made = Pair(*request.param())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def stretch() -> Stretch:
+    """The middle of memory with unlike bytes."""
+    descriptor = memory.make("of the tests")
+    try:
+        shared = memory.map_first(descriptor, START + SIZE + 99)
+    finally:
+        os.close(descriptor)
+    shared.data[:] = os.urandom(len(shared.data))
+    return shared.part(START, SIZE)
+
+
+def taken(pair: Pair) -> bytes:
+    pair.far.expect(Parameters, soon(), payload=SIZE)
+    return bytes(pair.far.receive_payload(SIZE, soon()))
+
+
+def test_shared_memory_arrives_and_the_talk_goes_on(pair: Pair, stretch: Stretch) -> None:
+    for _ in range(2):
+        pair.run(lambda: (pair.near.send(Parameters(), soon(), stretch), pair.near.send(Ok(), soon())))
+        assert taken(pair) == stretch.data
+        assert pair.far.expect(Ok, soon()) == Ok()
+    assert pair.far.closed_cleanly
+
+
+@pytest.mark.parametrize("searches", [False, True])
+def test_the_outlet_sees_shared_memory_as_well(stretch: Stretch, searches: bool) -> None:
+    seen: list[object] = []
+
+    class Recording(Count):
+        def passing(self, kind: Kind, data: bytes | bytearray | memoryview, payload: bool) -> None:
+            super().passing(kind, data, payload)
+            if payload:
+                seen.append(data)
+
+    near, far = over_tcp()
+    outlet = Recording(searches=searches)
+    made = Pair(near, far)
+    made.near = Channel(near, "csd0", outlet=outlet)
+    try:
+        made.run(lambda: made.near.send(Parameters(), soon(), stretch))
+        assert taken(made) == stretch.data
+    finally:
+        made.close()
+    assert outlet.seen[Kind.PARAMETERS] == SIZE
+    assert all(isinstance(part, bytes) for part in seen) is searches
+    assert b"".join(bytes(part) for part in seen) == stretch.data  # type: ignore[call-overload]
+
+
+def test_an_outlet_stops_shared_memory_before_it_is_sent(stretch: Stretch) -> None:
+    near, far = over_tcp()
+    with far, Channel(near, "csd0", outlet=Count(len(encode(Parameters(), SIZE)))) as channel:
+        with pytest.raises(Exception, match="stopped at the gate"):
+            channel.send(Parameters(), soon(), stretch)
+        near.shutdown(socket.SHUT_WR)
+        assert len(b"".join(iter(lambda: far.recv(1 << 16), b""))) == len(encode(Parameters(), SIZE))
+
+
+def test_a_peer_that_takes_nothing_is_told_and_one_that_left_too(pair: Pair, stretch: Stretch) -> None:
+    with pytest.raises(DeadlineExceeded, match="csd0 took no data in time"):
+        while True:
+            pair.near.send(Parameters(), Deadline.after(0.3), stretch)
+    pair.far.close()
+    with pytest.raises(ConnectionLost, match="csd0"):
+        pair.near.send(Parameters(), soon(), stretch)
+
+
+def dribbled(pair: Pair, data: bytes, pieces: int) -> Callable[[], None]:
+    """Send a payload in pieces with pauses, the last of a few bytes."""
+
+    def send() -> None:
+        pair.near.sock.sendall(encode(Parameters(), len(data)))
+        step = (len(data) - 10) // pieces
+        for start in range(0, len(data) - 10, step):
+            pair.near.sock.sendall(data[start : min(start + step, len(data) - 10)])
+            time.sleep(0.01)
+        pair.near.sock.sendall(data[-10:])
+
+    return send
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 100])
+def test_what_comes_slowly_is_not_waited_for_in_vain(pair: Pair, pieces: int) -> None:
+    data = os.urandom(SIZE)
+    pair.run(dribbled(pair, data, pieces))
+    assert taken(pair) == data
+
+
+def test_a_payload_that_stops_is_late_or_lost(pair: Pair) -> None:
+    stopped = threading.Event()
+
+    def send() -> None:
+        pair.near.sock.sendall(encode(Parameters(), SIZE) + bytes(1_000_000))
+        stopped.wait(20)
+        pair.near.close()
+
+    pair.run(send)
+    pair.far.expect(Parameters, soon(), payload=SIZE)
+    with pytest.raises(DeadlineExceeded, match="host did not answer in time"):
+        pair.far.receive_into(bytearray(SIZE), Deadline.after(0.3))
+    stopped.set()
+    with pytest.raises(ConnectionLost, match="host closed the connection"):
+        pair.far.receive_into(bytearray(SIZE), soon())
+
+
+def test_a_stretch_is_inside(stretch: Stretch) -> None:
+    shared = stretch.shared
+    assert shared.part(0, len(shared.data)).data == shared.data
+    for start, size in ((-1, 5), (0, len(shared.data) + 1), (len(shared.data), 1), (5, -1)):
+        with pytest.raises(IndexError):
+            shared.part(start, size)
+
+
+def test_memory_closes_its_descriptor_with_itself() -> None:
+    descriptor = memory.make("of the tests")
+    shared = memory.map_first(descriptor, 4096)
+    os.close(descriptor)
+    own = shared.descriptor
+    assert os.fstat(own).st_size == 4096
+    del shared
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(own)
