@@ -151,7 +151,9 @@ def test_digits_in_lock_step(fleet: Emulation) -> None:
     result = fleet.millpond("train", job_file(fleet, "digits", "epochs = 12\ntarget = 0.96"), timeout=150)
     assert result.code == 0, f"{result}\n{fleet.logs()}"
     assert "plan: a step of" in result.out
-    assert float(result.out.splitlines()[-1].partition("accuracy ")[2].split()[0]) >= 0.96
+    last = result.out.splitlines()[-1]
+    assert float(last.partition("accuracy ")[2].split()[0]) >= 0.96
+    assert " epochs; " in last
     with fleet.client() as client:
         number = client.jobs()[-1].id
         ledgers = client.ledgers()

@@ -244,11 +244,12 @@ def train(
                 print(f"job {number} is running; 'millpond jobs' and 'millpond logs {number}' tell more")
             return
         console = views.quiet_console() if output is Format.JSON else views.console()
-        info, rounds = views.JobView(console, names).follow(client.watch(number))
+        unit = "epoch" if job.synchronous else "round"
+        info, rounds = views.JobView(console, names, unit).follow(client.watch(number))
     if output is Format.JSON:
         views.print_json({"job": info, "rounds": rounds})
     elif info.state == "done":
-        print(f"job {number} is done: accuracy {info.accuracy:.4f} after {info.round} rounds; {info.model}")
+        print(f"job {number} is done: accuracy {info.accuracy:.4f} after {info.round} {unit}s; {info.model}")
     if info.state != "done":
         fail(info.error or f"job {number} was {info.state}", JOB, document=False)
 

@@ -144,10 +144,12 @@ NARROW = 110
 
 
 class JobView:
-    """A job as it goes: a live table on a terminal, a line for each round elsewhere."""
+    """A job as it goes: a live table on a terminal, a line for each round elsewhere. ``unit`` is what a round
+    is called in it.
+    """
 
-    def __init__(self, output: Console, devices: Sequence[str]) -> None:
-        self._console, self._devices = output, devices
+    def __init__(self, output: Console, devices: Sequence[str], unit: str = "round") -> None:
+        self._console, self._devices, self._unit = output, devices, unit
         self._narrow = output.width < NARROW
         self._rounds: list[Round] = []
         self._table = Table()
@@ -160,7 +162,7 @@ class JobView:
     def _new_table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
         joules = ("J/image",) if self._metered else ()
-        for heading in ("round", "accuracy", "loss", "seconds", "samples", *joules):
+        for heading in (self._unit, "accuracy", "loss", "seconds", "samples", *joules):
             table.add_column(heading, justify="right", no_wrap=True)
         tunnels = ["tunnels"] if self._narrow else self._devices
         for name in tunnels:
