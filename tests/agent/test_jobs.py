@@ -93,7 +93,10 @@ class Watched:
     def __init__(self, gate: Gate) -> None:
         self._outlet = gate.outlet()
         self.searched: Callable[[], None] = lambda: None
-        self.searches = True
+
+    @property
+    def searches(self) -> bool:
+        return self._outlet.searches
 
     def passing(self, kind: Kind, data: Buffer, payload: bool) -> None:
         self._outlet.passing(kind, data, payload)
@@ -104,13 +107,13 @@ class Watched:
 class Agent:
     """A worker of a device, and hosts that connect to it one after the other."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, *patterns: Pattern) -> None:
         folder = base / "volume" / "private"
         folder.mkdir(parents=True)
         rng = np.random.default_rng(1)
         np.save(folder / "images.npy", rng.integers(0, 255, (50, 8, 8)).astype(np.uint8))
         np.save(folder / "labels.npy", rng.integers(0, 8, 50))
-        self.gate = Gate([Pattern("c", CANARY, True)], Tally.in_memory())
+        self.gate = Gate(patterns, Tally.in_memory())
         config = AgentConfig(
             "csd0",
             Link(str(base / "s"), "10.77.0.2/30"),
@@ -161,9 +164,9 @@ def soon() -> Deadline:
 
 
 @contextmanager
-def agent_in(folder: Path) -> Iterator[Agent]:
+def agent_in(folder: Path, *patterns: Pattern) -> Iterator[Agent]:
     before = psutil.Process().children(recursive=True)
-    made = Agent(folder)
+    made = Agent(folder, *patterns)
     own = [process for process in psutil.Process().children(recursive=True) if process not in before]
     assert len(own) >= 2  # the sandbox's, and the worker in it
     try:
@@ -175,7 +178,7 @@ def agent_in(folder: Path) -> Iterator[Agent]:
 
 @pytest.fixture(scope="module")
 def module_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
-    with agent_in(tmp_path_factory.mktemp("agent")) as made:
+    with agent_in(tmp_path_factory.mktemp("agent"), Pattern("c", CANARY, True)) as made:
         yield made
 
 
@@ -223,8 +226,8 @@ def test_a_model_that_raises_tells_where_and_nothing_more(agent: Agent) -> None:
 def test_a_state_of_another_size_ends_the_connection_alone(agent: Agent, size: int) -> None:
     whole = 4 * agent.ready.size
     with agent.host() as host:
-        host.send(Compute(1, GOOD, ((3,),)), soon(), bytes(size and whole + size))
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(ConnectionLost):  # by either, as the other end closes at the head
+            host.send(Compute(1, GOOD, ((3,),)), soon(), bytes(size and whole + size))
             host.receive(soon())
     assert str(agent.error) == f"the host sent {size and whole + size} bytes of state, not {whole}"
     with agent.host() as host:
@@ -269,6 +272,15 @@ def test_what_is_written_after_the_search_is_not_what_is_sent(agent: Agent) -> N
         assert written == [True]
         assert CANARY not in sums
         assert sums == agent.step(host)[1]
+
+
+def test_where_nothing_is_searched_the_same_sums_leave_counted(agent: Agent, tmp_path: Path) -> None:
+    with agent.host() as host:
+        expected = agent.step(host)[1]
+    with agent_in(tmp_path) as other, other.host() as host:
+        assert agent.outlet.searches and not other.outlet.searches
+        assert [other.step(host)[1] for _ in range(2)] == [expected, expected]
+        assert ledger(other.gate, [])[0]["parameters"] == 2 * 4 * other.ready.size
 
 
 @pytest.mark.expected_log("job steps: the worker process hangs")

@@ -111,6 +111,7 @@ class Team:
         self.stepping = Stepping(len(private), self.mean, self.holdings, lambda: self.look_around())
         self.counted: Counter[int] = Counter()
         self.steps = 0
+        self.states: list[ModelState] = []
         self.holdings.begin(1)
         self.workers: dict[int, CountingWorker] = {}
         self._made: list[Link] = []
@@ -133,6 +134,7 @@ class Team:
         self.steps += 1
         beside = np.array(rest or np.zeros_like(policy.plan.batches), np.int64)
         state = ModelState.of(np.zeros(self.size, np.float32))
+        self.states.append(state)
         outcome = self.stepping.step(self.steps, 7, state, policy, beside)
         if outcome.samples:
             self.stepping.average()

@@ -76,6 +76,16 @@ def test_a_step_without_any_answer_goes_on_beyond_its_deadline(make: Make) -> No
     second.set()
 
 
+def test_a_state_is_held_until_all_that_are_at_it_have_answered(make: Make) -> None:
+    team, held = late_in_first_step(make)
+    assert team.stepping.held == {team.states[0]}
+    assert team.step(Given(4, 10, deadline=0.05)).counted == {0: 4}
+    assert team.stepping.held == {team.states[0]}
+    held.set()
+    assert team.step(Given(4, 0)).late == 10
+    assert team.stepping.held == set()
+
+
 def test_what_comes_late_counts_later_and_its_worker_begins_with_a_part(make: Make) -> None:
     team, held = late_in_first_step(make)
     policy = Given(4, 10)

@@ -98,7 +98,8 @@ def test_the_largest_sums_do_not_overflow(most: int, bound: float) -> None:
     st.sampled_from([1e-3, 1.0, 65536.0, 1e5, math.inf]),
 )
 def test_within_is_told_value_by_value(values: list[float], bound: float) -> None:
-    assert within(np.array(values, np.float32), bound) == all(abs(value) <= bound for value in values)
+    expected = all(abs(value) <= np.float32(bound) for value in values)
+    assert within(np.array(values, np.float32), bound) == expected
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

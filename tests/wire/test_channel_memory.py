@@ -15,7 +15,7 @@ from millpond.linux import memory
 from millpond.linux.memory import Stretch
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, DeadlineExceeded
+from millpond.wire.errors import ConnectionLost, DeadlineExceeded, RemoteError
 from millpond.wire.frame import encode
 from millpond.wire.message import Kind, Ok
 
@@ -142,6 +142,33 @@ def test_a_payload_that_stops_is_late_or_lost(pair: Pair) -> None:
     stopped.set()
     with pytest.raises(ConnectionLost, match="host closed the connection"):
         pair.far.receive_into(bytearray(SIZE), soon())
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_whoever_waits_is_woken_when_the_channel_is_closed(pair: Pair, stretch: Stretch, sends: bool) -> None:
+    found: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            while True:
+                pair.near.send(Parameters(), soon(), stretch) if sends else pair.near.receive_into(
+                    bytearray(SIZE), soon()
+                )
+        except RemoteError as error:
+            found.append(error)
+
+    if not sends:
+        pair.far.sock.sendall(encode(Parameters(), SIZE))
+        pair.near.expect(Parameters, soon(), payload=SIZE)
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.2)
+    began = time.monotonic()
+    pair.near.close()
+    waiting.join(10)
+    assert time.monotonic() - began < 5
+    assert [type(error) for error in found] == [ConnectionLost]
+    assert str(found[0]).startswith("csd0")
 
 
 def test_a_stretch_is_inside(stretch: Stretch) -> None:

@@ -121,7 +121,8 @@ class Sum:
 
 
 def within(values: Vector, bound: float) -> bool:
-    """Whether all values are finite, and none is beyond ``bound``, itself 1e-15 or more."""
+    """Whether all values are finite, and none is beyond ``bound`` as a float32, itself 1e-15 or more."""
+    bound = float(np.float32(bound))
     with np.errstate(over="ignore", invalid="ignore"):
         # One look at memory, where min and max take two. Rounding never makes a sum of squares smaller than
         # the rounded square of one of them, so none beyond the bound passes.

@@ -34,6 +34,12 @@ class OrderedSum:
         """Of what was added."""
         return self._samples
 
+    def begin(self) -> None:
+        """Nothing is announced, nothing was added."""
+        self._order.clear()
+        self._waiting.clear()
+        self._first, self._begun, self._samples = None, False, 0
+
     def announce(self, key: Hashable) -> None:
         """``key`` is next in the order."""
         self._order.append(key)
@@ -55,8 +61,7 @@ class OrderedSum:
         if self._first is not None and not self._begun:
             self.total[:] = self._first
         self.total /= np.float32(self._samples)
-        self._order.clear()
-        self._first, self._begun, self._samples = None, False, 0
+        self.begin()
 
     def _count(self, vector: Vector) -> None:
         if self._begun:

@@ -37,8 +37,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A task is done: ``sums`` are there until the worker has another. ``seconds`` are what passed between
-    task and answer here.
+    """A task is done: ``sums`` are there until the worker has another, in memory where a process on the host
+    could still change them, to its own job's harm. ``seconds`` are what passed between task and answer here.
     """
 
     link: Link

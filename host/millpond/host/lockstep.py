@@ -97,9 +97,7 @@ class Lockstep:
         workers, self._keeper = len(self._crew.names), self._crew.keeper()
         self._holdings = Holdings(self._job.seed, workers)
         self._pacing = Pacing(self._how, self._crew.names, self._holdings.spread)
-        self._stepping = Stepping(
-            workers, self._keeper.mean, self._holdings, lambda: self._attendance.look_around()
-        )
+        self._stepping = Stepping(workers, self._keeper.mean, self._holdings, self._look_around)
         self._attendance = Attendance(
             self._row, self._around, self._crew, self._stepping, self._holdings, self._pacing, self.log
         )
@@ -107,7 +105,7 @@ class Lockstep:
         self._saver = Saver(self._directory, self._job.name, ready.tensors, self.log)
         self._closers.append(self._saver.wait)
         self._epoch = Epoch()
-        self._step = 0
+        self._step, self._looked = 0, True
 
     def _begin(self) -> None:
         self._keeper.begin(Deadline.after(EVALUATE_SECONDS))
@@ -157,7 +155,19 @@ class Lockstep:
         self._save_now_and_then()
         return bool(outcome.samples or outcome.lost or self._stepping.at_work())
 
+    def _look_around(self) -> None:
+        """While a step waits for its workers."""
+        self._look_at_state()
+        self._attendance.look_around()
+
+    def _look_at_state(self) -> None:
+        """Once at each. Raises JobFailed if it is no good."""
+        if not self._looked and not within(self._keeper.state.values, math.inf):
+            raise JobFailed("the model has diverged: its state is not finite; try a lower learning rate")
+        self._looked = True
+
     def _wait_for_links(self) -> None:
+        self._look_at_state()
         if self._attendance.measures:
             self._attendance.wait_for_measures()
         else:
@@ -177,10 +187,8 @@ class Lockstep:
         factor = self._rate.at(self._step, outcome.whole, 1.0) * outcome.samples / outcome.whole
         began, keeper = time.monotonic(), self._keeper
         self._stepping.average()
-        held = {task.state for task in self._stepping.tasks()}
-        optimizer = keeper.apply(factor, held, Deadline.after(EVALUATE_SECONDS))
-        if not within(keeper.state.values, math.inf):
-            raise JobFailed("the model has diverged: its state is not finite; try a lower learning rate")
+        optimizer = keeper.apply(factor, self._stepping.held, Deadline.after(EVALUATE_SECONDS))
+        self._looked = False
         self._epoch.applied(outcome, time.monotonic() - began, optimizer)
         self._attendance.did(outcome.counted)
         self._step += 1
@@ -192,6 +200,7 @@ class Lockstep:
             self._saved_at = time.monotonic()
 
     def _snapshot(self) -> Saved:
+        self._look_at_state()
         tensors, momentum = self._keeper.momentum(Deadline.after(EVALUATE_SECONDS))
         place = self._holdings.place
         epoch = self._epoch
@@ -206,6 +215,7 @@ class Lockstep:
         epoch = self._epoch
         if not epoch.samples:
             raise JobFailed(f"epoch {epoch.number}: no worker could compute anything")
+        self._look_at_state()
         taken = consumption.between(metered, self._around.energy(), epoch.counted)
         score = self._keeper.score(self._job.data.test, Deadline.after(EVALUATE_SECONDS))
         result = Round(

@@ -92,6 +92,7 @@ class Stepping:
         self._measured[:] = math.nan
         self._begin(run, self._idle(), run.plan.batches)
         self._begin(run, self._idle(), rest)
+        self._total.begin()
         for link in self.at_work():
             self._total.announce((link.rank, False))
         while self._awaited(run) and (event := self._next(run)):
@@ -124,6 +125,11 @@ class Stepping:
         """Those that somebody is at, or is measured with."""
         measured = self.measuring.links if self.measuring else ()
         return [link.task for link in (*self.links.values(), *measured) if link.task]
+
+    @property
+    def held(self) -> set[ModelState]:
+        """The states that they are at."""
+        return {task.state for task in self.tasks()}
 
     def _idle(self) -> list[int]:
         return [rank for rank, link in sorted(self.links.items()) if not link.task]

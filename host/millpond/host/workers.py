@@ -121,6 +121,7 @@ class DeviceWorker(_ChannelWorker):
         super().__init__(device.name)
         self._device, self._request = device, request
         self._control: Channel | None = None
+        self._sums: Vector | None = None
         self._closed = False
 
     def prepare(self, deadline: Deadline) -> Ready:
@@ -130,12 +131,14 @@ class DeviceWorker(_ChannelWorker):
         ready = self._control.call(self._request, Ready, deadline)
         self._channel = self._device.bulk(ready.token, ready.tls, deadline)
         self._check_open()
-        self._size, self._sums = ready.size, np.empty(ready.size, np.float32)
+        self._size = ready.size
         return ready
 
     def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
         """See Worker."""
         channel = self._connected
+        if self._sums is None:  # only now it is known that the size is the model's
+            self._sums = np.empty(self._size, np.float32)
         channel.send(request, deadline, state.memory)
         computed = channel.expect(Computed, deadline, payload=4 * self._size)
         channel.receive_into(self._sums.data, deadline)

@@ -111,8 +111,7 @@ class Processes:
             self.pacing.leave(loss.link.rank)
         if outcome.samples:
             self.stepping.average()
-            held = {task.state for task in self.stepping.tasks()}
-            self.keeper.apply(outcome.samples / outcome.whole, held, NEVER)
+            self.keeper.apply(outcome.samples / outcome.whole, self.stepping.held, NEVER)
             self.steps += 1
         return time.monotonic() - began, outcome
 

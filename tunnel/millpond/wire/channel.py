@@ -6,10 +6,13 @@ A channel is one conversation: strictly one thread sends or receives at a time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
 import ssl
+import threading
+import time
 from collections.abc import Iterator
 from typing import Protocol, TypeVar
 
@@ -29,6 +32,7 @@ from millpond.wire.text import printable
 
 R = TypeVar("R", bound=Message)
 Buffer = bytes | bytearray | memoryview
+_LOOK_SECONDS = 0.2
 _CHUNK = 1 << 18  # what is copied, searched and sent then stays in a processor's cache
 
 
@@ -55,6 +59,7 @@ class Channel:
         self._receiver = Receiver(limits or Limits(), peer)
         self._outlet = outlet
         self._payload_left = 0
+        self._closing = threading.Lock()
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             notice_dead_peer(sock)
@@ -97,17 +102,32 @@ class Channel:
         with self._sending():
             self.sock.settimeout(0.0)
             while start < end:
-                left = deadline.remaining()
                 try:
-                    start += os.sendfile(self.sock.fileno(), descriptor, start, end - start)
+                    start += self._send_file(descriptor, start, end - start)
                 except BlockingIOError:
-                    self._wait_for(select.POLLOUT, left)
+                    self._wait_for(select.POLLOUT, deadline)
 
-    def _wait_for(self, event: int, seconds: float | None) -> None:
-        poll = select.poll()
-        poll.register(self.sock, event)
-        if not poll.poll(None if seconds is None else 1000 * seconds):
+    def _send_file(self, descriptor: int, start: int, size: int) -> int:
+        with self._closing:  # else its number could be another file's before the kernel has seen it
+            sent = os.sendfile(self._number(), descriptor, start, size)
+        if not sent:
+            raise OSError(errno.ENODATA, "the memory has ended")
+        return sent
+
+    def _wait_for(self, event: int, deadline: Deadline) -> None:
+        """Wait for the event, or a while: who waits for many bytes is not told of the last few everywhere."""
+        left = _LOOK_SECONDS if deadline.at is None else min(_LOOK_SECONDS, deadline.at - time.monotonic())
+        if left <= 0:
             raise TimeoutError
+        poll = select.poll()
+        poll.register(self._number(), event)
+        poll.poll(1000 * left)
+
+    def _number(self) -> int:
+        number = self.sock.fileno()
+        if number < 0:
+            raise OSError(errno.EBADF, "it was closed here")
+        return number
 
     @contextlib.contextmanager
     def _sending(self) -> Iterator[None]:
@@ -143,19 +163,23 @@ class Channel:
         """Fill ``view`` but for its end, which is returned. To be woken for every packet costs as much as to
         copy what it brought.
         """
+        with self._receiving(), self._woken_by_chunks():
+            self.sock.settimeout(0.0)
+            while len(view) > _CHUNK:
+                try:
+                    view = view[_not_the_end(self.sock.recv_into(view)) :]
+                except BlockingIOError:
+                    self._wait_for(select.POLLIN, deadline)
+        return view
+
+    @contextlib.contextmanager
+    def _woken_by_chunks(self) -> Iterator[None]:
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _CHUNK)
         try:
-            with self._receiving():
-                self.sock.settimeout(0.0)
-                while len(view) > _CHUNK:
-                    left = deadline.remaining()
-                    try:
-                        view = view[_not_the_end(self.sock.recv_into(view)) :]
-                    except BlockingIOError:
-                        self._wait_for(select.POLLIN, left)
+            yield
         finally:
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-        return view
+            with contextlib.suppress(OSError):  # it was closed, and whoever waited is told that
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def receive_payload(self, limit: int, deadline: Deadline) -> bytearray:
         """The payload of the last message in a new buffer. Raises LimitExceeded before it allocates."""
@@ -218,7 +242,8 @@ class Channel:
     def close(self) -> None:
         """Close the socket, waking a thread that waits in it."""
         self.shut_down()
-        self.sock.close()
+        with self._closing:
+            self.sock.close()
 
     def __enter__(self) -> Channel:
         return self
