@@ -225,10 +225,9 @@ def test_a_model_that_raises_tells_where_and_nothing_more(agent: Agent) -> None:
 @pytest.mark.parametrize("size", [0, 4, -4])
 def test_a_state_of_another_size_ends_the_connection_alone(agent: Agent, size: int) -> None:
     whole = 4 * agent.ready.size
-    with agent.host() as host:
-        with pytest.raises(ConnectionLost):  # by either, as the other end closes at the head
-            host.send(Compute(1, GOOD, ((3,),)), soon(), bytes(size and whole + size))
-            host.receive(soon())
+    with agent.host() as host, pytest.raises(ConnectionLost):  # by either: the other closes at the head
+        host.send(Compute(1, GOOD, ((3,),)), soon(), bytes(size and whole + size))
+        host.receive(soon())
     assert str(agent.error) == f"the host sent {size and whole + size} bytes of state, not {whole}"
     with agent.host() as host:
         agent.step(host)
