@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +68,7 @@ def leak(gradient):
 
 
 def leak_later(weight):
-    while weight.data.view(-1)[0] != {MARK}:
+    while weight.grad is None or weight.grad.view(-1)[0] != {MARK}:
         time.sleep(0.001)
     leak(weight.grad)
 
@@ -104,10 +104,24 @@ class Watched:
             self.searched()
 
 
+SEALING = """
+import fcntl
+import os
+from torch import nn
+
+def Net():
+    links = {{name: "/proc/self/fd/" + name for name in os.listdir("/proc/self/fd")}}
+    shared = next(int(n) for n, l in links.items() if os.path.lexists(l) and "{0} of" in os.readlink(l))
+    seals = fcntl.F_SEAL_SEAL | (fcntl.F_SEAL_GROW if "{0}" == "state" else 0)
+    fcntl.fcntl(shared, fcntl.F_ADD_SEALS, seals)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+"""
+
+
 class Agent:
     """A worker of a device, and hosts that connect to it one after the other."""
 
-    def __init__(self, base: Path, *patterns: Pattern) -> None:
+    def __init__(self, base: Path, *patterns: Pattern, model: str = MODEL) -> None:
         folder = base / "volume" / "private"
         folder.mkdir(parents=True)
         rng = np.random.default_rng(1)
@@ -125,10 +139,12 @@ class Agent:
         self.outlet = Watched(self.gate)
         self.worker = Worker(config, "steps")
         job = Job("steps", Data("private", "test"), Model("net:Net", ("net.py",)), synchronous=Synchronous())
-        request = Prepare(job, "csd0", ("private",), {"net.py": MODEL}, role="steps")
+        request = Prepare(job, "csd0", ("private",), {"net.py": model}, role="steps")
         near, far = socket.socketpair()
-        with Channel(near, "csd0"), Channel(far, "host") as control:
+        with Channel(near, "csd0"), Channel(far, "host") as control, ExitStack() as failed:
+            failed.callback(self.worker.stop)
             self.ready: Ready = self.worker.prepare(request, control)
+            failed.pop_all()
         self.error: Exception | None = None
 
     @contextmanager
@@ -250,19 +266,25 @@ def test_forbidden_bytes_among_sums_do_not_leave(agent: Agent) -> None:
     assert ledger(agent.gate, [])[1]["c"] == seen + 1
 
 
+@pytest.mark.parametrize("what", ["state", "sums"])
+def test_memory_that_the_model_has_sealed_is_not_used(tmp_path: Path, what: str) -> None:
+    with pytest.raises(ProtocolError, match=r"steps: .*(Operation not permitted|kept from)"):
+        Agent(tmp_path, model=SEALING.format(what))
+
+
 def test_what_is_written_after_the_search_is_not_what_is_sent(agent: Agent) -> None:
-    shared, size = agent.worker._vectors, 4 * agent.ready.size
+    shared = agent.worker._sums
     assert shared is not None
-    vectors = shared.data
+    sums_there = shared.data
     written: list[bool] = []
 
     def searched() -> None:
         """Now the worker writes to the sums, and is done before anything is sent."""
-        vectors[:4] = np.float32(MARK).tobytes()
+        sums_there[:4] = np.float32(MARK).tobytes()
         end = time.monotonic() + 20
-        while CANARY not in bytes(vectors[size:]) and time.monotonic() < end:
+        while CANARY not in bytes(sums_there) and time.monotonic() < end:
             time.sleep(0.001)
-        written.append(CANARY in bytes(vectors[size:]))
+        written.append(CANARY in bytes(sums_there))
 
     agent.outlet.searched = searched
     with agent.host() as host:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import threading
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from millpond.host.holdings import Holding, Holdings
 from millpond.host.link import Link
 from millpond.host.stepping import Outcome, Stepping
 from millpond.host.workers import ModelState
+from millpond.linux import memory
 from millpond.train.aggregate import Vector
 from millpond.train.balance.controller import Plan
 from millpond.train.balance.curve import Floats, Ints
@@ -98,6 +100,15 @@ class Given:
         return False
 
 
+def zero_state(size: int) -> ModelState:
+    """A state of ``size`` zeros, alone in its memory."""
+    descriptor = memory.make("a state")
+    try:
+        return ModelState(memory.map_first(descriptor, 4 * size).part(0, 4 * size))
+    finally:
+        os.close(descriptor)
+
+
 class Team:
     """Workers by rank, with so many ``private`` samples each, and ``public`` ones that all can read."""
 
@@ -133,7 +144,7 @@ class Team:
         """A step; what was counted in it is told by its mean, and agrees with its outcome."""
         self.steps += 1
         beside = np.array(rest or np.zeros_like(policy.plan.batches), np.int64)
-        state = ModelState.of(np.zeros(self.size, np.float32))
+        state = zero_state(self.size)
         self.states.append(state)
         outcome = self.stepping.step(self.steps, 7, state, policy, beside)
         if outcome.samples:

@@ -10,13 +10,12 @@ import pytest
 
 from millpond.host.link import Answer, Link, Loss
 from millpond.host.measuring import MEASURE, Measuring
-from millpond.host.workers import ModelState
 from millpond.train.balance.probing import Probe, Profile
 from millpond.wire.errors import ConnectionLost
 
-from .steps import CountingWorker, Given, Team
+from .steps import CountingWorker, Given, Team, zero_state
 
-STATE = ModelState.of(np.zeros(100, np.float32))
+STATE = zero_state(100)
 
 
 class Measured:
@@ -109,7 +108,7 @@ def test_steps_go_on_while_a_newcomer_is_measured_and_its_sums_count_for_nothing
     newcomer = team.stepping.links.pop(1)
     team.stepping.measuring = measuring = Measuring(lambda _, profile: joined.append(profile), print)
     team.workers[0].seconds = lambda samples: 0.02
-    state = ModelState.of(np.zeros(team.size, np.float32))
+    state = zero_state(team.size)
     measuring.begin(newcomer, "virtual", Probe(0.05, 120), (60, 0), state)
     try:
         while not joined and team.holdings.left:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import queue
 import signal
@@ -20,12 +21,15 @@ from millpond.host.device import Device
 from millpond.host.keeper import Keeper
 from millpond.host.link import Answer, Link, Loss, Task
 from millpond.host.workers import DeviceWorker, LocalWorker, ModelState
+from millpond.linux import memory
 from millpond.train.job import Data, Job, Model, Synchronous
 from millpond.train.protocol import Compute, Computed, Prepare, Ready
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConnectionLost, ProtocolError, RemoteError
 from millpond.wire.message import Failure, Message, Ok
+
+from .steps import zero_state
 
 SIZE = 6
 JOB = Job("steps", Data("private", "test"), Model("net:build", ("net.py",)), synchronous=Synchronous())
@@ -38,8 +42,8 @@ def build(fail=""):
     if fail == "exit":
         os._exit(3)
     if fail == "seal":
-        names = [name for name in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + name)]
-        shared = next(int(n) for n in names if "memfd" in os.readlink("/proc/self/fd/" + n))
+        links = {name: "/proc/self/fd/" + name for name in os.listdir("/proc/self/fd")}
+        shared = next(int(n) for n, l in links.items() if os.path.lexists(l) and "sums of" in os.readlink(l))
         fcntl.fcntl(shared, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
 """
@@ -116,17 +120,13 @@ def breaking(host: Channel, request: Compute) -> None:
     host.shut_down()
 
 
-def zeros(size: int) -> ModelState:
-    return ModelState.of(np.zeros(size, np.float32))
-
-
 def event_of(says: Saying) -> Answer | Loss:
     """What a link tells of one task."""
     board, events = Board(says), queue.SimpleQueue[Answer | Loss]()
     worker = DeviceWorker(cast(Device, board), Prepare(JOB, "csd0", ("private",), {}, role="steps"))
     assert worker.prepare(soon()).size == SIZE
     link = Link(0, worker, events)
-    link.begin(Task(Compute(7, 1, ((2, 3, 4),)), zeros(SIZE)))
+    link.begin(Task(Compute(7, 1, ((2, 3, 4),)), zero_state(SIZE)))
     try:
         return events.get(timeout=30)
     finally:
@@ -173,7 +173,7 @@ def test_a_device_that_is_given_up_before_it_is_dialled_stays_so() -> None:
     with pytest.raises(ConnectionLost, match="given up"):
         worker.prepare(soon())
     with pytest.raises(ProtocolError, match="not prepared"):
-        worker.compute(Compute(1, 1, ((1,),)), zeros(6), soon())
+        worker.compute(Compute(1, 1, ((1,),)), zero_state(6), soon())
     worker.close()
     assert board.ended()
 
@@ -192,7 +192,15 @@ Start = Callable[..., LocalWorker]
 
 
 @pytest.fixture
-def start(folder: Path, tmp_path: Path) -> Iterator[Start]:
+def states() -> Iterator[memory.Shared]:
+    """Three states of the model, all zeros."""
+    descriptor = memory.make("states of the tests")
+    yield memory.map_first(descriptor, 3 * 4 * 520)
+    os.close(descriptor)
+
+
+@pytest.fixture
+def start(folder: Path, tmp_path: Path, states: memory.Shared) -> Iterator[Start]:
     """Worker processes, of which nothing is left."""
     before, made = psutil.Process().children(recursive=True), list[LocalWorker]()
     descriptors = psutil.Process().num_fds()
@@ -200,8 +208,8 @@ def start(folder: Path, tmp_path: Path) -> Iterator[Start]:
     def process(fail: str = "") -> LocalWorker:
         arguments = {"fail": fail} if fail else {}
         job = Job("steps", JOB.data, Model("net:build", ("net.py",), arguments), synchronous=Synchronous())
-        request = Prepare(job, "host", (str(folder),), {"net.py": NET}, role="steps")
-        made.append(LocalWorker(request, [folder], tmp_path / "host.log"))
+        request = Prepare(job, "host", (str(folder),), {"net.py": NET}, role="steps", states=3)
+        made.append(LocalWorker(request, [folder], tmp_path / "host.log", states.descriptor))
         return made[-1]
 
     yield process
@@ -214,30 +222,48 @@ def start(folder: Path, tmp_path: Path) -> Iterator[Start]:
     assert psutil.Process().num_fds() <= descriptors
 
 
-def compute(worker: LocalWorker, size: int, step: int = 1) -> tuple[Computed, bytes]:
-    computed, sums = worker.compute(Compute(step, 1, ((3, 4),)), zeros(size), soon())
+def numbered(states: memory.Shared, number: int = 0) -> ModelState:
+    return ModelState(states.part(number * 4 * 520, 4 * 520))
+
+
+def compute(
+    worker: LocalWorker, states: memory.Shared, step: int = 1, state: int = 0
+) -> tuple[Computed, bytes]:
+    computed, sums = worker.compute(Compute(step, 1, ((3, 4),)), numbered(states, state), soon())
     return computed, sums.tobytes()
 
 
-def test_a_process_that_stops_in_a_step_is_given_up(start: Start) -> None:
+def test_a_process_computes_at_the_state_that_it_is_given(start: Start, states: memory.Shared) -> None:
+    worker = start()
+    worker.prepare(soon())
+    at_zeros = compute(worker, states)
+    numbered(states, 2).values[:] = np.random.default_rng(1).normal(size=520)
+    elsewhere = compute(worker, states, state=2)
+    assert elsewhere[1] != at_zeros[1] and elsewhere[0].loss != at_zeros[0].loss
+    numbered(states).values[:] = numbered(states, 2).values  # the keeper goes on in the same memory
+    assert compute(worker, states)[1] == elsewhere[1]
+    assert compute(worker, states, state=1)[1] == at_zeros[1]
+
+
+def test_a_process_that_stops_in_a_step_is_given_up(start: Start, states: memory.Shared) -> None:
     worker = start()
     ready = worker.prepare(soon())
     assert (ready.parts, ready.size) == ((20,), 520)
-    computed, sums = compute(worker, 520)
+    computed, sums = compute(worker, states)
     assert computed.samples == 2 and computed.loss == pytest.approx(2 * np.log(8), rel=1e-4)
-    assert compute(worker, 520, 2)[1] == sums
+    assert compute(worker, states, 2)[1] == sums
     for process in psutil.Process(worker.pid).children(recursive=True):
         os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(ConnectionLost, match="the worker 'host' hangs: it does not use its processor"):
-        compute(worker, 520)
+        compute(worker, states)
 
 
-def test_a_process_that_is_killed_is_a_loss(start: Start) -> None:
+def test_a_process_that_is_killed_is_a_loss(start: Start, states: memory.Shared) -> None:
     worker, events = start(), queue.SimpleQueue[Answer | Loss]()
     worker.prepare(soon())
     link = Link(0, worker, events)
     psutil.Process(worker.pid).children(recursive=True)[-1].kill()
-    link.begin(Task(Compute(1, 1, ((3,),)), zeros(520)))
+    link.begin(Task(Compute(1, 1, ((3,),)), numbered(states)))
     loss = events.get(timeout=30)
     assert isinstance(loss, Loss) and not loss.for_good
     assert "the worker 'host' on the host" in loss.reason
@@ -256,7 +282,8 @@ def test_memory_that_cannot_be_kept_is_not_used(start: Start) -> None:
 @pytest.fixture
 def keeper(folder: Path, tmp_path: Path) -> Iterator[Keeper]:
     request = Prepare(JOB, "keeper", (), {"net.py": NET}, role="keeper", states=3)
-    process = Keeper(request, [folder], tmp_path / "log")
+    states = memory.make("states")
+    process = Keeper(request, [folder], tmp_path / "log", states)
     try:
         process.prepare(soon())
         process.begin(soon())
@@ -264,6 +291,7 @@ def keeper(folder: Path, tmp_path: Path) -> Iterator[Keeper]:
         yield process
     finally:
         process.close()
+        os.close(states)
 
 
 def test_a_keeper_steps_scores_and_goes_on(keeper: Keeper, folder: Path) -> None:
@@ -294,3 +322,17 @@ def test_states_that_are_held_do_not_change(keeper: Keeper) -> None:
     first = float(np.frombuffer(values[0], np.float32)[0])
     momentum = 1 + 1.9 + 2.71  # of 0.9, over three steps at a rate of 0.05
     assert third.values[0] == pytest.approx(first - 0.05 * momentum, abs=1e-6)
+
+
+def test_nobody_else_can_write_to_the_states_of_a_keeper(keeper: Keeper) -> None:
+    descriptor = keeper.state.memory.shared.descriptor
+    with pytest.raises(PermissionError):
+        os.pwrite(descriptor, bytes(4), 0)
+    with pytest.raises(PermissionError):
+        mmap.mmap(descriptor, 4 * 520)
+    before = keeper.state.values.copy()
+    read = memory.map_private(descriptor, 3 * 4 * 520)
+    assert np.array_equal(np.frombuffer(read.data[: 4 * 520], np.float32), before)
+    keeper.apply(1.0, set(), soon())
+    assert np.array_equal(np.frombuffer(read.data[: 4 * 520], np.float32), keeper.state.values)
+    assert not np.array_equal(keeper.state.values, before)

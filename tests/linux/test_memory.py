@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import subprocess
 import sys
@@ -84,6 +85,47 @@ def test_memory_that_was_sealed_as_it_should_be_is_taken(descriptor: int) -> Non
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     assert len(memory.map_second(descriptor, SIZE).data) == SIZE
+
+
+def test_what_is_mapped_to_read_shows_the_others_writes(descriptor: int) -> None:
+    owner = memory.map_first(descriptor, SIZE)
+    private = memory.map_private(descriptor, SIZE)
+    owner.data[5000] = 1
+    assert private.data[5000] == 1 and len(private.data) == SIZE
+    owner.data[5000] = 2
+    assert private.data[5000] == 2
+    assert private.forget() is None
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptor, 0)
+
+
+@pytest.mark.parametrize("place", [0, 4096, 5000, SIZE - 1])
+def test_what_was_written_where_it_should_be_read_is_found_and_forgotten(descriptor: int, place: int) -> None:
+    owner = memory.map_first(descriptor, SIZE)
+    private = memory.map_private(descriptor, SIZE)
+    for _ in range(2):
+        private.data[place] = 7
+        assert owner.data[place] == 0
+        assert private.forget() == place // mmap.PAGESIZE * mmap.PAGESIZE
+        assert private.data[place] == 0
+        assert private.forget() is None
+
+
+def test_frozen_memory_is_written_by_nobody_new(descriptor: int) -> None:
+    owner = memory.map_first(descriptor, SIZE)
+    memory.freeze(descriptor)
+    for map_ in (memory.map_first, memory.map_second):
+        with pytest.raises(PermissionError):
+            map_(descriptor, SIZE)
+    private = memory.map_private(descriptor, SIZE)
+    owner.data[0] = private.data[1] = 9
+    assert private.data[0] == 9 and owner.data[1] == 0
+
+
+def test_memory_that_was_sealed_cannot_be_frozen(descriptor: int) -> None:
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+    with pytest.raises(ValueError, match="cannot be kept from other writers"):
+        memory.freeze(descriptor)
 
 
 def test_the_descriptor_goes_only_to_whom_it_is_passed(descriptor: int) -> None:

@@ -53,20 +53,30 @@ class Net(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
         self.fail = fail
-        if fail == "seal":
+        if fail.startswith("seal"):
             import fcntl
-            fcntl.fcntl(vectors(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+            fcntl.fcntl(vectors(fail.split()[1]), fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
 
     def forward(self, images):
         if torch.initial_seed() == 13:
-            os.ftruncate(vectors(), 0)
+            os.ftruncate(vectors("sums"), 0)
         if torch.initial_seed() == 14:
             raise ValueError("patient-4711")
+        self.change(torch.initial_seed(), self.layers[1].weight)
         return self.layers(images)
 
-def vectors():
-    names = [name for name in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + name)]
-    return next(int(name) for name in names if "memfd" in os.readlink("/proc/self/fd/" + name))
+    def change(self, how, weight):
+        if how == 15:
+            weight.data = torch.renorm(weight.data, 2, 0, 0.1)
+        if how == 16:
+            weight.data.clamp_(-9, 9)  # as it was
+        if how == 17:
+            with torch.no_grad():
+                self.layers[1].bias.add_(1)
+
+def vectors(what):
+    links = {name: "/proc/self/fd/" + name for name in os.listdir("/proc/self/fd")}
+    return next(int(n) for n, link in links.items() if os.path.lexists(link) and what in os.readlink(link))
 
 def double(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).double()
 def half(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).half()
@@ -78,7 +88,7 @@ JOB = Job(
     train=Training(learning_rate=0.5, momentum=0.9),
     synchronous=Synchronous(),
 )
-SHRINKS, RAISES = 13, 14  # what the model does when a step's seed says so
+SHRINKS, RAISES, REPLACES, CLAMPS, ADDS = range(13, 18)  # what the model does when a step's seed says so
 
 
 class Process:
@@ -86,11 +96,11 @@ class Process:
 
     def __init__(self, root: Path, log: Path, *, shared: bool = True) -> None:
         ours, theirs = socket.socketpair()
-        self.shared = memory.make("vectors of the tests")
+        self.shared = [memory.make(f"{what} of the tests") for what in ("states", "sums")]
         argv = [sys.executable, "-m", "millpond.train.worker", str(theirs.fileno()), "--root", str(root)]
-        argv += ["--shared", str(self.shared)] if shared else []
+        argv += ["--shared", *map(str, self.shared)] if shared else []
         with log.open("wb") as output:
-            passed = [theirs.fileno(), self.shared]
+            passed = [theirs.fileno(), *self.shared]
             self.process = subprocess.Popen(argv, pass_fds=passed, stdout=output, stderr=output)
         theirs.close()
         self.channel = Channel(ours, "worker")
@@ -98,8 +108,9 @@ class Process:
 
     def prepare(self, role: str, *folders: str, job: Job = JOB) -> Ready:
         ready = self.call(Prepare(job, "csd1", folders, {"nets.py": NETS}, role=role), Ready)  # type: ignore[arg-type]
-        both = np.frombuffer(memory.map_second(self.shared, 8 * ready.size).data, np.float32)
-        self.state, self.sums = both[: ready.size], both[ready.size :]
+        keeps = memory.map_second if role == "keeper" else memory.map_first
+        self.state = np.frombuffer(keeps(self.shared[0], 4 * ready.size).data, np.float32)
+        self.sums = np.frombuffer(memory.map_second(self.shared[1], 4 * ready.size).data, np.float32)
         return ready
 
     def call(self, request: Message, reply: type[Message], payload: bytes = b"") -> Message:
@@ -135,7 +146,8 @@ def started(root: Path, log: Path, *, shared: bool = True) -> Iterator[Process]:
     finally:
         process.process.kill()
         process.process.wait()
-        os.close(process.shared)
+        for descriptor in process.shared:
+            os.close(descriptor)
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +247,23 @@ def test_a_step_that_cannot_be_is_said_and_the_worker_lives_on(worker: Process) 
     worker.call(Compute(1, 5, ((1,), (2,))), Computed)
 
 
+@pytest.mark.parametrize(
+    ("how", "vague"), [(REPLACES, ""), (CLAMPS, " or one behind it"), (ADDS, " or one behind it")]
+)
+def test_a_model_that_changes_its_own_parameters_is_refused(worker: Process, how: int, vague: str) -> None:
+    """Others would not know: there would be as many models as workers."""
+    worker.state[:] = state_of(how, 520)
+    request = Compute(1, 5, ((1, 2), (3,)))
+    worker.call(request, Computed)
+    before = worker.sums.copy()
+    code, text = worker.refused(replace(request, seed=how))
+    told = f"the model's forward changes its parameter 'layers.1.weight'{vague}; in a synchronous job only"
+    assert code == "model" and text.startswith(told)
+    assert np.array_equal(worker.state, state_of(how, 520))
+    worker.call(request, Computed)
+    assert np.array_equal(worker.sums, before)
+
+
 def test_a_worker_cannot_take_the_memory_away(worker: Process) -> None:
     worker.state[:] = 0.25
     code, text = worker.refused(Compute(1, SHRINKS, ((1,), ())))
@@ -243,11 +272,11 @@ def test_a_worker_cannot_take_the_memory_away(worker: Process) -> None:
     larger = replace(JOB, model=Model("millpond.train.models:digits_cnn"))
     request = Prepare(larger, "csd1", ("private/digits",), {}, role="steps")
     assert worker.refused(request)[1].startswith("PermissionError at millpond/train/session.py:")
-    assert os.fstat(worker.shared).st_size == 8 * 520
+    assert os.fstat(worker.shared[1]).st_size == 4 * 520
 
 
 def test_memory_that_the_model_has_sealed_is_not_used(root: Path, tmp_path: Path) -> None:
-    sealing = replace(JOB, model=Model("nets:Net", ("nets.py",), {"fail": "seal"}))
+    sealing = replace(JOB, model=Model("nets:Net", ("nets.py",), {"fail": "seal sums"}))
     with started(root, tmp_path / "log") as process, pytest.raises(ValueError, match="kept from shrinking"):
         process.prepare("steps", "private/digits", job=sealing)
 

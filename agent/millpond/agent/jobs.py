@@ -58,17 +58,18 @@ class Worker:
     def __init__(self, config: AgentConfig, name: str) -> None:
         self.name = name
         ours, theirs = socket.socketpair()
-        self._vectors: memory.Shared | None = None
+        self._state: memory.Shared | None = None
+        self._sums: memory.Shared | None = None
         self._channel = Channel(ours, f"the worker of {name}", limits=Limits(payload=1 << 34))
         self._size = 0
         self._busy = threading.Lock()
         with contextlib.ExitStack() as failed, theirs:
             failed.callback(self._channel.close)
-            self._shared = memory.make(f"vectors of {name}")
-            failed.callback(os.close, self._shared)
+            self._shared = [memory.make(f"{what} of {name}") for what in ("state", "sums")]
+            failed.callback(self._close_shared)
             argv = [sys.executable, "-m", "millpond.train.worker", str(theirs.fileno())]
             argv += ["--root", config.volume, "--errors", config.privacy.errors]
-            argv += ["--shared", str(self._shared)]
+            argv += ["--shared", *map(str, self._shared)]
             self._process = self._start(config, argv, theirs.fileno())
             failed.pop_all()
 
@@ -78,7 +79,7 @@ class Worker:
             command = confined(_sandbox(config), argv)
             return subprocess.Popen(
                 command,
-                pass_fds=[descriptor, self._shared],
+                pass_fds=[descriptor, *self._shared],
                 stdin=subprocess.DEVNULL,
                 stdout=output.writer,
                 stderr=output.writer,
@@ -99,8 +100,9 @@ class Worker:
         self._size = 4 * ready.size
         if request.role == "steps":
             try:
-                self._vectors = memory.map_second(self._shared, 2 * self._size)
-            except ValueError as error:
+                os.ftruncate(self._shared[0], self._size)
+                self._state, self._sums = (memory.map_second(d, self._size) for d in self._shared)
+            except (OSError, ValueError) as error:
                 raise ProtocolError(f"{self._channel.peer}: {error}") from None
         return ready
 
@@ -128,11 +130,11 @@ class Worker:
 
     def _compute(self, request: Head, host: Channel) -> None:
         """A step: the state goes to the worker and the sums come back in the memory that they share."""
-        vectors = self._vectors
-        if request.payload_size != self._size or vectors is None:
+        state, sums = self._state, self._sums
+        if request.payload_size != self._size or state is None or sums is None:
             raise ProtocolError(f"{host.peer} sent {request.payload_size} bytes of state, not {self._size}")
         deadline = Deadline.after(SEND_SECONDS + self._size / SLOWEST)
-        host.receive_into(vectors.data[: self._size], deadline)
+        host.receive_into(state.data, deadline)
         self._channel.send(request.message, deadline)
         self._wait_while_busy(host)
         try:
@@ -142,8 +144,8 @@ class Worker:
             raise
         if not isinstance(reply.message, (Computed, Failure)) or reply.payload_size:
             raise ProtocolError(f"the worker sent '{reply.message.NAME}', which may not leave")
-        sums = vectors.part(self._size, self._size) if isinstance(reply.message, Computed) else b""
-        host.send(reply.message, Deadline.after(SEND_SECONDS + self._size / SLOWEST), sums)
+        payload = sums.part(0, self._size) if isinstance(reply.message, Computed) else b""
+        host.send(reply.message, Deadline.after(SEND_SECONDS + self._size / SLOWEST), payload)
 
     def _forward(
         self, message: Message, size: int, source: Channel, target: Channel, buffer: bytearray
@@ -186,9 +188,13 @@ class Worker:
     def stop(self) -> None:
         """Kill the worker: nothing it holds is worth keeping."""
         self._channel.close()
-        os.close(self._shared)
+        self._close_shared()
         self._process.kill()
         self._process.wait()
+
+    def _close_shared(self) -> None:
+        for descriptor in self._shared:
+            os.close(descriptor)
 
 
 def _sandbox(config: AgentConfig) -> Sandbox:

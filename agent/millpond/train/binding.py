@@ -8,8 +8,6 @@ mean change. What may not be trained stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import nn
@@ -18,25 +16,20 @@ from millpond.train import flat, layout
 from millpond.train.flat import Vector
 from millpond.wire.errors import LocalError
 
-
-def _allocate(values: int) -> Vector:
-    return np.zeros(values, np.float32)
+CHANGED = "the model's forward changes its parameter {}; in a synchronous job only the optimizer may"
 
 
 class Binding:
-    """Binds ``model``. ``allocate`` makes the memory of all vectors, one behind the other, for a number of
-    values: of ``states`` states, of which the model is bound to the first, and of the sums. Raises LocalError
-    for a state that a flat vector cannot carry, and for parameters that are not float32: theirs could not be
-    views.
+    """Binds ``model`` to a ``state``, which takes the model's values, and to ``sums``, both [size]; without
+    them to memory of its own. Raises LocalError for a state that a flat vector cannot carry, and for
+    parameters that are not float32: theirs could not be views.
     """
 
-    def __init__(
-        self, model: nn.Module, allocate: Callable[[int], Vector] = _allocate, states: int = 1
-    ) -> None:
+    def __init__(self, model: nn.Module, state: Vector | None = None, sums: Vector | None = None) -> None:
         self.tensors = flat.describe(model)
         size = layout.size(self.tensors)
-        *self._states, self.sums = np.split(allocate((states + 1) * size), states + 1)
-        self.state = self._states[0]
+        self.state = np.empty(size, np.float32) if state is None else state
+        self.sums = np.empty(size, np.float32) if sums is None else sums
         self.model = model
         self._spans = {tensor.name: span for tensor, span in layout.spans(self.tensors)}
         flat.read(model, self.state)
@@ -44,27 +37,30 @@ class Binding:
         for name, parameter in self._bound.items():
             if parameter.dtype != torch.float32:
                 raise LocalError(f"the model's parameter '{name}' is not float32; call .float() on the model")
-        sums = torch.from_numpy(self.sums)
-        self._gradients = {n: sums[self._spans[n]].view(p.shape) for n, p in self._bound.items()}
-        self._bind()
+        total = torch.from_numpy(self.sums)
+        self._gradients = {n: total[self._spans[n]].view(p.shape) for n, p in self._bound.items()}
+        self.bind(self.state)
         buffers = dict(model.named_buffers(remove_duplicate=False))
         self._buffers = [tensor for tensor in self.tensors if tensor.name in buffers]
 
-    def _bind(self) -> None:
-        values = torch.from_numpy(self.state)
+    def bind(self, state: Vector) -> None:
+        """From now on the model's state is this one [size], which has its values."""
+        self.state = state
+        values = torch.from_numpy(state)
         for name, parameter in self._bound.items():
             parameter.data = values[self._spans[name]].view(parameter.shape)
 
-    def move(self, number: int) -> None:
-        """Go on in the state with this number, with the values of the present one, which stays as it is.
-        Raises LocalError if there is none.
-        """
-        if not 0 <= number < len(self._states):
-            raise LocalError(f"there are {len(self._states)} states, and none with number {number}")
-        if self._states[number] is not self.state:
-            self._states[number][:] = self.state
-            self.state = self._states[number]
-            self._bind()
+    def check_bound(self) -> None:
+        """Raises LocalError if the model has put a parameter where it would not follow ``state``."""
+        first = self.state.ctypes.data
+        for name, parameter in self._bound.items():
+            if parameter.numel() and parameter.data_ptr() != first + 4 * self._spans[name].start:
+                self.bind(self.state)
+                raise LocalError(CHANGED.format(f"'{name}'"))
+
+    def tensor_at(self, place: int) -> str:
+        """The name of the tensor that has this place in ``state``."""
+        return [name for name, span in self._spans.items() if span.start <= max(place, 0)][-1]
 
     def loaded(self) -> None:
         """``state`` has been filled: parameters have changed with it, now buffers do. Raises LocalError."""

@@ -26,7 +26,7 @@ class Prepare(Message):
 
     ``folders`` are the data folders (relative to the volume on a device, absolute on the host; none for a
     worker that only evaluates), ``code`` the files of the user's model by name. ``states`` says how many
-    states the shared memory of a synchronous job has room for.
+    states the shared memory of a synchronous job has.
     """
 
     job: Job
@@ -106,8 +106,9 @@ class Score(Message):
 
 
 # What follows is of synchronous jobs. Between a worker process and whoever started it, the vectors that are
-# called payload lie in shared memory: the states, and behind them the sums, float32 [states + 1, size].
-# Between an agent and the host they follow the messages.
+# called payload lie in shared memory: states, float32 [states, size], where on the host the keeper writes
+# them and on a device its agent does; sums, float32 [size], in memory of each worker's. Between an agent and
+# the host they follow the messages.
 
 
 @message("compute", payload=Kind.PARAMETERS)
@@ -115,12 +116,14 @@ class Score(Message):
 class Compute(Message):
     """Compute gradients at the payload, the flat float32 state; answered by Computed.
 
-    ``samples`` has the indices to take, by folder of Prepare. ``seed`` is for what the model draws.
+    ``samples`` has the indices to take, by folder of Prepare. ``seed`` is for what the model draws. ``state``
+    is the number of the state in shared memory.
     """
 
     step: int
     seed: int
     samples: tuple[tuple[int, ...], ...]
+    state: int = 0
 
 
 @message("computed", Kind.METRICS, payload=Kind.PARAMETERS)

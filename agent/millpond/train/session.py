@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import nn
 
 from millpond.linux import memory
 from millpond.train import datasets, factory, flat, layout, loop, protocol, seeds
-from millpond.train.binding import Binding
+from millpond.train.binding import CHANGED, Binding
 from millpond.train.datasets import DataError, Samples
 from millpond.train.flat import Vector
 from millpond.train.job import Job
@@ -36,24 +40,32 @@ class Session(Protocol):
         """Do what it says; None if it is not for this role. Raises whatever the user's code may."""
 
 
-def make(prepare: Prepare, root: Path, code_dir: Path, shared: int | None) -> Session:
-    """Build the model and load the samples. Vectors of synchronous jobs lie in the memory ``shared``, a
-    descriptor. Raises LocalError, and what the user's code raises.
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """Of the memory that synchronous jobs share: where the keeper's states lie, which others read, and where
+    sums do, which only this worker shares.
     """
+
+    states: int
+    sums: int
+
+
+def make(prepare: Prepare, root: Path, code_dir: Path, shared: Descriptors | None) -> Session:
+    """Build the model and load the samples. Raises LocalError, and what the user's code raises."""
     seeds.be_deterministic(prepare.job.train.threads)
     if prepare.role == "rounds":
         return Rounds(prepare, root, code_dir)
     if shared is None:
         raise LocalError("this worker has no shared memory for a synchronous job")
-    model = factory.build(prepare.job.model, code_dir, prepare.job.seed)
     if prepare.states < 1:
         raise LocalError(f"shared memory for {prepare.states} states is wanted")
-    binding = Binding(
-        model,
-        lambda values: np.frombuffer(memory.map_first(shared, 4 * values).data, np.float32),
-        prepare.states,
-    )
-    return Steps(prepare, root, binding) if prepare.role == "steps" else Kept(prepare, root, binding)
+    model = factory.build(prepare.job.model, code_dir, prepare.job.seed)
+    size = layout.size(flat.describe(model))
+    sums = np.frombuffer(memory.map_first(shared.sums, 4 * size).data, np.float32)
+    if prepare.role == "steps":
+        return Steps(prepare, root, Binding(model, sums=sums), shared.states)
+    states = np.frombuffer(memory.map_first(shared.states, 4 * size * prepare.states).data, np.float32)
+    return Kept(prepare, root, model, states.reshape(prepare.states, size), sums)
 
 
 class _HeldOut:
@@ -118,9 +130,12 @@ class Rounds:
 
 
 class Steps:
-    """Computes gradients of steps."""
+    """Computes gradients of steps, at states in the memory ``states``, a descriptor."""
 
-    def __init__(self, prepare: Prepare, root: Path, binding: Binding) -> None:
+    def __init__(self, prepare: Prepare, root: Path, binding: Binding, states: int) -> None:
+        self._descriptor, self._count = states, prepare.states
+        self._memory: memory.Private | None = None
+        self._states: list[Vector] = []
         data = prepare.job.data
         parts = [datasets.load(root, (folder,), data.format, data.classes) for folder in prepare.folders]
         self._samples = tuple(len(part) for part in parts)
@@ -139,16 +154,41 @@ class Steps:
 
     def answer(self, message: Message) -> Answer | None:
         """See Session."""
-        return (self._stepper.compute(message), b"") if isinstance(message, protocol.Compute) else None
+        return (self._compute(message), b"") if isinstance(message, protocol.Compute) else None
+
+    def _compute(self, request: protocol.Compute) -> protocol.Computed:
+        binding, shared = self._stepper.binding, self._mapped()
+        state = _numbered(self._states, request.state)
+        if state is not binding.state:
+            binding.bind(state)
+        try:
+            computed = self._stepper.compute(request)
+        finally:
+            written = shared.forget()
+        if written is not None:
+            place = written // 4 - request.state * len(state)
+            raise LocalError(CHANGED.format(f"'{binding.tensor_at(place)}' or one behind it"))
+        return computed
+
+    def _mapped(self) -> memory.Private:
+        """Mapped at the first step: only then have those who keep the states surely made them."""
+        if self._memory is None:
+            size = len(self._stepper.binding.state)
+            self._memory = memory.map_private(self._descriptor, 4 * size * self._count)
+            self._states = list(np.frombuffer(self._memory.data, np.float32).reshape(self._count, size))
+        return self._memory
 
 
 class Kept:
     """Keeps the model of a synchronous job, and scores it."""
 
-    def __init__(self, prepare: Prepare, root: Path, binding: Binding) -> None:
-        self._binding = binding
+    def __init__(
+        self, prepare: Prepare, root: Path, model: nn.Module, states: NDArray[np.float32], sums: Vector
+    ) -> None:
+        self._states = list(states)
+        self._binding = Binding(model, self._states[0], sums)
         self._held_out = _HeldOut(root, prepare.job)
-        self._keeper = Keeper(binding, loop.make_optimizer(binding.model, prepare.job.train))
+        self._keeper = Keeper(self._binding, loop.make_optimizer(model, prepare.job.train))
         self._momentum = np.empty(0, np.float32)
 
     def ready(self) -> Ready:
@@ -165,7 +205,7 @@ class Kept:
     def answer(self, message: Message) -> Answer | None:
         """See Session."""
         if isinstance(message, protocol.Apply):
-            self._binding.move(message.state)
+            self._move(message.state)
             began = time.perf_counter()
             self._keeper.apply(message.factor)
             return protocol.Applied(time.perf_counter() - began), b""
@@ -174,7 +214,9 @@ class Kept:
         if isinstance(message, protocol.Evaluate):
             self._binding.loaded()
             samples = self._held_out[message.folder]
-            return Score(*loop.evaluate(self._binding.model, samples), len(samples)), b""
+            score = Score(*loop.evaluate(self._binding.model, samples), len(samples))
+            self._binding.check_bound()
+            return score, b""
         if isinstance(message, protocol.GetMomentum):
             tensors, values = self._keeper.momentum()
             return protocol.Momentum(tensors, len(values)), values.data
@@ -182,3 +224,16 @@ class Kept:
             self._keeper.restore(message.tensors, self._momentum)
             return Ok(), b""
         return None
+
+    def _move(self, number: int) -> None:
+        """Go on in the state with this number, with the values of the present one, which stays as it is."""
+        state = _numbered(self._states, number)
+        if state is not self._binding.state:
+            state[:] = self._binding.state
+            self._binding.bind(state)
+
+
+def _numbered(states: Sequence[Vector], number: int) -> Vector:
+    if not 0 <= number < len(states):
+        raise LocalError(f"there are {len(states)} states, and none with number {number}")
+    return states[number]

@@ -44,6 +44,7 @@ class Stepper:
         self.binding.clear()
         loss = cross_entropy(self._model(images), labels, reduction="sum")
         loss.backward()  # type: ignore[no-untyped-call]
+        self.binding.check_bound()
         self.binding.gather(len(labels))
         seconds = time.perf_counter() - started
         busy = math.nan if seconds <= 0 else 1 - (self._used() - used) / seconds / torch.get_num_threads()

@@ -36,7 +36,7 @@ class Worker:
     """Serves one channel. Failures tell messages of exceptions only if ``full``."""
 
     def __init__(
-        self, channel: Channel, root: Path, scratch: Path, *, full: bool, shared: int | None
+        self, channel: Channel, root: Path, scratch: Path, *, full: bool, shared: Sequence[int] | None
     ) -> None:
         self._channel, self._root, self._scratch = channel, root, scratch
         self._full, self._shared = full, shared
@@ -96,7 +96,8 @@ class Worker:
         self._code_dir = self._scratch / str(self._jobs)
         self._code_dir.mkdir()
         factory.write_code(prepare.code, self._code_dir)
-        self._session = session.make(prepare, self._root, self._code_dir, self._shared)
+        shared = session.Descriptors(*self._shared) if self._shared else None
+        self._session = session.make(prepare, self._root, self._code_dir, shared)
         return self._session.ready()
 
 
@@ -122,7 +123,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="millpond.train.worker", description="Train as a coordinator says.")
     parser.add_argument("fd", type=int, help="descriptor of a connected Unix socket")
-    parser.add_argument("--shared", type=int, help="descriptor of memory for the vectors of synchronous jobs")
+    parser.add_argument(
+        "--shared",
+        type=int,
+        nargs=2,
+        metavar=("STATES", "SUMS"),
+        help="descriptors of memory for the states of synchronous jobs, and for sums",
+    )
     parser.add_argument("--root", type=Path, default=Path(), help="where relative data folders lie")
     parser.add_argument(
         "--errors",

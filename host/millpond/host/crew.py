@@ -153,7 +153,7 @@ class Crew:
             return f"{name} builds another model than the host"
         return self._admit(name, ready)
 
-    def _on_host(self, kind: type[P], request: Prepare) -> P:
+    def _on_host(self, kind: type[P], request: Prepare, states: int | None = None) -> P:
         """A worker process on the host that sees its folders and the held-out samples."""
         test = Path(self._job.data.test)
         if not test.is_dir():
@@ -161,7 +161,7 @@ class Crew:
         mounts = [self._around.fleet.mountpoint(name) for name in self._sources]
         folders = [Path(folder) for folder in request.folders]
         readable = [mount for mount in mounts if any(f.is_relative_to(mount) for f in folders)]
-        return kind(request, [*readable, test], self._directory / f"{request.worker}.log")
+        return kind(request, [*readable, test], self._directory / f"{request.worker}.log", states)
 
     def _public_folders(self) -> dict[str, str] | None:
         """Where public data is, by device. None while a volume is away, for a while; then the job does

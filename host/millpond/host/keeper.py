@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 
 from millpond.host.workers import HostProcess, ModelState
+from millpond.linux import memory
 from millpond.train.aggregate import Vector
 from millpond.train.protocol import (
     Applied,
@@ -36,10 +37,11 @@ class Keeper(HostProcess):
     mean: Vector
 
     def _map(self) -> None:
-        count = self._request.states
-        shared = self._mapped(count + 1)
-        self._states = [ModelState(shared.part(4 * self._size * n, 4 * self._size)) for n in range(count)]
-        self.mean = ModelState(shared.part(4 * self._size * count, 4 * self._size)).values
+        count, size = self._request.states, 4 * self._size
+        states = memory.map_second(self._shared[0], count * size)
+        memory.freeze(self._shared[0])  # other workers only read them
+        self._states = [ModelState(states.part(size * number, size)) for number in range(count)]
+        self.mean = np.frombuffer(memory.map_second(self._shared[1], size).data, np.float32)
         self.state = self._states[0]
 
     def begin(self, deadline: Deadline) -> None:

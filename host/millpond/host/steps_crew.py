@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import weakref
 
 from millpond.host.crew import (
     HOST,
@@ -19,6 +21,7 @@ from millpond.host.keeper import Keeper
 from millpond.host.participant import Participant
 from millpond.host.record import JobRow
 from millpond.host.workers import DeviceWorker, LocalWorker, Worker
+from millpond.linux import memory
 from millpond.train.balance.equal_time import LEAST_BATCH
 from millpond.train.job import Job
 from millpond.train.protocol import Prepare, Ready
@@ -35,6 +38,8 @@ class StepsCrew(Crew):
         self.names = ((HOST,) if _host_computes(row.job) else ()) + tuple(around.devices)
         self._others = [self._participant(name) for name in self.names]
         self._host_sources: tuple[str, ...] = ()
+        self._states = memory.make("states")
+        weakref.finalize(self, os.close, self._states)
 
     def prepare(self, resumed: bool) -> Ready:
         """Start all workers. Returns what the keeper has prepared. Raises JobFailed, Stopped."""
@@ -55,15 +60,17 @@ class StepsCrew(Crew):
 
     def _make(self, name: str) -> Worker | None:
         job, code = self._job, self._row.code
+        count = len(self.names) + 1  # of states: who is late holds one, and whoever is lost none
         if name == KEEPER:
-            states = len(self.names) + 1  # who is late holds one, and whoever is lost none
-            return self._on_host(Keeper, Prepare(job, KEEPER, (), code, role="keeper", states=states))
+            request = Prepare(job, KEEPER, (), code, role="keeper", states=count)
+            return self._on_host(Keeper, request, self._states)
         if name == HOST:
             folders = self._public_folders()
             if folders is None:
                 return None
             self._host_sources = tuple(folders)
-            return self._on_host(LocalWorker, Prepare(job, HOST, tuple(folders.values()), code, role="steps"))
+            request = Prepare(job, HOST, tuple(folders.values()), code, role="steps", states=count)
+            return self._on_host(LocalWorker, request, self._states)
         device = self._ready_device(name)
         if device is None:
             return None

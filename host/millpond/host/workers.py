@@ -8,8 +8,9 @@ import select
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -53,16 +54,10 @@ class ModelState:
         """As float32 [size]."""
         return np.frombuffer(self.memory.data, np.float32)
 
-    @staticmethod
-    def of(values: Vector) -> ModelState:
-        """A copy of ``values``."""
-        descriptor = memory.make("a state")
-        try:
-            state = ModelState(memory.map_first(descriptor, values.nbytes).part(0, values.nbytes))
-        finally:
-            os.close(descriptor)
-        state.values[:] = values
-        return state
+    @property
+    def number(self) -> int:
+        """Of the states in its memory."""
+        return self.memory.start // self.memory.size
 
 
 class Worker(Protocol):
@@ -159,23 +154,28 @@ class DeviceWorker(_ChannelWorker):
 class HostProcess(_ChannelWorker):
     """A process of a job on the host. It runs a user's model, so it sees only ``readable`` and programs, and
     has no network and no capabilities. Start it from a thread that outlives it: it dies with that thread.
+    ``states`` is the descriptor of the memory where a synchronous job's keeper keeps states.
     """
 
-    def __init__(self, request: Prepare, readable: Sequence[Path], log: Path) -> None:
+    def __init__(
+        self, request: Prepare, readable: Sequence[Path], log: Path, states: int | None = None
+    ) -> None:
         super().__init__(request.worker)
         self._request, self._log = request, log
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as failed, theirs:
             failed.callback(ours.close)
-            self._shared = memory.make(f"vectors of {request.worker}")
-            failed.callback(os.close, self._shared)
+            self._shared: tuple[int, ...] = ()
+            if states is not None:
+                self._shared = (states, memory.make(f"sums of {request.worker}"))
+                weakref.finalize(self, os.close, self._shared[1])
             self._process = self._start(theirs.fileno(), readable)
             failed.pop_all()
         self._channel = Channel(ours, f"the worker '{self.name}' on the host", limits=LOCAL_LIMITS)
 
     def _start(self, descriptor: int, readable: Sequence[Path]) -> subprocess.Popen[bytes]:
         argv = [sys.executable, "-m", "millpond.train.worker", str(descriptor), "--errors", "full"]
-        argv += ["--shared", str(self._shared)]
+        argv += ["--shared", *map(str, self._shared)] if self._shared else []
         sandbox = Sandbox(
             binds=(*system_binds(), *python_binds(), *(Bind(path, path) for path in readable)),
             own_network=True,
@@ -186,7 +186,7 @@ class HostProcess(_ChannelWorker):
         try:
             return subprocess.Popen(
                 confined(sandbox, argv),
-                pass_fds=[descriptor, self._shared],
+                pass_fds=[descriptor, *self._shared],
                 stdin=subprocess.DEVNULL,
                 stdout=output.writer,
                 stderr=output.writer,
@@ -201,8 +201,11 @@ class HostProcess(_ChannelWorker):
         except ConnectionLost:
             raise ConnectionLost(f"the worker process on the host died; {self._log} may say why") from None
         self._size = ready.size
-        if self._request.role != "rounds":
-            self._map()
+        try:
+            if self._shared:
+                self._map()
+        except ValueError as error:
+            raise ProtocolError(f"the worker '{self.name}' on the host: {error}") from None
         return ready
 
     @property
@@ -211,36 +214,25 @@ class HostProcess(_ChannelWorker):
         return self._process.pid
 
     def _map(self) -> None:
-        """Map the vectors that it shares."""
+        """Map the vectors that it shares. Raises ValueError if they are not as they should be."""
         raise NotImplementedError
-
-    def _mapped(self, vectors: int) -> memory.Shared:
-        try:
-            return memory.map_second(self._shared, vectors * 4 * self._size)
-        except ValueError as error:
-            raise ProtocolError(f"the worker '{self.name}' on the host: {error}") from None
 
     def close(self) -> None:
         """See Worker."""
         self._connected.close()
         self._process.kill()
         self._process.wait()
-        with contextlib.suppress(OSError):  # closed before
-            os.close(self._shared)
-            self._shared = -1
 
 
 class LocalWorker(HostProcess):
     """A worker on the host. In a federated job it also makes the first state and scores averages."""
 
     def _map(self) -> None:
-        both = np.frombuffer(self._mapped(2).data, np.float32)
-        self._state, self._sums = both[: self._size], both[self._size :]
+        self._sums = np.frombuffer(memory.map_second(self._shared[1], 4 * self._size).data, np.float32)
 
     def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
         """See Worker."""
-        self._state[:] = state.values
-        self._connected.send(request, deadline)
+        self._connected.send(replace(request, state=state.number), deadline)
         self._wait_while_busy(deadline)
         computed = self._connected.expect(Computed, deadline)
         return _checked(computed, request, self.name), self._sums

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from millpond.host.measuring import Measuring
 from millpond.host.pacing import Pacing
 from millpond.host.stepping import Outcome, Stepping
 from millpond.host.workers import LocalWorker, Worker
+from millpond.linux import memory
 from millpond.train.balance.probing import Probe, Profile
 from millpond.train.job import Data, Job, Model, Synchronous, Training
 from millpond.train.protocol import Prepare, Ready, Score
@@ -58,12 +61,11 @@ class Processes:
     def __init__(self, work: Work, logs: Path, wrap: Callable[[int, Worker], Worker]) -> None:
         self.work, self._logs, self._wrap = work, logs, wrap
         count = len(work.private)
+        self._states = memory.make("states")
+        weakref.finalize(self, os.close, self._states)
         self.locals = [self._start(rank) for rank in range(count)]
-        self.keeper = Keeper(
-            Prepare(work.job, "keeper", (), {}, role="keeper", states=count + 1),
-            [work.test],
-            logs / "keeper.log",
-        )
+        request = Prepare(work.job, "keeper", (), {}, role="keeper", states=count + 1)
+        self.keeper = Keeper(request, [work.test], logs / "keeper.log", self._states)
         self._ready = [worker.prepare(Deadline.after(_PREPARE_SECONDS)) for worker in self.locals]
         self.keeper.prepare(Deadline.after(_PREPARE_SECONDS))
         self.holdings = Holdings(work.seed, count)
@@ -79,8 +81,10 @@ class Processes:
 
     def _start(self, rank: int) -> LocalWorker:
         folders = (str(self.work.private[rank]), str(self.work.public))
-        request = Prepare(self.work.job, f"worker{rank}", folders, {}, role="steps")
-        return LocalWorker(request, [Path(folder) for folder in folders], self._logs / f"worker{rank}.log")
+        states = len(self.work.private) + 1
+        request = Prepare(self.work.job, f"worker{rank}", folders, {}, role="steps", states=states)
+        log = self._logs / f"worker{rank}.log"
+        return LocalWorker(request, [Path(folder) for folder in folders], log, self._states)
 
     def _holdings(self, rank: int) -> list[Holding]:
         private, public = self._ready[rank].parts

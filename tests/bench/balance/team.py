@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from millpond.host.link import Link, Samples
 from millpond.host.pacing import Pacing
 from millpond.host.stepping import Stepping
 from millpond.host.workers import ModelState
+from millpond.linux import memory
 from millpond.train.balance.policies import PolicyName
 from millpond.train.balance.probing import Point, Profile
 from millpond.train.job import Synchronous
@@ -72,7 +74,7 @@ class Team:
         self._pacing = Pacing(how, names)
         self._mean = np.empty(SIZE, np.float32)
         self._stepping = Stepping(len(machines), self._mean, Endless(), lambda: None)
-        self._state = ModelState.of(np.zeros(SIZE, np.float32))
+        self._state = _zero_state()
         self._number = 0
         self.workers = [VirtualWorker(name, m, tells=tells) for name, m in zip(names, machines, strict=True)]
         for rank, (worker, machine) in enumerate(zip(self.workers, machines, strict=True)):
@@ -129,3 +131,11 @@ def _profile(name: str, machine: Machine) -> Profile:
     curve = machine.curve
     points = [Point(batch, time, 0) for batch, time in zip(curve.batches, curve.seconds, strict=True)]
     return Profile(name, machine.kind, tuple(points))
+
+
+def _zero_state() -> ModelState:
+    descriptor = memory.make("a state")
+    try:
+        return ModelState(memory.map_first(descriptor, 4 * SIZE).part(0, 4 * SIZE))
+    finally:
+        os.close(descriptor)

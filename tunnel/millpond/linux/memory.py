@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
+import sys
 import weakref
 from dataclasses import dataclass
+from pathlib import Path
 
 _LASTING = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_F_SEAL_FUTURE_WRITE = 0x10  # <linux/fcntl.h>
+# By the last byte of an entry in /proc/PID/pagemap, as proc_pid_pagemap(5) has it: whether the page is in
+# memory (bit 63) or swapped out (62), and not a file's (61), but the process's own.
+_OWN = bytes(byte & 0xC0 != 0 and byte & 0x20 == 0 for byte in range(256))
 
 
 class Shared:
@@ -24,6 +32,36 @@ class Shared:
         if not 0 <= start <= start + size <= len(self.data):
             raise IndexError(f"{size} bytes at {start} are not all in {len(self.data)}")
         return Stretch(self, start, size)
+
+
+class Private:
+    """Memory of another process that is mapped here as ``data`` to be read: it shows what the other writes
+    until something is written here, which is then seen here alone.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._map = mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE)
+        self.data = memoryview(self._map)
+        self._first = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) // mmap.PAGESIZE
+        self._pages = -(-size // mmap.PAGESIZE)
+
+    def forget(self) -> int | None:
+        """Forget what was written here. Returns the offset of the first page with any, None if there is none
+        or the kernel does not tell.
+        """
+        written = None
+        with contextlib.suppress(OSError):  # a kernel without CONFIG_PROC_PAGE_MONITOR
+            written = self._written()
+            if written is None:
+                return None
+        self._map.madvise(mmap.MADV_DONTNEED)
+        return None if written is None else written * mmap.PAGESIZE
+
+    def _written(self) -> int | None:
+        with Path("/proc/self/pagemap").open("rb", buffering=0) as pagemap:
+            entries = os.pread(pagemap.fileno(), 8 * self._pages, 8 * self._first)
+        page = entries[7 if sys.byteorder == "little" else 0 :: 8].translate(_OWN).find(1)
+        return None if page < 0 else page
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +93,25 @@ def map_first(descriptor: int, size: int) -> Shared:
 
 def map_second(descriptor: int, size: int) -> Shared:
     """Map what the other process has sized. Raises ValueError if it is not of ``size`` bytes for good."""
+    _check_size(descriptor, size)
+    return Shared(descriptor, size)
+
+
+def map_private(descriptor: int, size: int) -> Private:
+    """Map what the other process has sized and goes on to write, to read it. Raises ValueError as above."""
+    _check_size(descriptor, size)
+    return Private(descriptor, size)
+
+
+def freeze(descriptor: int) -> None:
+    """From now on only who has mapped it before can write there. Raises ValueError if it was sealed."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
+    except PermissionError:
+        raise ValueError("the shared memory cannot be kept from other writers") from None
+
+
+def _check_size(descriptor: int, size: int) -> None:
     try:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _LASTING)  # else its end could be cut off under us
     except PermissionError:  # it was sealed before, in whatever way
@@ -62,4 +119,3 @@ def map_second(descriptor: int, size: int) -> Shared:
             raise ValueError("the shared memory cannot be kept from shrinking") from None
     if os.fstat(descriptor).st_size != size:
         raise ValueError(f"the shared memory has {os.fstat(descriptor).st_size} bytes, not {size}")
-    return Shared(descriptor, size)
