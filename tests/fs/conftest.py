@@ -96,15 +96,19 @@ class World:
     device: Path
     host: Path
     listener: Path
+    binding: str = "auto"
+    how: str = ""
     device_pid: int = 0
     server_pid: int = 0
     host_pid: int = 0
 
     def mount_device(self) -> None:
         argv = [sys.executable, "-m", "millpond.fs.local", self.backing, self.device, "--name", "csd0"]
+        argv += ["--binding", self.binding]
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         assert process.stdout
-        assert process.stdout.readline() == "ready\n"
+        self.how = process.stdout.readline()
+        assert self.how.startswith("ready: ")
         self.device_pid = process.pid
         process.returncode = 0  # waited for by pid
 

@@ -6,6 +6,7 @@ network: it only ever holds connections that the agent has authenticated and pas
 
 from __future__ import annotations
 
+import logging
 import socket
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.sockets import send_descriptors
 from millpond.wire.errors import LocalError
 
+log = logging.getLogger(__name__)
+
 
 class DeviceMount:
     """The FUSE mount of the whole volume on the device."""
@@ -29,9 +32,11 @@ class DeviceMount:
         command = [sys.executable, "-m", "millpond.fs.local", config.flash, config.volume]
         self.process = subprocess.Popen([*command, "--name", config.name], stdout=subprocess.PIPE)
         assert self.process.stdout
-        if self.process.stdout.readline().strip() != b"ready":
+        ready, _, how = self.process.stdout.readline().decode(errors="replace").strip().partition(": ")
+        if ready != "ready":
             self.stop()
             raise LocalError(f"the volume could not be mounted at {config.volume}")
+        log.info("the volume is mounted at %s: %s", config.volume, how)
 
     def stop(self) -> None:
         """Unmount; kill the server if it does not."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import fuse
 
+from millpond.fs.mounts import require_mountable
 from millpond.fs.volume import Attributes, Handle, Owner, Volume
 from millpond.linux.sandbox import has_many_uids
 from millpond.wire.errors import LocalError
@@ -46,7 +47,7 @@ def mount_and_serve(
     SIGTERM, SIGINT and SIGHUP unmount it. ``on_ready`` is called once the kernel uses the mount. The thread
     must be the main one; no other one of this process runs meanwhile. Raises LocalError if it cannot mount.
     """
-    _require(mountpoint, name)
+    require_mountable(mountpoint, name)
     options = _options(name, allow_other, read_only)
     binding = _Binding(volume, has_many_uids())
     with _libfuse_signals(), _Complaints() as complaints:
@@ -76,20 +77,6 @@ def _options(name: str, allow_other: bool, read_only: bool) -> str:
         return options
     # the kernel lets nobody write a file of a user who does not exist here: the one who does owns all
     return f"{options},uid={os.geteuid()},gid={os.getegid()}"
-
-
-def _require(mountpoint: Path, name: str) -> None:
-    if not name or any(character in ",\\\n" for character in name):
-        raise LocalError(f"'{name}' cannot be the name of a mount")
-    if os.geteuid() != 0:
-        raise LocalError(f"{mountpoint}: mounting needs root, or root of a user namespace")
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        raise LocalError("/dev/fuse is missing or closed to this user: load the fuse module, or pass it in")
-    try:
-        if any(mountpoint.iterdir()):
-            raise LocalError(f"{mountpoint}: a mount point must be an empty directory")
-    except OSError as error:
-        raise LocalError(f"{mountpoint}: cannot be a mount point: {error.strerror}") from None
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Edge: taking mounts away, those of a dead or stuck server too."""
+"""Edge: what a mount needs, and taking mounts away, those of a dead or stuck server too."""
 
 from __future__ import annotations
 
@@ -12,6 +12,21 @@ from millpond.linux import syscalls
 from millpond.wire.errors import LocalError
 
 _SECONDS = 5.0
+
+
+def require_mountable(mountpoint: Path, name: str) -> None:
+    """Raises LocalError if ``name`` cannot be mounted there, and says why."""
+    if not name or any(character in ",\\\n" for character in name):
+        raise LocalError(f"'{name}' cannot be the name of a mount")
+    if os.geteuid() != 0:
+        raise LocalError(f"{mountpoint}: mounting needs root, or root of a user namespace")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise LocalError("/dev/fuse is missing or closed to this user: load the fuse module, or pass it in")
+    try:
+        if any(mountpoint.iterdir()):
+            raise LocalError(f"{mountpoint}: a mount point must be an empty directory")
+    except OSError as error:
+        raise LocalError(f"{mountpoint}: cannot be a mount point: {error.strerror}") from None
 
 
 def unmount(mountpoint: Path) -> None:

@@ -9,6 +9,7 @@ import stat
 from dataclasses import dataclass
 
 from millpond.fs.beneath import parent_of
+from millpond.fs.making import SAFE_FLAGS, Maker, checked, entries, permissions, set_mode
 from millpond.fs.volume import (
     MAX_TRANSFER,
     Attributes,
@@ -16,12 +17,12 @@ from millpond.fs.volume import (
     Handle,
     Owner,
     Statistics,
+    attributes,
     failure,
     within,
 )
 
 _KEPT_FLAGS = os.O_ACCMODE | os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_SYNC | os.O_DSYNC
-_SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a FIFO must not block a server
 _MAX_OFFSET = (1 << 63) - 1
 _MAX_SECONDS = 1 << 40  # 34,000 years, within any file system's own clamp
 
@@ -41,24 +42,23 @@ class Operations:
     """
 
     def __init__(self, root: int, *, chown_new: bool = False, measured: str = "") -> None:
-        self._root, self._chown_new, self._measured = root, chown_new, measured
+        self._root, self._measured = root, measured
+        self._make = Maker(chown_new=chown_new)
         self._files: dict[Handle, _OpenFile] = {}
         self._numbers = itertools.count(1)
 
     def getattr(self, path: str) -> Attributes:
         """The attributes of a file, of a symbolic link itself."""
         with parent_of(self._root, path) as (parent, name):
-            return _attributes(os.stat(name, dir_fd=parent, follow_symlinks=False))
+            return attributes(os.stat(name, dir_fd=parent, follow_symlinks=False))
 
     def readdir(self, path: str) -> tuple[Entry, ...]:
         """All names in a directory but ``.`` and ``..``."""
         with parent_of(self._root, path) as (parent, name):
-            directory = os.open(
-                name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent
-            )
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            directory = os.open(name, flags, dir_fd=parent)
         try:
-            with os.scandir(directory) as found:
-                return tuple(Entry(item.name, item.inode(), _type(item, directory)) for item in found)
+            return tuple(entries(directory))
         finally:
             os.close(directory)
 
@@ -72,17 +72,12 @@ class Operations:
         if stat.S_IFMT(within(mode, 0, 0o177777)) not in (0, stat.S_IFREG):
             raise failure(errno.EPERM, path)
         with parent_of(self._root, path) as (parent, name):
-            os.close(self._create(parent, name, os.O_WRONLY, _permissions(mode), owner))
+            os.close(self._make.file(parent, name, os.O_WRONLY, permissions(mode), owner))
 
     def mkdir(self, path: str, mode: int, owner: Owner | None = None) -> None:
         """Make a directory."""
         with parent_of(self._root, path) as (parent, name):
-            os.mkdir(name, _permissions(mode), dir_fd=parent)
-            made = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-            try:
-                self._settle(made, parent, _permissions(mode), owner)
-            finally:
-                os.close(made)
+            os.close(self._make.directory(parent, name, permissions(mode), owner))
 
     def unlink(self, path: str) -> None:
         """Remove a name of a file."""
@@ -99,9 +94,7 @@ class Operations:
         if "\0" in target:
             raise failure(errno.EINVAL, path)
         with parent_of(self._root, path) as (parent, name):
-            os.symlink(target, name, dir_fd=parent)
-            if owner and self._chown_new:
-                os.chown(name, owner.uid, _group(parent, owner), dir_fd=parent, follow_symlinks=False)
+            os.close(self._make.symlink(parent, name, target, owner))
 
     def rename(self, old: str, new: str) -> None:
         """Move a name, replacing what ``new`` was."""
@@ -115,19 +108,19 @@ class Operations:
 
     def chmod(self, path: str, mode: int) -> None:
         """Set the permission bits; EOPNOTSUPP for a symbolic link."""
-        bits = _permissions(mode)
+        bits = permissions(mode)
         with parent_of(self._root, path) as (parent, name):
             file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
             if stat.S_ISLNK(os.fstat(file).st_mode):
                 raise failure(errno.EOPNOTSUPP, path)
-            _chmod(file, bits)
+            set_mode(file, bits)
         finally:
             os.close(file)
 
     def chown(self, path: str, uid: int, gid: int) -> None:
         """Set the owner; -1 keeps one."""
-        _owner(uid, gid)
+        checked(Owner(uid, gid))
         with parent_of(self._root, path) as (parent, name):
             os.chown(name, uid, gid, dir_fd=parent, follow_symlinks=False)
 
@@ -150,7 +143,7 @@ class Operations:
         """Open a regular file; create it as ``flags`` say. EISDIR, ELOOP or EPERM for anything else."""
         kept = within(flags, 0, (1 << 31) - 1) & _KEPT_FLAGS
         with parent_of(self._root, path) as (parent, name):
-            descriptor = self._open(parent, name, kept, _permissions(mode), owner)
+            descriptor = self._open(parent, name, kept, permissions(mode), owner)
         try:
             _require_regular(descriptor, path)
         except OSError:
@@ -163,29 +156,11 @@ class Operations:
     def _open(self, parent: int, name: str, flags: int, mode: int, owner: Owner | None) -> int:
         if flags & os.O_CREAT:
             try:
-                return self._create(parent, name, flags, mode, owner)
+                return self._make.file(parent, name, flags, mode, owner)
             except FileExistsError:
                 if flags & os.O_EXCL:
                     raise
-        return os.open(name, flags & ~(os.O_CREAT | os.O_EXCL) | _SAFE_FLAGS, dir_fd=parent)
-
-    def _create(self, parent: int, name: str, flags: int, mode: int, owner: Owner | None) -> int:
-        made = os.open(name, flags | os.O_CREAT | os.O_EXCL | _SAFE_FLAGS, mode, dir_fd=parent)
-        try:
-            self._settle(made, parent, mode, owner)
-        except OSError:
-            os.close(made)
-            raise
-        return made
-
-    def _settle(self, made: int, parent: int, mode: int, owner: Owner | None) -> None:
-        """Give what was just made its owner and exactly its mode, whatever the umask of this process."""
-        if owner and self._chown_new:
-            os.chown(_itself(made), _owner(owner.uid, owner.gid).uid, _group(parent, owner))
-        now = os.fstat(made).st_mode
-        inherited = now & stat.S_ISGID if stat.S_ISDIR(now) else 0
-        if stat.S_IMODE(now) != mode | inherited:
-            _chmod(made, mode | inherited)
+        return os.open(name, flags & ~(os.O_CREAT | os.O_EXCL) | SAFE_FLAGS, dir_fd=parent)
 
     def read(self, handle: Handle, size: int, offset: int) -> bytes:
         """Up to ``size`` bytes, fewer at the end of the file."""
@@ -237,7 +212,7 @@ class Operations:
 
     def fgetattr(self, handle: Handle) -> Attributes:
         """The attributes of an open file."""
-        return _attributes(os.fstat(self._file(handle).descriptor))
+        return attributes(os.fstat(self._file(handle).descriptor))
 
     def _file(self, handle: Handle) -> _OpenFile:
         try:
@@ -246,62 +221,9 @@ class Operations:
             raise failure(errno.EBADF) from None
 
 
-def _attributes(s: os.stat_result) -> Attributes:
-    return Attributes(
-        s.st_ino,
-        s.st_mode,
-        s.st_nlink,
-        s.st_uid,
-        s.st_gid,
-        s.st_size,
-        s.st_blocks,
-        s.st_blksize,
-        s.st_atime_ns,
-        s.st_mtime_ns,
-        s.st_ctime_ns,
-    )
-
-
-def _type(item: os.DirEntry[str], directory: int) -> int:
-    """The type bits of a directory entry; 0 if it has vanished meanwhile."""
-    if item.is_symlink():
-        return stat.S_IFLNK
-    if item.is_dir(follow_symlinks=False):
-        return stat.S_IFDIR
-    if item.is_file(follow_symlinks=False):
-        return stat.S_IFREG
-    try:
-        return stat.S_IFMT(os.stat(item.name, dir_fd=directory, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return 0
-
-
-def _permissions(mode: int) -> int:
-    return within(mode, 0, 0o177777) & 0o7777
-
-
-def _itself(descriptor: int) -> str:
-    """A path to an open file, for calls that refuse O_PATH descriptors."""
-    return f"/proc/self/fd/{descriptor}"
-
-
-def _chmod(descriptor: int, mode: int) -> None:
-    os.chmod(_itself(descriptor), mode)  # noqa: PTH101 - a Path would only be taken apart again
-
-
 def _require_regular(descriptor: int, path: str) -> None:
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISDIR(mode):
         raise failure(errno.EISDIR, path)
     if not stat.S_ISREG(mode):
         raise failure(errno.EPERM, path)
-
-
-def _owner(uid: int, gid: int) -> Owner:
-    return Owner(within(uid, -1, (1 << 32) - 2), within(gid, -1, (1 << 32) - 2))
-
-
-def _group(parent: int, owner: Owner) -> int:
-    """The group of a new file: what a set-group-ID directory says, or else its creator's."""
-    keep = os.fstat(parent).st_mode & stat.S_ISGID
-    return -1 if keep else _owner(owner.uid, owner.gid).gid

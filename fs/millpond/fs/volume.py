@@ -28,7 +28,9 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What stat(2) tells; times in nanoseconds since 1970, ``size`` in bytes, ``blocks`` of 512 bytes."""
+    """What stat(2) tells; times in nanoseconds since 1970, ``size`` in bytes, ``blocks`` of 512 bytes.
+    ``rdev`` is the number of a device file's device.
+    """
 
     inode: int
     mode: int
@@ -41,6 +43,25 @@ class Attributes:
     atime: int
     mtime: int
     ctime: int
+    rdev: int = 0
+
+
+def attributes(status: os.stat_result) -> Attributes:
+    """What Python's stat calls return."""
+    return Attributes(
+        status.st_ino,
+        status.st_mode,
+        status.st_nlink,
+        status.st_uid,
+        status.st_gid,
+        status.st_size,
+        status.st_blocks,
+        status.st_blksize,
+        status.st_atime_ns,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_rdev,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
 _PR_SET_NO_NEW_PRIVS = 38
+UTIME_NOW = (1 << 30) - 1
+UTIME_OMIT = (1 << 30) - 2
+
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _MOUNT_ATTR_RDONLY = 0x1
@@ -156,3 +159,21 @@ def filter_system_calls(program: bytes) -> None:
 def set_hostname(name: str) -> None:
     """Name the machine of this UTS namespace."""
     _check(_libc.sethostname(name.encode(), len(name.encode())), "sethostname")
+
+
+def set_times(path: str, atime: tuple[int, int], mtime: tuple[int, int]) -> None:
+    """utimensat(2): seconds and nanoseconds of each, or UTIME_NOW or UTIME_OMIT for these."""
+    times = ctypes.create_string_buffer(struct.pack("@qlql", *atime, *mtime), 32)
+    _check(_libc.utimensat(ctypes.c_int(_AT_FDCWD), os.fsencode(path), times, 0), path)
+
+
+def rename(here: int, name: bytes, there: int, new_name: bytes, flags: int) -> None:
+    """renameat2(2)."""
+    arguments = (ctypes.c_int(here), name, ctypes.c_int(there), new_name, ctypes.c_uint(flags))
+    _check(_libc.renameat2(*arguments), os.fsdecode(name))
+
+
+def allocate(descriptor: int, mode: int, offset: int, length: int) -> None:
+    """fallocate(2)."""
+    numbers = (ctypes.c_int64(offset), ctypes.c_int64(length))
+    _check(_libc.fallocate(ctypes.c_int(descriptor), ctypes.c_int(mode), *numbers), "fallocate")

@@ -1,0 +1,215 @@
+"""Pure: what the kernel and a file system say to each other over /dev/fuse: <linux/fuse.h>, protocol 7.40.
+
+A request is a header and a body that its operation code tells, a reply a header and a body that the request
+tells. All numbers are in this machine's byte order.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from struct import Struct
+
+from millpond.fs.volume import Attributes, Entry, Statistics, failure
+
+MAJOR, MINOR = 7, 40
+ROOT = 1
+"""The number of the root's node."""
+
+
+class Code(IntEnum):
+    """The operations of FUSE that are known here."""
+
+    LOOKUP = 1
+    FORGET = 2
+    GETATTR = 3
+    SETATTR = 4
+    READLINK = 5
+    SYMLINK = 6
+    MKNOD = 8
+    MKDIR = 9
+    UNLINK = 10
+    RMDIR = 11
+    RENAME = 12
+    LINK = 13
+    OPEN = 14
+    READ = 15
+    WRITE = 16
+    STATFS = 17
+    RELEASE = 18
+    FSYNC = 20
+    INIT = 26
+    OPENDIR = 27
+    READDIR = 28
+    RELEASEDIR = 29
+    FSYNCDIR = 30
+    CREATE = 35
+    DESTROY = 38
+    BATCH_FORGET = 42
+    FALLOCATE = 43
+    RENAME2 = 45
+    LSEEK = 46
+
+
+UNANSWERED = frozenset({Code.FORGET, Code.BATCH_FORGET})
+
+
+class Feature(IntFlag):
+    """What both sides must want, in the two words of INIT."""
+
+    BIG_WRITES = 1 << 5
+    PARALLEL_DIROPS = 1 << 18
+    MAX_PAGES = 1 << 22
+    INIT_EXT = 1 << 30
+    PASSTHROUGH = 1 << 37
+
+
+class Valid(IntFlag):
+    """Which fields of a SETATTR count."""
+
+    MODE = 1 << 0
+    UID = 1 << 1
+    GID = 1 << 2
+    SIZE = 1 << 3
+    ATIME = 1 << 4
+    MTIME = 1 << 5
+    HANDLE = 1 << 6
+    ATIME_NOW = 1 << 7
+    MTIME_NOW = 1 << 8
+
+
+OPEN_DIRECT_IO = 1 << 0
+OPEN_PASSTHROUGH = 1 << 7
+FSYNC_DATA_ONLY = 1
+GETATTR_HANDLE = 1
+
+HEADER = Struct("=IIQQIIIHH")
+"""Length of all, operation, unique number, node; uid, gid and pid of who asks."""
+REPLY = Struct("=IiQ")
+"""Length of all, negative errno or 0, unique number of the request."""
+
+GETATTR = Struct("=IIQ")
+SETATTR = Struct("=IIQQQQQQIIIIIIII")
+MKNOD = Struct("=IIII")
+MKDIR = Struct("=II")
+RENAME = Struct("=Q")
+RENAME2 = Struct("=QII")
+LINK = Struct("=Q")
+OPEN = Struct("=II")
+CREATE = Struct("=IIII")
+READ = Struct("=QQIIQII")
+WRITE = READ
+RELEASE = Struct("=QIIQ")
+FSYNC = Struct("=QII")
+FALLOCATE = Struct("=QQQII")
+LSEEK = Struct("=QQII")
+FORGET = Struct("=Q")
+BATCH_FORGET = Struct("=II")
+FORGOTTEN = Struct("=QQ")
+INIT = Struct("=IIIII")
+
+_ATTRIBUTES = Struct("=QQQQQQIIIIIIIIII")
+_ATTRIBUTES_ARE = Struct("=QII")
+_ENTRY = Struct("=QQQQII")
+_OPENED = Struct("=QIi")
+_WRITTEN = Struct("=II")
+_STATISTICS = Struct("=QQQQQIIII24x")
+_OFFSET = Struct("=Q")
+_INIT_IS = Struct("=IIIIHHIIHHII24x")
+_DIRENT = Struct("=QQII")
+_MOST = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The head of a request. ``code`` is None for an operation that is not known here."""
+
+    size: int
+    code: Code | None
+    unique: int
+    node: int
+    uid: int
+    gid: int
+
+
+_CODES = {code.value: code for code in Code}
+
+
+def parse_header(data: memoryview) -> Header:
+    """Raises OSError: EIO for bytes that are no request."""
+    if len(data) < HEADER.size:
+        raise failure(errno.EIO)
+    size, code, unique, node, uid, gid, _pid, _, _ = HEADER.unpack_from(data)
+    if size != len(data):
+        raise failure(errno.EIO)
+    return Header(size, _CODES.get(code), unique, node, uid, gid)
+
+
+def names(data: memoryview, count: int = 1) -> list[bytes]:
+    """``count`` strings that end with NUL. Raises OSError: EIO for others."""
+    *found, rest = bytes(data).split(b"\0")
+    if rest or len(found) != count:
+        raise failure(errno.EIO)
+    return found
+
+
+def pack_init(features: Feature, max_write: int, stack_depth: int) -> bytes:
+    """The reply to INIT; ``stack_depth`` is how many file systems of the passthrough lie on each other."""
+    low, high = int(features) & 0xFFFFFFFF, int(features) >> 32
+    pages = max_write // os.sysconf("SC_PAGESIZE")
+    return _INIT_IS.pack(MAJOR, MINOR, max_write, low, 0, 0, max_write, 1, pages, 0, high, stack_depth)
+
+
+def pack_attributes(a: Attributes) -> bytes:
+    """Attributes that the kernel is not to keep."""
+    return _ATTRIBUTES_ARE.pack(0, 0, 0) + _packed(a)
+
+
+def pack_entry(node: int, a: Attributes) -> bytes:
+    """A name's node and its attributes, which the kernel is not to keep."""
+    return _ENTRY.pack(node, 0, 0, 0, 0, 0) + _packed(a)
+
+
+def _packed(a: Attributes) -> bytes:
+    seconds, nanoseconds = zip(*(divmod(time, 10**9) for time in (a.atime, a.mtime, a.ctime)), strict=True)
+    times = (second & _MOST for second in seconds)
+    rest = (a.mode, a.links, a.uid, a.gid, a.rdev, a.block_size, 0)
+    return _ATTRIBUTES.pack(a.inode, a.size, a.blocks, *times, *nanoseconds, *rest)
+
+
+def pack_opened(handle: int, flags: int = 0, backing: int = 0) -> bytes:
+    """``backing`` is the number of the file that the kernel itself reads and writes, with PASSTHROUGH."""
+    return _OPENED.pack(handle, flags, backing)
+
+
+def pack_written(count: int) -> bytes:
+    """How many bytes were written."""
+    return _WRITTEN.pack(count, 0)
+
+
+def pack_offset(offset: int) -> bytes:
+    """Where a seek has come to."""
+    return _OFFSET.pack(offset)
+
+
+def pack_statistics(s: Statistics) -> bytes:
+    """How full the file system is."""
+    blocks = (s.blocks, s.free, s.available, s.files, s.files_free)
+    return _STATISTICS.pack(*blocks, s.block_size, s.name_max, s.fragment_size, 0)
+
+
+def pack_directory(entries: Iterable[tuple[int, Entry]], size: int) -> bytes:
+    """As many entries as ``size`` bytes hold, each after the offset that comes behind it."""
+    packed, left = [], size
+    for offset, entry in entries:
+        name = os.fsencode(entry.name)
+        head = _DIRENT.pack(entry.inode, offset, len(name), entry.mode >> 12)
+        padding = -(len(head) + len(name)) % 8
+        left -= len(head) + len(name) + padding
+        if left < 0:
+            break
+        packed += [head, name, bytes(padding)]
+    return b"".join(packed)

@@ -1,0 +1,281 @@
+"""Edge: the operations core by number: a Tree over a directory, through descriptors of places in it.
+
+Each file that somebody has looked up has an O_PATH descriptor here, so a number means one file for good:
+while it is kept, the file system below cannot give its inode to another.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from millpond.fs.making import SAFE_FLAGS, Maker, checked, entries, itself, permissions, set_mode
+from millpond.fs.tree import ROOT, Changes, Found, Node, Now, one_name
+from millpond.fs.volume import MAX_TRANSFER, Attributes, Entry, Handle, Owner, Statistics, attributes, failure
+from millpond.linux import syscalls
+
+_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_KEPT_FLAGS = os.O_ACCMODE | os.O_SYNC | os.O_DSYNC
+_CREATE_FLAGS = _KEPT_FLAGS | os.O_TRUNC
+
+_Key = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Place:
+    """A file that was found ``lookups`` times and not yet forgotten."""
+
+    descriptor: int
+    key: _Key
+    lookups: int = 0
+
+
+@dataclass(slots=True)
+class _Open:
+    descriptor: int
+    entries: list[Entry] = field(default_factory=list)
+
+
+class Inodes:
+    """A Tree over the directory that ``root``, an open descriptor, refers to; the caller keeps owning it.
+
+    ``chown_new`` gives new files to whom they are made for: for real root only. One thread may call at once.
+    """
+
+    def __init__(self, root: int, *, chown_new: bool = False) -> None:
+        self._make = Maker(chown_new=chown_new)
+        self._places = {ROOT: _Place(root, _key(os.fstat(root)), 1)}
+        self._nodes = {self._places[ROOT].key: ROOT}
+        self._numbers = itertools.count(ROOT + 1)
+        self._open: dict[Handle, _Open] = {}
+        self._handles = itertools.count(1)
+
+    def close(self) -> None:
+        """Close all that is open, but not the root."""
+        for file in self._open.values():
+            os.close(file.descriptor)
+        for node, place in self._places.items():
+            if node != ROOT:
+                os.close(place.descriptor)
+
+    def lookup(self, parent: Node, name: bytes) -> Found:
+        """The file with this name."""
+        return self._found(os.open(one_name(name), _PLACE, dir_fd=self._at(parent)))
+
+    def _found(self, descriptor: int) -> Found:
+        """The file whose place this is; the descriptor is kept, or closed."""
+        try:
+            status = os.fstat(descriptor)
+            key = _key(status)
+        except OSError:
+            os.close(descriptor)
+            raise
+        node = self._nodes.get(key)
+        if node is None:
+            node = self._nodes[key] = Node(next(self._numbers))
+            self._places[node] = _Place(descriptor, key)
+        else:
+            os.close(descriptor)
+        self._places[node].lookups += 1
+        return Found(node, attributes(status))
+
+    def forget(self, node: Node, times: int) -> None:
+        """It was found so often and is of no more interest."""
+        place = self._places.get(node)
+        if place is None or node == ROOT:
+            return
+        place.lookups -= times
+        if place.lookups <= 0:
+            del self._places[node], self._nodes[place.key]
+            os.close(place.descriptor)
+
+    def _at(self, node: Node) -> int:
+        try:
+            return self._places[node].descriptor
+        except KeyError:
+            raise failure(errno.ESTALE) from None
+
+    def getattr(self, node: Node) -> Attributes:
+        """The attributes of a file."""
+        return attributes(os.fstat(self._at(node)))
+
+    def setattr(self, node: Node, changes: Changes, handle: Handle | None = None) -> Attributes:
+        """Change attributes. The mode comes last: to change the owner takes bits from it."""
+        place = self._at(node)
+        if changes.size is not None:
+            self._truncate(place, changes.size, handle)
+        if changes.uid is not None or changes.gid is not None:
+            new = checked(Owner(_or_keep(changes.uid), _or_keep(changes.gid)))
+            os.chown(itself(place), new.uid, new.gid)
+        if changes.mode is not None:
+            set_mode(place, permissions(changes.mode & 0o177777))
+        if changes.atime is not None or changes.mtime is not None:
+            syscalls.set_times(itself(place), _time(changes.atime), _time(changes.mtime))
+        return attributes(os.fstat(place))
+
+    def _truncate(self, place: int, size: int, handle: Handle | None) -> None:
+        if handle is not None:
+            os.ftruncate(self._file(handle).descriptor, size)
+            return
+        descriptor = os.open(itself(place), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+    def readlink(self, node: Node) -> bytes:
+        """Where a symbolic link points, as it was stored."""
+        return os.readlink(b"", dir_fd=self._at(node))
+
+    def mknod(self, parent: Node, name: bytes, mode: int, rdev: int, owner: Owner | None) -> Found:
+        """Make a file that is neither a directory nor a symbolic link."""
+        return self._found(self._make.node(self._at(parent), one_name(name), mode, rdev, owner))
+
+    def mkdir(self, parent: Node, name: bytes, mode: int, owner: Owner | None) -> Found:
+        """Make a directory."""
+        return self._found(self._make.directory(self._at(parent), one_name(name), permissions(mode), owner))
+
+    def symlink(self, parent: Node, name: bytes, target: bytes, owner: Owner | None) -> Found:
+        """Make a symbolic link."""
+        return self._found(self._make.symlink(self._at(parent), one_name(name), target, owner))
+
+    def link(self, node: Node, parent: Node, name: bytes) -> Found:
+        """Give a file another name."""
+        directory = self._at(parent)
+        os.link(os.fsencode(itself(self._at(node))), one_name(name), dst_dir_fd=directory)
+        return self.lookup(parent, name)
+
+    def unlink(self, parent: Node, name: bytes) -> None:
+        """Remove a name of a file."""
+        os.unlink(one_name(name), dir_fd=self._at(parent))
+
+    def rmdir(self, parent: Node, name: bytes) -> None:
+        """Remove an empty directory."""
+        os.rmdir(one_name(name), dir_fd=self._at(parent))
+
+    def rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int = 0) -> None:
+        """Move a name, as renameat2(2) with these flags."""
+        here, there = self._at(parent), self._at(new_parent)
+        if flags:
+            syscalls.rename(here, one_name(name), there, one_name(new_name), flags)
+        else:
+            os.rename(one_name(name), one_name(new_name), src_dir_fd=here, dst_dir_fd=there)
+
+    def create(
+        self, parent: Node, name: bytes, flags: int, mode: int, owner: Owner | None
+    ) -> tuple[Found, Handle]:
+        """Open a regular file that is made if there is none."""
+        directory = self._at(parent)
+        try:
+            made = self._make.file(directory, one_name(name), flags & _CREATE_FLAGS, permissions(mode), owner)
+        except FileExistsError:
+            if flags & os.O_EXCL:
+                raise
+            return self._open_existing(parent, name, flags & _CREATE_FLAGS)
+        try:
+            found = self._found(os.open(itself(made), os.O_PATH | os.O_CLOEXEC))
+        except OSError:
+            os.close(made)
+            raise
+        return found, self._opened(made)
+
+    def _open_existing(self, parent: Node, name: bytes, flags: int) -> tuple[Found, Handle]:
+        found = self.lookup(parent, name)
+        try:
+            return found, self._open_place(found.node, flags)
+        except OSError:
+            self.forget(found.node, 1)
+            raise
+
+    def open(self, node: Node, flags: int) -> Handle:
+        """Open a regular file; EPERM for any other."""
+        return self._open_place(node, flags & _KEPT_FLAGS)
+
+    def _open_place(self, node: Node, flags: int) -> Handle:
+        place = self._at(node)
+        if not stat.S_ISREG(os.fstat(place).st_mode):  # before it is opened: that may do something to others
+            raise failure(errno.EPERM)
+        return self._opened(os.open(itself(place), flags | SAFE_FLAGS & ~os.O_NOFOLLOW))
+
+    def _opened(self, descriptor: int) -> Handle:
+        handle = Handle(next(self._handles))
+        self._open[handle] = _Open(descriptor)
+        return handle
+
+    def _file(self, handle: Handle) -> _Open:
+        try:
+            return self._open[handle]
+        except KeyError:
+            raise failure(errno.EBADF) from None
+
+    def descriptor(self, handle: Handle) -> int:
+        """Of an open file, as long as it is open."""
+        return self._file(handle).descriptor
+
+    def read(self, handle: Handle, size: int, offset: int) -> bytes:
+        """Up to ``size`` bytes, fewer at the end of the file."""
+        return os.pread(self._file(handle).descriptor, min(size, MAX_TRANSFER), offset)
+
+    def write(self, handle: Handle, data: memoryview, offset: int) -> int:
+        """Write at ``offset``."""
+        return os.pwrite(self._file(handle).descriptor, data, offset)
+
+    def fsync(self, handle: Handle, data_only: bool) -> None:
+        """Return when the file, or the directory, is on the flash."""
+        descriptor = self._file(handle).descriptor
+        if data_only:
+            os.fdatasync(descriptor)
+        else:
+            os.fsync(descriptor)
+
+    def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
+        """As fallocate(2)."""
+        syscalls.allocate(self._file(handle).descriptor, mode, offset, length)
+
+    def seek(self, handle: Handle, offset: int, whence: int) -> int:
+        """Where data or a hole begins, as lseek(2)."""
+        return os.lseek(self._file(handle).descriptor, offset, whence)
+
+    def release(self, handle: Handle) -> None:
+        """Close the file behind the handle."""
+        os.close(self._file(handle).descriptor)
+        del self._open[handle]
+
+    def opendir(self, node: Node) -> Handle:
+        """Open a directory."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        return self._opened(os.open(itself(self._at(node)), flags))
+
+    def readdir(self, handle: Handle, offset: int) -> Sequence[Entry]:
+        """The names in a directory from the one at ``offset`` on."""
+        directory = self._file(handle)
+        if offset == 0:
+            directory.entries = entries(directory.descriptor)
+        return directory.entries[offset:]
+
+    def statfs(self) -> Statistics:
+        """How full the file system underneath is."""
+        s = os.fstatvfs(self._at(ROOT))
+        return Statistics(
+            s.f_bsize, s.f_frsize, s.f_blocks, s.f_bfree, s.f_bavail, s.f_files, s.f_ffree, s.f_namemax
+        )
+
+
+def _key(status: os.stat_result) -> _Key:
+    return status.st_dev, status.st_ino
+
+
+def _or_keep(number: int | None) -> int:
+    return -1 if number is None else number
+
+
+def _time(time: int | Now | None) -> tuple[int, int]:
+    if time is None:
+        return 0, syscalls.UTIME_OMIT
+    if isinstance(time, Now):
+        return 0, syscalls.UTIME_NOW
+    return divmod(time, 10**9)

@@ -1,0 +1,123 @@
+"""Edge (/dev/fuse): a mount, its requests and replies, and files that the kernel reads and writes itself."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from millpond.fs import abi
+from millpond.fs.abi import Code, Feature, Header
+from millpond.fs.volume import MAX_TRANSFER
+from millpond.linux import syscalls
+from millpond.wire.errors import LocalError
+
+_WANTED = Feature.BIG_WRITES | Feature.PARALLEL_DIROPS | Feature.MAX_PAGES | Feature.INIT_EXT
+_BUFFER = MAX_TRANSFER + (1 << 16)  # a request has its head before the data
+_BACKING = struct.Struct("=iIQ")
+_BACKING_OPEN = 0x4010E501  # _IOW(229, 1, struct fuse_backing_map)
+_BACKING_CLOSE = 0x4004E502  # _IOW(229, 2, uint32_t)
+
+
+class Kernel:
+    """The kernel's end of a mount of type ``fuse.millpond`` at ``mountpoint``, called ``name``. Raises
+    LocalError if it cannot be mounted, or the kernel's protocol is too old.
+
+    ``complaint`` says why files cannot be handed to the kernel; nothing, if they can.
+    """
+
+    def __init__(self, mountpoint: Path, name: str, *, read_only: bool = False) -> None:
+        self.mountpoint = mountpoint
+        self.complaint = ""
+        self._buffer = bytearray(_BUFFER)
+        self._descriptor = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        with contextlib.ExitStack() as failed:
+            failed.callback(os.close, self._descriptor)
+            self._mount(name, read_only)
+            failed.callback(self._unmount)
+            self._greet()
+            failed.pop_all()
+
+    def _mount(self, name: str, read_only: bool) -> None:
+        options = f"fd={self._descriptor},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()}"
+        flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_RDONLY * read_only
+        try:
+            syscalls.mount(
+                name, self.mountpoint, "fuse.millpond", flags, f"{options},default_permissions,allow_other"
+            )
+        except OSError as error:
+            raise LocalError(f"{self.mountpoint}: cannot mount: {error.strerror}") from None
+
+    def _greet(self) -> None:
+        """The first request, which tells what the kernel can do."""
+        header, body = self.receive()
+        if header.code is not Code.INIT:
+            raise LocalError(f"{self.mountpoint}: the kernel's first request is no INIT")
+        major, minor, _, low, high = abi.INIT.unpack_from(bytes(body).ljust(abi.INIT.size, b"\0"))
+        if (major, minor) < (abi.MAJOR, 31):
+            raise LocalError(f"{self.mountpoint}: the kernel speaks FUSE {major}.{minor}; 7.31 is needed")
+        offered = Feature(low | high << 32 if low & Feature.INIT_EXT else low)
+        agreed = offered & (_WANTED | Feature.PASSTHROUGH)
+        self.reply(header, [abi.pack_init(agreed, MAX_TRANSFER, bool(agreed & Feature.PASSTHROUGH))])
+        self.complaint = self._try() if agreed & Feature.PASSTHROUGH else "the kernel cannot (Linux 6.9 can)"
+
+    def _try(self) -> str:
+        """Why this process may not hand files over: tried with one that is nowhere."""
+        trial = os.memfd_create("trial", os.MFD_CLOEXEC)
+        try:
+            self.take_back(self.hand_over(trial))
+        except OSError as error:
+            return f"the kernel refuses: {error.strerror}"
+        finally:
+            os.close(trial)
+        return ""
+
+    def receive(self) -> tuple[Header, memoryview]:
+        """The next request and its body, which is good until the next is received. Raises OSError: ENODEV
+        when the mount has gone.
+        """
+        while True:
+            try:
+                size = os.readv(self._descriptor, [self._buffer])
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.EINTR):  # it was withdrawn while it was read
+                    continue
+                raise
+            data = memoryview(self._buffer)[:size]
+            return abi.parse_header(data), data[abi.HEADER.size :]
+
+    def reply(self, header: Header, parts: Sequence[bytes]) -> None:
+        """The operation was done."""
+        self._send(header, 0, parts)
+
+    def fail(self, header: Header, code: int) -> None:
+        """It failed, with this errno."""
+        self._send(header, -code, ())
+
+    def _send(self, header: Header, error: int, parts: Sequence[bytes]) -> None:
+        head = abi.REPLY.pack(abi.REPLY.size + sum(map(len, parts)), error, header.unique)
+        with contextlib.suppress(FileNotFoundError):  # who asked is gone
+            os.writev(self._descriptor, [head, *parts])
+
+    def hand_over(self, descriptor: int) -> int:
+        """Have the kernel read and write an open file itself; the number by which to tell it so."""
+        wanted = bytearray(_BACKING.pack(descriptor, 0, 0))
+        backing: int = fcntl.ioctl(self._descriptor, _BACKING_OPEN, wanted)
+        return backing
+
+    def take_back(self, backing: int) -> None:
+        """The file is open no more."""
+        fcntl.ioctl(self._descriptor, _BACKING_CLOSE, struct.pack("=I", backing))
+
+    def close(self) -> None:
+        """Unmount, without waiting for anybody, and end what is still open."""
+        self._unmount()
+        os.close(self._descriptor)
+
+    def _unmount(self) -> None:
+        with contextlib.suppress(OSError):  # somebody else has
+            syscalls.unmount(self.mountpoint)

@@ -1,0 +1,113 @@
+"""Edge: new files with exactly the mode and owner that they shall have, and what names a directory has."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import AnyStr
+
+from millpond.fs.volume import Entry, Owner, within
+
+SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a FIFO must not block a server
+_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Maker:
+    """Makes files in a directory that is given by a descriptor. ``chown_new`` gives them to the ``owner``
+    that they are made for: for real root only. Without it they belong to this process.
+    """
+
+    def __init__(self, *, chown_new: bool) -> None:
+        self._chown_new = chown_new
+
+    def file(self, parent: int, name: AnyStr, flags: int, mode: int, owner: Owner | None) -> int:
+        """Create a regular file that is not there yet; its descriptor."""
+        made = os.open(name, flags | os.O_CREAT | os.O_EXCL | SAFE_FLAGS, mode, dir_fd=parent)
+        try:
+            self._settle(made, parent, mode, owner)
+        except OSError:
+            os.close(made)
+            raise
+        return made
+
+    def directory(self, parent: int, name: AnyStr, mode: int, owner: Owner | None) -> int:
+        """Make a directory; a descriptor that only tells its place."""
+        os.mkdir(name, mode, dir_fd=parent)
+        return self._settled(parent, name, mode, owner)
+
+    def node(self, parent: int, name: AnyStr, mode: int, rdev: int, owner: Owner | None) -> int:
+        """Make a file of any type that mknod(2) can; a descriptor that only tells its place."""
+        os.mknod(name, mode, rdev, dir_fd=parent)
+        return self._settled(parent, name, stat.S_IMODE(mode), owner)
+
+    def symlink(self, parent: int, name: AnyStr, target: AnyStr, owner: Owner | None) -> int:
+        """Make a symbolic link; a descriptor that only tells its place."""
+        os.symlink(target, name, dir_fd=parent)
+        made = os.open(name, _PLACE, dir_fd=parent)
+        if owner and self._chown_new:
+            os.chown(itself(made), checked(owner).uid, _group(parent, owner))
+        return made
+
+    def _settled(self, parent: int, name: AnyStr, mode: int, owner: Owner | None) -> int:
+        made = os.open(name, _PLACE, dir_fd=parent)
+        try:
+            self._settle(made, parent, mode, owner)
+        except OSError:
+            os.close(made)
+            raise
+        return made
+
+    def _settle(self, made: int, parent: int, mode: int, owner: Owner | None) -> None:
+        """Give what was just made its owner and exactly its mode, whatever the umask of this process."""
+        if owner and self._chown_new:
+            os.chown(itself(made), checked(owner).uid, _group(parent, owner))
+        now = os.fstat(made).st_mode
+        inherited = now & stat.S_ISGID if stat.S_ISDIR(now) else 0
+        if stat.S_IMODE(now) != mode | inherited:
+            set_mode(made, mode | inherited)
+
+
+def itself(descriptor: int) -> str:
+    """A path to an open file, for calls that refuse O_PATH descriptors."""
+    return f"/proc/self/fd/{descriptor}"
+
+
+def set_mode(descriptor: int, mode: int) -> None:
+    """Set the permission bits of an open file."""
+    os.chmod(itself(descriptor), mode)  # noqa: PTH101 - a Path would only be taken apart again
+
+
+def permissions(mode: int) -> int:
+    """The permission bits of a mode. Raises OSError: EINVAL if it is none."""
+    return within(mode, 0, 0o177777) & 0o7777
+
+
+def checked(owner: Owner) -> Owner:
+    """An owner whom the kernel can know. Raises OSError: EINVAL for others."""
+    return Owner(within(owner.uid, -1, (1 << 32) - 2), within(owner.gid, -1, (1 << 32) - 2))
+
+
+def _group(parent: int, owner: Owner) -> int:
+    """The group of a new file: what a set-group-ID directory says, or else its creator's."""
+    keep = os.fstat(parent).st_mode & stat.S_ISGID
+    return -1 if keep else checked(owner).gid
+
+
+def entries(directory: int) -> list[Entry]:
+    """All names in an open directory but ``.`` and ``..``."""
+    with os.scandir(directory) as found:
+        return [Entry(item.name, item.inode(), _type(item, directory)) for item in found]
+
+
+def _type(item: os.DirEntry[str], directory: int) -> int:
+    """The type bits of a directory entry; 0 if it has vanished meanwhile."""
+    if item.is_symlink():
+        return stat.S_IFLNK
+    if item.is_dir(follow_symlinks=False):
+        return stat.S_IFDIR
+    if item.is_file(follow_symlinks=False):
+        return stat.S_IFREG
+    try:
+        return stat.S_IFMT(os.stat(item.name, dir_fd=directory, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,324 @@
+"""Edge: a tree mounted through /dev/fuse itself, without libfuse.
+
+Where the kernel can (Linux 6.9), it reads and writes open files itself, as fast as the file system below;
+else data goes past its cache. It keeps neither names nor attributes, so each operation sees what others did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from millpond.fs import abi
+from millpond.fs.abi import Code, Header, Valid
+from millpond.fs.inodes import Inodes
+from millpond.fs.kernel import Kernel
+from millpond.fs.mounts import require_mountable
+from millpond.fs.tree import Changes, Found, Node, Now
+from millpond.fs.volume import Entry, Handle, Owner
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+Reply = Sequence[bytes]
+
+
+class _Stop(Exception):
+    """A signal wants the mount to end."""
+
+
+def why_no_passthrough(directory: Path) -> str:
+    """Why the kernel would not read and write files itself; nothing, if it would. Tried by a mount on an
+    empty ``directory``. Raises LocalError if nothing can be mounted there.
+    """
+    require_mountable(directory, "millpond")
+    kernel = Kernel(directory, "millpond")
+    kernel.close()
+    return kernel.complaint
+
+
+def mount_and_serve(tree: Inodes, mountpoint: Path, *, name: str, on_ready: Callable[[], None]) -> None:
+    """Mount ``tree`` at ``mountpoint`` as ``name`` and serve it, in this thread, until it is unmounted.
+
+    SIGTERM, SIGINT and SIGHUP unmount it. ``on_ready`` is called once it is mounted. The thread must be the
+    main one. Raises LocalError if it cannot mount.
+    """
+    require_mountable(mountpoint, name)
+    with _signals():
+        kernel = Kernel(mountpoint, name)
+        binding = Binding(kernel, tree)
+        try:
+            on_ready()
+            while True:
+                binding.serve_one()
+        except _Stop:
+            return
+        except OSError as error:
+            if error.errno != errno.ENODEV:  # unmounted
+                raise
+        finally:
+            kernel.close()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    def stop(_number: int, _frame: object) -> None:
+        raise _Stop
+
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # whoever started it may have blocked them
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Binding:
+    """The kernel's requests, done on a tree."""
+
+    def __init__(self, kernel: Kernel, tree: Inodes) -> None:
+        self._kernel, self._tree = kernel, tree
+        self._backings = _Backings(kernel)
+        self._does: dict[Code, Callable[[Header, memoryview], Reply]] = {
+            Code.LOOKUP: self._lookup,
+            Code.GETATTR: self._getattr,
+            Code.SETATTR: self._setattr,
+            Code.READLINK: self._readlink,
+            Code.SYMLINK: self._symlink,
+            Code.MKNOD: self._mknod,
+            Code.MKDIR: self._mkdir,
+            Code.UNLINK: self._unlink,
+            Code.RMDIR: self._rmdir,
+            Code.RENAME: self._rename,
+            Code.RENAME2: self._rename2,
+            Code.LINK: self._link,
+            Code.OPEN: self._open,
+            Code.CREATE: self._create,
+            Code.READ: self._read,
+            Code.WRITE: self._write,
+            Code.STATFS: self._statfs,
+            Code.RELEASE: self._release,
+            Code.FSYNC: self._fsync,
+            Code.OPENDIR: self._opendir,
+            Code.READDIR: self._readdir,
+            Code.RELEASEDIR: self._releasedir,
+            Code.FSYNCDIR: self._fsync,
+            Code.FALLOCATE: self._fallocate,
+            Code.LSEEK: self._lseek,
+            Code.DESTROY: lambda _header, _body: (),
+        }
+
+    def serve_one(self) -> None:
+        """Take a request and answer it. Raises OSError when the mount has gone."""
+        header, body = self._kernel.receive()
+        if header.code in abi.UNANSWERED:
+            self._forget(header, body)
+            return
+        does = self._does.get(header.code) if header.code else None
+        if does is None:
+            self._kernel.fail(header, errno.ENOSYS)
+            return
+        try:
+            parts = does(header, body)
+        except OSError as error:
+            self._kernel.fail(header, error.errno or errno.EIO)
+        except (OverflowError, ValueError):  # a number or a name that no system call takes
+            self._kernel.fail(header, errno.EINVAL)
+        else:
+            self._kernel.reply(header, parts)
+
+    def _forget(self, header: Header, body: memoryview) -> None:
+        if header.code is Code.FORGET:
+            self._tree.forget(Node(header.node), abi.FORGET.unpack_from(body)[0])
+            return
+        count, _ = abi.BATCH_FORGET.unpack_from(body)
+        for number in range(count):
+            place = abi.BATCH_FORGET.size + number * abi.FORGOTTEN.size
+            node, times = abi.FORGOTTEN.unpack_from(body, place)
+            self._tree.forget(Node(node), times)
+
+    def _lookup(self, header: Header, body: memoryview) -> Reply:
+        (name,) = abi.names(body)
+        return _entry(self._tree.lookup(Node(header.node), name))
+
+    def _getattr(self, header: Header, _body: memoryview) -> Reply:
+        return [abi.pack_attributes(self._tree.getattr(Node(header.node)))]
+
+    def _setattr(self, header: Header, body: memoryview) -> Reply:
+        valid, _, handle, *rest = abi.SETATTR.unpack_from(body)
+        return [
+            abi.pack_attributes(
+                self._tree.setattr(
+                    Node(header.node),
+                    _changes(Valid(valid), rest),
+                    Handle(handle) if valid & Valid.HANDLE else None,
+                )
+            )
+        ]
+
+    def _readlink(self, header: Header, _body: memoryview) -> Reply:
+        return [self._tree.readlink(Node(header.node))]
+
+    def _symlink(self, header: Header, body: memoryview) -> Reply:
+        name, target = abi.names(body, 2)
+        return _entry(self._tree.symlink(Node(header.node), name, target, _owner(header)))
+
+    def _mknod(self, header: Header, body: memoryview) -> Reply:
+        mode, rdev, _, _ = abi.MKNOD.unpack_from(body)
+        (name,) = abi.names(body[abi.MKNOD.size :])
+        return _entry(self._tree.mknod(Node(header.node), name, mode, rdev, _owner(header)))
+
+    def _mkdir(self, header: Header, body: memoryview) -> Reply:
+        mode, _ = abi.MKDIR.unpack_from(body)
+        (name,) = abi.names(body[abi.MKDIR.size :])
+        return _entry(self._tree.mkdir(Node(header.node), name, mode, _owner(header)))
+
+    def _unlink(self, header: Header, body: memoryview) -> Reply:
+        self._tree.unlink(Node(header.node), *abi.names(body))
+        return ()
+
+    def _rmdir(self, header: Header, body: memoryview) -> Reply:
+        self._tree.rmdir(Node(header.node), *abi.names(body))
+        return ()
+
+    def _rename(self, header: Header, body: memoryview) -> Reply:
+        (directory,) = abi.RENAME.unpack_from(body)
+        old, new = abi.names(body[abi.RENAME.size :], 2)
+        self._tree.rename(Node(header.node), old, Node(directory), new)
+        return ()
+
+    def _rename2(self, header: Header, body: memoryview) -> Reply:
+        directory, flags, _ = abi.RENAME2.unpack_from(body)
+        old, new = abi.names(body[abi.RENAME2.size :], 2)
+        self._tree.rename(Node(header.node), old, Node(directory), new, flags)
+        return ()
+
+    def _link(self, header: Header, body: memoryview) -> Reply:
+        (node,) = abi.LINK.unpack_from(body)
+        return _entry(self._tree.link(Node(node), Node(header.node), *abi.names(body[abi.LINK.size :])))
+
+    def _open(self, header: Header, body: memoryview) -> Reply:
+        flags, _ = abi.OPEN.unpack_from(body)
+        node = Node(header.node)
+        handle = self._tree.open(node, flags)
+        return [self._opened(node, handle)]
+
+    def _create(self, header: Header, body: memoryview) -> Reply:
+        flags, mode, _, _ = abi.CREATE.unpack_from(body)
+        (name,) = abi.names(body[abi.CREATE.size :])
+        found, handle = self._tree.create(Node(header.node), name, flags, mode, _owner(header))
+        return [*_entry(found), self._opened(found.node, handle)]
+
+    def _opened(self, node: Node, handle: Handle) -> bytes:
+        backing = self._backings.open(node, handle, self._tree.descriptor(handle))
+        if backing is None:
+            return abi.pack_opened(handle, abi.OPEN_DIRECT_IO)
+        return abi.pack_opened(handle, abi.OPEN_PASSTHROUGH, backing)
+
+    def _read(self, _header: Header, body: memoryview) -> Reply:
+        handle, offset, size, *_ = abi.READ.unpack_from(body)
+        return [self._tree.read(Handle(handle), size, offset)]
+
+    def _write(self, _header: Header, body: memoryview) -> Reply:
+        handle, offset, size, *_ = abi.WRITE.unpack_from(body)
+        data = body[abi.WRITE.size :][:size]
+        return [abi.pack_written(self._tree.write(Handle(handle), data, offset))]
+
+    def _statfs(self, _header: Header, _body: memoryview) -> Reply:
+        return [abi.pack_statistics(self._tree.statfs())]
+
+    def _release(self, header: Header, body: memoryview) -> Reply:
+        handle, *_ = abi.RELEASE.unpack_from(body)
+        self._backings.close(Node(header.node), Handle(handle))
+        self._tree.release(Handle(handle))
+        return ()
+
+    def _fsync(self, _header: Header, body: memoryview) -> Reply:
+        handle, flags, _ = abi.FSYNC.unpack_from(body)
+        self._tree.fsync(Handle(handle), bool(flags & abi.FSYNC_DATA_ONLY))
+        return ()
+
+    def _opendir(self, header: Header, _body: memoryview) -> Reply:
+        return [abi.pack_opened(self._tree.opendir(Node(header.node)))]
+
+    def _readdir(self, header: Header, body: memoryview) -> Reply:
+        handle, offset, size, *_ = abi.READ.unpack_from(body)
+        dots = [Entry(name, header.node, 0o040000) for name in (".", "..")][offset:]
+        rest = self._tree.readdir(Handle(handle), max(offset - 2, 0))
+        return [abi.pack_directory(enumerate((*dots, *rest), offset + 1), size)]
+
+    def _releasedir(self, _header: Header, body: memoryview) -> Reply:
+        handle, *_ = abi.RELEASE.unpack_from(body)
+        self._tree.release(Handle(handle))
+        return ()
+
+    def _fallocate(self, _header: Header, body: memoryview) -> Reply:
+        handle, offset, length, mode, _ = abi.FALLOCATE.unpack_from(body)
+        self._tree.allocate(Handle(handle), mode, offset, length)
+        return ()
+
+    def _lseek(self, _header: Header, body: memoryview) -> Reply:
+        handle, offset, whence, _ = abi.LSEEK.unpack_from(body)
+        return [abi.pack_offset(self._tree.seek(Handle(handle), offset, whence))]
+
+
+class _Backings:
+    """The files that the kernel reads and writes itself: one for all that have a node open."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._numbers: dict[Node, int] = {}
+        self._users: dict[Node, set[Handle]] = {}
+
+    def open(self, node: Node, handle: Handle, descriptor: int) -> int | None:
+        """The number of its file; None if the kernel leaves it to this process."""
+        if self._kernel.complaint:
+            return None
+        if node not in self._numbers:
+            try:
+                self._numbers[node] = self._kernel.hand_over(descriptor)
+            except OSError:
+                return None
+        self._users.setdefault(node, set()).add(handle)
+        return self._numbers[node]
+
+    def close(self, node: Node, handle: Handle) -> None:
+        """The handle is closed."""
+        users = self._users.get(node, set())
+        users.discard(handle)
+        if node in self._numbers and not users:
+            self._kernel.take_back(self._numbers.pop(node))
+            del self._users[node]
+
+
+def _entry(found: Found) -> Reply:
+    return [abi.pack_entry(found.node, found.attributes)]
+
+
+def _owner(header: Header) -> Owner:
+    return Owner(header.uid, header.gid)
+
+
+def _changes(valid: Valid, fields: Sequence[int]) -> Changes:
+    """What SETATTR wants; ``fields`` are those behind the handle."""
+    size, _lock, atime, mtime, _ctime, atime_ns, mtime_ns, _ctime_ns, mode, _, uid, gid, _ = fields
+    return Changes(
+        mode & 0o7777 if valid & Valid.MODE else None,
+        uid if valid & Valid.UID else None,
+        gid if valid & Valid.GID else None,
+        size if valid & Valid.SIZE else None,
+        _time(valid, Valid.ATIME, Valid.ATIME_NOW, atime, atime_ns),
+        _time(valid, Valid.MTIME, Valid.MTIME_NOW, mtime, mtime_ns),
+    )
+
+
+def _time(valid: Valid, given: Valid, now: Valid, seconds: int, nanoseconds: int) -> int | Now | None:
+    if not valid & given:
+        return None
+    if valid & now:
+        return Now.NOW
+    signed = seconds - (1 << 64) if seconds >> 63 else seconds
+    return signed * 10**9 + nanoseconds

@@ -1,0 +1,128 @@
+"""Pure: a volume as the kernel sees it: files by number, not by path, and names as bytes.
+
+A number stands for the same file as long as somebody has looked it up and not forgotten it, whatever its
+names are meanwhile. Every error is an OSError with an errno.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NewType, Protocol
+
+from millpond.fs.volume import Attributes, Entry, Handle, Owner, Statistics, failure
+
+Node = NewType("Node", int)
+ROOT: Final = Node(1)
+
+
+class Now(Enum):
+    """A time that is the present one."""
+
+    NOW = "now"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a name stands for. It must be forgotten as often as it was found."""
+
+    node: Node
+    attributes: Attributes
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Attributes to be set, None for those to be kept; times in nanoseconds since 1970."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    atime: int | Now | None = None
+    mtime: int | Now | None = None
+
+
+class Tree(Protocol):
+    """A tree of files. Each method raises OSError, and nothing else, when the operation fails."""
+
+    def lookup(self, parent: Node, name: bytes) -> Found:
+        """The file with this name."""
+
+    def forget(self, node: Node, times: int) -> None:
+        """It was found so often and is of no more interest. Never fails."""
+
+    def getattr(self, node: Node) -> Attributes:
+        """The attributes of a file."""
+
+    def setattr(self, node: Node, changes: Changes, handle: Handle | None = None) -> Attributes:
+        """Change attributes, of a file open for writing by its ``handle``."""
+
+    def readlink(self, node: Node) -> bytes:
+        """Where a symbolic link points, as it was stored."""
+
+    def mknod(self, parent: Node, name: bytes, mode: int, rdev: int, owner: Owner | None) -> Found:
+        """Make a file that is neither a directory nor a symbolic link."""
+
+    def mkdir(self, parent: Node, name: bytes, mode: int, owner: Owner | None) -> Found:
+        """Make a directory."""
+
+    def symlink(self, parent: Node, name: bytes, target: bytes, owner: Owner | None) -> Found:
+        """Make a symbolic link."""
+
+    def link(self, node: Node, parent: Node, name: bytes) -> Found:
+        """Give a file another name."""
+
+    def unlink(self, parent: Node, name: bytes) -> None:
+        """Remove a name of a file."""
+
+    def rmdir(self, parent: Node, name: bytes) -> None:
+        """Remove an empty directory."""
+
+    def rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int = 0) -> None:
+        """Move a name, as renameat2(2) with these flags."""
+
+    def create(
+        self, parent: Node, name: bytes, flags: int, mode: int, owner: Owner | None
+    ) -> tuple[Found, Handle]:
+        """Open a regular file that is made if there is none."""
+
+    def open(self, node: Node, flags: int) -> Handle:
+        """Open a regular file."""
+
+    def read(self, handle: Handle, size: int, offset: int) -> bytes:
+        """Up to ``size`` bytes, fewer at the end of the file."""
+
+    def write(self, handle: Handle, data: memoryview, offset: int) -> int:
+        """Write at ``offset``; how many bytes were written."""
+
+    def fsync(self, handle: Handle, data_only: bool) -> None:
+        """Return when the file, or the directory, is on the flash."""
+
+    def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
+        """As fallocate(2)."""
+
+    def seek(self, handle: Handle, offset: int, whence: int) -> int:
+        """Where data or a hole begins, as lseek(2)."""
+
+    def release(self, handle: Handle) -> None:
+        """The last descriptor was closed: forget the handle."""
+
+    def opendir(self, node: Node) -> Handle:
+        """Open a directory."""
+
+    def readdir(self, handle: Handle, offset: int) -> Sequence[Entry]:
+        """The names in a directory from the one at ``offset`` on, without ``.`` and ``..``. Those of one open
+        directory are the ones that it had when it was last read from 0.
+        """
+
+    def statfs(self) -> Statistics:
+        """How full the volume is."""
+
+
+def one_name(name: bytes) -> bytes:
+    """``name`` if it is one of a file. Raises OSError: EINVAL."""
+    if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
+        raise failure(errno.EINVAL)
+    return name

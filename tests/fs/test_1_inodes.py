@@ -1,0 +1,240 @@
+"""The operations core by number, on a plain directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.inodes import Inodes
+from millpond.fs.tree import ROOT, Changes, Node, Now
+from millpond.fs.volume import Handle, Owner
+from millpond.linux.sandbox import has_many_uids
+
+RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
+KEEP_SIZE, PUNCH_HOLE = 1, 2
+BAD_NAMES = (b"", b".", b"..", b"a/b", b"/", b"../x", b"a\0b")
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    directory = tmp_path / "root"
+    directory.mkdir()
+    (tmp_path / "secret").write_text("outside")
+    return directory
+
+
+@pytest.fixture
+def tree(top: Path) -> Iterator[Inodes]:
+    root = os.open(top, os.O_PATH | os.O_DIRECTORY)
+    made = Inodes(root, chown_new=os.geteuid() == 0 and has_many_uids())
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    yield made
+    made.close()
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+    os.close(root)
+
+
+def code(call: Callable[..., object], *arguments: object) -> int | None:
+    """The errno that a call fails with; None if it succeeds."""
+    try:
+        call(*arguments)
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def put(tree: Inodes, parent: Node, name: bytes, data: bytes = b"") -> Node:
+    found, handle = tree.create(parent, name, os.O_WRONLY | os.O_TRUNC, 0o644, None)
+    assert tree.write(handle, memoryview(data), 0) == len(data)
+    tree.release(handle)
+    return found.node
+
+
+def get(tree: Inodes, node: Node) -> bytes:
+    handle = tree.open(node, os.O_RDONLY)
+    try:
+        return tree.read(handle, 1 << 20, 0)
+    finally:
+        tree.release(handle)
+
+
+def test_a_number_stays_with_its_file(tree: Inodes, top: Path) -> None:
+    node = put(tree, ROOT, b"a", b"one")
+    assert tree.lookup(ROOT, b"a").node == node
+    directory = tree.mkdir(ROOT, b"d", 0o755, None).node
+    tree.rename(ROOT, b"a", directory, b"b")
+    assert tree.lookup(directory, b"b").node == node
+    assert tree.link(node, ROOT, b"c").node == node
+    assert tree.getattr(node).links == 2
+    put(tree, ROOT, b"a", b"another")
+    assert get(tree, node) == b"one"
+    tree.unlink(directory, b"b")
+    tree.unlink(ROOT, b"c")
+    assert tree.getattr(node).links == 0 and get(tree, node) == b"one"
+    assert tree.setattr(node, Changes(size=1)).size == 1
+    assert get(tree, node) == b"o"
+    assert os.listdir(top / "d") == []  # noqa: PTH208
+
+
+def test_a_number_is_forgotten_as_often_as_it_was_found(tree: Inodes) -> None:
+    node = put(tree, ROOT, b"a")
+    tree.lookup(ROOT, b"a")
+    tree.lookup(ROOT, b"a")
+    tree.forget(node, 2)
+    assert tree.getattr(node).links == 1
+    tree.forget(node, 1)
+    assert code(tree.getattr, node) == errno.ESTALE
+    assert code(tree.lookup, node, b"x") == errno.ESTALE
+    again = tree.lookup(ROOT, b"a").node
+    assert again != node  # never used twice
+    for nobody in (node, Node(99), ROOT):
+        tree.forget(nobody, 100)
+    assert tree.getattr(ROOT).mode == tree.getattr(ROOT).mode
+
+
+def test_forgetting_leaves_open_files_open(tree: Inodes) -> None:
+    node = put(tree, ROOT, b"a", b"data")
+    handle = tree.open(node, os.O_RDWR)
+    tree.forget(node, 1)
+    assert tree.read(handle, 10, 0) == b"data"
+    tree.release(handle)
+    assert code(tree.read, handle, 10, 0) == errno.EBADF
+    assert code(tree.release, handle) == errno.EBADF
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_names_lead_nowhere_else(tree: Inodes, name: bytes) -> None:
+    node = put(tree, ROOT, b"good")
+    calls: list[tuple[Callable[..., object], tuple[object, ...]]] = [
+        (tree.lookup, (ROOT, name)),
+        (tree.mkdir, (ROOT, name, 0o755, None)),
+        (tree.mknod, (ROOT, name, stat.S_IFREG | 0o644, 0, None)),
+        (tree.symlink, (ROOT, name, b"x", None)),
+        (tree.create, (ROOT, name, os.O_RDWR, 0o644, None)),
+        (tree.unlink, (ROOT, name)),
+        (tree.rmdir, (ROOT, name)),
+        (tree.rename, (ROOT, name, ROOT, b"new")),
+        (tree.rename, (ROOT, b"good", ROOT, name)),
+        (tree.rename, (ROOT, b"good", ROOT, name, RENAME_NOREPLACE)),
+        (tree.link, (node, ROOT, name)),
+    ]
+    assert [code(call, *arguments) for call, arguments in calls] == [errno.EINVAL] * len(calls)
+
+
+def test_symbolic_links_are_not_followed(tree: Inodes, top: Path) -> None:
+    (top / "out").symlink_to("../secret")
+    link = tree.lookup(ROOT, b"out").node
+    assert tree.readlink(link) == b"../secret"
+    assert stat.S_ISLNK(tree.getattr(link).mode)
+    assert code(tree.open, link, os.O_RDONLY) == errno.EPERM
+    assert code(tree.lookup, link, b"x") == errno.ENOTDIR
+    assert code(tree.create, ROOT, b"out", os.O_RDWR, 0o644, None) == errno.EPERM
+    assert tree.link(link, ROOT, b"again").node == link
+    tree.setattr(link, Changes(mtime=5 * 10**9))
+    assert (top / "out").lstat().st_mtime == 5 and (top.parent / "secret").stat().st_mtime != 5
+    assert tree.symlink(ROOT, b"new", b"\xff/..", None).attributes.size == 4
+    assert os.readlink(top / "new") == "\udcff/.."  # noqa: PTH115
+
+
+@pytest.fixture
+def narrow_umask() -> Iterator[None]:
+    """One that would take permissions from new files."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+def test_creating(tree: Inodes, top: Path, narrow_umask: None) -> None:
+    owner = Owner(1234, 2345) if os.geteuid() == 0 and has_many_uids() else None
+    found, handle = tree.create(ROOT, b"a", os.O_RDWR, 0o640, owner)
+    assert found.attributes.mode == stat.S_IFREG | 0o640
+    if owner:
+        assert (found.attributes.uid, found.attributes.gid) == (1234, 2345)
+    tree.write(handle, memoryview(b"data"), 0)
+    same, second = tree.create(ROOT, b"a", os.O_RDWR, 0o600, None)
+    assert same.node == found.node and same.attributes.mode == stat.S_IFREG | 0o640
+    assert tree.read(second, 10, 0) == b"data"
+    assert code(tree.create, ROOT, b"a", os.O_RDWR | os.O_EXCL, 0o600, None) == errno.EEXIST
+    tree.create(ROOT, b"a", os.O_RDWR | os.O_TRUNC, 0o600, None)
+    assert tree.read(second, 10, 0) == b""
+    assert tree.mkdir(ROOT, b"d", 0o2770, owner).attributes.mode == stat.S_IFDIR | 0o2770
+    fifo = tree.mknod(ROOT, b"fifo", stat.S_IFIFO | 0o622, 0, owner).attributes
+    assert fifo.mode == stat.S_IFIFO | 0o622
+    node = tree.lookup(ROOT, b"fifo").node
+    assert code(tree.open, node, os.O_RDONLY) == errno.EPERM
+    assert code(tree.mknod, ROOT, b"fifo", stat.S_IFIFO | 0o622, 0, None) == errno.EEXIST
+    assert (top / "fifo").is_fifo()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not has_many_uids(), reason="only real root makes device files")
+def test_device_files(tree: Inodes) -> None:
+    made = tree.mknod(ROOT, b"null", stat.S_IFCHR | 0o666, os.makedev(1, 3), Owner(0, 0)).attributes
+    assert (stat.S_ISCHR(made.mode), made.rdev) == (True, os.makedev(1, 3))
+
+
+def test_attributes_are_changed_together(tree: Inodes, top: Path) -> None:
+    node = put(tree, ROOT, b"a", b"0123456789")
+    changed = tree.setattr(node, Changes(mode=0o4711, size=4, atime=-(10**9) + 5, mtime=7))
+    assert (stat.S_IMODE(changed.mode), changed.size) == (0o4711, 4)
+    assert (changed.atime, changed.mtime) == (-(10**9) + 5, 7)
+    kept = tree.setattr(node, Changes(mtime=Now.NOW))
+    assert kept.atime == -(10**9) + 5 and kept.mtime > 10**18
+    handle = tree.open(node, os.O_WRONLY)
+    (top / "a").chmod(0)
+    assert tree.setattr(node, Changes(size=6), handle).size == 6
+    if os.geteuid() == 0 and has_many_uids():
+        owned = tree.setattr(node, Changes(mode=0o4755, uid=12))
+        assert (owned.uid, owned.gid, stat.S_IMODE(owned.mode)) == (12, (top / "a").stat().st_gid, 0o4755)
+    assert code(tree.setattr, node, Changes(size=-1)) == errno.EINVAL
+    assert code(tree.setattr, ROOT, Changes(size=0)) == errno.EISDIR
+
+
+def test_renaming_with_flags(tree: Inodes) -> None:
+    one, two = put(tree, ROOT, b"one", b"1"), put(tree, ROOT, b"two", b"2")
+    assert code(tree.rename, ROOT, b"one", ROOT, b"two", RENAME_NOREPLACE) == errno.EEXIST
+    tree.rename(ROOT, b"one", ROOT, b"two", RENAME_EXCHANGE)
+    assert (tree.lookup(ROOT, b"one").node, tree.lookup(ROOT, b"two").node) == (two, one)
+    tree.rename(ROOT, b"one", ROOT, b"two")
+    assert code(tree.lookup, ROOT, b"one") == errno.ENOENT
+    assert tree.getattr(one).links == 0
+    assert code(tree.rename, ROOT, b"two", ROOT, b"x", 1 << 20) == errno.EINVAL
+
+
+def test_directories_are_listed_as_they_were_from_the_start(tree: Inodes) -> None:
+    for number in range(5):
+        put(tree, ROOT, b"%d" % number)
+    tree.mkdir(ROOT, b"d", 0o755, None)
+    handle = tree.opendir(ROOT)
+    first = tree.readdir(handle, 0)
+    assert {entry.name for entry in first} == {"0", "1", "2", "3", "4", "d"}
+    assert {stat.S_ISDIR(entry.mode) for entry in first if entry.name == "d"} == {True}
+    tree.unlink(ROOT, b"3")
+    assert [entry.name for entry in tree.readdir(handle, 4)] == [entry.name for entry in first[4:]]
+    assert tree.readdir(handle, 6) == []
+    assert len(tree.readdir(handle, 0)) == 5
+    tree.fsync(handle, False)
+    tree.release(handle)
+    assert code(tree.opendir, tree.lookup(ROOT, b"0").node) == errno.ENOTDIR
+    assert code(tree.rmdir, ROOT, b"0") == errno.ENOTDIR
+    tree.rmdir(ROOT, b"d")
+
+
+def test_holes(tree: Inodes) -> None:
+    node = put(tree, ROOT, b"a", bytes(range(256)) * 64)
+    handle = tree.open(node, os.O_RDWR)
+    tree.allocate(handle, KEEP_SIZE | PUNCH_HOLE, 4096, 4096)
+    assert tree.read(handle, 4096, 4096) == bytes(4096)
+    assert tree.seek(handle, 0, os.SEEK_HOLE) in (4096, 256 * 64)
+    tree.allocate(handle, 0, 0, 1 << 20)
+    assert tree.getattr(node).size == 1 << 20
+    assert code(tree.allocate, handle, 0, -1, 5) == errno.EINVAL
+    assert code(tree.read, Handle(99), 1, 0) == errno.EBADF
+
+
+def test_statistics(tree: Inodes, top: Path) -> None:
+    assert tree.statfs().blocks == os.statvfs(top).f_blocks
