@@ -21,6 +21,7 @@ from millpond.fs.fuse import mount_and_serve
 from millpond.fs.layout import prepare
 from millpond.fs.operations import Operations
 from millpond.fs.server import serve
+from millpond.fs.sessions import Sessions
 from millpond.linux import syscalls
 from millpond.linux.sandbox import Bind, Sandbox, spawn
 from millpond.wire.channel import Channel
@@ -121,9 +122,10 @@ class World:
 
         def body() -> int:
             root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
+            sessions = Sessions(Operations(root, measured="public"))
             while True:
                 sock, _ = server.accept()
-                serve(Channel(sock, "the host"), Operations(root, measured="public"))
+                serve(Channel(sock, "the host"), sessions)
 
         public = Bind(self.backing / "public", Path("/volume/public"), read_only=False)
         self.server_pid = spawn(Sandbox(binds=(public,), own_network=True, uid=65534), body)

@@ -16,6 +16,7 @@ from millpond.agent.gate import CanaryError, Gate, Tally, patterns
 from millpond.fs.layout import PUBLIC
 from millpond.fs.operations import Operations
 from millpond.fs.server import serve
+from millpond.fs.sessions import Sessions
 from millpond.linux.sockets import receive_descriptors
 from millpond.wire.channel import Channel
 
@@ -27,18 +28,18 @@ def main(config: str, root: str, descriptor: str, tally: str) -> None:
     logging.basicConfig(level=logging.INFO, format="volume: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     gate = Gate(patterns(read(Path(config)).privacy), Tally(int(tally)))
-    operations = Operations(os.open(root, os.O_PATH | os.O_DIRECTORY), measured=PUBLIC)
+    sessions = Sessions(Operations(os.open(root, os.O_PATH | os.O_DIRECTORY), measured=PUBLIC))
     agent = socket.socket(fileno=int(descriptor))
     with contextlib.suppress(ConnectionError):
         while True:
             connection = socket.socket(fileno=receive_descriptors(agent, 1)[0])
-            threading.Thread(target=_serve, args=(connection, operations, gate), daemon=True).start()
+            threading.Thread(target=_serve, args=(connection, sessions, gate), daemon=True).start()
 
 
-def _serve(connection: socket.socket, operations: Operations, gate: Gate) -> None:
+def _serve(connection: socket.socket, sessions: Sessions, gate: Gate) -> None:
     with Channel(connection, "host", outlet=gate.outlet()) as channel:
         try:
-            if error := serve(channel, operations):
+            if error := serve(channel, sessions):
                 log.info("connection ended: %s", error)
         except CanaryError as caught:
             log.error("connection cut: %s", caught)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
@@ -26,7 +25,7 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 
 @dataclass(slots=True)
 class _File:
-    """An open file: what it takes to open it again, and its number, ``remote``, on connection ``connection``.
+    """An open file: what it takes to open it again, and its number, ``remote``, in session ``session``.
 
     ``written`` and ``synced`` count changes: between the two lies what a restart of the device may lose.
     """
@@ -35,7 +34,7 @@ class _File:
     flags: int
     inode: int
     remote: int
-    connection: int
+    session: int
     written: int = 0
     synced: int = 0
     in_doubt: bool = False
@@ -44,10 +43,10 @@ class _File:
 class RemoteVolume:
     """The Volume behind the connection that ``dial`` makes; ``timeout`` is in seconds for each operation.
 
-    A lost connection is dialled again at the next operation. Operations that may be repeated are, once; for
-    the others EIO says that nobody knows whether they were done. Open files are opened again when they are
-    next used: ESTALE if their name means another file by now. ETIMEDOUT when the time is up. Threads take
-    turns.
+    A lost connection is dialled again at the next operation, and within one: nothing is done twice. If the
+    server has forgotten this client, most likely because it was started again, EIO says of what may not be
+    repeated that nobody knows whether it was done, and open files are opened again when they are next used:
+    ESTALE if their name means another file by now. ETIMEDOUT when the time is up. Threads take turns.
     """
 
     def __init__(self, dial: Dial, timeout: float = _DEFAULT_SECONDS) -> None:
@@ -57,8 +56,8 @@ class RemoteVolume:
 
     def close(self) -> None:
         """Hang up; what was open is closed by the server."""
-        with self._connection.turn():
-            self._connection.hang_up()
+        with self._connection.turn() as deadline:
+            self._connection.close(deadline)
             self._files.clear()
 
     def getattr(self, path: str) -> Attributes:
@@ -133,7 +132,7 @@ class RemoteVolume:
             )
             handle = Handle(next(self._numbers))
             again = flags & ~_ONCE
-            self._files[handle] = _File(path, again, reply.inode, reply.handle, self._connection.number)
+            self._files[handle] = _File(path, again, reply.inode, reply.handle, self._connection.session)
         return handle
 
     def read(self, handle: Handle, size: int, offset: int) -> bytes:
@@ -174,13 +173,12 @@ class RemoteVolume:
         self._file(handle).synced = written
 
     def release(self, handle: Handle) -> None:
-        """Forget the handle. Where the connection is lost, the server has closed the file already."""
+        """Forget the handle. Nobody waits for a connection to tell the server so."""
         file = self._file(handle)
         del self._files[handle]
         with self._connection.turn() as deadline:
-            if self._connection.connected and file.connection == self._connection.number:
-                with contextlib.suppress(Lost):
-                    self._connection.exchange(p.Release(file.remote), p.Done, deadline)
+            if file.session == self._connection.session:
+                self._connection.tell(p.Release(file.remote), deadline)
 
     def statfs(self) -> Statistics:
         """How full the volume is."""
@@ -218,7 +216,7 @@ class RemoteVolume:
         file = self._file(handle)
 
         def prepare(deadline: Deadline) -> Message:
-            if file.connection != self._connection.number:
+            if file.session != self._connection.session:
                 self._open_again(file, deadline)
             return request(file)
 
@@ -226,7 +224,7 @@ class RemoteVolume:
             return self._connection.ask(prepare, reply, deadline, repeat=repeat, payload=payload, limit=limit)
 
     def _open_again(self, file: _File, deadline: Deadline) -> None:
-        """Open a file of a lost connection on the present one. Raises OSError and Lost (never in doubt)."""
+        """Open a file of a lost session in the present one. Raises OSError and Lost (never in doubt)."""
         file.in_doubt = file.in_doubt or file.written > file.synced
         request = p.Open(_bytes(file.path), file.flags)
         try:
@@ -240,7 +238,7 @@ class RemoteVolume:
             if error.errno in _GONE:
                 raise failure(errno.ESTALE, file.path) from None
             raise
-        file.remote, file.connection = reply.handle, self._connection.number
+        file.remote, file.session = reply.handle, self._connection.session
 
     def _file(self, handle: Handle) -> _File:
         try:

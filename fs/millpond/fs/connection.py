@@ -1,15 +1,21 @@
-"""Edge: a conversation with a volume's server that outlives the connections it is held over."""
+"""Edge: a conversation with a volume's server that outlives the connections it is held over.
+
+Both count the requests that were performed. When a connection is lost after a request was out, the number
+that the server names on the next tells whether it was performed; if so, the server tells its reply again.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
-from millpond.fs.protocol import Error, known_errno
+from millpond.fs.protocol import Again, Done, Error, Goodbye, Hello, Welcome, known_errno
 from millpond.fs.volume import failure
 from millpond.wire.channel import Buffer, Channel
 from millpond.wire.deadline import Deadline
@@ -18,6 +24,17 @@ from millpond.wire.message import Message
 
 R = TypeVar("R", bound=Message)
 Dial = Callable[[Deadline], Channel]
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """A request that was out when its connection was lost: its session, if it has any, and how many will have
+    been performed with it.
+    """
+
+    session: int
+    performed: int
 
 
 class Lost(Exception):
@@ -31,14 +48,17 @@ class Lost(Exception):
 class Connection:
     """Requests and replies, one at a time, over what ``dial`` connects; dialled again when it is lost.
 
-    ``number`` counts the connections: what the server knew of an earlier one is gone.
+    ``session`` counts the server's memories of this client: what it knew in an earlier one is gone.
     """
 
     def __init__(self, dial: Dial, timeout: float) -> None:
         self._dial, self._timeout = dial, timeout
         self._lock = threading.Lock()
         self._channel: Channel | None = None
-        self.number = 0
+        self._name = os.urandom(16)
+        self._performed = 0
+        self._later: list[Message] = []
+        self.session = 0
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[Deadline]:
@@ -63,20 +83,47 @@ class Connection:
     ) -> tuple[R, bytearray]:
         """The reply to what ``prepare`` makes once connected, and up to ``limit`` bytes behind it.
 
-        Within a turn. If the connection is lost, the request is made and sent once more when it cannot have
-        been done or may be done twice (``repeat``). Raises OSError: what the server says, EIO, ETIMEDOUT.
+        Within a turn. If the connection is lost, the request is made and sent once more when it was not
+        performed or may be twice (``repeat``), else its reply is asked for. Raises OSError: what the server
+        says; ETIMEDOUT; EIO if nobody knows, since the server has forgotten this client.
         """
-        for last in (False, True):
+        doubt = _Doubt(0, 0)
+        for _ in range(_TRIES):
+            performed = False
             try:
                 self._connect(deadline)
+                if doubt.session and not repeat:
+                    if doubt.session != self.session:
+                        break
+                    performed = doubt.performed == self._performed
+                if performed:
+                    return self.exchange(Again(), reply, deadline, counts=False)
                 return self.exchange(prepare(deadline), reply, deadline, payload=payload, limit=limit)
             except Lost as lost:
-                if last or (lost.in_doubt and not repeat):
-                    raise failure(errno.EIO) from lost
+                if lost.in_doubt and not performed:
+                    doubt = _Doubt(self.session, self._performed + 1)
         raise failure(errno.EIO)
 
+    def tell(self, request: Message, deadline: Deadline) -> None:
+        """Have something done whose outcome is of no interest: within a turn now, or once connected again."""
+        if self._channel is None:
+            self._later.append(request)
+            return
+        try:
+            with contextlib.suppress(OSError):
+                self.exchange(request, Done, deadline)
+        except Lost:
+            self._later.append(request)
+
     def exchange(
-        self, request: Message, reply: type[R], deadline: Deadline, *, payload: Buffer = b"", limit: int = 0
+        self,
+        request: Message,
+        reply: type[R],
+        deadline: Deadline,
+        *,
+        payload: Buffer = b"",
+        limit: int = 0,
+        counts: bool = True,
     ) -> tuple[R, bytearray]:
         """One request, one reply, on the present connection only. Raises Lost and OSError."""
         channel = self._channel
@@ -96,6 +143,7 @@ class Connection:
             raise Lost(in_doubt=sent) from error
         except OverflowError:
             raise failure(errno.EINVAL) from None
+        self._performed += counts
         if isinstance(head.message, Error):
             raise failure(known_errno(head.message.errno))
         if not isinstance(head.message, reply):
@@ -104,15 +152,17 @@ class Connection:
         return head.message, body
 
     def hang_up(self) -> None:
-        """Close the connection; the server closes what was open over it."""
+        """Close the connection. The server waits for the next one for a while."""
         if self._channel:
             self._channel.close()
             self._channel = None
 
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection, as far as this side knows."""
-        return self._channel is not None
+    def close(self, deadline: Deadline) -> None:
+        """Within a turn: close the connection, and all that the server has open for it."""
+        if self._channel:
+            with contextlib.suppress(Lost, OSError):
+                self.exchange(Goodbye(), Done, deadline, counts=False)
+        self.hang_up()
 
     def _connect(self, deadline: Deadline) -> None:
         if self._channel and not _quiet(self._channel):
@@ -125,7 +175,22 @@ class Connection:
             raise failure(errno.ETIMEDOUT) from error
         except (MillpondError, OSError) as error:
             raise failure(errno.EIO) from error
-        self.number += 1
+        self._greet(deadline)
+
+    def _greet(self, deadline: Deadline) -> None:
+        """Go on with the session, if the server still knows it."""
+        try:
+            welcome, _ = self.exchange(Hello(self._name), Welcome, deadline, counts=False)
+        except Lost as lost:
+            raise Lost(in_doubt=False) from lost
+        if not (welcome.known and self.session):
+            self.session += 1
+            self._later.clear()
+        self._performed = welcome.performed
+        while self._later:
+            with contextlib.suppress(OSError):
+                self.exchange(self._later[-1], Done, deadline)
+            self._later.pop()
 
 
 def _quiet(channel: Channel) -> bool:

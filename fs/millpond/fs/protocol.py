@@ -22,6 +22,28 @@ MAX_LISTING = 64 << 20
 _ENTRY = struct.Struct("!QIH")
 
 
+@message("fs.hello", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class Hello(Message):
+    """First on a connection: go on with the session of this name, 16 bytes that nobody else can guess, or
+    begin it. A connection without has a session of its own. Answered by Welcome.
+    """
+
+    session: bytes
+
+
+@message("fs.again", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class Again(Message):
+    """Answered as the session's last request was, if that had no payload."""
+
+
+@message("fs.goodbye", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class Goodbye(Message):
+    """The session ends with this connection. Answered by Done."""
+
+
 @message("fs.getattr", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class GetAttributes(Message):
@@ -224,6 +246,17 @@ class GetOpenAttributes(Message):
     """Answered by AttributesAre."""
 
     handle: int
+
+
+@message("fs.welcome", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class Welcome(Message):
+    """Whether the session goes on, and how many of its requests were performed, not counting Hello, Again and
+    Goodbye.
+    """
+
+    known: bool
+    performed: int
 
 
 @message("fs.done", Kind.VOLUME)
