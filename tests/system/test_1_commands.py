@@ -237,6 +237,31 @@ def test_a_volume_is_mounted_twice_and_written_from_the_host(fleet: Emulation, t
     )
 
 
+def test_files_are_copied_to_a_device_and_back(fleet: Emulation, tmp_path: Path) -> None:
+    data = os.urandom(5_000_000)
+    (tmp_path / "data" / "deep").mkdir(parents=True)
+    (tmp_path / "data" / "deep" / "f").write_bytes(data)
+    result = fleet.millpond("cp", "-r", tmp_path / "data", "csd1:public/copied", "--format", "json")
+    assert result.code == 0, result
+    assert json.loads(result.out) == {"files": 1, "bytes": 5_000_000, "resumed": 0}
+    flash = fleet.fleet.device_directory("csd1") / "flash"
+    assert (flash / "public" / "copied" / "deep" / "f").read_bytes() == data
+    back = fleet.millpond("cp", "csd1:public/copied/deep/f", tmp_path / "back")
+    assert back.code == 0 and back.out.rstrip().endswith("1 files, 5.0 MB"), back
+    assert (tmp_path / "back").read_bytes() == data
+    for arguments, told in (
+        (("csd1:private/x", tmp_path), "No such file or directory"),
+        ((tmp_path / "back", "csd1:private/x"), "No such file or directory"),
+        ((tmp_path / "back", "csd9:public/"), "there is no device 'csd9' in the fleet"),
+        ((tmp_path / "back", tmp_path / "there"), "one must be on a device, the other on this machine"),
+        ((tmp_path / "data", "csd1:public/"), "Is a directory"),
+        ((tmp_path / "back",), "a source and a target are needed"),
+        ((tmp_path / "none", "csd1:public/"), "No such file or directory"),
+    ):
+        result = fleet.millpond("cp", *arguments)
+        assert result.code == 2 and told in result.err and result.err.count("\n") == 1, result
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()

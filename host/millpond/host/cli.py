@@ -17,6 +17,7 @@ import typer
 
 from millpond.fs import mounts
 from millpond.host import (
+    copy_command,
     daemon,
     demo,
     demo_inside,
@@ -223,6 +224,29 @@ def umount(
     mounts.unmount(mountpoint.absolute())
     if output is Format.JSON:
         views.print_json({"mountpoint": str(mountpoint)})
+
+
+@app.command()
+def cp(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="SOURCE... TARGET", help="On a device: csd0:public/...; else here.")
+    ],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Directories with all in them.")
+    ] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Copy files to or from the public part of a volume. After a failure the same command goes on."""
+    if len(paths) < 2:
+        raise LocalError("a source and a target are needed, such as: millpond cp data.npy csd0:public/")
+    console = views.quiet_console() if output is Format.JSON else views.console()
+    copied = copy_command.run(fleet_directory, paths[:-1], paths[-1], console, recursive=recursive)
+    if output is Format.JSON:
+        views.print_json(copied)
+    else:
+        resumed = f", {views.size(copied.resumed)} of them by an earlier copy" if copied.resumed else ""
+        print(f"{copied.files} files, {views.size(copied.bytes)}{resumed}")
 
 
 @app.command()

@@ -1,0 +1,154 @@
+"""Edge (the terminal): ``millpond cp``: between this machine and the public part of a device's volume."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from millpond.fs.client import RemoteVolume
+from millpond.fs.operations import Operations
+from millpond.fs.volume import Volume
+from millpond.host.client import Client
+from millpond.host.copying import Copied, Copier, plan
+from millpond.wire.channel import Channel
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import LocalError, RemoteError
+
+_MISTAKES = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EEXIST, errno.EINVAL}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A path as it was given, on a device or, with none, on this machine."""
+
+    text: str
+    device: str
+    path: str
+
+
+def place(text: str, devices: Sequence[str]) -> Place:
+    """``csd0:public/x`` is on a device of the fleet, all others on this machine."""
+    name, colon, path = text.partition(":")
+    if colon and name in devices:
+        return Place(text, name, path.strip("/"))
+    if colon and "/" not in name and not Path(text).exists():
+        raise LocalError(f"there is no device '{name}' in the fleet; write ./{text} for a file of that name")
+    return Place(text, "", _from_root(Path(text)))
+
+
+def _from_root(path: Path) -> str:
+    """Without links on the way, which volumes do not follow; the last name need not be there."""
+    found = path.resolve() if path.exists() else path.parent.resolve() / path.name
+    return str(found).lstrip("/")
+
+
+def run(fleet: Path, sources: Sequence[str], target: str, console: Console, *, recursive: bool) -> Copied:
+    """Copy. Raises LocalError for a mistake, RemoteError if a device fails; what is done by then is kept."""
+    with Client(fleet) as client:
+        names = [device.name for device in client.fleet.config.device]
+    goes, come = place(target, names), [place(source, names) for source in sources]
+    for source in come:
+        if bool(source.device) == bool(goes.device):
+            raise LocalError(
+                f"{source.text} and {goes.text}: one must be on a device, the other on this machine"
+            )
+    done = Copied()
+    with _opened(fleet, goes) as there, _shown(console) as progress:
+        if len(come) > 1 and not _is_directory(there, goes):
+            raise LocalError(f"{goes.text}: with several sources, this must be a directory that is there")
+        for source in come:
+            with _opened(fleet, source) as here:
+                _copy(_Way(source, goes, here, there), progress, done, recursive=recursive)
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """From where to where, with the volumes of both."""
+
+    source: Place
+    target: Place
+    here: Volume
+    there: Volume
+
+    def failed(self, error: OSError) -> LocalError | RemoteError:
+        """The error as people see it: whose, and what to do."""
+        where = f"{error.filename}: " if error.filename else ""
+        text = f"{self.source.text} to {self.target.text}: {where}{error.strerror}"
+        if error.errno in _MISTAKES:
+            return LocalError(text)
+        return RemoteError(f"{text}; the same command again goes on from there")
+
+
+def _copy(way: _Way, progress: Progress, done: Copied, *, recursive: bool) -> None:
+    try:
+        items = plan(way.here, way.source.path, way.there, way.target.path, recursive=recursive)
+        total = sum(item.attributes.size for item in items if stat.S_ISREG(item.attributes.mode))
+        task = progress.add_task(way.source.text, total=total)
+        copier = Copier(way.here, way.there, lambda count: progress.advance(task, count), done)
+        for item in items:
+            if not copier.copy(item):
+                progress.console.print(f"{item.source}: neither a file, a directory nor a link; left out")
+    except OSError as error:
+        raise way.failed(error) from None
+
+
+def _is_directory(volume: Volume, at: Place) -> bool:
+    try:
+        return stat.S_ISDIR(volume.getattr(at.path).mode)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return False
+        raise RemoteError(f"{at.text}: {error.strerror}") from None
+
+
+def _shown(console: Console) -> Progress:
+    """A bar for each source, with rate and time left."""
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        *columns,
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+@contextlib.contextmanager
+def _opened(fleet: Path, at: Place) -> Iterator[Volume]:
+    """The volume that a place is in."""
+    if not at.device:
+        root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield Operations(root)
+        finally:
+            os.close(root)
+        return
+
+    def dial(deadline: Deadline) -> Channel:
+        with Client(fleet) as client:
+            return client.volume(at.device, deadline)
+
+    dial(Deadline.after(10)).close()  # an absent device is told as such, and not as an errno
+    volume = RemoteVolume(dial)
+    try:
+        yield volume
+    finally:
+        with contextlib.suppress(OSError):
+            volume.close()

@@ -1,0 +1,175 @@
+"""Edge (volumes): files copied from one volume to another, whole or not at all, and resumed where they ended.
+
+A file is written under a name of its own, which tells the version of its source, put on the flash, and only
+then renamed: a name stands for the old file or the new one, and what a broken copy wrote is used by the next.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from millpond.fs.volume import MAX_TRANSFER, Attributes, Handle, Volume, failure
+
+_COMPARED = MAX_TRANSFER  # bytes before the place where a copy is resumed
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Something to be copied: where it is, where it goes, and what it is."""
+
+    source: str
+    target: str
+    attributes: Attributes
+
+
+@dataclass(slots=True)
+class Copied:
+    """What was done: regular files, their bytes, and how many of these an earlier copy had left."""
+
+    files: int = 0
+    bytes: int = 0
+    resumed: int = 0
+
+
+def plan(here: Volume, source: str, there: Volume, target: str, *, recursive: bool) -> list[Item]:
+    """What copying ``source`` to ``target`` means, directories before what is in them. A directory as
+    ``target`` is where it goes into. Raises OSError, EISDIR for a directory if not ``recursive``.
+    """
+    found = here.getattr(source)
+    if stat.S_ISDIR(found.mode) and not recursive:
+        raise failure(errno.EISDIR, source)
+    if _is_directory(there, target) and (name := source.rpartition("/")[2]):
+        target = _joined(target, name)
+    return list(_walk(here, Item(source, target, found)))
+
+
+def _walk(volume: Volume, item: Item) -> Iterator[Item]:
+    yield item
+    if stat.S_ISDIR(item.attributes.mode):
+        for entry in sorted(volume.readdir(item.source), key=lambda entry: entry.name):
+            source = _joined(item.source, entry.name)
+            below = Item(source, _joined(item.target, entry.name), volume.getattr(source))
+            yield from _walk(volume, below)
+
+
+class Copier:
+    """Copies from ``here`` to ``there``. ``progress`` is told of bytes as they are done; ``done`` counts."""
+
+    def __init__(self, here: Volume, there: Volume, progress: Callable[[int], None], done: Copied) -> None:
+        self._here, self._there, self._progress, self.done = here, there, progress, done
+
+    def copy(self, item: Item) -> bool:
+        """Copy one thing, of a directory only itself. False for what is neither a file, a directory nor a
+        symbolic link. Raises OSError.
+        """
+        mode = item.attributes.mode
+        if stat.S_ISREG(mode):
+            self._file(item)
+        elif stat.S_ISDIR(mode):
+            if not _is_directory(self._there, item.target):
+                self._there.mkdir(item.target, stat.S_IMODE(mode) | stat.S_IRWXU)
+        elif stat.S_ISLNK(mode):
+            self._symlink(item)
+        else:
+            return False
+        return True
+
+    def _symlink(self, item: Item) -> None:
+        name = _unfinished(item)
+        _remove(self._there, name)
+        self._there.symlink(self._here.readlink(item.source), name)
+        self._there.rename(name, item.target)
+
+    def _file(self, item: Item) -> None:
+        name = _unfinished(item)
+        source = self._here.open(item.source, os.O_RDONLY)
+        try:
+            target = self._there.open(name, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                self._contents(item, source, target)
+                self._there.fsync(target)
+            finally:
+                self._there.release(target)
+        finally:
+            self._here.release(source)
+        self._finish(item, name)
+
+    def _finish(self, item: Item, name: str) -> None:
+        self._there.chmod(name, stat.S_IMODE(item.attributes.mode) & 0o777)
+        self._there.utimens(name, item.attributes.atime, item.attributes.mtime)
+        self._there.rename(name, item.target)
+        self.done.files += 1
+
+    def _contents(self, item: Item, source: Handle, target: Handle) -> None:
+        offset = self._resumed(source, target, item.attributes.size)
+        self.done.bytes += offset
+        self.done.resumed += offset
+        self._progress(offset)
+        while data := self._here.read(source, MAX_TRANSFER, offset):
+            self._write(target, data, offset)
+            offset += len(data)
+            self.done.bytes += len(data)
+            self._progress(len(data))
+        now = self._here.fgetattr(source)
+        if (now.size, now.mtime, offset) != (item.attributes.size, item.attributes.mtime, now.size):
+            raise failure(errno.ESTALE, item.source)  # it changed while it was copied
+
+    def _write(self, target: Handle, data: bytes, offset: int) -> None:
+        done = 0
+        while done < len(data):
+            done += self._there.write(target, data[done:], offset + done)
+
+    def _resumed(self, source: Handle, target: Handle, size: int) -> int:
+        """How much an earlier copy has done: what it wrote last must be as in the source."""
+        done = self._there.fgetattr(target).size
+        start = max(0, done - _COMPARED)
+        if 0 < done <= size and _read(self._there, target, start, done) == _read(
+            self._here, source, start, done
+        ):
+            return done
+        if done:
+            self._there.ftruncate(target, 0)
+        return 0
+
+
+def _read(volume: Volume, handle: Handle, start: int, end: int) -> bytes:
+    parts = []
+    while start < end and (data := volume.read(handle, end - start, start)):
+        parts.append(data)
+        start += len(data)
+    return b"".join(parts)
+
+
+def _unfinished(item: Item) -> str:
+    """The name under which it is written, of this version of its source."""
+    folder, slash, name = item.target.rpartition("/")
+    version = f"{item.source}\0{item.attributes.size}\0{item.attributes.mtime}".encode(
+        errors="surrogateescape"
+    )
+    return f"{folder}{slash}.{name[:60]}.{hashlib.sha256(version).hexdigest()[:12]}.part"
+
+
+def _joined(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _is_directory(volume: Volume, path: str) -> bool:
+    try:
+        return stat.S_ISDIR(volume.getattr(path).mode)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return False
+        raise
+
+
+def _remove(volume: Volume, path: str) -> None:
+    try:
+        volume.unlink(path)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
