@@ -16,7 +16,7 @@ COMMANDS = millpond millpond-agent
 STAMP = .venv/.millpond-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check guest install uninstall clean system bench-tunnel bench-balance
+.PHONY: help demo test check guest install uninstall clean system bench-tunnel bench-balance bench-volume
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +44,10 @@ bench-tunnel: $(STAMP) system  ## the tunnel against its peers: a table, .bench/
 
 bench-balance: $(STAMP) system  ## what unequal devices reach of what they could: tables, .bench/balance.json, a picture
 	@PYTHONPATH=tests .venv/bin/python -m bench.balance $(ARGS)
+
+bench-volume: $(STAMP) system  ## the volume's mounts against their peers: tables, .bench/volume.json, a picture
+	@images/prerequisites.sh bench
+	@PYTHONPATH=tests .venv/bin/python -m bench.volume $(ARGS)
 
 system:
 	@images/prerequisites.sh system

@@ -1,0 +1,93 @@
+"""The volume's benchmark runs, and what it writes agrees with itself. No figure is judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+RATIOS = {f"device_{how}_over_native": f"device_{how}" for how in ("seq", "rand")}
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    argv = [sys.executable, "-m", "bench.volume", *arguments]
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=100)
+
+
+def test_an_unknown_experiment_is_named_with_those_that_are(tmp_path: Path) -> None:
+    done = bench("--only", "device,floppy", "--output", str(tmp_path))
+    assert done.returncode == 2
+    assert "floppy" in done.stderr
+    assert "host-meta" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_peer_that_is_not_there_is_named_in_its_row(tmp_path: Path) -> None:
+    if complaint := _why_not(compiler=False):
+        pytest.skip(complaint)
+    done = bench("--quick", "--only", "fuse-python", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads((tmp_path / "volume.json").read_text())
+    assert row["figure"] == "device_fusepython_over_c"
+    assert row["value"] is None
+    assert row["what"].startswith("not measured: ")
+    assert not (tmp_path / "volume.png").exists()
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[str, Any]]]:
+    """What a short run prints, and its rows."""
+    if complaint := _why_not(compiler=True):
+        pytest.skip(complaint)
+    output = tmp_path_factory.mktemp("bench")
+    ended = bench("--quick", "--only", "device", "--output", str(output))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (output / "volume.png").read_bytes().startswith(b"\x89PNG")
+    found: list[dict[str, Any]] = json.loads((output / "volume.json").read_text())
+    assert len({row["figure"] for row in found}) == len(found)
+    return ended.stdout, {row["figure"]: row for row in found}
+
+
+Done = tuple[str, dict[str, dict[str, Any]]]
+
+
+def _why_not(*, compiler: bool) -> str | None:
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "/dev/fuse is not accessible"
+    if compiler and shutil.which("cc") is None:
+        return "there is no C compiler"
+    return None
+
+
+def test_every_row_is_complete_names_its_emulation_and_is_printed(done: Done) -> None:
+    printed, rows = done
+    assert rows.keys() >= {*RATIOS, "device_daemon_us_per_mib"}
+    for figure, row in rows.items():
+        assert row.keys() == {
+            *("figure", "what", "value", "low", "high", "unit", "peer", "repeats", "emulation")
+        }
+        assert row["low"] <= row["value"] <= row["high"]
+        assert row["repeats"] >= 1
+        assert "the mount says: files are read and written by " in row["emulation"]
+        assert figure in printed
+
+
+def test_a_ratio_is_between_those_of_its_routes(done: Done) -> None:
+    _, rows = done
+    for figure, name in RATIOS.items():
+        ours, native = rows[f"{name}.millpond"], rows[f"{name}.native"]
+        assert rows[figure]["peer"] == "the backing file system"
+        assert rows[figure]["value"] <= 1.001 * ours["high"] / native["low"]
+        assert rows[figure]["value"] >= 0.999 * ours["low"] / native["high"]
+
+
+def test_nothing_is_left_mounted(done: Done) -> None:
+    assert "millpond-bench-" not in Path("/proc/self/mountinfo").read_text()

@@ -1,0 +1,105 @@
+"""Entry: the volume against its peers, ``make bench-volume``: tables, ``volume.json`` and a picture."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bench.balance.experiment import Experiment, Findings, Run, choose
+from bench.balance.table import table
+from bench.rows import Row
+from bench.tunnel.isolation import run_isolated
+from bench.tunnel.programs import CompilationFailed
+from bench.volume import device, fuse_python, host
+from bench.volume.picture import draw
+from bench.volume.route import RouteFailed
+from bench.volume.tools import Tools
+from millpond.linux.sandbox import accept_signals
+
+_Measure = Callable[[Tools, Run], Findings]
+_MEASURED: dict[str, tuple[str, _Measure]] = {
+    "device": ("The device's mount against the backing file system", device.measure),
+    "fuse-python": ("The device's mount by fuse-python against libfuse in C", fuse_python.measure),
+    **{name: (title, functools.partial(host.measure, part)) for name, (title, part) in host.PARTS.items()},
+}
+
+
+def main() -> int:
+    """Exit codes: 0 done, 1 millpond's mount or the benchmark failed, 2 wrong arguments, 130 interrupted."""
+    arguments = _parser().parse_args()
+    with tempfile.TemporaryDirectory(prefix="millpond-bench-") as scratch:
+        tools = Tools(Path(scratch).resolve(), arguments.c_example)
+        experiments = [
+            Experiment(name, title, functools.partial(measure, tools))
+            for name, (title, measure) in _MEASURED.items()
+        ]
+        try:
+            chosen = choose(experiments, arguments.only)
+        except ValueError as error:
+            _parser().error(str(error))
+        arguments.output.mkdir(exist_ok=True)
+        output = arguments.output.absolute()
+        return run_isolated(lambda: bench(chosen, quick=arguments.quick, output=output))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="make bench-volume", description="The volume's mounts against their peers."
+    )
+    parser.add_argument("--quick", action="store_true", help="short and coarse: to see that it works")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME,...", help="do these experiments only"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path(".bench"), help="folder for volume.json and volume.png"
+    )
+    parser.add_argument(
+        "--c-example",
+        type=Path,
+        metavar="PROGRAM",
+        help="libfuse's example 'passthrough', built, to compare with",
+    )
+    return parser
+
+
+def bench(chosen: Sequence[Experiment], *, quick: bool, output: Path) -> int:
+    """Do them, print their tables, write what was found after each; in the namespaces of ``run_isolated``."""
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - began:4.0f} s] {line}", flush=True)
+
+    accept_signals()  # or those that are started would not end when they are told to
+    rows: list[Row] = []
+    failed = False
+    for experiment in chosen:
+        try:
+            found = experiment.measure(Run(quick, say)).rows
+        except (RouteFailed, CompilationFailed) as error:
+            print(f"bench-volume: {experiment.name}: {error}", file=sys.stderr)
+            failed = True
+            continue
+        rows += found
+        print("", *table(experiment.title, found), "", sep="\n", flush=True)
+        _write(rows, output / "volume.json")
+    draw(rows, f"medians and ranges, {os.cpu_count()} cores", output / "volume.png")
+    say(f"written: {output}/volume.json, {output}/volume.png")
+    return int(failed)
+
+
+def _write(rows: list[Row], path: Path) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + "\n")
+    fresh.rename(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""Edge (an emulated fleet): the host's ways to a device's files: millpond and sshfs, encrypted or not."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.tunnel.namespace import Traffic
+from bench.tunnel.plain_routes import wait_for_line
+from bench.tunnel.route import RouteFailed as NotStarted
+from bench.tunnel.ssh_routes import CIPHER
+from bench.volume.plain_server import __file__ as plain_server
+from bench.volume.route import Mount, Route, RouteFailed, native, served
+from millpond.fs.layout import PUBLIC
+from millpond.host import provision
+from millpond.host.mounter import command
+from millpond.images.ssh_server import HOME, USER
+from system.support import MILLPOND, Emulation, create, why_not
+
+EMULATION = (
+    "a host and an emulated device on one machine's processors; tunnel, agent, SSH server and mounts are real"
+)
+DEVICE, FOLDER = "csd0", "bench"
+_PORT = "7001"
+_SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Of a running fleet with one device; ``backing`` is where the files lie that all routes show."""
+
+    emulation: Emulation
+    scratch: Path
+    backing: Path
+
+    @property
+    def address(self) -> str:
+        """The device's, in the tunnel."""
+        return self.emulation.fleet.addresses(DEVICE).device.partition("/")[0]
+
+    def routes(self, *keys: str) -> tuple[Route, ...]:
+        """Those of the keys."""
+        found = {
+            "millpond": Route("millpond", "millpond's mount on the host", lambda: _millpond(self)),
+            "sshfs": Route("sshfs", f"sshfs ({CIPHER})", lambda: _sshfs(self)),
+            "plain": Route("plain", "sshfs without encryption (directport)", lambda: _plain(self)),
+            "native": Route("native", "the backing file system", lambda: native(self.backing)),
+        }
+        return tuple(found[key] for key in keys)
+
+    def traffic(self) -> Traffic:
+        """Of the tunnel, as the host's interface counts it."""
+        interface = self.emulation.fleet.interface(DEVICE)
+        for line in Path(f"/proc/{self.emulation.daemon().pid}/net/dev").read_text().splitlines():
+            name, _, counters = line.partition(":")
+            if name.strip() == interface:
+                return Traffic(int(counters.split()[0]), int(counters.split()[8]))
+        raise RouteFailed(f"the host has no interface {interface}")
+
+    def all_processes(self) -> int:
+        """The first process of the emulated machine."""
+        assert self.emulation.process
+        return self.emulation.process.pid
+
+
+@contextlib.contextmanager
+def fleet(scratch: Path) -> Iterator[Host]:
+    """Switched on, until the end of the block; nothing is searched for canaries. Raises RouteFailed."""
+    if complaint := why_not():
+        raise RouteFailed(f"no fleet: {complaint}")
+    base = scratch / "fleet"
+    base.mkdir()
+    emulation = create(base, [DEVICE])
+    provision.write_agent_config(emulation.fleet, DEVICE, {})
+    backing = emulation.fleet.device_directory(DEVICE) / "flash" / PUBLIC / FOLDER
+    backing.mkdir()
+    backing.chmod(0o777)  # each route writes as another user
+    try:
+        emulation.start()
+        emulation.wait_ready()
+        yield Host(emulation, scratch, backing)
+    except AssertionError as error:
+        raise RouteFailed(str(error)) from error
+    finally:
+        emulation.stop()
+        shutil.rmtree(base)
+
+
+def _in_network_of(pid: int) -> list[str]:
+    return ["nsenter", f"--net=/proc/{pid}/ns/net", "--"]
+
+
+@contextlib.contextmanager
+def _millpond(host: Host) -> Iterator[Mount]:
+    mountpoint = host.scratch / "host-mount"
+    argv = [*command(host.emulation.directory, DEVICE, mountpoint), "--die-with-parent"]
+    with served(argv, mountpoint, "ready") as server:
+        yield _mount(host, mountpoint / PUBLIC / FOLDER, server.pid)
+
+
+def _mount(host: Host, folder: Path, near: int, *far: int) -> Mount:
+    return Mount(folder, host.backing, (near,), (host.all_processes(), *far), host.traffic)
+
+
+def _program() -> str:
+    found = shutil.which("sshfs")
+    if found is None:
+        raise RouteFailed("sshfs is not installed")
+    return found
+
+
+@contextlib.contextmanager
+def _sshfs(host: Host) -> Iterator[Mount]:
+    """To the device's SSH server, which shows the device's own mount."""
+    known = host.emulation.fleet
+    options = {
+        "IdentityFile": known.ssh_key,
+        "UserKnownHostsFile": known.known_hosts,
+        "HostKeyAlias": DEVICE,
+        "Ciphers": CIPHER,
+        "BatchMode": "yes",
+    }
+    told = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    source = f"{USER}@{host.address}:{HOME}/{PUBLIC}/{FOLDER}"
+    mountpoint = host.scratch / "sshfs-mount"
+    argv = [*_in_network_of(host.emulation.daemon().pid), _program(), "-f", "-F", "/dev/null", *told]
+    with served([*argv, source, str(mountpoint)], mountpoint) as server:
+        yield _mount(host, mountpoint, server.pid)
+
+
+@contextlib.contextmanager
+def _plain(host: Host) -> Iterator[Mount]:
+    """To a server in the device's network that shows the files where they lie."""
+    mountpoint = host.scratch / "plain-mount"
+    argv = [*_in_network_of(host.emulation.daemon().pid), _program(), "-f", "-o", f"directport={_PORT}"]
+    with (
+        _plain_server(host) as far,
+        served([*argv, f"{host.address}:{host.backing}", str(mountpoint)], mountpoint) as server,
+    ):
+        yield _mount(host, mountpoint, server.pid, far)
+
+
+@contextlib.contextmanager
+def _plain_server(host: Host) -> Iterator[int]:
+    if not _SFTP_SERVER.exists():
+        raise RouteFailed(f"there is no {_SFTP_SERVER}")
+    board = host.emulation.pid_one(DEVICE).pid
+    argv = [*_in_network_of(board), MILLPOND[0], plain_server, host.address, _PORT, str(_SFTP_SERVER)]
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        wait_for_line(process)
+        yield process.pid
+    except NotStarted as error:
+        raise RouteFailed(str(error)) from error
+    finally:
+        process.kill()
+        process.communicate()

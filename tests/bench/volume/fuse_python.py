@@ -1,0 +1,100 @@
+"""Edge (FUSE): the device's mount by fuse-python, against libfuse's C example that passes everything on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.balance.experiment import Findings, Run
+from bench.rows import Row, summary
+from bench.tunnel.record import Record
+from bench.volume.blocks import MIB, PAGE, Read, Write, make_file
+from bench.volume.device import local_route
+from bench.volume.measuring import Trial, details, ratio, take_turns
+from bench.volume.route import Mount, Route, served
+from bench.volume.tools import Tools, file_system
+from bench.volume.workload import Workload
+from millpond.fs.layout import PRIVATE, prepare
+
+_FILE, _FIGURE = "file", "device_fusepython_over_c"
+_PEER = "c"
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """MiB of a file, random reads, repeats."""
+
+    mib: int
+    reads: int
+    repeats: int
+
+
+FULL, QUICK = Lengths(64, 16384, 9), Lengths(8, 500, 2)
+
+
+def measure(tools: Tools, run: Run) -> Findings:
+    """Row ``device_fusepython_over_c``, and one each for reads and writes."""
+    if tools.c_example is None:
+        what = "not measured: libfuse's example was not given (--c-example PROGRAM)"
+        row = summary(_FIGURE, what, [], "x", peer="libfuse's C example", emulation=None)
+        return Findings((row,))
+    trials = _trials(tools, QUICK if run.quick else FULL)
+    records = [take_turns(trial, run) for trial in trials]
+    rows = [_worst(trials, records)]
+    rows += [ratio(f"{t.name}_over_c", t, r, _PEER) for t, r in zip(trials, records, strict=True)]
+    for trial, record in zip(trials, records, strict=True):
+        rows += details(trial, record)
+    return Findings(tuple(rows))
+
+
+def _trials(tools: Tools, lengths: Lengths) -> list[Trial]:
+    assert tools.c_example
+    program, flash, pattern = tools.blocks(), tools.folder("fuse-python"), tools.folder("pattern")
+    prepare(flash)
+    make_file(program, flash / PRIVATE / _FILE, lengths.mib)
+    peer, example = f"libfuse's C example {tools.c_example.name}", tools.c_example.absolute()
+    routes = (
+        local_route(flash, tools.scratch, "fuse-python"),
+        Route(_PEER, peer, lambda: _example(example, flash / PRIVATE, tools.scratch)),
+    )
+    note = f"the device is this machine, its flash a folder on {file_system(flash)}; there is no tunnel"
+    first = "first, of a fresh mount"
+    workloads: dict[str, tuple[str, Workload]] = {
+        "device_fusepython_read": (
+            f"device by fuse-python, sequential reads of 1 MiB, {lengths.mib} MiB, {first}",
+            Read(program, _FILE, MIB, lengths.mib, "sequential"),
+        ),
+        "device_fusepython_write": (
+            f"device by fuse-python, writes of 1 MiB, {lengths.mib} MiB, a new file, no fsync",
+            Write(program, pattern, lengths.mib, "nosync"),
+        ),
+        "device_fusepython_rand": (
+            f"device by fuse-python, random reads of 4 KiB, each {first}",
+            Read(program, _FILE, PAGE, lengths.reads, "random"),
+        ),
+    }
+    return [
+        Trial(name, what, workload, routes, lengths.repeats, note)
+        for name, (what, workload) in workloads.items()
+    ]
+
+
+@contextlib.contextmanager
+def _example(program: Path, folder: Path, scratch: Path) -> Iterator[Mount]:
+    mountpoint = scratch / "c-mount"
+    with served([str(program), str(mountpoint), "-f"], mountpoint) as server:
+        yield Mount(mountpoint / folder.relative_to("/"), folder, (server.pid,))
+
+
+def _worst(trials: list[Trial], records: list[Record]) -> Row:
+    """Of sequential reads and writes."""
+    found = [r.ratios("speed", "millpond", _PEER) for r in records[:2]]
+    peer = trials[0].routes[1].label
+    values = [min(pair) for pair in zip(*found, strict=False)]
+    what = "device by fuse-python, the worse of sequential reads and writes: speed over that of the example"
+    if not values:
+        reasons = [record.missing[_PEER] for record in records if _PEER in record.missing]
+        what = f"not measured: {peer}: {'; '.join(reasons)}"
+    return summary(_FIGURE, what, values, "x", peer=peer, emulation=trials[0].emulation)
