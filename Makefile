@@ -16,7 +16,7 @@ COMMANDS = millpond millpond-agent
 STAMP = .venv/.millpond-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check guest install uninstall clean system bench-tunnel bench-balance bench-volume
+.PHONY: help demo test check guest install uninstall clean system bench-tunnel bench-balance bench-volume conformance
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -48,6 +48,10 @@ bench-balance: $(STAMP) system  ## what unequal devices reach of what they could
 bench-volume: $(STAMP) system  ## the volume's mounts against their peers: tables, .bench/volume.json, a picture
 	@images/prerequisites.sh bench
 	@PYTHONPATH=tests .venv/bin/python -m bench.volume $(ARGS)
+
+conformance: $(STAMP) system  ## POSIX tests of the volume's mounts: .bench/conformance.json (PJDFSTEST=DIR FSX=DIR)
+	@PYTHONPATH=tests .venv/bin/python -m conformance $(if $(PJDFSTEST),--pjdfstest "$(PJDFSTEST)") \
+	  $(if $(FSX),--fsx "$(FSX)") $(if $(FSSTRESS),--fsstress "$(FSSTRESS)") $(ARGS)
 
 system:
 	@images/prerequisites.sh system

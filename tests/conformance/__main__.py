@@ -1,0 +1,76 @@
+"""Entry: POSIX conformance of the volume's mounts, ``make conformance``: ``conformance.json``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from conformance.places import make_flash
+from conformance.run import MOUNTS, Run
+from conformance.suite import why_not_built
+from millpond.linux.sandbox import Sandbox, accept_signals, exit_code, spawn
+from millpond.wire.errors import MillpondError
+
+
+def main() -> int:
+    """Exit codes: 0 done, 1 something broke, 2 wrong arguments or nothing to run."""
+    arguments = _parser().parse_args()
+    if reason := _why_not(arguments):
+        print(f"conformance: {reason}", file=sys.stderr)
+        return 2
+    arguments.output.mkdir(exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(KeyboardInterrupt):
+        Path(scratch).chmod(0o755)
+        pid = spawn(Sandbox(own_pids=True), functools.partial(_inside, arguments, Path(scratch)))
+        return exit_code(os.waitpid(pid, 0)[1])
+    return 130
+
+
+def _why_not(arguments: argparse.Namespace) -> str:
+    if reason := why_not_built(arguments.pjdfstest):
+        return reason
+    if os.geteuid() != 0:
+        return "needs root: most tests are about users"
+    for name in ("fsx", "fsstress"):
+        folder: Path | None = getattr(arguments, name)
+        if folder and not os.access(folder / name, os.X_OK):
+            return f"{folder} holds no program {name}: build it there"
+    return ""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="make conformance", description="POSIX conformance of the volume's mounts."
+    )
+    parser.add_argument("--pjdfstest", type=Path, metavar="DIR", help="pjdfstest's folder, built")
+    parser.add_argument("--fsx", type=Path, metavar="DIR", help="a folder with a program fsx")
+    parser.add_argument("--fsstress", type=Path, metavar="DIR", help="a folder with a program fsstress")
+    parser.add_argument("--only", action="append", choices=MOUNTS, help="this mount only")
+    parser.add_argument("--match", default="", help="only those files of the suite whose names hold this")
+    parser.add_argument("--operations", type=int, default=100_000, help="of fsx; a tenth of it of fsstress")
+    parser.add_argument("--output", type=Path, default=Path(".bench"), help="folder for conformance.json")
+    return parser
+
+
+def _inside(arguments: argparse.Namespace, scratch: Path) -> int:
+    accept_signals()
+    os.umask(0o022)
+    try:
+        run = Run(arguments, scratch, *make_flash(scratch))
+        run.all()
+    except MillpondError as error:
+        print(f"conformance: {error}", file=sys.stderr)
+        return 1
+    run.report()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Edge: a volume in mounts of this process alone: the file system below, the device's mount, the host's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from millpond.fs.client import RemoteVolume
+from millpond.fs.fuse import mount_and_serve
+from millpond.fs.layout import PUBLIC, prepare
+from millpond.fs.operations import Operations
+from millpond.fs.server import serve
+from millpond.fs.sessions import Sessions
+from millpond.linux import syscalls
+from millpond.linux.sandbox import Bind, Sandbox, spawn
+from millpond.wire.channel import Channel
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import LocalError
+
+_SIZE = 2 << 30
+_TIMEOUT = 10.0
+
+
+def make_flash(scratch: Path) -> tuple[Path, str]:
+    """A volume's directory on a file system of its own, whose name is the other value: ext4, if a file can
+    be mounted here. All lies in memory and is gone with this process's mounts.
+    """
+    syscalls.mount("tmpfs", scratch, "tmpfs", 0, "mode=755")
+    image, flash = scratch / "image", scratch / "flash"
+    flash.mkdir()
+    with image.open("wb") as file:
+        file.truncate(_SIZE)
+    commands = (["mke2fs", "-q", "-t", "ext4", str(image)], ["mount", "-o", "loop", str(image), str(flash)])
+    kind = "ext4" if all(_works(command) for command in commands) else "tmpfs"
+    prepare(flash)
+    return flash, kind
+
+
+def _works(argv: list[str]) -> bool:
+    path = os.environ["PATH"] + ":/usr/sbin:/sbin"
+    try:
+        done = subprocess.run(argv, capture_output=True, check=False, env=os.environ | {"PATH": path})
+    except FileNotFoundError:
+        return False
+    return done.returncode == 0
+
+
+@contextlib.contextmanager
+def device(flash: Path, mountpoint: Path, binding: str) -> Iterator[str]:
+    """The device's mount; how it says that it works."""
+    argv = [sys.executable, "-m", "millpond.fs.local", str(flash), str(mountpoint), "--name", "csd0"]
+    process = subprocess.Popen([*argv, "--binding", binding], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    try:
+        how = process.stdout.readline()
+        if not how.startswith("ready: "):
+            raise LocalError(f"the device's mount ({binding}) did not come up")
+        yield how.removeprefix("ready: ").strip()
+    finally:
+        _stop(process.pid, signal.SIGTERM)
+        process.returncode = 0
+
+
+@contextlib.contextmanager
+def host(flash: Path, mountpoint: Path, listener: Path) -> Iterator[str]:
+    """The host's mount, of a server that is root, in a root directory that holds the public part."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(listener))
+        server.listen()
+        public = Bind(flash / PUBLIC, Path("/volume") / PUBLIC, read_only=False)
+        served = spawn(Sandbox(binds=(public,), own_network=True), lambda: _serve(server))
+    try:
+        mounted = _mount_host(mountpoint, listener)
+        try:
+            yield "over a Unix socket, without a tunnel, by a server that is root over the public part"
+        finally:
+            _stop(mounted, signal.SIGTERM)
+    finally:
+        _stop(served, signal.SIGKILL)
+        listener.unlink()
+
+
+def _serve(server: socket.socket) -> int:
+    root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
+    sessions = Sessions(Operations(root, chown_new=True, measured=PUBLIC))
+    while True:
+        connection, _ = server.accept()
+        serve(Channel(connection, "the host"), sessions)
+
+
+def _mount_host(mountpoint: Path, listener: Path) -> int:
+    """The process that serves the host's mount, which is up."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        _be_host(mountpoint, listener, writing)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        if pipe.read() != "ready":
+            raise LocalError("the host's mount did not come up")
+    return pid
+
+
+def _be_host(mountpoint: Path, listener: Path, writing: int) -> None:
+    def dial(deadline: Deadline) -> Channel:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(deadline.remaining())
+        connection.connect(str(listener))
+        return Channel(connection, "csd0")
+
+    def ready() -> None:
+        os.write(writing, b"ready")
+        os.close(writing)
+
+    try:
+        mount_and_serve(
+            RemoteVolume(dial, _TIMEOUT), mountpoint, name="csd0", allow_other=True, on_ready=ready
+        )
+    except BaseException:  # noqa: BLE001 - shown; nothing may go on in a copy of the caller
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def _stop(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, number)
+        os.waitpid(pid, 0)
