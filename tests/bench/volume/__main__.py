@@ -28,7 +28,7 @@ _Measure = Callable[[Tools, Run], Findings]
 _MEASURED: dict[str, tuple[str, _Measure]] = {
     "device": ("The device's mount against the backing file system", device.measure),
     "fuse-python": ("The device's mount by fuse-python against libfuse in C", fuse_python.measure),
-    **{name: (title, functools.partial(host.measure, part)) for name, (title, part) in host.PARTS.items()},
+    **{name: (part.title, functools.partial(host.measure, part)) for name, part in host.PARTS.items()},
 }
 
 

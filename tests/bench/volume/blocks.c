@@ -4,7 +4,7 @@
  *   blocks write FILE BLOCK COUNT sync|nosync SEED
  *
  * read    COUNT blocks of BLOCK bytes, in order or in an order that follows from SEED, each block of the file once
- *         before the first comes again
+ *         before the first comes again; of standard input if FILE is "-"
  * write   a new file of COUNT blocks whose contents follow from SEED, with an fsync or without
  *
  * Prints one JSON object: seconds from before open to after close, CPU seconds of this program in them, and a sum
@@ -74,10 +74,15 @@ static size_t *order_of(size_t blocks, int random)
     return order;
 }
 
+static int is_standard_input(const char *path)
+{
+    return !strcmp(path, "-");
+}
+
 static void read_blocks(const char *path, size_t block, size_t count, const size_t *order, size_t blocks, char *data,
                         uint64_t *sum)
 {
-    int file = open(path, O_RDONLY);
+    int file = is_standard_input(path) ? STDIN_FILENO : open(path, O_RDONLY);
     if (file < 0)
         die(path);
     for (size_t i = 0; i < count; i++) {
@@ -125,7 +130,8 @@ int main(int argc, char **argv)
         data[i] = any();
     struct stat found;
     if (reads) {
-        if (stat(argv[2], &found) || !(blocks = (size_t)found.st_size / block))
+        int asked = is_standard_input(argv[2]) ? fstat(STDIN_FILENO, &found) : stat(argv[2], &found);
+        if (asked || !(blocks = (size_t)found.st_size / block))
             die(argv[2]);
         order = order_of(blocks, !strcmp(argv[5], "random"));
     }

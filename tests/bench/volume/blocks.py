@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import filecmp
 import json
+import os
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -26,11 +27,12 @@ class Answer:
     sum: int
 
 
-def blocks(program: Path, does: str, file: Path, block: int, count: int, how: str, seed: int) -> Answer:
-    """Run it. Raises RouteFailed."""
-    argv = [str(program), does, str(file), *map(str, (block, count)), how, str(seed)]
+def blocks(program: Path, does: str, file: Path | int, block: int, count: int, how: str, seed: int) -> Answer:
+    """Run it on a file, or on one that is open to be read. Raises RouteFailed."""
+    opened, name = (file, "-") if isinstance(file, int) else (subprocess.DEVNULL, str(file))
+    argv = [str(program), does, name, *map(str, (block, count)), how, str(seed)]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_SECONDS)
+        done = subprocess.run(argv, stdin=opened, capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired:
         raise RouteFailed(f"{does}: not within {_SECONDS:.0f} s") from None
     if done.returncode:
@@ -63,12 +65,12 @@ class Read:
     def prepare(self, mount: Mount, repeat: int) -> None:
         """See Workload."""
         if self.again:
-            self._read(mount.folder, repeat)
+            self._run(mount.folder / self.name, repeat)
 
     def work(self, mount: Mount, repeat: int) -> Done:
         """See Workload. The sum is that of the same blocks where they lie."""
-        found = self._read(mount.folder, repeat)
-        if found.sum != self._read(mount.backing, repeat).sum:
+        found = self._measured(mount, repeat)
+        if found.sum != self._run(mount.backing / self.name, repeat).sum:
             raise RouteFailed(f"{self.name}: other contents than were written")
         size = self.block * self.count
         amount = self.count if self.counts == "operation" else size / MIB
@@ -79,8 +81,31 @@ class Read:
         if not filecmp.cmp(mount.folder / self.name, mount.backing / self.name, shallow=False):
             raise RouteFailed(f"{self.name}: other contents than were written")
 
-    def _read(self, folder: Path, repeat: int) -> Answer:
-        return blocks(self.program, "read", folder / self.name, self.block, self.count, self.how, repeat + 1)
+    def _measured(self, mount: Mount, repeat: int) -> Answer:
+        return self._run(mount.folder / self.name, repeat)
+
+    def _run(self, file: Path | int, repeat: int) -> Answer:
+        return blocks(self.program, "read", file, self.block, self.count, self.how, repeat + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOpened(Read):
+    """The file is open already, and was read: only bytes are asked for, no names."""
+
+    _opened: list[int] = field(default_factory=list)
+
+    def prepare(self, mount: Mount, repeat: int) -> None:
+        """See Workload."""
+        self._opened.append(os.open(mount.folder / self.name, os.O_RDONLY))
+        self._run(self._opened[-1], repeat)
+
+    def check(self, mount: Mount, repeat: int) -> None:
+        """See Workload."""
+        os.close(self._opened.pop())
+        Read.check(self, mount, repeat)  # super() does not find its class where there are slots
+
+    def _measured(self, mount: Mount, repeat: int) -> Answer:
+        return self._run(self._opened[-1], repeat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +119,9 @@ class Write:
     counts: str = "MiB"
 
     def prepare(self, mount: Mount, repeat: int) -> None:
-        """See Workload."""
+        """See Workload. A route that failed may have left something."""
+        for folder in (mount.backing, self.pattern):
+            (folder / self._name(repeat)).unlink(missing_ok=True)
 
     def work(self, mount: Mount, repeat: int) -> Done:
         """See Workload."""

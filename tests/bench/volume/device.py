@@ -12,10 +12,12 @@ from pathlib import Path
 from bench.balance.experiment import Findings, Run
 from bench.rows import Row, summary
 from bench.tunnel.record import Record
-from bench.volume.blocks import MIB, PAGE, Read, make_file
+from bench.volume.blocks import MIB, PAGE, ReadOpened, make_file
 from bench.volume.measuring import Trial, details, ratio, take_turns
+from bench.volume.names import ReadSamples
 from bench.volume.route import Mount, Route, native, served
 from bench.volume.tools import Tools, file_system
+from bench.volume.workload import Workload
 from millpond.fs.layout import PRIVATE, prepare
 
 _FILE = "file"
@@ -23,14 +25,15 @@ _FILE = "file"
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """MiB of the file, how many times all of it is read, repeats."""
+    """MiB of the file, how many times all of it is read, small files, repeats."""
 
     mib: int
     passes: int
+    files: int
     repeats: int
 
 
-FULL, QUICK = Lengths(64, 8, 9), Lengths(8, 2, 2)
+FULL, QUICK = Lengths(64, 8, 1000, 9), Lengths(8, 2, 50, 2)
 
 
 def local_route(flash: Path, scratch: Path, binding: str) -> Route:
@@ -50,40 +53,38 @@ def _local(flash: Path, scratch: Path, binding: str) -> Iterator[Mount]:
 
 def measure(tools: Tools, run: Run) -> Findings:
     """Rows ``device_seq_over_native``, ``device_rand_over_native``, ``device_daemon_us_per_mib``."""
-    lengths = QUICK if run.quick else FULL
+    trials = _trials(tools, QUICK if run.quick else FULL, run)
+    records = [take_turns(trial, run) for trial in trials]
+    rows = [ratio(f"{t.name}_over_native", t, r, "native") for t, r in zip(trials, records, strict=True)]
+    rows.insert(2, _daemon(trials[0].emulation, *records[:2]))
+    for trial, record in zip(trials, records, strict=True):
+        rows += details(trial, record)
+    return Findings(tuple(rows))
+
+
+def _trials(tools: Tools, lengths: Lengths, run: Run) -> list[Trial]:
+    """Sequential reads, random reads, small files."""
     program, flash = tools.blocks(), tools.folder("device")
     prepare(flash)
     make_file(program, flash / PRIVATE / _FILE, lengths.mib)
-    ours = local_route(flash, flash.parent, "raw")
+    small = ReadSamples("small", lengths.files, PAGE)
+    small.make(flash / PRIVATE)
+    ours = local_route(flash, tools.scratch, "raw")
     routes = (ours, Route("native", "the backing file system", lambda: native(flash / PRIVATE)))
     note = _note(flash, ours, run)
     total = lengths.mib * lengths.passes
-    again = f"opened once and read {lengths.passes} times, after it was read before"
-    sequential = Trial(
-        "device_seq",
-        f"device, sequential reads of 1 MiB, a file of {lengths.mib} MiB {again}",
-        Read(program, _FILE, MIB, total, "sequential", again=True),
-        routes,
-        lengths.repeats,
-        note,
-    )
-    random = Trial(
-        "device_rand",
-        f"device, random reads of 4 KiB, a file of {lengths.mib} MiB {again}",
-        Read(program, _FILE, PAGE, total * MIB // PAGE, "random", again=True),
-        routes,
-        lengths.repeats,
-        note,
-    )
-    records = [take_turns(trial, run) for trial in (sequential, random)]
-    rows = [
-        ratio(f"{t.name}_over_native", t, r, "native")
-        for t, r in zip((sequential, random), records, strict=True)
+    file = f"a file of {lengths.mib} MiB that is open, read {lengths.passes} times"
+    sequential = ReadOpened(program, _FILE, MIB, total, "sequential")
+    random = ReadOpened(program, _FILE, PAGE, total * MIB // PAGE, "random")
+    workloads: dict[str, tuple[str, Workload]] = {
+        "device_seq": (f"device, sequential reads of 1 MiB, {file}", sequential),
+        "device_rand": (f"device, random reads of 4 KiB, {file}", random),
+        "device_small": (f"device, {lengths.files} files of 4 KiB, opened and read in shuffled order", small),
+    }
+    return [
+        Trial(name, what, workload, routes, lengths.repeats, note)
+        for name, (what, workload) in workloads.items()
     ]
-    rows.append(_daemon(note, *records))
-    for trial, record in zip((sequential, random), records, strict=True):
-        rows += details(trial, record)
-    return Findings(tuple(rows))
 
 
 def _note(flash: Path, route: Route, run: Run) -> str:

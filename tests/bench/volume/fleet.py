@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from bench.tunnel.namespace import Traffic
 from bench.tunnel.plain_routes import wait_for_line
@@ -22,7 +24,8 @@ from millpond.images.ssh_server import HOME, USER
 from system.support import MILLPOND, Emulation, create, why_not
 
 EMULATION = (
-    "a host and an emulated device on one machine's processors; tunnel, agent, SSH server and mounts are real"
+    "a host and an emulated device on one machine's processors; tunnel, agent, SSH server and mounts are "
+    "real; the SSH server shows the device's own mount, that without encryption the files where they lie"
 )
 DEVICE, FOLDER = "csd0", "bench"
 _PORT = "7001"
@@ -99,11 +102,16 @@ def _millpond(host: Host) -> Iterator[Mount]:
     mountpoint = host.scratch / "host-mount"
     argv = [*command(host.emulation.directory, DEVICE, mountpoint), "--die-with-parent"]
     with served(argv, mountpoint, "ready") as server:
-        yield _mount(host, mountpoint / PUBLIC / FOLDER, server.pid)
+        yield _mount(host, mountpoint / PUBLIC / FOLDER, (server.pid,))
 
 
-def _mount(host: Host, folder: Path, near: int, *far: int) -> Mount:
-    return Mount(folder, host.backing, (near,), (host.all_processes(), *far), host.traffic)
+def _mount(host: Host, folder: Path, near: Iterable[int], *far: int) -> Mount:
+    return Mount(folder, host.backing, tuple(near), (host.all_processes(), *far), host.traffic)
+
+
+def _children() -> set[int]:
+    """This process's; as the first of its namespace it gets orphans, too."""
+    return {process.pid for process in psutil.Process().children()}
 
 
 def _program() -> str:
@@ -128,8 +136,9 @@ def _sshfs(host: Host) -> Iterator[Mount]:
     source = f"{USER}@{host.address}:{HOME}/{PUBLIC}/{FOLDER}"
     mountpoint = host.scratch / "sshfs-mount"
     argv = [*_in_network_of(host.emulation.daemon().pid), _program(), "-f", "-F", "/dev/null", *told]
-    with served([*argv, source, str(mountpoint)], mountpoint) as server:
-        yield _mount(host, mountpoint, server.pid)
+    before = _children()
+    with served([*argv, source, str(mountpoint)], mountpoint):
+        yield _mount(host, mountpoint, _children() - before)  # sshfs makes an orphan of its ssh
 
 
 @contextlib.contextmanager
@@ -141,7 +150,7 @@ def _plain(host: Host) -> Iterator[Mount]:
         _plain_server(host) as far,
         served([*argv, f"{host.address}:{host.backing}", str(mountpoint)], mountpoint) as server,
     ):
-        yield _mount(host, mountpoint, server.pid, far)
+        yield _mount(host, mountpoint, (server.pid,), far)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,70 +43,69 @@ class Stage:
     lengths: Lengths
 
 
-Figures = dict[str, str]
-"""Of a trial: figures, and the peer's key of each."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """``figures`` are the ratios that it gives, and the peer's key of each."""
+
+    title: str
+    figures: Mapping[str, str]
+    trial: Callable[[Stage], Trial]
 
 
-def reads(stage: Stage) -> tuple[Trial, Figures]:
+def reads(stage: Stage) -> Trial:
     """First reads."""
     mib = stage.lengths.mib
     what = f"host, first read of {mib} MiB by 1 MiB; on the device they are in memory"
     routes = stage.host.routes("millpond", "sshfs", "plain")
     work = Read(stage.program, _FILE, MIB, mib, "sequential")
-    trial = Trial("host_read", what, work, routes, stage.lengths.repeats, EMULATION)
-    return trial, {"host_read_over_sshfs": "sshfs", "host_read_over_plain": "plain"}
+    return Trial("host_read", what, work, routes, stage.lengths.repeats, EMULATION)
 
 
-def rereads(stage: Stage) -> tuple[Trial, Figures]:
+def rereads(stage: Stage) -> Trial:
     """Of what the host has read before."""
     mib = stage.lengths.mib
     what = f"host, {mib} MiB by 1 MiB once more after a first read"
     routes = stage.host.routes("millpond", "native", "sshfs")
     work = Read(stage.program, _FILE, MIB, mib, "sequential", again=True)
-    trial = Trial("host_reread", what, work, routes, stage.lengths.repeats, EMULATION)
-    return trial, {"host_reread_over_native": "native"}
+    return Trial("host_reread", what, work, routes, stage.lengths.repeats, EMULATION)
 
 
-def random_reads(stage: Stage) -> tuple[Trial, Figures]:
+def random_reads(stage: Stage) -> Trial:
     """Of a file not read before."""
     count = stage.lengths.random
     what = f"host, {count} random reads of 4 KiB of a file of {stage.lengths.mib} MiB, not read before"
     work = Read(stage.program, _FILE, PAGE, count, "random")
     routes = stage.host.routes("millpond", "sshfs", "plain")
-    trial = Trial("host_rand", what, work, routes, stage.lengths.repeats, EMULATION)
-    return trial, {"host_rand_over_plain": "plain"}
+    return Trial("host_rand", what, work, routes, stage.lengths.repeats, EMULATION)
 
 
-def writes(stage: Stage) -> tuple[Trial, Figures]:
+def writes(stage: Stage) -> Trial:
     """With an fsync."""
     mib = stage.lengths.mib
     what = f"host, a new file of {mib} MiB written by 1 MiB, and an fsync"
     work = Write(stage.program, stage.tools.folder("pattern-host"), mib, "sync")
     routes = stage.host.routes("millpond", "sshfs", "plain")
-    trial = Trial("host_write", what, work, routes, stage.lengths.repeats, EMULATION)
-    return trial, {"host_write_over_sshfs": "sshfs"}
+    return Trial("host_write", what, work, routes, stage.lengths.repeats, EMULATION)
 
 
-def creations(stage: Stage) -> tuple[Trial, Figures]:
+def creations(stage: Stage) -> Trial:
     """With attributes and removals."""
     count = stage.lengths.created
     what = f"host, create, stat and unlink of {count} files, one after the other"
     routes = stage.host.routes("millpond", "sshfs", "plain")
-    trial = Trial("host_meta", what, CreateFiles(count), routes, stage.lengths.repeats, EMULATION)
-    return trial, {"host_meta_over_plain": "plain"}
+    return Trial("host_meta", what, CreateFiles(count), routes, stage.lengths.repeats, EMULATION)
 
 
-def clones(stage: Stage) -> tuple[Trial, Figures]:
+def clones(stage: Stage) -> Trial:
     """Of a small repository."""
     work = CloneGit(stage.tools.folder("git") / "source")
     work.make()
     what = "host, git clone of 200 files with some history, and git status"
     routes = stage.host.routes("millpond", "sshfs")
-    trial = Trial("git", what, work, routes, stage.lengths.long_repeats, EMULATION)
-    return trial, {"git_over_sshfs": "sshfs"}
+    return Trial("git", what, work, routes, stage.lengths.long_repeats, EMULATION)
 
 
-def epochs(stage: Stage) -> tuple[Trial, Figures]:
+def epochs(stage: Stage) -> Trial:
     """A training set of small files."""
     count = stage.lengths.samples
     work = ReadSamples("samples", count, PAGE)
@@ -115,19 +114,21 @@ def epochs(stage: Stage) -> tuple[Trial, Figures]:
         f"host, {count} files of 4 KiB in ten folders, read in shuffled order by one reader, without prefetch"
     )
     routes = stage.host.routes("millpond", "sshfs")
-    trial = Trial("epoch", what, work, routes, stage.lengths.long_repeats, EMULATION)
-    return trial, {"epoch_over_sshfs": "sshfs"}
+    return Trial("epoch", what, work, routes, stage.lengths.long_repeats, EMULATION)
 
 
-Part = Callable[[Stage], tuple[Trial, Figures]]
-PARTS: dict[str, tuple[str, Part]] = {
-    "host-read": ("The host reads a file for the first time", reads),
-    "host-reread": ("The host reads a file again", rereads),
-    "host-random": ("The host reads at random", random_reads),
-    "host-write": ("The host writes", writes),
-    "host-meta": ("The host creates and removes files", creations),
-    "git": ("The host clones a repository into the volume", clones),
-    "epoch": ("The host reads an epoch of small files", epochs),
+PARTS = {
+    "host-read": Part(
+        "The host reads a file for the first time",
+        {"host_read_over_sshfs": "sshfs", "host_read_over_plain": "plain"},
+        reads,
+    ),
+    "host-reread": Part("The host reads a file again", {"host_reread_over_native": "native"}, rereads),
+    "host-random": Part("The host reads at random", {"host_rand_over_plain": "plain"}, random_reads),
+    "host-write": Part("The host writes", {"host_write_over_sshfs": "sshfs"}, writes),
+    "host-meta": Part("The host creates and removes files", {"host_meta_over_plain": "plain"}, creations),
+    "git": Part("The host clones a repository into the volume", {"git_over_sshfs": "sshfs"}, clones),
+    "epoch": Part("The host reads an epoch of small files", {"epoch_over_sshfs": "sshfs"}, epochs),
 }
 
 
@@ -135,12 +136,13 @@ def measure(part: Part, tools: Tools, run: Run) -> Findings:
     """Its rows, of a fleet of its own."""
     lengths = QUICK if run.quick else FULL
     if complaint := why_not():
-        row = summary(part.__name__, f"not measured: {complaint}", [], "x", peer=None, emulation=None)
-        return Findings((row,))
+        what = f"not measured: {complaint}"
+        missing = [summary(figure, what, [], "x", peer=None, emulation=None) for figure in part.figures]
+        return Findings(tuple(missing))
     with fleet(tools.scratch) as host:
         stage = Stage(host, tools.blocks(), tools, lengths)
         make_file(stage.program, host.backing / _FILE, lengths.mib)
-        trial, figures = part(stage)
+        trial = part.trial(stage)
         record = take_turns(trial, run)
-    rows = [ratio(figure, trial, record, peer) for figure, peer in figures.items()]
+    rows = [ratio(figure, trial, record, peer) for figure, peer in part.figures.items()]
     return Findings((*rows, *details(trial, record)))

@@ -29,7 +29,9 @@ class CreateFiles:
     counts: str = "operation"
 
     def prepare(self, mount: Mount, repeat: int) -> None:
-        """See Workload."""
+        """See Workload. A route that failed may have left something."""
+        for left in mount.backing.glob(f"new{repeat}-*"):
+            left.unlink()
 
     def work(self, mount: Mount, repeat: int) -> Done:
         """See Workload. Three operations for each file."""
@@ -122,7 +124,8 @@ class CloneGit:
                 _git(self.source, "commit", "--quiet", "--message", f"{number + 1} modules")
 
     def prepare(self, mount: Mount, repeat: int) -> None:
-        """See Workload."""
+        """See Workload. A route that failed may have left something."""
+        shutil.rmtree(mount.backing / f"clone{repeat}", ignore_errors=True)
 
     def work(self, mount: Mount, repeat: int) -> Done:
         """See Workload. It goes through git's own protocol, so that nothing is linked."""
