@@ -76,9 +76,9 @@ class RemoteVolume:
         """Where a symbolic link points, as it was stored."""
         return os.fsdecode(self._ask(p.ReadLink(_bytes(path)), p.Link, repeat=True)[0].target)
 
-    def mknod(self, path: str, mode: int, owner: Owner | None = None) -> None:
-        """Make an empty regular file; EPERM for any other type."""
-        self._ask(p.MakeNode(_bytes(path), mode, owner), p.Done)
+    def mknod(self, path: str, mode: int, owner: Owner | None = None, rdev: int = 0) -> None:
+        """Make a file of any type that mknod(2) can."""
+        self._ask(p.MakeNode(_bytes(path), mode, owner, rdev), p.Done)
 
     def mkdir(self, path: str, mode: int, owner: Owner | None = None) -> None:
         """Make a directory."""

@@ -192,7 +192,7 @@ class _Binding:
             "fgetattr": lambda _, file: _stat(v.fgetattr(file.handle)),
             "readdir": self._readdir,
             "readlink": lambda path: v.readlink(path[1:]),
-            "mknod": lambda path, mode, _: v.mknod(path[1:], mode, self._caller()),
+            "mknod": lambda path, mode, rdev: v.mknod(path[1:], mode, self._caller(), rdev),
             "mkdir": lambda path, mode: v.mkdir(path[1:], mode, self._caller()),
             "unlink": lambda path: v.unlink(path[1:]),
             "rmdir": lambda path: v.rmdir(path[1:]),

@@ -67,12 +67,11 @@ class Operations:
         with parent_of(self._root, path) as (parent, name):
             return os.readlink(name, dir_fd=parent)
 
-    def mknod(self, path: str, mode: int, owner: Owner | None = None) -> None:
-        """Make an empty regular file; EPERM for any other type."""
-        if stat.S_IFMT(within(mode, 0, 0o177777)) not in (0, stat.S_IFREG):
-            raise failure(errno.EPERM, path)
+    def mknod(self, path: str, mode: int, owner: Owner | None = None, rdev: int = 0) -> None:
+        """Make a file of any type that mknod(2) can."""
+        within(mode, 0, 0o177777)
         with parent_of(self._root, path) as (parent, name):
-            os.close(self._make.file(parent, name, os.O_WRONLY, permissions(mode), owner))
+            os.close(self._make.node(parent, name, mode, rdev, owner))
 
     def mkdir(self, path: str, mode: int, owner: Owner | None = None) -> None:
         """Make a directory."""

@@ -71,11 +71,12 @@ class ReadLink(Message):
 @message("fs.mknod", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class MakeNode(Message):
-    """Answered by Done."""
+    """Answered by Done. ``rdev`` is a device file's device."""
 
     path: bytes
     mode: int
     owner: Owner | None = None
+    rdev: int = 0
 
 
 @message("fs.mkdir", Kind.VOLUME)

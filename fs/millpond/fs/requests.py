@@ -64,7 +64,8 @@ class Requests:
 
     @perform.register
     def _(self, request: p.MakeNode) -> Reply:
-        return self._done(self._volume.mknod, os.fsdecode(request.path), request.mode, request.owner)
+        path = os.fsdecode(request.path)
+        return self._done(self._volume.mknod, path, request.mode, request.owner, request.rdev)
 
     @perform.register
     def _(self, request: p.MakeDirectory) -> Reply:

@@ -99,8 +99,8 @@ class Volume(Protocol):
     def readlink(self, path: str) -> str:
         """Where a symbolic link points, as it was stored."""
 
-    def mknod(self, path: str, mode: int, owner: Owner | None = None) -> None:
-        """Make an empty regular file; EPERM for any other type."""
+    def mknod(self, path: str, mode: int, owner: Owner | None = None, rdev: int = 0) -> None:
+        """Make a file of any type that mknod(2) can; only root of the machine can make devices (EPERM)."""
 
     def mkdir(self, path: str, mode: int, owner: Owner | None = None) -> None:
         """Make a directory."""
