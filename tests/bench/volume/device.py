@@ -63,27 +63,31 @@ def measure(tools: Tools, run: Run) -> Findings:
 
 
 def _trials(tools: Tools, lengths: Lengths, run: Run) -> list[Trial]:
-    """Sequential reads, random reads, small files."""
     program, flash = tools.blocks(), tools.folder("device")
     prepare(flash)
     make_file(program, flash / PRIVATE / _FILE, lengths.mib)
-    small = ReadSamples("small", lengths.files, PAGE)
-    small.make(flash / PRIVATE)
     ours = local_route(flash, tools.scratch, "raw")
     routes = (ours, Route("native", "the backing file system", lambda: native(flash / PRIVATE)))
     note = _note(flash, ours, run)
+    return [
+        Trial(name, what, workload, routes, lengths.repeats, note)
+        for name, what, workload in _workloads(program, flash / PRIVATE, lengths)
+    ]
+
+
+def _workloads(program: Path, folder: Path, lengths: Lengths) -> list[tuple[str, str, Workload]]:
+    """Sequential reads, random reads, small files, which are made in ``folder``."""
     total = lengths.mib * lengths.passes
     file = f"a file of {lengths.mib} MiB that is open, read {lengths.passes} times"
     sequential = ReadOpened(program, _FILE, MIB, total, "sequential")
     random = ReadOpened(program, _FILE, PAGE, total * MIB // PAGE, "random")
-    workloads: dict[str, tuple[str, Workload]] = {
-        "device_seq": (f"device, sequential reads of 1 MiB, {file}", sequential),
-        "device_rand": (f"device, random reads of 4 KiB, {file}", random),
-        "device_small": (f"device, {lengths.files} files of 4 KiB, opened and read in shuffled order", small),
-    }
+    small = ReadSamples("small", lengths.files, PAGE)
+    small.make(folder)
+    files = f"{lengths.files} files of 4 KiB, opened and read in shuffled order"
     return [
-        Trial(name, what, workload, routes, lengths.repeats, note)
-        for name, (what, workload) in workloads.items()
+        ("device_seq", f"device, sequential reads of 1 MiB, {file}", sequential),
+        ("device_rand", f"device, random reads of 4 KiB, {file}", random),
+        ("device_small", f"device, {files}", small),
     ]
 
 

@@ -19,7 +19,7 @@ from bench.volume.workload import Workload
 from millpond.fs.layout import PRIVATE, prepare
 
 _FILE, _FIGURE = "file", "device_fusepython_over_c"
-_PEER = "c"
+_PEER, _LABEL = "c", "libfuse's C example"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ def measure(tools: Tools, run: Run) -> Findings:
     """Row ``device_fusepython_over_c``, and one each for reads and writes."""
     if tools.c_example is None:
         what = "not measured: libfuse's example was not given (--c-example PROGRAM)"
-        row = summary(_FIGURE, what, [], "x", peer="libfuse's C example", emulation=None)
+        row = summary(_FIGURE, what, [], "x", peer=_LABEL, emulation=None)
         return Findings((row,))
-    trials = _trials(tools, QUICK if run.quick else FULL)
+    trials = _trials(tools, tools.c_example, QUICK if run.quick else FULL)
     records = [take_turns(trial, run) for trial in trials]
     rows = [_worst(trials, records)]
     rows += [ratio(f"{t.name}_over_c", t, r, _PEER) for t, r in zip(trials, records, strict=True)]
@@ -49,35 +49,31 @@ def measure(tools: Tools, run: Run) -> Findings:
     return Findings(tuple(rows))
 
 
-def _trials(tools: Tools, lengths: Lengths) -> list[Trial]:
-    assert tools.c_example
+def _trials(tools: Tools, c_example: Path, lengths: Lengths) -> list[Trial]:
     program, flash, pattern = tools.blocks(), tools.folder("fuse-python"), tools.folder("pattern")
     prepare(flash)
     make_file(program, flash / PRIVATE / _FILE, lengths.mib)
-    peer, example = f"libfuse's C example {tools.c_example.name}", tools.c_example.absolute()
+    example = c_example.absolute()
     routes = (
         local_route(flash, tools.scratch, "fuse-python"),
-        Route(_PEER, peer, lambda: _example(example, flash / PRIVATE, tools.scratch)),
+        Route(_PEER, f"{_LABEL} {example.name}", lambda: _example(example, flash / PRIVATE, tools.scratch)),
     )
     note = f"the device is this machine, its flash a folder on {file_system(flash)}; there is no tunnel"
-    first = "first, of a fresh mount"
-    workloads: dict[str, tuple[str, Workload]] = {
-        "device_fusepython_read": (
-            f"device by fuse-python, sequential reads of 1 MiB, {lengths.mib} MiB, {first}",
-            Read(program, _FILE, MIB, lengths.mib, "sequential"),
-        ),
-        "device_fusepython_write": (
-            f"device by fuse-python, writes of 1 MiB, {lengths.mib} MiB, a new file, no fsync",
-            Write(program, pattern, lengths.mib, "nosync"),
-        ),
-        "device_fusepython_rand": (
-            f"device by fuse-python, random reads of 4 KiB, each {first}",
-            Read(program, _FILE, PAGE, lengths.reads, "random"),
-        ),
-    }
     return [
-        Trial(name, what, workload, routes, lengths.repeats, note)
-        for name, (what, workload) in workloads.items()
+        Trial(name, f"device by fuse-python, {what}", workload, routes, lengths.repeats, note)
+        for name, what, workload in _workloads(program, pattern, lengths)
+    ]
+
+
+def _workloads(program: Path, pattern: Path, lengths: Lengths) -> list[tuple[str, str, Workload]]:
+    read = Read(program, _FILE, MIB, lengths.mib, "sequential")
+    write = Write(program, pattern, lengths.mib, "nosync")
+    random = Read(program, _FILE, PAGE, lengths.reads, "random")
+    mib = f"{lengths.mib} MiB"
+    return [
+        ("device_fusepython_read", f"sequential reads of 1 MiB, {mib}, first of a fresh mount", read),
+        ("device_fusepython_write", f"writes of 1 MiB, {mib}, a new file, no fsync", write),
+        ("device_fusepython_rand", f"random reads of 4 KiB, {mib}, first of a fresh mount", random),
     ]
 
 

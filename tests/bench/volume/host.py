@@ -101,7 +101,7 @@ def clones(stage: Stage) -> Trial:
     work = CloneGit(stage.tools.folder("git") / "source")
     work.make()
     what = "host, git clone of 200 files with some history, and git status"
-    routes = stage.host.routes("millpond", "sshfs")
+    routes = stage.host.routes("millpond", "sshfs", "plain")
     return Trial("git", what, work, routes, stage.lengths.long_repeats, EMULATION)
 
 
@@ -113,7 +113,7 @@ def epochs(stage: Stage) -> Trial:
     what = (
         f"host, {count} files of 4 KiB in ten folders, read in shuffled order by one reader, without prefetch"
     )
-    routes = stage.host.routes("millpond", "sshfs")
+    routes = stage.host.routes("millpond", "sshfs", "plain")
     return Trial("epoch", what, work, routes, stage.lengths.long_repeats, EMULATION)
 
 

@@ -111,23 +111,19 @@ def ratio(figure: str, trial: Trial, record: Record, peer: str) -> Row:
 
 def details(trial: Trial, record: Record) -> list[Row]:
     """A row for each route's speed, and for each part of its processor time."""
-    counts = trial.workload.counts
-    unit = "MiB/s" if counts == "MiB" else "1/s"
-    rows = []
-    for route in trial.routes:
-        what = f"{trial.what}: {route.label}"
-        speeds = record.values("speed", route.key)
-        if reason := record.missing.get(route.key):
-            what += f"; {f'stopped: {reason}' if speeds else f'not measured: {reason}'}"
-        rows.append(
-            summary(f"{trial.name}.{route.key}", what, speeds, unit, peer=None, emulation=trial.emulation)
-        )
+    rows = [_speed(trial, route, record) for route in trial.routes]
     for part, meaning in _PARTS.items():
         for route in trial.routes:
-            values = record.values(part, route.key)
-            figure, what = f"{trial.name}_{part}_us.{route.key}", f"{route.label}: {meaning}"
-            if values:
-                rows.append(
-                    summary(figure, what, values, f"us/{counts}", peer=None, emulation=trial.emulation)
-                )
+            if values := record.values(part, route.key):
+                figure, what = f"{trial.name}_{part}_us.{route.key}", f"{route.label}: {meaning}"
+                unit = f"us/{trial.workload.counts}"
+                rows.append(summary(figure, what, values, unit, peer=None, emulation=trial.emulation))
     return rows
+
+
+def _speed(trial: Trial, route: Route, record: Record) -> Row:
+    what, values = f"{trial.what}: {route.label}", record.values("speed", route.key)
+    if reason := record.missing.get(route.key):
+        what += f"; {'stopped' if values else 'not measured'}: {reason}"
+    unit = "MiB/s" if trial.workload.counts == "MiB" else "1/s"
+    return summary(f"{trial.name}.{route.key}", what, values, unit, peer=None, emulation=trial.emulation)
