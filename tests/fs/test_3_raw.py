@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from millpond.fs.inodes import Inodes
 from millpond.fs.kernel import Kernel
 from millpond.fs.layout import prepare
-from millpond.fs.raw import why_no_passthrough
+from millpond.fs.raw import Binding, why_no_passthrough
+from millpond.fs.volume import Handle
 from millpond.linux.sandbox import enter_user_namespace
 from millpond.linux.syscalls import CLONE_NEWNS
 from millpond.wire.errors import LocalError
@@ -233,6 +237,45 @@ def test_without_passthrough_data_passes_the_daemon(world: World, in_namespace: 
         with (world.device / "public" / "f").open("ab") as file:
             file.write(b"end")
         assert (world.backing / "public" / "f").read_bytes() == data + b"end"
+
+    in_namespace(body)
+
+
+class Slow(Inodes):
+    """A flash that takes its time."""
+
+    def __init__(self, root: int) -> None:
+        super().__init__(root)
+        self.begun, self.done = threading.Event(), threading.Event()
+
+    def fsync(self, handle: Handle, data_only: bool) -> None:
+        self.begun.set()
+        assert self.done.wait(20)
+        super().fsync(handle, data_only)
+
+
+def test_nobody_waits_for_anothers_fsync(world: World, in_namespace: InNamespace) -> None:
+    def body() -> None:
+        prepare(world.backing)
+        tree = Slow(os.open(world.backing, os.O_PATH))
+        binding = Binding(Kernel(world.device, "csd0"), tree)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    binding.serve_one()
+
+        threading.Thread(target=serve, daemon=True).start()
+        file = os.open(world.device / "private" / "f", os.O_RDWR | os.O_CREAT)
+        waiting = threading.Thread(target=os.fsync, args=(file,))
+        waiting.start()
+        assert tree.begun.wait(20)
+        (world.device / "private" / "g").write_text("meanwhile")
+        assert waiting.is_alive()
+        tree.done.set()
+        waiting.join(20)
+        assert not waiting.is_alive()
+        os.close(file)
 
     in_namespace(body)
 

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from millpond.fs import abi
@@ -22,6 +23,11 @@ from millpond.fs.volume import Entry, Handle, Owner
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Reply = Sequence[bytes]
+_Does = Callable[[Header, memoryview], Reply]
+
+_THREADS = 4
+_SLOW = frozenset({Code.FSYNC, Code.FSYNCDIR})
+"""What waits for the flash, and nobody else has to wait for."""
 
 
 class _Stop(Exception):
@@ -58,6 +64,7 @@ def mount_and_serve(tree: Inodes, mountpoint: Path, *, name: str, on_ready: Call
             if error.errno != errno.ENODEV:  # unmounted
                 raise
         finally:
+            binding.close()
             kernel.close()
 
 
@@ -82,7 +89,8 @@ class Binding:
     def __init__(self, kernel: Kernel, tree: Inodes) -> None:
         self._kernel, self._tree = kernel, tree
         self._backings = _Backings(kernel)
-        self._does: dict[Code, Callable[[Header, memoryview], Reply]] = {
+        self._waiting = ThreadPoolExecutor(_THREADS, "fsync")
+        self._does: dict[Code, _Does] = {
             Code.LOOKUP: self._lookup,
             Code.GETATTR: self._getattr,
             Code.SETATTR: self._setattr,
@@ -121,6 +129,12 @@ class Binding:
         if does is None:
             self._kernel.fail(header, errno.ENOSYS)
             return
+        if header.code in _SLOW:
+            self._waiting.submit(self._answer, does, header, memoryview(bytes(body)))
+        else:
+            self._answer(does, header, body)
+
+    def _answer(self, does: _Does, header: Header, body: memoryview) -> None:
         try:
             parts = does(header, body)
         except OSError as error:
@@ -129,6 +143,10 @@ class Binding:
             self._kernel.fail(header, errno.EINVAL)
         else:
             self._kernel.reply(header, parts)
+
+    def close(self) -> None:
+        """Wait for what is still being done."""
+        self._waiting.shutdown()
 
     def _forget(self, header: Header, body: memoryview) -> None:
         if header.code is Code.FORGET:
