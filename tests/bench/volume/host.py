@@ -127,8 +127,16 @@ PARTS = {
     "host-random": Part("The host reads at random", {"host_rand_over_plain": "plain"}, random_reads),
     "host-write": Part("The host writes", {"host_write_over_sshfs": "sshfs"}, writes),
     "host-meta": Part("The host creates and removes files", {"host_meta_over_plain": "plain"}, creations),
-    "git": Part("The host clones a repository into the volume", {"git_over_sshfs": "sshfs"}, clones),
-    "epoch": Part("The host reads an epoch of small files", {"epoch_over_sshfs": "sshfs"}, epochs),
+    "git": Part(
+        "The host clones a repository into the volume",
+        {"git_over_sshfs": "sshfs", "git_over_plain": "plain"},
+        clones,
+    ),
+    "epoch": Part(
+        "The host reads an epoch of small files",
+        {"epoch_over_sshfs": "sshfs", "epoch_over_plain": "plain"},
+        epochs,
+    ),
 }
 
 
