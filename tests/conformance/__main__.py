@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import os
 import signal
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from conformance.places import make_flash
@@ -16,6 +17,8 @@ from conformance.run import MOUNTS, Run
 from conformance.suite import why_not_built
 from millpond.linux.sandbox import Sandbox, accept_signals, exit_code, spawn
 from millpond.wire.errors import MillpondError
+
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main() -> int:
@@ -25,12 +28,30 @@ def main() -> int:
         print(f"conformance: {reason}", file=sys.stderr)
         return 2
     arguments.output.mkdir(exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(KeyboardInterrupt):
+    with tempfile.TemporaryDirectory() as scratch:
         Path(scratch).chmod(0o755)
-        pid = spawn(Sandbox(own_pids=True), functools.partial(_inside, arguments, Path(scratch)))
-        return exit_code(os.waitpid(pid, 0)[1])
-    return 130
+        return _contain(functools.partial(_inside, arguments, Path(scratch)))
+
+
+def _contain(body: Callable[[], int]) -> int:
+    """Run it in mounts and pids of its own. A signal ends it before this returns: a directory that is removed
+    while others have mounts in it keeps those for ever.
+    """
+    me, ended = os.getpid(), list[int]()
+
+    def end(number: int, _frame: object) -> None:
+        if os.getpid() != me:
+            os._exit(128 + number)
+        ended.append(number)  # and nothing is raised: while a process forks that would be lost
+
+    for number in _ENDS:
+        signal.signal(number, end)
+    pid = spawn(Sandbox(own_pids=True), body)
+    while not (found := os.waitpid(pid, os.WNOHANG))[0]:
+        time.sleep(0.1)
+        if ended:  # again and again: a process that has just been forked may lose one
+            os.kill(pid, signal.SIGTERM)
+    return 128 + ended[0] if ended else exit_code(found[1])
 
 
 def _why_not(arguments: argparse.Namespace) -> str:
@@ -60,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _inside(arguments: argparse.Namespace, scratch: Path) -> int:
+    for number in _ENDS:
+        signal.signal(number, lambda got, _frame: os._exit(128 + got))  # and with it all that it started
     accept_signals()
     os.umask(0o022)
     try:
