@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -20,7 +20,9 @@ from millpond.fs.inodes import Inodes
 from millpond.fs.kernel import Kernel
 from millpond.fs.layout import prepare
 from millpond.fs.raw import Binding, why_no_passthrough
+from millpond.fs.tree import ROOT
 from millpond.fs.volume import Handle
+from millpond.linux import syscalls
 from millpond.linux.sandbox import enter_user_namespace
 from millpond.linux.syscalls import CLONE_NEWNS
 from millpond.wire.errors import LocalError
@@ -52,7 +54,8 @@ def passing_through(world: World, in_namespace: InNamespace, tmp_path: Path) -> 
     found = tmp_path / "found"
 
     def ask() -> None:
-        found.write_text(why_no_passthrough(world.device))
+        world.backing.mkdir()
+        found.write_text(why_no_passthrough(world.device, os.open(world.backing, os.O_PATH)))
 
     in_namespace(ask)
     if complaint := found.read_text():
@@ -227,18 +230,129 @@ def test_without_passthrough_data_passes_the_daemon(world: World, in_namespace: 
     def body() -> None:
         prepare(world.backing)
         enter_user_namespace(0, CLONE_NEWNS)
-        assert "refuses" in why_no_passthrough(world.device) or "cannot" in why_no_passthrough(world.device)
+        complaint = why_no_passthrough(world.device, os.open(world.backing, os.O_PATH))
+        assert "refuses" in complaint or "cannot" in complaint
         world.binding = "raw"
         world.mount_device()
         assert "by this process" in world.how
         data = os.urandom(3_000_001)
         (world.device / "public" / "f").write_bytes(data)
         assert (world.device / "public" / "f").read_bytes() == data
-        with (world.device / "public" / "f").open("ab") as file:
-            file.write(b"end")
-        assert (world.backing / "public" / "f").read_bytes() == data + b"end"
+        with (
+            (world.device / "public" / "f").open("ab", buffering=0) as here,
+            (world.backing / "public" / "f").open("ab", buffering=0) as there,
+        ):
+            for number in range(3):
+                here.write(b"h%d" % number)
+                there.write(b"t%d" % number)
+        assert (world.backing / "public" / "f").read_bytes() == data + b"h0t0h1t1h2t2"
 
     in_namespace(body)
+
+
+def test_a_flash_that_is_an_overlay(passing_through: None, world: World, in_namespace: InNamespace) -> None:
+    def body() -> None:
+        parts = [world.backing.parent / name for name in ("lower", "upper", "work")]
+        for path in (*parts, world.backing):
+            path.mkdir(exist_ok=True)
+        options = "lowerdir={},upperdir={},workdir={}".format(*parts)
+        try:
+            syscalls.mount("overlay", world.backing, "overlay", 0, options)
+        except OSError:
+            return  # below it lies a file system that cannot carry one
+        prepare(world.backing)
+        world.binding = "raw"
+        world.mount_device()
+        with (world.device / "private" / "f").open("w+b") as file:
+            file.write(b"through")
+            file.flush()
+            if "by the kernel itself" in world.how:
+                with mmap.mmap(file.fileno(), 0) as view:
+                    assert view[:7] == b"through"
+
+    in_namespace(body)
+
+
+def test_many_files_are_remembered(world: World, on_device: OnDevice) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+
+    def body(top: Path) -> None:
+        for number in range(600):
+            (top / str(number)).write_bytes(b"x")
+        assert sum(path.stat().st_size for path in top.iterdir()) == 600
+
+    try:
+        on_device(body)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_only_its_own_mount_is_taken_away(world: World, in_namespace: InNamespace) -> None:
+    def body() -> None:
+        prepare(world.backing)
+        syscalls.mount("tmpfs", world.device, "tmpfs", 0, "")
+        world.binding = "raw"
+        world.mount_device()
+        syscalls.unmount(world.device)
+        assert os.waitpid(world.device_pid, 0)[1] == 0
+        assert any(
+            line.split()[4] == str(world.device)
+            for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        )
+
+    in_namespace(body)
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_two_signals_at_once_end_it_clean(
+    world: World, in_namespace: InNamespace, first: signal.Signals
+) -> None:
+    def body() -> None:
+        prepare(world.backing)
+        world.binding = "raw"
+        for _ in range(5):
+            world.mount_device()
+            os.kill(world.device_pid, first)
+            os.kill(world.device_pid, signal.SIGTERM)
+            assert os.waitpid(world.device_pid, 0)[1] == 0
+            assert list(world.device.iterdir()) == []
+
+    in_namespace(body)
+
+
+def test_nobody_opens_by_making_what_he_may_not(world: World, on_device: OnDevice) -> None:
+    """The kernel has not seen the file when it asks to make it; the answer must not be an open file."""
+
+    def body(top: Path) -> None:
+        top.chmod(0o777)
+        root = os.open(world.backing / "private", os.O_PATH)
+        tree = Inodes(root)
+        (world.backing / "private" / "theirs").write_text("secret")
+        with pytest.raises(OSError, match="Stale"):
+            tree.create(ROOT, b"theirs", os.O_RDWR, 0o644, None)
+        assert (top / "theirs").open("a+").mode == "a+"
+        os.close(root)
+
+    on_device(body)
+
+
+def test_writing_takes_set_id_bits_away(world: World, on_device: OnDevice) -> None:
+    def body(top: Path) -> None:
+        (top.parent.parent).chmod(0o755)
+        top.chmod(0o777)
+        (top / "f").touch()
+        (top / "f").chmod(0o6777)
+        file = os.open(top / "f", os.O_RDWR)
+        pid = os.fork()
+        if pid == 0:
+            os.setgid(2345)
+            os.setuid(1234)
+            os._exit(os.pwrite(file, b"x", 0))
+        assert os.waitpid(pid, 0)[1] == 1 << 8
+        assert stat.S_IMODE((top / "f").stat().st_mode) == 0o777
+
+    on_device(body)
 
 
 class Slow(Inodes):
@@ -258,14 +372,8 @@ def test_nobody_waits_for_anothers_fsync(world: World, in_namespace: InNamespace
     def body() -> None:
         prepare(world.backing)
         tree = Slow(os.open(world.backing, os.O_PATH))
-        binding = Binding(Kernel(world.device, "csd0"), tree)
-
-        def serve() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    binding.serve_one()
-
-        threading.Thread(target=serve, daemon=True).start()
+        binding = Binding(Kernel(world.device, "csd0", os.open(world.backing, os.O_PATH)), tree)
+        threading.Thread(target=binding.serve, daemon=True).start()
         file = os.open(world.device / "private" / "f", os.O_RDWR | os.O_CREAT)
         waiting = threading.Thread(target=os.fsync, args=(file,))
         waiting.start()
@@ -290,10 +398,10 @@ def test_a_mount_ends_when_somebody_unmounts_it(world: World, on_device: OnDevic
 
 def test_what_cannot_be_mounted_says_why(fuse_usable: None, tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="cannot mount: No such file"):
-        Kernel(tmp_path / "none", "csd0")
+        Kernel(tmp_path / "none", "csd0", -1)
     (tmp_path / "file").touch()
     with pytest.raises(LocalError, match="empty directory"):
-        why_no_passthrough(tmp_path)
+        why_no_passthrough(tmp_path, -1)
     command = [sys.executable, "-m", "millpond.fs.local", tmp_path, tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)

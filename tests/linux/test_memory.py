@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import subprocess
 import sys
@@ -106,9 +105,21 @@ def test_what_was_written_where_it_should_be_read_is_found_and_forgotten(descrip
     for _ in range(2):
         private.data[place] = 7
         assert owner.data[place] == 0
-        assert private.forget() == place // mmap.PAGESIZE * mmap.PAGESIZE
+        assert private.forget() == place
         assert private.data[place] == 0
         assert private.forget() is None
+    private.data[place] = 7
+    private.data[place] = 0
+    assert private.forget() is None  # as the other has it
+    owner.data[place] = 8
+    assert private.data[place] == 8
+
+
+def test_memory_is_read_whose_copy_would_have_no_room(descriptor: int) -> None:
+    size = 1 << 46
+    os.ftruncate(descriptor, size)
+    private = memory.map_private(descriptor, size)
+    assert private.data[size - 1] == 0
 
 
 def test_frozen_memory_is_written_by_nobody_new(descriptor: int) -> None:

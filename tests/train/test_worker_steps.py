@@ -52,6 +52,9 @@ class Net(nn.Module):
     def __init__(self, fail=""):
         super().__init__()
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+        if fail == "more":
+            self.square = nn.Parameter(torch.eye(8) + torch.ones(8, 8).triu())
+            self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
         self.fail = fail
         if fail.startswith("seal"):
             import fcntl
@@ -62,6 +65,8 @@ class Net(nn.Module):
             os.ftruncate(vectors("sums"), 0)
         if torch.initial_seed() == 14:
             raise ValueError("patient-4711")
+        if self.fail == "scores" and not self.training:
+            self.layers[1].bias.data.add_(1)
         self.change(torch.initial_seed(), self.layers[1].weight)
         return self.layers(images)
 
@@ -69,10 +74,20 @@ class Net(nn.Module):
         if how == 15:
             weight.data = torch.renorm(weight.data, 2, 0, 0.1)
         if how == 16:
-            weight.data.clamp_(-9, 9)  # as it was
+            weight.data.clamp_(-0.01, 0.01)
         if how == 17:
             with torch.no_grad():
                 self.layers[1].bias.add_(1)
+        if how == 18:
+            self.layers[1].bias = nn.Parameter(self.layers[1].bias.detach().clone())
+        if how == 19:
+            self.square.data = self.square.data.t()
+        if how == 20:
+            self.frozen.data.add_(1)
+        if how == 21:
+            before = weight.data.clone()
+            weight.data.mul_(2)
+            weight.data.copy_(before)
 
 def vectors(what):
     links = {name: "/proc/self/fd/" + name for name in os.listdir("/proc/self/fd")}
@@ -88,7 +103,9 @@ JOB = Job(
     train=Training(learning_rate=0.5, momentum=0.9),
     synchronous=Synchronous(),
 )
-SHRINKS, RAISES, REPLACES, CLAMPS, ADDS = range(13, 18)  # what the model does when a step's seed says so
+SHRINKS, RAISES, REPLACES, CLAMPS, ADDS, RENEWS, TURNS, FROZEN, RESTORES = range(
+    13, 22
+)  # what the model does when a step's seed says so
 
 
 class Process:
@@ -243,31 +260,63 @@ def test_a_step_that_cannot_be_is_said_and_the_worker_lives_on(worker: Process) 
     assert worker.refused(Compute(1, 5, ((), ()))) == ("data", "a step without samples is wanted")
     assert worker.refused(Compute(1, 5, ((1,),)))[0] == "data"
     code, text = worker.refused(Compute(1, RAISES, ((1,), ())))
-    assert code == "model" and text.startswith("ValueError at nets.py:19 in forward; its message stays")
+    assert code == "model" and text.startswith("ValueError at nets.py:22 in forward; its message stays")
     worker.call(Compute(1, 5, ((1,), (2,))), Computed)
 
 
 @pytest.mark.parametrize(
-    ("how", "vague"), [(REPLACES, ""), (CLAMPS, " or one behind it"), (ADDS, " or one behind it")]
+    ("how", "name"),
+    [
+        (REPLACES, "layers.1.weight"),
+        (CLAMPS, "layers.1.weight"),
+        (ADDS, "layers.1.bias"),
+    ],
 )
-def test_a_model_that_changes_its_own_parameters_is_refused(worker: Process, how: int, vague: str) -> None:
+def test_a_model_that_changes_its_own_parameters_is_refused(worker: Process, how: int, name: str) -> None:
     """Others would not know: there would be as many models as workers."""
     worker.state[:] = state_of(how, 520)
     request = Compute(1, 5, ((1, 2), (3,)))
     worker.call(request, Computed)
     before = worker.sums.copy()
     code, text = worker.refused(replace(request, seed=how))
-    told = f"the model's forward changes its parameter 'layers.1.weight'{vague}; in a synchronous job only"
+    told = f"the model's forward changes its parameter '{name}'; in a synchronous job only"
     assert code == "model" and text.startswith(told)
     assert np.array_equal(worker.state, state_of(how, 520))
     worker.call(request, Computed)
     assert np.array_equal(worker.sums, before)
+    worker.call(replace(request, seed=RESTORES), Computed)  # what is as it was again is nobody's concern
+    assert np.array_equal(worker.sums, before)
+
+
+@pytest.mark.parametrize(("how", "name"), [(RENEWS, "layers.1.bias"), (TURNS, "square"), (FROZEN, "frozen")])
+def test_a_parameter_that_is_another_or_frozen_is_seen(
+    root: Path, tmp_path: Path, how: int, name: str
+) -> None:
+    more = replace(JOB, model=Model("nets:Net", ("nets.py",), {"fail": "more"}))
+    with started(root, tmp_path / "log") as process:
+        ready = process.prepare("steps", "private/digits", job=more)
+        process.state[:] = state_of(1, ready.size)
+        process.call(Compute(1, 5, ((1,),)), Computed)
+        told = (
+            f"the model's forward changes its parameter '{name}'; in a synchronous job only the optimizer may"
+        )
+        assert process.refused(Compute(1, how, ((1,),))) == ("model", told)
+
+
+def test_scoring_does_not_change_the_model(root: Path, tmp_path: Path) -> None:
+    scoring = replace(JOB, model=Model("nets:Net", ("nets.py",), {"fail": "scores"}))
+    with started(root, tmp_path / "log") as process:
+        process.prepare("keeper", job=scoring)
+        before = process.state.copy()
+        code, told = process.refused(Evaluate("held-out"))
+        assert code == "model" and "changes its parameter 'layers.1.bias'" in told
+        assert np.array_equal(process.state, before)
 
 
 def test_a_worker_cannot_take_the_memory_away(worker: Process) -> None:
     worker.state[:] = 0.25
     code, text = worker.refused(Compute(1, SHRINKS, ((1,), ())))
-    assert code == "model" and text.startswith("PermissionError at nets.py:17 in forward")
+    assert code == "model" and text.startswith("PermissionError at nets.py:20 in forward")
     assert (worker.state == 0.25).all()
     larger = replace(JOB, model=Model("millpond.train.models:digits_cnn"))
     request = Prepare(larger, "csd1", ("private/digits",), {}, role="steps")

@@ -16,7 +16,7 @@ from millpond.train import flat, layout
 from millpond.train.flat import Vector
 from millpond.wire.errors import LocalError
 
-CHANGED = "the model's forward changes its parameter {}; in a synchronous job only the optimizer may"
+CHANGED = "the model's forward changes its parameter '{}'; in a synchronous job only the optimizer may"
 
 
 class Binding:
@@ -34,11 +34,12 @@ class Binding:
         self._spans = {tensor.name: span for tensor, span in layout.spans(self.tensors)}
         flat.read(model, self.state)
         self._bound, self._again = _parameters(model)
-        for name, parameter in self._bound.items():
+        trained = {name: parameter for name, parameter in self._bound.items() if parameter.requires_grad}
+        for name, parameter in trained.items():
             if parameter.dtype != torch.float32:
                 raise LocalError(f"the model's parameter '{name}' is not float32; call .float() on the model")
         total = torch.from_numpy(self.sums)
-        self._gradients = {n: total[self._spans[n]].view(p.shape) for n, p in self._bound.items()}
+        self._gradients = {n: total[self._spans[n]].view(p.shape) for n, p in trained.items()}
         self.bind(self.state)
         buffers = dict(model.named_buffers(remove_duplicate=False))
         self._buffers = [tensor for tensor in self.tensors if tensor.name in buffers]
@@ -47,20 +48,21 @@ class Binding:
         """From now on the model's state is this one [size], which has its values."""
         self.state = state
         values = torch.from_numpy(state)
+        self._views = {name: values[self._spans[name]].view(p.shape) for name, p in self._bound.items()}
         for name, parameter in self._bound.items():
-            parameter.data = values[self._spans[name]].view(parameter.shape)
+            parameter.data = self._views[name]
 
     def check_bound(self) -> None:
         """Raises LocalError if the model has put a parameter where it would not follow ``state``."""
-        first = self.state.ctypes.data
+        now = dict(self.model.named_parameters(remove_duplicate=False))
         for name, parameter in self._bound.items():
-            if parameter.numel() and parameter.data_ptr() != first + 4 * self._spans[name].start:
+            if now.get(name) is not parameter or not parameter.is_set_to(self._views[name]):
                 self.bind(self.state)
-                raise LocalError(CHANGED.format(f"'{name}'"))
+                raise LocalError(CHANGED.format(name))
 
     def tensor_at(self, place: int) -> str:
         """The name of the tensor that has this place in ``state``."""
-        return [name for name, span in self._spans.items() if span.start <= max(place, 0)][-1]
+        return next(name for name, span in self._spans.items() if span.start <= place < span.stop)
 
     def loaded(self) -> None:
         """``state`` has been filled: parameters have changed with it, now buffers do. Raises LocalError."""
@@ -80,8 +82,8 @@ class Binding:
 
     def gather(self, samples: int) -> None:
         """After ``backward`` over ``samples`` samples: complete ``sums``."""
-        for name, parameter in self._bound.items():
-            target = self._gradients[name]
+        for name, target in self._gradients.items():
+            parameter = self._bound[name]
             if parameter.grad is None:
                 target.zero_()
             elif parameter.grad is not target:  # it was set to None before ``backward``
@@ -106,17 +108,19 @@ class Binding:
             self.state[self._spans[name]] = self.state[self._spans[first]]
 
     def _attach(self) -> None:
-        for name, parameter in self._bound.items():
-            parameter.grad = self._gradients[name]
+        for name, target in self._gradients.items():
+            self._bound[name].grad = target
 
 
 def _parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
-    """Those that may be trained by name, and the first name of those that come again under another."""
+    """Those that may be trained or could be views by name, and the first name of those that come again under
+    another.
+    """
     bound: dict[str, nn.Parameter] = {}
     again: dict[str, str] = {}
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if not parameter.requires_grad:
+        if not parameter.requires_grad and parameter.dtype != torch.float32:
             continue
         if id(parameter) in first:
             again[name] = first[id(parameter)]

@@ -166,8 +166,7 @@ class Steps:
         finally:
             written = shared.forget()
         if written is not None:
-            place = written // 4 - request.state * len(state)
-            raise LocalError(CHANGED.format(f"'{binding.tensor_at(place)}' or one behind it"))
+            raise LocalError(CHANGED.format(binding.tensor_at(written // 4 - request.state * len(state))))
         return computed
 
     def _mapped(self) -> memory.Private:
@@ -212,11 +211,7 @@ class Kept:
         if isinstance(message, protocol.GetInitial):
             return Initial(), b""
         if isinstance(message, protocol.Evaluate):
-            self._binding.loaded()
-            samples = self._held_out[message.folder]
-            score = Score(*loop.evaluate(self._binding.model, samples), len(samples))
-            self._binding.check_bound()
-            return score, b""
+            return self._score(self._held_out[message.folder]), b""
         if isinstance(message, protocol.GetMomentum):
             tensors, values = self._keeper.momentum()
             return protocol.Momentum(tensors, len(values)), values.data
@@ -224,6 +219,18 @@ class Kept:
             self._keeper.restore(message.tensors, self._momentum)
             return Ok(), b""
         return None
+
+    def _score(self, samples: Samples) -> Score:
+        binding = self._binding
+        before = binding.state.copy()
+        binding.loaded()
+        score = Score(*loop.evaluate(binding.model, samples), len(samples))
+        binding.check_bound()
+        changed = np.flatnonzero(binding.state.view(np.int32) != before.view(np.int32))
+        if changed.size:
+            binding.state[:] = before
+            raise LocalError(CHANGED.format(binding.tensor_at(int(changed[0]))))
+        return score
 
     def _move(self, number: int) -> None:
         """Go on in the state with this number, with the values of the present one, which stays as it is."""

@@ -84,6 +84,7 @@ class Valid(IntFlag):
 OPEN_DIRECT_IO = 1 << 0
 OPEN_PASSTHROUGH = 1 << 7
 FSYNC_DATA_ONLY = 1
+WRITE_KILL_SUIDGID = 1 << 2
 GETATTR_HANDLE = 1
 
 HEADER = Struct("=IIQQIIIHH")
@@ -105,7 +106,7 @@ WRITE = READ
 RELEASE = Struct("=QIIQ")
 FSYNC = Struct("=QII")
 FALLOCATE = Struct("=QQQII")
-LSEEK = Struct("=QQII")
+LSEEK = Struct("=QqII")
 FORGET = Struct("=Q")
 BATCH_FORGET = Struct("=II")
 FORGOTTEN = Struct("=QQ")
@@ -174,10 +175,12 @@ def pack_entry(node: int, a: Attributes) -> bytes:
 
 
 def _packed(a: Attributes) -> bytes:
-    seconds, nanoseconds = zip(*(divmod(time, 10**9) for time in (a.atime, a.mtime, a.ctime)), strict=True)
-    times = (second & _MOST for second in seconds)
+    atime, atime_ns = divmod(a.atime, 10**9)
+    mtime, mtime_ns = divmod(a.mtime, 10**9)
+    ctime, ctime_ns = divmod(a.ctime, 10**9)
+    times = (atime & _MOST, mtime & _MOST, ctime & _MOST, atime_ns, mtime_ns, ctime_ns)
     rest = (a.mode, a.links, a.uid, a.gid, a.rdev, a.block_size, 0)
-    return _ATTRIBUTES.pack(a.inode, a.size, a.blocks, *times, *nanoseconds, *rest)
+    return _ATTRIBUTES.pack(a.inode, a.size, a.blocks, *times, *rest)
 
 
 def pack_opened(handle: int, flags: int = 0, backing: int = 0) -> bytes:

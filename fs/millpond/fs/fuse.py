@@ -269,7 +269,7 @@ def _answering(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _stat(a: Attributes) -> _Stat:
     times = (time // 10**9 for time in (a.atime, a.mtime, a.ctime))
-    numbers = (a.inode, a.mode, a.links, a.uid, a.gid, a.size, a.blocks, a.block_size, *times)
+    numbers = (a.inode, a.mode, a.links, a.uid, a.gid, a.size, a.blocks, a.block_size, *times, 0, a.rdev)
     return _Stat(*map(_unsigned, numbers))
 
 

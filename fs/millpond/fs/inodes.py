@@ -10,7 +10,7 @@ import errno
 import itertools
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from millpond.fs.making import SAFE_FLAGS, Maker, checked, entries, itself, permissions, set_mode
@@ -168,14 +168,14 @@ class Inodes:
     def create(
         self, parent: Node, name: bytes, flags: int, mode: int, owner: Owner | None
     ) -> tuple[Found, Handle]:
-        """Open a regular file that is made if there is none."""
-        directory = self._at(parent)
+        """Make and open a regular file; ESTALE if there is one by now."""
+        kept = flags & _CREATE_FLAGS
         try:
-            made = self._make.file(directory, one_name(name), flags & _CREATE_FLAGS, permissions(mode), owner)
+            made = self._make.file(self._at(parent), one_name(name), kept, permissions(mode), owner)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
-            return self._open_existing(parent, name, flags & _CREATE_FLAGS)
+            raise failure(errno.ESTALE) from None  # the kernel looks again, and whether it may be opened
         try:
             found = self._found(os.open(itself(made), os.O_PATH | os.O_CLOEXEC))
         except OSError:
@@ -183,23 +183,12 @@ class Inodes:
             raise
         return found, self._opened(made)
 
-    def _open_existing(self, parent: Node, name: bytes, flags: int) -> tuple[Found, Handle]:
-        found = self.lookup(parent, name)
-        try:
-            return found, self._open_place(found.node, flags)
-        except OSError:
-            self.forget(found.node, 1)
-            raise
-
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file; EPERM for any other."""
-        return self._open_place(node, flags & _KEPT_FLAGS)
-
-    def _open_place(self, node: Node, flags: int) -> Handle:
         place = self._at(node)
         if not stat.S_ISREG(os.fstat(place).st_mode):  # before it is opened: that may do something to others
             raise failure(errno.EPERM)
-        return self._opened(os.open(itself(place), flags | SAFE_FLAGS & ~os.O_NOFOLLOW))
+        return self._opened(os.open(itself(place), flags & _KEPT_FLAGS | SAFE_FLAGS & ~os.O_NOFOLLOW))
 
     def _opened(self, descriptor: int) -> Handle:
         handle = Handle(next(self._handles))
@@ -220,9 +209,9 @@ class Inodes:
         """Up to ``size`` bytes, fewer at the end of the file."""
         return os.pread(self._file(handle).descriptor, min(size, MAX_TRANSFER), offset)
 
-    def write(self, handle: Handle, data: memoryview, offset: int) -> int:
-        """Write at ``offset``."""
-        return os.pwrite(self._file(handle).descriptor, data, offset)
+    def write(self, handle: Handle, data: memoryview, offset: int, *, append: bool = False) -> int:
+        """Write at ``offset``, or at the file's end, wherever that is by now."""
+        return os.pwritev(self._file(handle).descriptor, [data], offset, os.RWF_APPEND if append else 0)
 
     def fsync(self, handle: Handle, data_only: bool) -> None:
         """Return when the file, or the directory, is on the flash."""
@@ -250,12 +239,19 @@ class Inodes:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         return self._opened(os.open(itself(self._at(node)), flags))
 
-    def readdir(self, handle: Handle, offset: int) -> Sequence[Entry]:
+    def readdir(self, handle: Handle, offset: int) -> Iterator[Entry]:
         """The names in a directory from the one at ``offset`` on."""
         directory = self._file(handle)
         if offset == 0:
-            directory.entries = entries(directory.descriptor)
-        return directory.entries[offset:]
+            dots = [self._dot(directory.descriptor, name) for name in (".", "..")]
+            directory.entries = [*dots, *entries(directory.descriptor)]
+        found = directory.entries
+        return (found[number] for number in range(offset, len(found)))
+
+    def _dot(self, directory: int, name: str) -> Entry:
+        top = _key(os.fstat(directory)) == self._places[ROOT].key  # what is above it is nobody's business
+        status = os.stat("." if top else name, dir_fd=directory)
+        return Entry(name, status.st_ino, stat.S_IFDIR)
 
     def statfs(self) -> Statistics:
         """How full the file system underneath is."""

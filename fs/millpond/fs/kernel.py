@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import select
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from millpond.wire.errors import LocalError
 
 _WANTED = Feature.BIG_WRITES | Feature.PARALLEL_DIROPS | Feature.MAX_PAGES | Feature.INIT_EXT
 _BUFFER = MAX_TRANSFER + (1 << 16)  # a request has its head before the data
+_STACKED = 2  # file systems upon each other, at most: the flash may be an overlay itself
 _BACKING = struct.Struct("=iIQ")
 _BACKING_OPEN = 0x4010E501  # _IOW(229, 1, struct fuse_backing_map)
 _BACKING_CLOSE = 0x4004E502  # _IOW(229, 2, uint32_t)
@@ -27,24 +29,25 @@ class Kernel:
     """The kernel's end of a mount of type ``fuse.millpond`` at ``mountpoint``, called ``name``. Raises
     LocalError if it cannot be mounted, or the kernel's protocol is too old.
 
-    ``complaint`` says why files cannot be handed to the kernel; nothing, if they can.
+    ``complaint`` says why files of ``backing``, an open directory, cannot be handed to the kernel; nothing,
+    if they can.
     """
 
-    def __init__(self, mountpoint: Path, name: str, *, read_only: bool = False) -> None:
-        self.mountpoint = mountpoint
+    def __init__(self, mountpoint: Path, name: str, backing: int) -> None:
+        self.mountpoint, self._backing = mountpoint, backing
         self.complaint = ""
         self._buffer = bytearray(_BUFFER)
         self._descriptor = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
         with contextlib.ExitStack() as failed:
             failed.callback(os.close, self._descriptor)
-            self._mount(name, read_only)
+            self._mount(name)
             failed.callback(self._unmount)
             self._greet()
             failed.pop_all()
 
-    def _mount(self, name: str, read_only: bool) -> None:
+    def _mount(self, name: str) -> None:
         options = f"fd={self._descriptor},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()}"
-        flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_RDONLY * read_only
+        flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
         try:
             syscalls.mount(
                 name, self.mountpoint, "fuse.millpond", flags, f"{options},default_permissions,allow_other"
@@ -62,12 +65,17 @@ class Kernel:
             raise LocalError(f"{self.mountpoint}: the kernel speaks FUSE {major}.{minor}; 7.31 is needed")
         offered = Feature(low | high << 32 if low & Feature.INIT_EXT else low)
         agreed = offered & (_WANTED | Feature.PASSTHROUGH)
-        self.reply(header, [abi.pack_init(agreed, MAX_TRANSFER, bool(agreed & Feature.PASSTHROUGH))])
+        depth = _STACKED if agreed & Feature.PASSTHROUGH else 0
+        self.reply(header, [abi.pack_init(agreed, MAX_TRANSFER, depth)])
         self.complaint = self._try() if agreed & Feature.PASSTHROUGH else "the kernel cannot (Linux 6.9 can)"
 
     def _try(self) -> str:
-        """Why this process may not hand files over: tried with one that is nowhere."""
-        trial = os.memfd_create("trial", os.MFD_CLOEXEC)
+        """Why files cannot be handed over: tried with one without a name."""
+        try:
+            here = f"/proc/self/fd/{self._backing}"
+            trial = os.open(here, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            return f"no file can be made below it to try with: {error.strerror}"
         try:
             self.take_back(self.hand_over(trial))
         except OSError as error:
@@ -119,5 +127,10 @@ class Kernel:
         os.close(self._descriptor)
 
     def _unmount(self) -> None:
-        with contextlib.suppress(OSError):  # somebody else has
+        """If it is still mounted: what is there else is another's."""
+        state = select.poll()
+        state.register(self._descriptor, 0)
+        if any(event & select.POLLERR for _, event in state.poll(0)):
+            return
+        with contextlib.suppress(OSError):
             syscalls.unmount(self.mountpoint)

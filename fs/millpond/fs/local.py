@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -57,20 +58,37 @@ def _mount(backing: Path, mountpoint: Path, name: str, binding: str) -> None:
     except OSError as error:
         raise LocalError(f"{backing}: cannot be a volume: {error.strerror}") from None
     try:
-        complaint = raw.why_no_passthrough(mountpoint)
-        chown_new = os.geteuid() == 0 and has_many_uids()
-        how = f"by this process ({complaint})" if complaint else "by the kernel itself (FUSE passthrough)"
-        if binding == "raw" or (binding == "auto" and not complaint):
-            tree = Inodes(root, chown_new=chown_new)
-            raw.mount_and_serve(tree, mountpoint, name=name, on_ready=lambda: _say_ready(how))
+        complaint = "" if binding == "fuse-python" else raw.why_no_passthrough(mountpoint, root)
+        if binding == "fuse-python" or (binding == "auto" and complaint):
+            _mount_by_fuse_python(root, mountpoint, name, complaint)
         else:
-            volume = Operations(root, chown_new=chown_new)
-            how = f"through fuse-python{f', since {complaint}' if complaint else ''}"
-            fuse.mount_and_serve(
-                volume, mountpoint, name=name, allow_other=True, on_ready=lambda: _say_ready(how)
-            )
+            _mount_raw(root, mountpoint, name, complaint)
     finally:
         os.close(root)
+
+
+def _mount_raw(root: int, mountpoint: Path, name: str, complaint: str) -> None:
+    tree = Inodes(root, chown_new=_gives_away())
+    how = f"by this process ({complaint})" if complaint else "by the kernel itself (FUSE passthrough)"
+    _remember_many_files()
+    raw.mount_and_serve(tree, mountpoint, name=name, backing=root, on_ready=lambda: _say_ready(how))
+
+
+def _mount_by_fuse_python(root: int, mountpoint: Path, name: str, complaint: str) -> None:
+    volume = Operations(root, chown_new=_gives_away())
+    how = f"through fuse-python{f', since {complaint}' if complaint else ''}"
+    fuse.mount_and_serve(volume, mountpoint, name=name, allow_other=True, on_ready=lambda: _say_ready(how))
+
+
+def _gives_away() -> bool:
+    """Whether new files can belong to whom they are made for."""
+    return os.geteuid() == 0 and has_many_uids()
+
+
+def _remember_many_files() -> None:
+    """Each file that the kernel remembers has a descriptor here."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _say_ready(how: str) -> None:

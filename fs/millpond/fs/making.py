@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from collections.abc import Callable, Iterator
 from typing import AnyStr
 
 from millpond.fs.volume import Entry, Owner, within
@@ -23,48 +25,56 @@ class Maker:
     def file(self, parent: int, name: AnyStr, flags: int, mode: int, owner: Owner | None) -> int:
         """Create a regular file that is not there yet; its descriptor."""
         made = os.open(name, flags | os.O_CREAT | os.O_EXCL | SAFE_FLAGS, mode, dir_fd=parent)
-        try:
-            self._settle(made, parent, mode, owner)
-        except OSError:
-            os.close(made)
-            raise
-        return made
+        with _undone(lambda: os.unlink(name, dir_fd=parent)):
+            return self._settled(made, parent, mode, owner)
 
     def directory(self, parent: int, name: AnyStr, mode: int, owner: Owner | None) -> int:
         """Make a directory; a descriptor that only tells its place."""
         os.mkdir(name, mode, dir_fd=parent)
-        return self._settled(parent, name, mode, owner)
+        with _undone(lambda: os.rmdir(name, dir_fd=parent)):
+            return self._settled(os.open(name, _PLACE, dir_fd=parent), parent, mode, owner)
 
     def node(self, parent: int, name: AnyStr, mode: int, rdev: int, owner: Owner | None) -> int:
         """Make a file of any type that mknod(2) can; a descriptor that only tells its place."""
         os.mknod(name, mode, rdev, dir_fd=parent)
-        return self._settled(parent, name, stat.S_IMODE(mode), owner)
+        with _undone(lambda: os.unlink(name, dir_fd=parent)):
+            return self._settled(os.open(name, _PLACE, dir_fd=parent), parent, stat.S_IMODE(mode), owner)
 
     def symlink(self, parent: int, name: AnyStr, target: AnyStr, owner: Owner | None) -> int:
         """Make a symbolic link; a descriptor that only tells its place."""
         os.symlink(target, name, dir_fd=parent)
-        made = os.open(name, _PLACE, dir_fd=parent)
-        if owner and self._chown_new:
-            os.chown(itself(made), checked(owner).uid, _group(parent, owner))
-        return made
+        with _undone(lambda: os.unlink(name, dir_fd=parent)):
+            return self._settled(os.open(name, _PLACE, dir_fd=parent), parent, None, owner)
 
-    def _settled(self, parent: int, name: AnyStr, mode: int, owner: Owner | None) -> int:
-        made = os.open(name, _PLACE, dir_fd=parent)
+    def _settled(self, made: int, parent: int, mode: int | None, owner: Owner | None) -> int:
+        """Give what was just made its owner and exactly its mode, whatever the umask of this process."""
         try:
-            self._settle(made, parent, mode, owner)
+            if owner and self._chown_new:
+                os.chown(itself(made), checked(owner).uid, _group(parent, owner))
+            if mode is not None:
+                _settle_mode(made, mode)
         except OSError:
             os.close(made)
             raise
         return made
 
-    def _settle(self, made: int, parent: int, mode: int, owner: Owner | None) -> None:
-        """Give what was just made its owner and exactly its mode, whatever the umask of this process."""
-        if owner and self._chown_new:
-            os.chown(itself(made), checked(owner).uid, _group(parent, owner))
-        now = os.fstat(made).st_mode
-        inherited = now & stat.S_ISGID if stat.S_ISDIR(now) else 0
-        if stat.S_IMODE(now) != mode | inherited:
-            set_mode(made, mode | inherited)
+
+@contextlib.contextmanager
+def _undone(undo: Callable[[], None]) -> Iterator[None]:
+    """What was made goes again if it cannot be given its owner and mode."""
+    try:
+        yield
+    except OSError:
+        with contextlib.suppress(OSError):
+            undo()
+        raise
+
+
+def _settle_mode(made: int, mode: int) -> None:
+    now = os.fstat(made).st_mode
+    inherited = now & stat.S_ISGID if stat.S_ISDIR(now) else 0
+    if stat.S_IMODE(now) != mode | inherited:
+        set_mode(made, mode | inherited)
 
 
 def itself(descriptor: int) -> str:

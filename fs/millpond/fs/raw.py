@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from millpond.fs import abi
 from millpond.fs.abi import Code, Header, Valid
-from millpond.fs.inodes import Inodes
 from millpond.fs.kernel import Kernel
 from millpond.fs.mounts import require_mountable
-from millpond.fs.tree import Changes, Found, Node, Now
-from millpond.fs.volume import Entry, Handle, Owner
+from millpond.fs.tree import Changes, Found, Node, Now, Tree
+from millpond.fs.volume import Handle, Owner
+from millpond.wire.errors import LocalError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Reply = Sequence[bytes]
-_Does = Callable[[Header, memoryview], Reply]
 
 _THREADS = 4
 _SLOW = frozenset({Code.FSYNC, Code.FSYNCDIR})
@@ -34,51 +35,69 @@ class _Stop(Exception):
     """A signal wants the mount to end."""
 
 
-def why_no_passthrough(directory: Path) -> str:
-    """Why the kernel would not read and write files itself; nothing, if it would. Tried by a mount on an
-    empty ``directory``. Raises LocalError if nothing can be mounted there.
+def why_no_passthrough(directory: Path, backing: int) -> str:
+    """Why the kernel would not itself read and write the files of ``backing``, an open directory; nothing, if
+    it would. Tried by a mount on an empty ``directory``. Raises LocalError if nothing can be mounted there.
     """
     require_mountable(directory, "millpond")
-    kernel = Kernel(directory, "millpond")
-    kernel.close()
-    return kernel.complaint
+    with _signals_held():
+        try:
+            kernel = Kernel(directory, "millpond", backing)
+        except LocalError as error:
+            return str(error)
+        kernel.close()
+        return kernel.complaint
 
 
-def mount_and_serve(tree: Inodes, mountpoint: Path, *, name: str, on_ready: Callable[[], None]) -> None:
-    """Mount ``tree`` at ``mountpoint`` as ``name`` and serve it, in this thread, until it is unmounted.
+def mount_and_serve(
+    tree: Tree, mountpoint: Path, *, name: str, backing: int, on_ready: Callable[[], None]
+) -> None:
+    """Mount ``tree`` at ``mountpoint`` as ``name`` and serve it, in this thread, until it is unmounted. Its
+    files lie in ``backing``, an open directory.
 
     SIGTERM, SIGINT and SIGHUP unmount it. ``on_ready`` is called once it is mounted. The thread must be the
     main one. Raises LocalError if it cannot mount.
     """
     require_mountable(mountpoint, name)
-    with _signals():
-        kernel = Kernel(mountpoint, name)
+    with _signals_held():
+        kernel = Kernel(mountpoint, name, backing)
         binding = Binding(kernel, tree)
         try:
-            on_ready()
-            while True:
-                binding.serve_one()
-        except _Stop:
-            return
-        except OSError as error:
-            if error.errno != errno.ENODEV:  # unmounted
-                raise
+            with _stopped_by_signals():
+                on_ready()
+                binding.serve()
         finally:
             binding.close()
             kernel.close()
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    def stop(_number: int, _frame: object) -> None:
-        raise _Stop
-
-    before = {number: signal.signal(number, stop) for number in _SIGNALS}
-    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # whoever started it may have blocked them
+def _signals_held() -> Iterator[None]:
+    """They wait: what is mounted meanwhile must not be left behind."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """The first of them ends what is inside, and no other one disturbs what follows."""
+
+    def stop(_number: int, _frame: object) -> None:
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        raise _Stop
+
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # whoever started it may have blocked them
+        yield
+    except _Stop:
+        pass
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -86,46 +105,26 @@ def _signals() -> Iterator[None]:
 class Binding:
     """The kernel's requests, done on a tree."""
 
-    def __init__(self, kernel: Kernel, tree: Inodes) -> None:
+    def __init__(self, kernel: Kernel, tree: Tree) -> None:
         self._kernel, self._tree = kernel, tree
         self._backings = _Backings(kernel)
         self._waiting = ThreadPoolExecutor(_THREADS, "fsync")
-        self._does: dict[Code, _Does] = {
-            Code.LOOKUP: self._lookup,
-            Code.GETATTR: self._getattr,
-            Code.SETATTR: self._setattr,
-            Code.READLINK: self._readlink,
-            Code.SYMLINK: self._symlink,
-            Code.MKNOD: self._mknod,
-            Code.MKDIR: self._mkdir,
-            Code.UNLINK: self._unlink,
-            Code.RMDIR: self._rmdir,
-            Code.RENAME: self._rename,
-            Code.RENAME2: self._rename2,
-            Code.LINK: self._link,
-            Code.OPEN: self._open,
-            Code.CREATE: self._create,
-            Code.READ: self._read,
-            Code.WRITE: self._write,
-            Code.STATFS: self._statfs,
-            Code.RELEASE: self._release,
-            Code.FSYNC: self._fsync,
-            Code.OPENDIR: self._opendir,
-            Code.READDIR: self._readdir,
-            Code.RELEASEDIR: self._releasedir,
-            Code.FSYNCDIR: self._fsync,
-            Code.FALLOCATE: self._fallocate,
-            Code.LSEEK: self._lseek,
-            Code.DESTROY: lambda _header, _body: (),
-        }
 
-    def serve_one(self) -> None:
-        """Take a request and answer it. Raises OSError when the mount has gone."""
+    def serve(self) -> None:
+        """Answer requests until the mount has gone."""
+        try:
+            while True:
+                self._serve_one()
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+
+    def _serve_one(self) -> None:
         header, body = self._kernel.receive()
         if header.code in abi.UNANSWERED:
             self._forget(header, body)
             return
-        does = self._does.get(header.code) if header.code else None
+        does = _DOES.get(header.code) if header.code else None
         if does is None:
             self._kernel.fail(header, errno.ENOSYS)
             return
@@ -134,9 +133,11 @@ class Binding:
         else:
             self._answer(does, header, body)
 
-    def _answer(self, does: _Does, header: Header, body: memoryview) -> None:
+    def _answer(
+        self, does: Callable[[Binding, Header, memoryview], Reply], header: Header, body: memoryview
+    ) -> None:
         try:
-            parts = does(header, body)
+            parts = does(self, header, body)
         except OSError as error:
             self._kernel.fail(header, error.errno or errno.EIO)
         except (OverflowError, ValueError):  # a number or a name that no system call takes
@@ -240,10 +241,19 @@ class Binding:
         handle, offset, size, *_ = abi.READ.unpack_from(body)
         return [self._tree.read(Handle(handle), size, offset)]
 
-    def _write(self, _header: Header, body: memoryview) -> Reply:
-        handle, offset, size, *_ = abi.WRITE.unpack_from(body)
-        data = body[abi.WRITE.size :][:size]
-        return [abi.pack_written(self._tree.write(Handle(handle), data, offset))]
+    def _write(self, header: Header, body: memoryview) -> Reply:
+        handle, offset, size, how, _, flags, _ = abi.WRITE.unpack_from(body)
+        if how & abi.WRITE_KILL_SUIDGID:
+            self._drop_privileges(Node(header.node))
+        data, append = body[abi.WRITE.size :][:size], bool(flags & os.O_APPEND)
+        return [abi.pack_written(self._tree.write(Handle(handle), data, offset, append=append))]
+
+    def _drop_privileges(self, node: Node) -> None:
+        """Who writes to a program does not decide as whom it runs."""
+        mode = self._tree.getattr(node).mode
+        dropped = stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0)
+        if mode & dropped:
+            self._tree.setattr(node, Changes(mode=stat.S_IMODE(mode) & ~dropped))
 
     def _statfs(self, _header: Header, _body: memoryview) -> Reply:
         return [abi.pack_statistics(self._tree.statfs())]
@@ -262,11 +272,9 @@ class Binding:
     def _opendir(self, header: Header, _body: memoryview) -> Reply:
         return [abi.pack_opened(self._tree.opendir(Node(header.node)))]
 
-    def _readdir(self, header: Header, body: memoryview) -> Reply:
+    def _readdir(self, _header: Header, body: memoryview) -> Reply:
         handle, offset, size, *_ = abi.READ.unpack_from(body)
-        dots = [Entry(name, header.node, 0o040000) for name in (".", "..")][offset:]
-        rest = self._tree.readdir(Handle(handle), max(offset - 2, 0))
-        return [abi.pack_directory(enumerate((*dots, *rest), offset + 1), size)]
+        return [abi.pack_directory(enumerate(self._tree.readdir(Handle(handle), offset), offset + 1), size)]
 
     def _releasedir(self, _header: Header, body: memoryview) -> Reply:
         handle, *_ = abi.RELEASE.unpack_from(body)
@@ -281,6 +289,36 @@ class Binding:
     def _lseek(self, _header: Header, body: memoryview) -> Reply:
         handle, offset, whence, _ = abi.LSEEK.unpack_from(body)
         return [abi.pack_offset(self._tree.seek(Handle(handle), offset, whence))]
+
+
+_DOES: Mapping[Code, Callable[[Binding, Header, memoryview], Reply]] = {
+    Code.LOOKUP: Binding._lookup,
+    Code.GETATTR: Binding._getattr,
+    Code.SETATTR: Binding._setattr,
+    Code.READLINK: Binding._readlink,
+    Code.SYMLINK: Binding._symlink,
+    Code.MKNOD: Binding._mknod,
+    Code.MKDIR: Binding._mkdir,
+    Code.UNLINK: Binding._unlink,
+    Code.RMDIR: Binding._rmdir,
+    Code.RENAME: Binding._rename,
+    Code.RENAME2: Binding._rename2,
+    Code.LINK: Binding._link,
+    Code.OPEN: Binding._open,
+    Code.CREATE: Binding._create,
+    Code.READ: Binding._read,
+    Code.WRITE: Binding._write,
+    Code.STATFS: Binding._statfs,
+    Code.RELEASE: Binding._release,
+    Code.FSYNC: Binding._fsync,
+    Code.OPENDIR: Binding._opendir,
+    Code.READDIR: Binding._readdir,
+    Code.RELEASEDIR: Binding._releasedir,
+    Code.FSYNCDIR: Binding._fsync,
+    Code.FALLOCATE: Binding._fallocate,
+    Code.LSEEK: Binding._lseek,
+    Code.DESTROY: lambda _binding, _header, _body: (),
+}
 
 
 class _Backings:

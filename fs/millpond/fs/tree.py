@@ -7,7 +7,7 @@ names are meanwhile. Every error is an OSError with an errno.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NewType, Protocol
@@ -86,7 +86,9 @@ class Tree(Protocol):
     def create(
         self, parent: Node, name: bytes, flags: int, mode: int, owner: Owner | None
     ) -> tuple[Found, Handle]:
-        """Open a regular file that is made if there is none."""
+        """Make and open a regular file. Raises OSError: ESTALE if there is one by now, of which the kernel
+        has not seen whether it may be opened.
+        """
 
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file."""
@@ -94,8 +96,11 @@ class Tree(Protocol):
     def read(self, handle: Handle, size: int, offset: int) -> bytes:
         """Up to ``size`` bytes, fewer at the end of the file."""
 
-    def write(self, handle: Handle, data: memoryview, offset: int) -> int:
-        """Write at ``offset``; how many bytes were written."""
+    def write(self, handle: Handle, data: memoryview, offset: int, *, append: bool = False) -> int:
+        """Write at ``offset``, or at the file's end, wherever that is; how many bytes were written."""
+
+    def descriptor(self, handle: Handle) -> int:
+        """Of an open file, as long as it is open: for the kernel, which then reads and writes itself."""
 
     def fsync(self, handle: Handle, data_only: bool) -> None:
         """Return when the file, or the directory, is on the flash."""
@@ -112,8 +117,8 @@ class Tree(Protocol):
     def opendir(self, node: Node) -> Handle:
         """Open a directory."""
 
-    def readdir(self, handle: Handle, offset: int) -> Sequence[Entry]:
-        """The names in a directory from the one at ``offset`` on, without ``.`` and ``..``. Those of one open
+    def readdir(self, handle: Handle, offset: int) -> Iterator[Entry]:
+        """The names in a directory from the one at ``offset`` on, ``.`` and ``..`` first. Those of one open
         directory are the ones that it had when it was last read from 0.
         """
 

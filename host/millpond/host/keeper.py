@@ -39,7 +39,7 @@ class Keeper(HostProcess):
     def _map(self) -> None:
         count, size = self._request.states, 4 * self._size
         states = memory.map_second(self._shared[0], count * size)
-        memory.freeze(self._shared[0])  # other workers only read them
+        memory.freeze(self._shared[0])  # from now on, other workers can only read them
         self._states = [ModelState(states.part(size * number, size)) for number in range(count)]
         self.mean = np.frombuffer(memory.map_second(self._shared[1], size).data, np.float32)
         self.state = self._states[0]

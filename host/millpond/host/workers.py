@@ -204,7 +204,7 @@ class HostProcess(_ChannelWorker):
         try:
             if self._shared:
                 self._map()
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise ProtocolError(f"the worker '{self.name}' on the host: {error}") from None
         return ready
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -17,6 +18,7 @@ _F_SEAL_FUTURE_WRITE = 0x10  # <linux/fcntl.h>
 # By the last byte of an entry in /proc/PID/pagemap, as proc_pid_pagemap(5) has it: whether the page is in
 # memory (bit 63) or swapped out (62), and not a file's (61), but the process's own.
 _OWN = bytes(byte & 0xC0 != 0 and byte & 0x20 == 0 for byte in range(256))
+_MAP_NORESERVE = 0x4000  # <asm-generic/mman.h>
 
 
 class Shared:
@@ -40,28 +42,41 @@ class Private:
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
-        self._map = mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE)
+        self._descriptor = os.dup(descriptor)
+        weakref.finalize(self, os.close, self._descriptor)
+        # nothing is to be written: no memory is to be set aside for it
+        self._map = mmap.mmap(self._descriptor, size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE)
         self.data = memoryview(self._map)
         self._first = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) // mmap.PAGESIZE
         self._pages = -(-size // mmap.PAGESIZE)
 
     def forget(self) -> int | None:
-        """Forget what was written here. Returns the offset of the first page with any, None if there is none
-        or the kernel does not tell.
+        """Forget what was written here. Returns the offset of the first byte that the other has not written
+        as well, None if there is none or the kernel does not tell.
         """
-        written = None
+        changed = None
         with contextlib.suppress(OSError):  # a kernel without CONFIG_PROC_PAGE_MONITOR
-            written = self._written()
-            if written is None:
+            pages = self._written()
+            if not pages:
                 return None
+            changed = next((place for page in pages if (place := self._change(page)) is not None), None)
         self._map.madvise(mmap.MADV_DONTNEED)
-        return None if written is None else written * mmap.PAGESIZE
+        return changed
 
-    def _written(self) -> int | None:
+    def _written(self) -> list[int]:
         with Path("/proc/self/pagemap").open("rb", buffering=0) as pagemap:
             entries = os.pread(pagemap.fileno(), 8 * self._pages, 8 * self._first)
-        page = entries[7 if sys.byteorder == "little" else 0 :: 8].translate(_OWN).find(1)
-        return None if page < 0 else page
+        own = entries[7 if sys.byteorder == "little" else 0 :: 8].translate(_OWN)
+        return [page for page, written in enumerate(own) if written] if 1 in own else []
+
+    def _change(self, page: int) -> int | None:
+        """The offset of the first byte in a page that differs from the other's."""
+        start = page * mmap.PAGESIZE
+        theirs = os.pread(self._descriptor, mmap.PAGESIZE, start)
+        ours = self.data[start : start + mmap.PAGESIZE]
+        return next(
+            (start + n for n, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +119,16 @@ def map_private(descriptor: int, size: int) -> Private:
 
 
 def freeze(descriptor: int) -> None:
-    """From now on only who has mapped it before can write there. Raises ValueError if it was sealed."""
+    """From now on only who has mapped it before can write there; before Linux 5.1 whoever wants can. Raises
+    ValueError if it was sealed.
+    """
     try:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
     except PermissionError:
         raise ValueError("the shared memory cannot be kept from other writers") from None
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
 
 
 def _check_size(descriptor: int, size: int) -> None:
