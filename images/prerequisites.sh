@@ -102,9 +102,11 @@ need_guest_tools() {
 
 # A benchmark goes without a peer that is not there, and says so.
 want_peers() {
-    command -v socat >/dev/null && return
-    if can_install && (apt_install socat); then return; fi
-    echo "millpond: socat is not installed, so it is not compared with: sudo apt install socat"
+    for peer in socat sshfs; do
+        command -v "$peer" >/dev/null && continue
+        if can_install && (apt_install "$peer"); then continue; fi
+        echo "millpond: $peer is not installed, so it is not compared with: sudo apt install $peer"
+    done
 }
 
 need_compiler() {

@@ -530,7 +530,6 @@ HOSTILE = [
     p.Read(-1, 1, 0),
     p.Read(1 << 63, 1, 0),
     p.Write(7, 0),
-    p.Flush(99),
     p.Sync(99, True),
     p.Release(99),
     p.TruncateOpen(99, 0),

@@ -201,14 +201,6 @@ class Write(Message):
     offset: int
 
 
-@message("fs.flush", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
-class Flush(Message):
-    """Answered by Done."""
-
-    handle: int
-
-
 @message("fs.fsync", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Sync(Message):

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from millpond.fs import abi
 from millpond.fs.abi import Code, Header, Valid
@@ -83,19 +84,19 @@ def _signals_held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """The first of them ends what is inside, and no other one disturbs what follows."""
+    """The first of them ends what is inside, and later ones do not disturb the end of the process."""
 
     def stop(_number: int, _frame: object) -> None:
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         raise _Stop
 
-    before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    before: dict[signal.Signals, Any] = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # whoever started it may have blocked them
         yield
     except _Stop:
-        pass
+        before = dict.fromkeys(_SIGNALS, signal.SIG_IGN)
     finally:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         for number, handler in before.items():

@@ -123,10 +123,6 @@ class Requests:
         return p.Written(self._volume.write(self._own(request.handle), self.payload, request.offset)), b""
 
     @perform.register
-    def _(self, request: p.Flush) -> Reply:
-        return self._done(self._volume.flush, self._own(request.handle))
-
-    @perform.register
     def _(self, request: p.Sync) -> Reply:
         return self._done(self._volume.fsync, self._own(request.handle), request.data_only)
 
