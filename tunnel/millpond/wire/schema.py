@@ -7,39 +7,47 @@ import difflib
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from millpond.wire.errors import ConfigError
 
 T = TypeVar("T")
 
+# Where a value is: text, or what lies around it and the parts of its own name. Only errors need it as text.
+_Where = str | tuple[Any, ...]
+_Converter = Callable[[Any, _Where, bool], Any]
 
-def load(cls: type[T], data: object, where: str, *, strict: bool = True) -> T:
+
+def load(cls: type[T], data: object, where: _Where, *, strict: bool = True) -> T:
     """Build dataclass ``cls`` from mapping ``data``.
 
     Raises ConfigError naming ``where`` and the key: unknown (if ``strict``; the nearest known one is named),
     missing, or of the wrong type.
     """
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{where}: expected a table, got {_kind(data)}")
-    hints = _hints(typing.cast(Any, cls))
+        raise _wrong(where, "a table", data)
+    fields = _fields(typing.cast(Any, cls))
     values: dict[str, Any] = {}
     for key, value in data.items():
-        if key in hints:
-            values[key] = _convert(hints[key], value, f"{where}: {key}", strict)
+        convert = fields.converters.get(key)
+        if convert is not None:
+            values[key] = convert(value, (where, ": ", key), strict)
         elif strict:
-            raise ConfigError(f"{where}: unknown key '{key}'{_nearest(str(key), hints)}")
-    missing = [f.name for f in dataclasses.fields(cls) if _required(f) and f.name not in values]  # type: ignore[arg-type]
-    if missing:
-        raise ConfigError(f"{where}: missing key '{missing[0]}'")
+            raise ConfigError(f"{_text(where)}: unknown key '{key}'{_nearest(str(key), fields.converters)}")
+    for name in fields.required:
+        if name not in values:
+            raise ConfigError(f"{_text(where)}: missing key '{name}'")
     return cls(**values)
 
 
 def dump(value: object) -> Any:
     """The plain data of a dataclass, tuple, dict or scalar; ``load`` gives the same value back."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: dump(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    kind = type(value)
+    if kind in _NAMES:
+        return value
+    if dataclasses.is_dataclass(kind):
+        return {name: dump(getattr(value, name)) for name in _fields(kind).converters}
     if isinstance(value, (tuple, list)):
         return [dump(item) for item in value]
     if isinstance(value, Mapping):
@@ -47,10 +55,27 @@ def dump(value: object) -> Any:
     return value
 
 
+def _text(where: _Where) -> str:
+    return where if isinstance(where, str) else _text(where[0]) + "".join(map(str, where[1:]))
+
+
+def _wrong(where: _Where, expected: str, value: object) -> ConfigError:
+    return ConfigError(f"{_text(where)}: expected {expected}, got {_kind(value)}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Fields:
+    """Of a dataclass: how the value of each is converted, and which must be there."""
+
+    converters: dict[str, _Converter]
+    required: tuple[str, ...]
+
+
 @functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
-    names = {f.name for f in dataclasses.fields(cls)}
-    return {name: hint for name, hint in typing.get_type_hints(cls).items() if name in names}
+def _fields(cls: Any) -> _Fields:
+    hints, fields = typing.get_type_hints(cls), dataclasses.fields(cls)
+    required = tuple(field.name for field in fields if _required(field))
+    return _Fields({field.name: _converter(hints[field.name]) for field in fields}, required)
 
 
 def _required(field: dataclasses.Field[Any]) -> bool:
@@ -62,70 +87,90 @@ def _nearest(key: str, known: Mapping[str, Any]) -> str:
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
 
 
-def _convert(hint: Any, value: object, where: str, strict: bool) -> Any:
+def _converter(hint: Any) -> _Converter:
+    """Made once per field. Not kept by hint: int | float and float | int are equal, and convert unlike."""
     if hint is Any:
-        return value
+        return lambda value, _where, _strict: value
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return _convert_union(args, value, where, strict)
+        return _union(args)
     if origin is typing.Literal:
-        return _convert_literal(args, value, where)
+        return functools.partial(_literal, args)
     if origin is tuple:
-        return _convert_tuple(args, value, where, strict)
+        return _tuple(args)
     if origin is dict:
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{where}: expected a table, got {_kind(value)}")
-        return {
-            _convert(args[0], key, where, strict): _convert(args[1], item, f"{where}.{key}", strict)
-            for key, item in value.items()
-        }
+        return _dict(_converter(args[0]), _converter(args[1]))
     if dataclasses.is_dataclass(hint):
-        return load(typing.cast("type[Any]", hint), value, where, strict=strict)
-    return _convert_scalar(hint, value, where)
+        return lambda value, where, strict: load(typing.cast("type[Any]", hint), value, where, strict=strict)
+    return functools.partial(_scalar, hint)
 
 
-def _convert_union(args: tuple[Any, ...], value: object, where: str, strict: bool) -> Any:
-    if value is None and type(None) in args:
-        return None
-    rest = [arg for arg in args if arg is not type(None)]
-    for arg in rest[:-1]:
-        try:
-            return _convert(arg, value, where, strict)
-        except ConfigError:
-            continue
-    return _convert(rest[-1], value, where, strict)
+def _union(args: tuple[Any, ...]) -> _Converter:
+    optional = type(None) in args
+    *others, last = (_converter(arg) for arg in args if arg is not type(None))
+
+    def convert(value: object, where: _Where, strict: bool) -> Any:
+        if value is None and optional:
+            return None
+        for other in others:
+            try:
+                return other(value, where, strict)
+            except ConfigError:
+                continue
+        return last(value, where, strict)
+
+    return convert
 
 
-def _convert_literal(args: tuple[Any, ...], value: object, where: str) -> Any:
+def _literal(args: tuple[Any, ...], value: object, where: _Where, _strict: bool) -> Any:
     for arg in args:
         if type(value) is type(arg) and value == arg:  # True and 1.0 equal 1, and are not it
             return arg
-    raise ConfigError(f"{where}: {value!r:.40} is not one of {', '.join(map(str, args))}")
+    raise ConfigError(f"{_text(where)}: {value!r:.40} is not one of {', '.join(map(str, args))}")
 
 
-def _convert_tuple(args: tuple[Any, ...], value: object, where: str, strict: bool) -> tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise ConfigError(f"{where}: expected a list, got {_kind(value)}")
-    if len(args) == 2 and args[1] is Ellipsis:
-        return tuple(_convert(args[0], item, f"{where}[{i}]", strict) for i, item in enumerate(value))
-    if len(args) != len(value):
-        raise ConfigError(f"{where}: expected {len(args)} values, got {len(value)}")
-    return tuple(_convert(arg, item, where, strict) for arg, item in zip(args, value, strict=True))
+def _tuple(args: tuple[Any, ...]) -> _Converter:
+    alike = len(args) == 2 and args[1] is Ellipsis
+    converters = [_converter(arg) for arg in args if arg is not Ellipsis]
+
+    def convert(value: object, where: _Where, strict: bool) -> tuple[Any, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise _wrong(where, "a list", value)
+        if alike:
+            each = converters[0]
+            return tuple([each(item, (where, "[", i, "]"), strict) for i, item in enumerate(value)])
+        if len(converters) != len(value):
+            raise ConfigError(f"{_text(where)}: expected {len(converters)} values, got {len(value)}")
+        return tuple(each(item, where, strict) for each, item in zip(converters, value, strict=True))
+
+    return convert
 
 
-def _convert_scalar(hint: Any, value: object, where: str) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return _float(value, where)
+def _dict(key_of: _Converter, item_of: _Converter) -> _Converter:
+    def convert(value: object, where: _Where, strict: bool) -> dict[Any, Any]:
+        if not isinstance(value, Mapping):
+            raise _wrong(where, "a table", value)
+        return {
+            key_of(key, where, strict): item_of(item, (where, ".", key), strict)
+            for key, item in value.items()
+        }
+
+    return convert
+
+
+def _scalar(hint: Any, value: object, where: _Where, _strict: bool) -> Any:
     if type(value) is hint:
         return value
-    raise ConfigError(f"{where}: expected {_NAMES.get(hint, hint)}, got {_kind(value)}")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return _float(value, where)
+    raise _wrong(where, _NAMES.get(hint, hint), value)
 
 
-def _float(value: int, where: str) -> float:
+def _float(value: int, where: _Where) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ConfigError(f"{where}: the number has too many digits") from None
+        raise ConfigError(f"{_text(where)}: the number has too many digits") from None
 
 
 _NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", bytes: "bytes"}
