@@ -323,7 +323,7 @@ def test_what_arrives_late_over_an_earlier_connection_is_not_done(server: Server
 
 def test_sessions_end(server: Server, top: Path) -> None:
     (top / "f").write_text("inside")
-    deadline, name = Deadline.after(SOON), b"a client's name."
+    deadline, name = Deadline.after(4 * SOON), b"a client's name."
 
     def connected() -> Channel:
         channel = Channel(server.raw(), "server")
@@ -339,14 +339,14 @@ def test_sessions_end(server: Server, top: Path) -> None:
         channel.call(p.Goodbye(), p.Done, deadline)
     server.join()
     assert errno_of(server.volume.fgetattr, handle) == errno.EBADF
-    server.sessions = Sessions(server.volume, keep=0.2)
+    server.sessions = Sessions(server.volume, keep=2.0)
     with connected() as channel:
         assert channel.expect(p.Welcome, deadline) == p.Welcome(False, 0)
         handle = opened(channel)
     server.join()
     with connected() as channel:  # in time
         assert channel.expect(p.Welcome, deadline) == p.Welcome(True, 1)
-        time.sleep(0.4)
+        time.sleep(2.5)
         assert server.volume.fgetattr(handle).size == 6
     server.join()
     end = time.monotonic() + SOON
@@ -363,7 +363,9 @@ def test_there_are_not_any_number_of_sessions(server: Server) -> None:
     def answer(number: int) -> Message:
         with Channel(server.raw(), "server") as channel:
             channel.send(p.Hello(b"%16d" % number), deadline)
-            return channel.receive(deadline).message
+            message = channel.receive(deadline).message
+        server.threads[-1].join(SOON)  # now the server knows that it is away
+        return message
 
     kept = [Channel(server.raw(), "server") for _ in range(63)]
     for number, channel in enumerate(kept):

@@ -273,19 +273,19 @@ def test_a_flash_that_is_an_overlay(passing_through: None, world: World, in_name
     in_namespace(body)
 
 
-def test_many_files_are_remembered(world: World, on_device: OnDevice) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-
-    def body(top: Path) -> None:
-        for number in range(600):
+def test_many_files_are_remembered(world: World, in_namespace: InNamespace) -> None:
+    def body() -> None:
+        prepare(world.backing)
+        few = max(map(int, os.listdir("/proc/self/fd"))) + 50  # noqa: PTH208
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        world.binding = "raw"
+        world.mount_device()
+        top = world.device / "private"
+        for number in range(few + 100):
             (top / str(number)).write_bytes(b"x")
-        assert sum(path.stat().st_size for path in top.iterdir()) == 600
+        assert sum(path.stat().st_size for path in top.iterdir()) == few + 100
 
-    try:
-        on_device(body)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    in_namespace(body)
 
 
 def test_only_its_own_mount_is_taken_away(world: World, in_namespace: InNamespace) -> None:
