@@ -27,6 +27,8 @@ from millpond.linux.sandbox import Bind, Sandbox, spawn
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 
+from .support import SOON, Cutting, Server
+
 InNamespace = Callable[[Callable[[], None]], None]
 
 
@@ -198,3 +200,28 @@ def with_both(world: World, in_namespace: InNamespace) -> Callable[[Callable[[],
         in_namespace(inside)
 
     return run
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    directory = tmp_path / "root"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def server(top: Path) -> Iterator[Server]:
+    made = Server(top)
+    yield made
+    Cutting.cut_before = Cutting.cut_after = Cutting.cut_after_that = None
+    Cutting.then = staticmethod(lambda: None)
+    made.drop()
+    made.sessions.close()
+    os.close(made.root)
+
+
+@pytest.fixture
+def volume(server: Server) -> Iterator[RemoteVolume]:
+    made = RemoteVolume(server.dial, timeout=SOON)
+    yield made
+    made.close()

@@ -15,6 +15,8 @@ from millpond.fs.tree import ROOT, Changes, Node, Now
 from millpond.fs.volume import Handle, Owner
 from millpond.linux.sandbox import has_many_uids
 
+from .support import errno_of
+
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 KEEP_SIZE, PUNCH_HOLE = 1, 2
 BAD_NAMES = (b"", b".", b"..", b"a/b", b"/", b"../x", b"a\0b")
@@ -37,15 +39,6 @@ def tree(top: Path) -> Iterator[Inodes]:
     made.close()
     assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
     os.close(root)
-
-
-def code(call: Callable[..., object], *arguments: object) -> int | None:
-    """The errno that a call fails with; None if it succeeds."""
-    try:
-        call(*arguments)
-    except OSError as error:
-        return error.errno
-    return None
 
 
 def put(tree: Inodes, parent: Node, name: bytes, data: bytes = b"") -> Node:
@@ -88,8 +81,8 @@ def test_a_number_is_forgotten_as_often_as_it_was_found(tree: Inodes) -> None:
     tree.forget(node, 2)
     assert tree.getattr(node).links == 1
     tree.forget(node, 1)
-    assert code(tree.getattr, node) == errno.ESTALE
-    assert code(tree.lookup, node, b"x") == errno.ESTALE
+    assert errno_of(tree.getattr, node) == errno.ESTALE
+    assert errno_of(tree.lookup, node, b"x") == errno.ESTALE
     again = tree.lookup(ROOT, b"a").node
     assert again != node  # never used twice
     for nobody in (node, Node(99), ROOT):
@@ -103,8 +96,8 @@ def test_forgetting_leaves_open_files_open(tree: Inodes) -> None:
     tree.forget(node, 1)
     assert tree.read(handle, 10, 0) == b"data"
     tree.release(handle)
-    assert code(tree.read, handle, 10, 0) == errno.EBADF
-    assert code(tree.release, handle) == errno.EBADF
+    assert errno_of(tree.read, handle, 10, 0) == errno.EBADF
+    assert errno_of(tree.release, handle) == errno.EBADF
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
@@ -123,7 +116,7 @@ def test_names_lead_nowhere_else(tree: Inodes, name: bytes) -> None:
         (tree.rename, (ROOT, b"good", ROOT, name, RENAME_NOREPLACE)),
         (tree.link, (node, ROOT, name)),
     ]
-    assert [code(call, *arguments) for call, arguments in calls] == [errno.EINVAL] * len(calls)
+    assert [errno_of(call, *arguments) for call, arguments in calls] == [errno.EINVAL] * len(calls)
 
 
 def test_symbolic_links_are_not_followed(tree: Inodes, top: Path) -> None:
@@ -131,9 +124,9 @@ def test_symbolic_links_are_not_followed(tree: Inodes, top: Path) -> None:
     link = tree.lookup(ROOT, b"out").node
     assert tree.readlink(link) == b"../secret"
     assert stat.S_ISLNK(tree.getattr(link).mode)
-    assert code(tree.open, link, os.O_RDONLY) == errno.EPERM
-    assert code(tree.lookup, link, b"x") == errno.ENOTDIR
-    assert code(tree.create, ROOT, b"out", os.O_RDWR, 0o644, None) == errno.ESTALE
+    assert errno_of(tree.open, link, os.O_RDONLY) == errno.EPERM
+    assert errno_of(tree.lookup, link, b"x") == errno.ENOTDIR
+    assert errno_of(tree.create, ROOT, b"out", os.O_RDWR, 0o644, None) == errno.ESTALE
     assert tree.link(link, ROOT, b"again").node == link
     tree.setattr(link, Changes(mtime=5 * 10**9))
     assert (top / "out").lstat().st_mtime == 5 and (top.parent / "secret").stat().st_mtime != 5
@@ -156,8 +149,8 @@ def test_creating(tree: Inodes, top: Path, narrow_umask: None) -> None:
     if owner:
         assert (found.attributes.uid, found.attributes.gid) == (1234, 2345)
     tree.write(handle, memoryview(b"data"), 0)
-    assert code(tree.create, ROOT, b"a", os.O_RDWR | os.O_EXCL, 0o600, None) == errno.EEXIST
-    assert code(tree.create, ROOT, b"a", os.O_RDWR | os.O_TRUNC, 0o600, None) == errno.ESTALE
+    assert errno_of(tree.create, ROOT, b"a", os.O_RDWR | os.O_EXCL, 0o600, None) == errno.EEXIST
+    assert errno_of(tree.create, ROOT, b"a", os.O_RDWR | os.O_TRUNC, 0o600, None) == errno.ESTALE
     assert tree.read(handle, 10, 0) == b"data"
     assert tree.write(handle, memoryview(b"+"), 0, append=True) == 1
     assert tree.read(handle, 10, 0) == b"data+"
@@ -165,8 +158,8 @@ def test_creating(tree: Inodes, top: Path, narrow_umask: None) -> None:
     fifo = tree.mknod(ROOT, b"fifo", stat.S_IFIFO | 0o622, 0, owner).attributes
     assert fifo.mode == stat.S_IFIFO | 0o622
     node = tree.lookup(ROOT, b"fifo").node
-    assert code(tree.open, node, os.O_RDONLY) == errno.EPERM
-    assert code(tree.mknod, ROOT, b"fifo", stat.S_IFIFO | 0o622, 0, None) == errno.EEXIST
+    assert errno_of(tree.open, node, os.O_RDONLY) == errno.EPERM
+    assert errno_of(tree.mknod, ROOT, b"fifo", stat.S_IFIFO | 0o622, 0, None) == errno.EEXIST
     assert (top / "fifo").is_fifo()
 
 
@@ -189,19 +182,19 @@ def test_attributes_are_changed_together(tree: Inodes, top: Path) -> None:
     if os.geteuid() == 0 and has_many_uids():
         owned = tree.setattr(node, Changes(mode=0o4755, uid=12))
         assert (owned.uid, owned.gid, stat.S_IMODE(owned.mode)) == (12, (top / "a").stat().st_gid, 0o4755)
-    assert code(tree.setattr, node, Changes(size=-1)) == errno.EINVAL
-    assert code(tree.setattr, ROOT, Changes(size=0)) == errno.EISDIR
+    assert errno_of(tree.setattr, node, Changes(size=-1)) == errno.EINVAL
+    assert errno_of(tree.setattr, ROOT, Changes(size=0)) == errno.EISDIR
 
 
 def test_renaming_with_flags(tree: Inodes) -> None:
     one, two = put(tree, ROOT, b"one", b"1"), put(tree, ROOT, b"two", b"2")
-    assert code(tree.rename, ROOT, b"one", ROOT, b"two", RENAME_NOREPLACE) == errno.EEXIST
+    assert errno_of(tree.rename, ROOT, b"one", ROOT, b"two", RENAME_NOREPLACE) == errno.EEXIST
     tree.rename(ROOT, b"one", ROOT, b"two", RENAME_EXCHANGE)
     assert (tree.lookup(ROOT, b"one").node, tree.lookup(ROOT, b"two").node) == (two, one)
     tree.rename(ROOT, b"one", ROOT, b"two")
-    assert code(tree.lookup, ROOT, b"one") == errno.ENOENT
+    assert errno_of(tree.lookup, ROOT, b"one") == errno.ENOENT
     assert tree.getattr(one).links == 0
-    assert code(tree.rename, ROOT, b"two", ROOT, b"x", 1 << 20) == errno.EINVAL
+    assert errno_of(tree.rename, ROOT, b"two", ROOT, b"x", 1 << 20) == errno.EINVAL
 
 
 def test_directories_are_listed_as_they_were_from_the_start(tree: Inodes) -> None:
@@ -224,8 +217,8 @@ def test_directories_are_listed_as_they_were_from_the_start(tree: Inodes) -> Non
     tree.release(below)
     tree.fsync(handle, False)
     tree.release(handle)
-    assert code(tree.opendir, tree.lookup(ROOT, b"0").node) == errno.ENOTDIR
-    assert code(tree.rmdir, ROOT, b"0") == errno.ENOTDIR
+    assert errno_of(tree.opendir, tree.lookup(ROOT, b"0").node) == errno.ENOTDIR
+    assert errno_of(tree.rmdir, ROOT, b"0") == errno.ENOTDIR
     tree.rmdir(ROOT, b"d")
 
 
@@ -237,8 +230,8 @@ def test_holes(tree: Inodes) -> None:
     assert tree.seek(handle, 0, os.SEEK_HOLE) in (4096, 256 * 64)
     tree.allocate(handle, 0, 0, 1 << 20)
     assert tree.getattr(node).size == 1 << 20
-    assert code(tree.allocate, handle, 0, -1, 5) == errno.EINVAL
-    assert code(tree.read, Handle(99), 1, 0) == errno.EBADF
+    assert errno_of(tree.allocate, handle, 0, -1, 5) == errno.EINVAL
+    assert errno_of(tree.read, Handle(99), 1, 0) == errno.EBADF
 
 
 def test_what_cannot_be_made_whole_is_not_there(top: Path) -> None:
@@ -252,7 +245,7 @@ def test_what_cannot_be_made_whole_is_not_there(top: Path) -> None:
         (tree.symlink, (ROOT, b"s", b"x", nobody)),
     ):
         before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-        assert code(call, *arguments) == errno.EINVAL
+        assert errno_of(call, *arguments) == errno.EINVAL
         assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
     assert os.listdir(top) == []  # noqa: PTH208
     os.close(root)

@@ -24,6 +24,7 @@ from millpond.linux.syscalls import CLONE_NEWNS
 from millpond.wire.errors import LocalError
 
 from .conftest import World
+from .support import errno_of
 
 WithBoth = Callable[..., None]
 
@@ -34,14 +35,6 @@ def kind(request: pytest.FixtureRequest, world: World) -> str:
     name, _, binding = str(request.param).partition("-")
     world.binding = binding or "auto"
     return name
-
-
-def errno_of(call: Callable[..., object], *arguments: object, **more: object) -> int | None:
-    try:
-        call(*arguments, **more)
-    except OSError as error:
-        return error.errno
-    return None
 
 
 def mounted(path: Path) -> bool:
