@@ -213,7 +213,7 @@ def top(tmp_path: Path) -> Path:
 def server(top: Path) -> Iterator[Server]:
     made = Server(top)
     yield made
-    Cutting.cut_before = Cutting.cut_after = Cutting.cut_after_that = None
+    Cutting.cut_before = Cutting.cut_after = Cutting.cut_after_that = Cutting.lose = None
     Cutting.then = staticmethod(lambda: None)
     made.drop()
     made.sessions.close()

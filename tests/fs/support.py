@@ -36,6 +36,7 @@ class Cutting(Channel):
     cut_before: str | None = None
     cut_after: str | None = None
     cut_after_that: str | None = None
+    lose: str | None = None
     then: Callable[[], None] = staticmethod(lambda: None)
 
     def send(
@@ -44,6 +45,10 @@ class Cutting(Channel):
         if self.cut_before == message.NAME:
             self.sock.shutdown(socket.SHUT_RDWR)
             raise ConnectionLost("cut before it was sent")
+        if self.lose == message.NAME:
+            Cutting.lose = None
+            self.sock.shutdown(socket.SHUT_RDWR)
+            return  # it seems to be out
         super().send(message, deadline, payload)
         if self.cut_after == message.NAME:
             Cutting.cut_after, Cutting.cut_after_that = Cutting.cut_after_that, None  # this once

@@ -103,6 +103,46 @@ def test_a_reply_that_is_lost_more_than_once(volume: RemoteVolume, server: Serve
     assert (top / "d").is_dir() and server.dialled == 3
 
 
+def test_a_release_that_is_lost_twice_is_not_taken_for_another_request(
+    volume: RemoteVolume, server: Server, top: Path
+) -> None:
+    handle = volume.open("f", os.O_RDWR | os.O_CREAT, 0o644)
+    (top / "gone").mkdir()
+    Cutting.cut_after = "fs.release"
+    volume.release(handle)  # performed, but nobody hears of it
+    assert Cutting.cut_after is None
+    Cutting.lose = "fs.release"
+    volume.rmdir("gone")
+    assert Cutting.lose is None
+    assert not (top / "gone").exists()
+    assert errno_of(server.volume.fgetattr, Handle(1)) == errno.EBADF
+
+
+def test_what_was_done_is_not_done_again_though_it_might(
+    volume: RemoteVolume, server: Server, top: Path
+) -> None:
+    volume.release(volume.open("f", os.O_RDWR | os.O_CREAT, 0o644))
+    Cutting.then = lambda: (top / "f").write_text(
+        "the device's"
+    )  # between a lost reply and the next connection
+    Cutting.cut_after = "fs.truncate"
+    volume.truncate("f", 0)
+    assert (top / "f").read_text() == "the device's"
+    Cutting.cut_after = "fs.open"
+    handle = volume.open("f", os.O_RDWR | os.O_TRUNC)
+    assert (top / "f").read_text() == "the device's"
+    volume.release(handle)
+    assert [number for number in range(9) if errno_of(server.volume.fgetattr, Handle(number)) is None] == []
+
+
+def test_a_client_has_so_many_files_open_and_no_more(volume: RemoteVolume, top: Path) -> None:
+    (top / "f").touch()
+    handles = [volume.open("f", os.O_RDONLY) for _ in range(4096)]
+    assert errno_of(volume.open, "f", os.O_RDONLY) == errno.EMFILE
+    volume.release(handles.pop())
+    volume.open("f", os.O_RDONLY)
+
+
 def test_what_arrives_late_over_an_earlier_connection_is_not_done(server: Server, top: Path) -> None:
     deadline, hello = Deadline.after(SOON), p.Hello(b"a client's name.")
     first, second = Channel(server.raw(), "server"), Channel(server.raw(), "server")

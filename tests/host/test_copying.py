@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -112,14 +113,20 @@ def test_a_broken_copy_leaves_the_old_file_and_the_next_goes_on(sides: Sides) ->
     assert os.listdir(sides.there) == ["f"]  # noqa: PTH208
 
 
-@pytest.mark.parametrize("how", ["other bytes", "too long", "another version"])
-def test_what_is_not_of_the_source_is_not_used(sides: Sides, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "used"), [("a hole", 0), ("other bytes", MIB), ("too long", 4 * MIB), ("another version", 0)]
+)
+def test_what_is_not_of_the_source_is_not_used(sides: Sides, how: str, used: int) -> None:
     data = os.urandom(4 * MIB)
     (sides.here / "f").write_bytes(data)
     sides.target.fail_after = 3
     assert code(sides.copy, "f", "f") == errno.EIO
     part = next(path for path in sides.there.iterdir() if path.name.endswith(".part"))
-    if how == "other bytes":
+    assert MIB < part.stat().st_size < 2 * MIB
+    if how == "a hole":
+        with part.open("r+b") as file:
+            file.write(bytes(4096))
+    elif how == "other bytes":
         with part.open("r+b") as file:
             file.seek(-1, os.SEEK_END)
             file.write(bytes([part.read_bytes()[-1] ^ 1]))
@@ -130,7 +137,7 @@ def test_what_is_not_of_the_source_is_not_used(sides: Sides, how: str) -> None:
         (sides.here / "f").write_bytes(data)
         os.utime(sides.here / "f", (9, 9))
     sides.target.fail_after = 1 << 30
-    assert sides.copy("f", "f") == Copied(1, len(data), 0)
+    assert sides.copy("f", "f") == Copied(1, len(data), used)
     assert (sides.there / "f").read_bytes() == data
 
 
@@ -141,6 +148,25 @@ def test_a_file_that_changes_while_it_is_copied_does_not_arrive(sides: Sides) ->
         file.write(b"more")
     assert code(Copier(sides.source, sides.target, sides.told.append, Copied()).copy, item) == errno.ESTALE
     assert not (sides.there / "f").exists()
+
+
+def test_permissions_are_no_wider_than_the_mask(sides: Sides) -> None:
+    (sides.here / "d").mkdir()
+    (sides.here / "d" / "f").touch()
+    (sides.here / "d" / "f").chmod(0o6777)
+    (sides.here / "d").chmod(0o3777)
+    copier = Copier(sides.source, sides.target, sides.told.append, Copied(), mask=0o750)
+    for item in plan(sides.source, "d", sides.target, "", recursive=True, name="called"):
+        assert copier.copy(item)
+    assert stat.S_IMODE((sides.there / "called").stat().st_mode) == 0o750
+    assert stat.S_IMODE((sides.there / "called" / "f").stat().st_mode) == 0o750
+
+
+def test_deep_trees(sides: Sides) -> None:
+    for depth in range(1, 1102):
+        (sides.here / "/".join("d" * depth)).mkdir()
+    assert len(plan(sides.source, "d", sides.target, "x", recursive=True)) == 1101
+    subprocess.run(["rm", "-r", sides.here / "d"], check=True)  # pytest's way would be too deep for Python
 
 
 def test_what_is_no_file_is_left_out(sides: Sides) -> None:

@@ -249,6 +249,9 @@ def test_files_are_copied_to_a_device_and_back(fleet: Emulation, tmp_path: Path)
     back = fleet.millpond("cp", "csd1:public/copied/deep/f", tmp_path / "back")
     assert back.code == 0 and back.out.rstrip().endswith("1 files, 5.0 MB"), back
     assert (tmp_path / "back").read_bytes() == data
+    (tmp_path / "latest").symlink_to("back")
+    assert fleet.millpond("cp", tmp_path / "latest", "csd1:public/").code == 0
+    assert (flash / "public" / "latest").read_bytes() == data
     for arguments, told in (
         (("csd1:private/x", tmp_path), "No such file or directory"),
         ((tmp_path / "back", "csd1:private/x"), "No such file or directory"),
@@ -257,6 +260,11 @@ def test_files_are_copied_to_a_device_and_back(fleet: Emulation, tmp_path: Path)
         ((tmp_path / "data", "csd1:public/"), "Is a directory"),
         ((tmp_path / "back",), "a source and a target are needed"),
         ((tmp_path / "none", "csd1:public/"), "No such file or directory"),
+        ((tmp_path / "back", "csd1:public/none/"), "csd1:public/none/: there is no such directory"),
+        (
+            (tmp_path / "back", tmp_path / "again" / "back", "csd1:public/"),
+            "two of the sources would be 'back'",
+        ),
     ):
         result = fleet.millpond("cp", *arguments)
         assert result.code == 2 and told in result.err and result.err.count("\n") == 1, result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -27,6 +28,8 @@ def main(config: str, root: str, descriptor: str, tally: str) -> None:
     """Serve each connection passed over ``descriptor`` until the agent closes it."""
     logging.basicConfig(level=logging.INFO, format="volume: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gate = Gate(patterns(read(Path(config)).privacy), Tally(int(tally)))
     sessions = Sessions(Operations(os.open(root, os.O_PATH | os.O_DIRECTORY), measured=PUBLIC))
     agent = socket.socket(fileno=int(descriptor))

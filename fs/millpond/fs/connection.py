@@ -84,23 +84,26 @@ class Connection:
         """The reply to what ``prepare`` makes once connected, and up to ``limit`` bytes behind it.
 
         Within a turn. If the connection is lost, the request is made and sent once more when it was not
-        performed or may be twice (``repeat``), else its reply is asked for. Raises OSError: what the server
-        says; ETIMEDOUT; EIO if nobody knows, since the server has forgotten this client.
+        performed, else its reply is asked for (one with bytes behind it: by sending the request again).
+        Raises OSError: what the server says; ETIMEDOUT; EIO if the server has forgotten this client, and
+        so nobody knows, for what may not be performed twice (``repeat``).
         """
         doubt = _Doubt(0, 0)
         for _ in range(_TRIES):
-            performed = False
             try:
                 self._connect(deadline)
-                if doubt.session and not repeat:
-                    if doubt.session != self.session:
-                        break
-                    performed = doubt.performed == self._performed
-                if performed:
+                forgotten = doubt.session not in (0, self.session)
+                if forgotten and not repeat:
+                    break
+                if not forgotten and doubt.performed == self._performed and doubt.session and not limit:
                     return self.exchange(Again(), reply, deadline, counts=False)
-                return self.exchange(prepare(deadline), reply, deadline, payload=payload, limit=limit)
+                request = prepare(deadline)
+            except Lost:
+                continue
+            try:
+                return self.exchange(request, reply, deadline, payload=payload, limit=limit)
             except Lost as lost:
-                if lost.in_doubt and not performed:
+                if lost.in_doubt:
                     doubt = _Doubt(self.session, self._performed + 1)
         raise failure(errno.EIO)
 
@@ -110,10 +113,10 @@ class Connection:
             self._later.append(request)
             return
         try:
-            with contextlib.suppress(OSError):
-                self.exchange(request, Done, deadline)
-        except Lost:
-            self._later.append(request)
+            self.exchange(request, Done, deadline)
+        except (Lost, OSError):
+            if self._channel is None:  # else the server has heard, whatever it says
+                self._later.append(request)
 
     def exchange(
         self,
@@ -143,6 +146,9 @@ class Connection:
             raise Lost(in_doubt=sent) from error
         except OverflowError:
             raise failure(errno.EINVAL) from None
+        except BaseException:  # an interrupt, which leaves the rest of a reply behind
+            self.hang_up()
+            raise
         self._performed += counts
         if isinstance(head.message, Error):
             raise failure(known_errno(head.message.errno))
@@ -179,17 +185,17 @@ class Connection:
 
     def _greet(self, deadline: Deadline) -> None:
         """Go on with the session, if the server still knows it."""
-        try:
-            welcome, _ = self.exchange(Hello(self._name), Welcome, deadline, counts=False)
-        except Lost as lost:
-            raise Lost(in_doubt=False) from lost
+        welcome, _ = self.exchange(Hello(self._name), Welcome, deadline, counts=False)
         if not (welcome.known and self.session):
             self.session += 1
             self._later.clear()
         self._performed = welcome.performed
         while self._later:
-            with contextlib.suppress(OSError):
+            try:
                 self.exchange(self._later[-1], Done, deadline)
+            except OSError:
+                if self._channel is None:
+                    raise
             self._later.pop()
 
 

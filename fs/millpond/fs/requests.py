@@ -14,6 +14,7 @@ from millpond.wire.errors import ProtocolError
 from millpond.wire.message import Message
 
 Reply = tuple[Message, bytes]
+_MOST_FILES = 4096  # that one client may have open: descriptors are for all of them
 _DONE: Reply = (p.Done(), b"")
 
 
@@ -110,6 +111,8 @@ class Requests:
 
     @perform.register
     def _(self, request: p.Open) -> Reply:
+        if len(self._handles) >= _MOST_FILES:
+            raise failure(errno.EMFILE)
         handle = self._volume.open(os.fsdecode(request.path), request.flags, request.mode, request.owner)
         self._handles.add(handle)
         return p.Opened(handle, self._volume.fgetattr(handle).inode), b""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +26,11 @@ from millpond.fs.client import RemoteVolume
 from millpond.fs.operations import Operations
 from millpond.fs.volume import Volume
 from millpond.host.client import Client
-from millpond.host.copying import Copied, Copier, plan
+from millpond.host.copying import Copied, Copier, is_directory, plan
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import LocalError, RemoteError
+from millpond.wire.text import printable
 
 _MISTAKES = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EEXIST, errno.EINVAL}
@@ -41,6 +44,12 @@ class Place:
     text: str
     device: str
     path: str
+
+    @property
+    def name(self) -> str:
+        """What it is called, also if it is a link to something else."""
+        given = self.text.rstrip("/").rpartition("/")[2]
+        return given if given not in ("", ".", "..") and ":" not in given else self.path.rpartition("/")[2]
 
 
 def place(text: str, devices: Sequence[str]) -> Place:
@@ -69,13 +78,15 @@ def run(fleet: Path, sources: Sequence[str], target: str, console: Console, *, r
             raise LocalError(
                 f"{source.text} and {goes.text}: one must be on a device, the other on this machine"
             )
+    if twice := [name for name, count in Counter(source.name for source in come).items() if count > 1]:
+        raise LocalError(f"{goes.text}: two of the sources would be '{twice[0]}' there")
     done = Copied()
     with _opened(fleet, goes) as there, _shown(console) as progress:
-        if len(come) > 1 and not _is_directory(there, goes):
-            raise LocalError(f"{goes.text}: with several sources, this must be a directory that is there")
         for source in come:
             with _opened(fleet, source) as here:
-                _copy(_Way(source, goes, here, there), progress, done, recursive=recursive)
+                way = _Way(source, goes, here, there)
+                way.check(into=len(come) > 1 or target.endswith("/"))
+                _copy(way, progress, done, recursive=recursive)
     return done
 
 
@@ -88,9 +99,18 @@ class _Way:
     here: Volume
     there: Volume
 
+    def check(self, *, into: bool) -> None:
+        """Raises LocalError if the target must be a directory (``into``) and is none."""
+        try:
+            if not into or is_directory(self.there, self.target.path):
+                return
+        except OSError as error:
+            raise self.failed(error) from None
+        raise LocalError(f"{self.target.text}: there is no such directory")
+
     def failed(self, error: OSError) -> LocalError | RemoteError:
         """The error as people see it: whose, and what to do."""
-        where = f"{error.filename}: " if error.filename else ""
+        where = f"{printable(str(error.filename))}: " if error.filename else ""
         text = f"{self.source.text} to {self.target.text}: {where}{error.strerror}"
         if error.errno in _MISTAKES:
             return LocalError(text)
@@ -99,24 +119,25 @@ class _Way:
 
 def _copy(way: _Way, progress: Progress, done: Copied, *, recursive: bool) -> None:
     try:
-        items = plan(way.here, way.source.path, way.there, way.target.path, recursive=recursive)
+        ends = (way.here, way.source.path, way.there, way.target.path)
+        items = plan(*ends, recursive=recursive, name=way.source.name)
         total = sum(item.attributes.size for item in items if stat.S_ISREG(item.attributes.mode))
         task = progress.add_task(way.source.text, total=total)
-        copier = Copier(way.here, way.there, lambda count: progress.advance(task, count), done)
+        mask = 0o777 if way.target.device else 0o777 & ~_umask()
+        advance = functools.partial(progress.advance, task)
+        copier = Copier(way.here, way.there, advance, done, origin=way.source.device, mask=mask)
         for item in items:
             if not copier.copy(item):
-                progress.console.print(f"{item.source}: neither a file, a directory nor a link; left out")
+                told = f"{printable(item.source)}: neither a file, a directory nor a link; left out"
+                progress.console.print(told, markup=False)
     except OSError as error:
         raise way.failed(error) from None
 
 
-def _is_directory(volume: Volume, at: Place) -> bool:
-    try:
-        return stat.S_ISDIR(volume.getattr(at.path).mode)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            return False
-        raise RemoteError(f"{at.text}: {error.strerror}") from None
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
 
 
 def _shown(console: Console) -> Progress:

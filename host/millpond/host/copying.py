@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from millpond.fs.volume import MAX_TRANSFER, Attributes, Handle, Volume, failure
 
-_COMPARED = MAX_TRANSFER  # bytes before the place where a copy is resumed
-
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -36,32 +34,49 @@ class Copied:
     resumed: int = 0
 
 
-def plan(here: Volume, source: str, there: Volume, target: str, *, recursive: bool) -> list[Item]:
+def plan(
+    here: Volume, source: str, there: Volume, target: str, *, recursive: bool, name: str = ""
+) -> list[Item]:
     """What copying ``source`` to ``target`` means, directories before what is in them. A directory as
-    ``target`` is where it goes into. Raises OSError, EISDIR for a directory if not ``recursive``.
+    ``target`` is where it goes into, as ``name``, or as it is called. Raises OSError, EISDIR for a directory
+    if not ``recursive``.
     """
     found = here.getattr(source)
     if stat.S_ISDIR(found.mode) and not recursive:
         raise failure(errno.EISDIR, source)
-    if _is_directory(there, target) and (name := source.rpartition("/")[2]):
-        target = _joined(target, name)
+    if is_directory(there, target):
+        target = _joined(target, name or source.rpartition("/")[2])
     return list(_walk(here, Item(source, target, found)))
 
 
-def _walk(volume: Volume, item: Item) -> Iterator[Item]:
-    yield item
-    if stat.S_ISDIR(item.attributes.mode):
-        for entry in sorted(volume.readdir(item.source), key=lambda entry: entry.name):
+def _walk(volume: Volume, top: Item) -> Iterator[Item]:
+    left = [top]
+    while left:
+        item = left.pop()
+        yield item
+        names = volume.readdir(item.source) if stat.S_ISDIR(item.attributes.mode) else ()
+        for entry in sorted(names, key=lambda entry: entry.name, reverse=True):
             source = _joined(item.source, entry.name)
-            below = Item(source, _joined(item.target, entry.name), volume.getattr(source))
-            yield from _walk(volume, below)
+            left.append(Item(source, _joined(item.target, entry.name), volume.getattr(source)))
 
 
 class Copier:
-    """Copies from ``here`` to ``there``. ``progress`` is told of bytes as they are done; ``done`` counts."""
+    """Copies from ``here``, which ``origin`` names, to ``there``, with those permissions that are in
+    ``mask``. ``progress`` is told of bytes as they are done; ``done`` counts.
+    """
 
-    def __init__(self, here: Volume, there: Volume, progress: Callable[[int], None], done: Copied) -> None:
+    def __init__(
+        self,
+        here: Volume,
+        there: Volume,
+        progress: Callable[[int], None],
+        done: Copied,
+        *,
+        origin: str = "",
+        mask: int = 0o777,
+    ) -> None:
         self._here, self._there, self._progress, self.done = here, there, progress, done
+        self._origin, self._mask = origin, mask
 
     def copy(self, item: Item) -> bool:
         """Copy one thing, of a directory only itself. False for what is neither a file, a directory nor a
@@ -71,8 +86,8 @@ class Copier:
         if stat.S_ISREG(mode):
             self._file(item)
         elif stat.S_ISDIR(mode):
-            if not _is_directory(self._there, item.target):
-                self._there.mkdir(item.target, stat.S_IMODE(mode) | stat.S_IRWXU)
+            if not is_directory(self._there, item.target):
+                self._there.mkdir(item.target, mode & self._mask | stat.S_IRWXU)
         elif stat.S_ISLNK(mode):
             self._symlink(item)
         else:
@@ -80,13 +95,13 @@ class Copier:
         return True
 
     def _symlink(self, item: Item) -> None:
-        name = _unfinished(item)
+        name = self._unfinished(item)
         _remove(self._there, name)
         self._there.symlink(self._here.readlink(item.source), name)
         self._there.rename(name, item.target)
 
     def _file(self, item: Item) -> None:
-        name = _unfinished(item)
+        name = self._unfinished(item)
         source = self._here.open(item.source, os.O_RDONLY)
         try:
             target = self._there.open(name, os.O_RDWR | os.O_CREAT, 0o600)
@@ -100,7 +115,7 @@ class Copier:
         self._finish(item, name)
 
     def _finish(self, item: Item, name: str) -> None:
-        self._there.chmod(name, stat.S_IMODE(item.attributes.mode) & 0o777)
+        self._there.chmod(name, item.attributes.mode & self._mask)
         self._there.utimens(name, item.attributes.atime, item.attributes.mtime)
         self._there.rename(name, item.target)
         self.done.files += 1
@@ -125,16 +140,23 @@ class Copier:
             done += self._there.write(target, data[done:], offset + done)
 
     def _resumed(self, source: Handle, target: Handle, size: int) -> int:
-        """How much an earlier copy has done: what it wrote last must be as in the source."""
-        done = self._there.fgetattr(target).size
-        start = max(0, done - _COMPARED)
-        if 0 < done <= size and _read(self._there, target, start, done) == _read(
-            self._here, source, start, done
-        ):
-            return done
-        if done:
-            self._there.ftruncate(target, 0)
-        return 0
+        """How much an earlier copy has done. All of it is compared: a power cut may have left holes."""
+        done, same = self._there.fgetattr(target).size, 0
+        while same < min(done, size):
+            end = min(same + MAX_TRANSFER, done)
+            if _read(self._there, target, same, end) != _read(self._here, source, same, end):
+                break
+            same = end
+        if same < done:
+            self._there.ftruncate(target, same)
+        return same
+
+    def _unfinished(self, item: Item) -> str:
+        """The name under which it is written, of this version of its source."""
+        folder, slash, name = item.target.rpartition("/")
+        about = f"{self._origin}\0{item.source}\0{item.attributes.size}\0{item.attributes.mtime}"
+        version = hashlib.sha256(about.encode(errors="surrogateescape")).hexdigest()[:12]
+        return f"{folder}{slash}.{name[:60]}.{version}.part"
 
 
 def _read(volume: Volume, handle: Handle, start: int, end: int) -> bytes:
@@ -145,26 +167,18 @@ def _read(volume: Volume, handle: Handle, start: int, end: int) -> bytes:
     return b"".join(parts)
 
 
-def _unfinished(item: Item) -> str:
-    """The name under which it is written, of this version of its source."""
-    folder, slash, name = item.target.rpartition("/")
-    version = f"{item.source}\0{item.attributes.size}\0{item.attributes.mtime}".encode(
-        errors="surrogateescape"
-    )
-    return f"{folder}{slash}.{name[:60]}.{hashlib.sha256(version).hexdigest()[:12]}.part"
-
-
-def _joined(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
-
-
-def _is_directory(volume: Volume, path: str) -> bool:
+def is_directory(volume: Volume, path: str) -> bool:
+    """Whether there is a directory. Raises OSError."""
     try:
         return stat.S_ISDIR(volume.getattr(path).mode)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return False
         raise
+
+
+def _joined(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
 
 
 def _remove(volume: Volume, path: str) -> None:
