@@ -204,8 +204,10 @@ def with_both(world: World, in_namespace: InNamespace) -> Callable[[Callable[[],
 
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
+    """A volume's directory, beside something that it must not lead to."""
     directory = tmp_path / "root"
     directory.mkdir()
+    (tmp_path / "secret").write_text("outside")
     return directory
 
 

@@ -23,14 +23,6 @@ BAD_NAMES = (b"", b".", b"..", b"a/b", b"/", b"../x", b"a\0b")
 
 
 @pytest.fixture
-def top(tmp_path: Path) -> Path:
-    directory = tmp_path / "root"
-    directory.mkdir()
-    (tmp_path / "secret").write_text("outside")
-    return directory
-
-
-@pytest.fixture
 def tree(top: Path) -> Iterator[Inodes]:
     root = os.open(top, os.O_PATH | os.O_DIRECTORY)
     made = Inodes(root, chown_new=os.geteuid() == 0 and has_many_uids())

@@ -25,14 +25,6 @@ BAD_PATHS = ("..", "../x", "a/../b", "a/..", "/", "/etc", "a//b", "a/", ".", "./
 
 
 @pytest.fixture
-def top(tmp_path: Path) -> Path:
-    directory = tmp_path / "root"
-    directory.mkdir()
-    (tmp_path / "secret").write_text("outside")
-    return directory
-
-
-@pytest.fixture
 def volume(top: Path) -> Iterator[Operations]:
     root = os.open(top, os.O_PATH | os.O_DIRECTORY)
     yield Operations(root, chown_new=os.geteuid() == 0)

@@ -206,7 +206,6 @@ HOSTILE = [
 def test_hostile_requests_are_refused_and_the_next_is_served(
     server: Server, top: Path, request_: Message
 ) -> None:
-    (top.parent / "secret").write_text("outside")
     (top / "f").write_text("inside")
     with Channel(server.raw(), "server") as channel:
         deadline = Deadline.after(SOON)

@@ -16,8 +16,6 @@ from struct import Struct
 from millpond.fs.volume import Attributes, Entry, Statistics, failure
 
 MAJOR, MINOR = 7, 40
-ROOT = 1
-"""The number of the root's node."""
 
 
 class Code(IntEnum):
@@ -85,7 +83,6 @@ OPEN_DIRECT_IO = 1 << 0
 OPEN_PASSTHROUGH = 1 << 7
 FSYNC_DATA_ONLY = 1
 WRITE_KILL_SUIDGID = 1 << 2
-GETATTR_HANDLE = 1
 
 HEADER = Struct("=IIQQIIIHH")
 """Length of all, operation, unique number, node; uid, gid and pid of who asks."""

@@ -75,7 +75,7 @@ class Copier:
         origin: str = "",
         mask: int = 0o777,
     ) -> None:
-        self._here, self._there, self._progress, self.done = here, there, progress, done
+        self._here, self._there, self._progress, self._done = here, there, progress, done
         self._origin, self._mask = origin, mask
 
     def copy(self, item: Item) -> bool:
@@ -118,17 +118,17 @@ class Copier:
         self._there.chmod(name, item.attributes.mode & self._mask)
         self._there.utimens(name, item.attributes.atime, item.attributes.mtime)
         self._there.rename(name, item.target)
-        self.done.files += 1
+        self._done.files += 1
 
     def _contents(self, item: Item, source: Handle, target: Handle) -> None:
         offset = self._resumed(source, target, item.attributes.size)
-        self.done.bytes += offset
-        self.done.resumed += offset
+        self._done.bytes += offset
+        self._done.resumed += offset
         self._progress(offset)
         while data := self._here.read(source, MAX_TRANSFER, offset):
             self._write(target, data, offset)
             offset += len(data)
-            self.done.bytes += len(data)
+            self._done.bytes += len(data)
             self._progress(len(data))
         now = self._here.fgetattr(source)
         if (now.size, now.mtime, offset) != (item.attributes.size, item.attributes.mtime, now.size):
