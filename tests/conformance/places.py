@@ -55,36 +55,50 @@ def _works(argv: list[str]) -> bool:
 @contextlib.contextmanager
 def device(flash: Path, mountpoint: Path, binding: str) -> Iterator[str]:
     """The device's mount; how it says that it works."""
-    argv = [sys.executable, "-m", "millpond.fs.local", str(flash), str(mountpoint), "--name", "csd0"]
-    process = subprocess.Popen([*argv, "--binding", binding], stdout=subprocess.PIPE, text=True)
-    assert process.stdout
+    pid, how = start_device(flash, mountpoint, binding)
     try:
-        how = process.stdout.readline()
-        if not how.startswith("ready: "):
-            raise LocalError(f"the device's mount ({binding}) did not come up")
-        yield how.removeprefix("ready: ").strip()
+        yield how
     finally:
-        _stop(process.pid, signal.SIGTERM)
-        process.returncode = 0
+        stop(pid, signal.SIGTERM)
 
 
 @contextlib.contextmanager
 def host(flash: Path, mountpoint: Path, listener: Path) -> Iterator[str]:
     """The host's mount, of a server that is root, in a root directory that holds the public part."""
+    served = start_server(flash, listener)
+    try:
+        mounted = start_host(mountpoint, listener)
+        try:
+            yield "over a Unix socket, without a tunnel, by a server that is root over the public part"
+        finally:
+            stop(mounted, signal.SIGTERM)
+    finally:
+        stop(served, signal.SIGKILL)
+        listener.unlink()
+
+
+def start_device(flash: Path, mountpoint: Path, binding: str) -> tuple[int, str]:
+    """The process that serves the device's mount, which is up, and how it says that it works."""
+    argv = [sys.executable, "-m", "millpond.fs.local", str(flash), str(mountpoint), "--name", "csd0"]
+    process = subprocess.Popen([*argv, "--binding", binding], stdout=subprocess.PIPE, text=True)
+    process.returncode = 0  # waited for by its pid
+    assert process.stdout
+    with process.stdout:
+        how = process.stdout.readline()
+    if not how.startswith("ready: "):
+        stop(process.pid, signal.SIGTERM)
+        raise LocalError(f"the device's mount ({binding}) did not come up")
+    return process.pid, how.removeprefix("ready: ").strip()
+
+
+def start_server(flash: Path, listener: Path) -> int:
+    """The process that serves the host at ``listener``, also where an earlier one did."""
+    listener.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(listener))
         server.listen()
         public = Bind(flash / PUBLIC, Path("/volume") / PUBLIC, read_only=False)
-        served = spawn(Sandbox(binds=(public,), own_network=True), lambda: _serve(server))
-    try:
-        mounted = _mount_host(mountpoint, listener)
-        try:
-            yield "over a Unix socket, without a tunnel, by a server that is root over the public part"
-        finally:
-            _stop(mounted, signal.SIGTERM)
-    finally:
-        _stop(served, signal.SIGKILL)
-        listener.unlink()
+        return spawn(Sandbox(binds=(public,), own_network=True), lambda: _serve(server))
 
 
 def _serve(server: socket.socket) -> int:
@@ -95,7 +109,7 @@ def _serve(server: socket.socket) -> int:
         serve(Channel(connection, "the host"), sessions)
 
 
-def _mount_host(mountpoint: Path, listener: Path) -> int:
+def start_host(mountpoint: Path, listener: Path) -> int:
     """The process that serves the host's mount, which is up."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -130,7 +144,8 @@ def _be_host(mountpoint: Path, listener: Path, writing: int) -> None:
         os._exit(0)
 
 
-def _stop(pid: int, number: signal.Signals) -> None:
+def stop(pid: int, number: signal.Signals) -> None:
+    """Send it the signal and wait for its end; a process that has ended already is no matter."""
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, number)
         os.waitpid(pid, 0)
