@@ -61,9 +61,12 @@ def test_devices_for_a_program_and_for_a_person(fleet: Emulation) -> None:
     assert [device["name"] for device in found] == ["csd0", "csd1", "csd2"]
     assert {device["state"] for device in found} == {"ready"}
     assert all(device["tunnel"][0] > 0 and device["tunnel"][1] > 0 for device in found)
+    assert not any(device["welcome"]["at_rest"]["cipher"] for device in found)  # the key is beside it
     text = fleet.millpond("devices")
     assert text.code == 0
-    assert [line.split()[0] for line in text.out.splitlines()[1:]] == ["csd0", "csd1", "csd2"]
+    _, *rows, note = text.out.splitlines()
+    assert [line.split()[0] for line in rows] == ["csd0", "csd1", "csd2"]
+    assert note.startswith("csd0, csd1, csd2: private data are not encrypted on the flash: ")
     assert "\x1b" not in text.out
 
 

@@ -33,6 +33,8 @@ class Privacy:
     to carry one is cut.
     ``tracers`` are only counted. ``errors`` "location" keeps a job's exception messages on the device.
     ``encrypt`` "always" refuses bulk connections without TLS; "auto" does so where the link leaves the box.
+    ``at_rest`` "auto" encrypts the private part on the flash where that can be done, "required" starts only
+    then, "off" never begins to.
     ``launch`` "private" shows a launched script, which has a network, the private part too.
     """
 
@@ -41,6 +43,7 @@ class Privacy:
     errors: Literal["location", "full"] = "location"
     encrypt: Literal["auto", "always"] = "auto"
     launch: Literal["public", "private"] = "public"
+    at_rest: Literal["auto", "required", "off"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)

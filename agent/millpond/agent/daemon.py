@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from millpond.agent.config import AgentConfig, read
+from millpond.agent.encryption import encrypt
 from millpond.agent.gate import Gate, open_ledger, patterns
 from millpond.agent.launch import Launches
 from millpond.agent.listener import Listener
@@ -25,7 +26,7 @@ from millpond.fs.layout import PRIVATE, PUBLIC, prepare
 from millpond.linux.notify import notify, watchdog_interval
 from millpond.linux.sandbox import has_many_uids
 from millpond.tunnel.process import spawn_end
-from millpond.wire.control import CONTROL_PORT
+from millpond.wire.control import CONTROL_PORT, AtRest
 from millpond.wire.errors import LocalError, MillpondError
 from millpond.wire.tls import Identity
 
@@ -51,11 +52,15 @@ def _start_logging() -> _Lines:
     return lines
 
 
-def _give_parts_to_their_users(config: AgentConfig) -> None:
+def _prepare_flash(config: AgentConfig) -> AtRest:
+    """Make the volume's parts, the private one encrypted, and give them to their users."""
     prepare(Path(config.flash))
+    private = Path(config.flash, PRIVATE)
+    at_rest = encrypt(private, Path(config.state, "private.key"), config.privacy.at_rest)
     if has_many_uids() and os.geteuid() == 0:
-        os.chown(Path(config.flash, PRIVATE), config.users.worker, config.users.worker)
+        os.chown(private, config.users.worker, config.users.worker)
         os.chown(Path(config.flash, PUBLIC), config.users.volume, config.users.volume)
+    return at_rest
 
 
 @contextlib.contextmanager
@@ -64,7 +69,7 @@ def running(
 ) -> Iterator[dict[str, Callable[[], bool]]]:
     """The agent's parts, started lowest first, stopped in reverse. Yields how to ask each if it lives."""
     with contextlib.ExitStack() as stack:
-        _give_parts_to_their_users(config)
+        at_rest = _prepare_flash(config)
         link = config.link
         end = spawn_end(
             "device",
@@ -83,7 +88,8 @@ def running(
         stack.callback(volume.stop)
         gate = Gate(sought, open_ledger(ledgers, "agent", sought))
         launches = Launches(config, gate, [volume.tally], lambda: end.counts[0].bytes)
-        device = Device(config, importlib.metadata.version("millpond"), gate, volume, launches, lines)
+        software = importlib.metadata.version("millpond")
+        device = Device(config, software, gate, volume, launches, lines, at_rest)
         context = Identity.in_directory(Path(config.identity)).context(server=True)
         listener = Listener(device, context, ipaddress.IPv4Interface(link.address), CONTROL_PORT)
         stack.callback(listener.stop)

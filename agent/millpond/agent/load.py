@@ -10,7 +10,7 @@ import psutil
 
 from millpond.agent.config import AgentConfig
 from millpond.train.energy import Meter
-from millpond.wire.control import Load, Welcome
+from millpond.wire.control import AtRest, Load, Welcome
 from millpond.wire.message import Message
 
 
@@ -39,7 +39,7 @@ def _temperature() -> float | None:
     return max(readings, default=None)
 
 
-def describe(config: AgentConfig, software: str, boot: str) -> Message:
+def describe(config: AgentConfig, software: str, boot: str, at_rest: AtRest) -> Message:
     """The answer to the host's Hello."""
     return Welcome(
         device=config.name,
@@ -49,4 +49,5 @@ def describe(config: AgentConfig, software: str, boot: str) -> Message:
         cores=psutil.cpu_count() or 1,
         memory=psutil.virtual_memory().total,
         flash=psutil.disk_usage(config.flash).total,
+        at_rest=at_rest,
     )

@@ -22,7 +22,18 @@ from millpond.fs.layout import private_bytes
 from millpond.train import job
 from millpond.train.protocol import Prepare
 from millpond.wire.channel import Channel
-from millpond.wire.control import Attach, GetLedger, GetLoad, GetLog, GetTicket, Hello, Ledger, Log, Ticket
+from millpond.wire.control import (
+    AtRest,
+    Attach,
+    GetLedger,
+    GetLoad,
+    GetLog,
+    GetTicket,
+    Hello,
+    Ledger,
+    Log,
+    Ticket,
+)
 from millpond.wire.deadline import NEVER, Deadline
 from millpond.wire.errors import ConfigError, ConnectionLost, ProtocolError, Refused
 from millpond.wire.launch import Launch
@@ -50,8 +61,9 @@ class Device:
         volume: VolumeServer,
         launches: Launches,
         log_lines: deque[str],
+        at_rest: AtRest,
     ) -> None:
-        self.config, self.software, self.gate = config, software, gate
+        self.config, self.software, self.gate, self.at_rest = config, software, gate, at_rest
         self.volume, self.launches, self.log_lines = volume, launches, log_lines
         self.boot = secrets.token_hex(8)
         self.tickets: Tickets[Purpose] = Tickets(lambda: secrets.token_bytes(32))
@@ -98,7 +110,7 @@ class Device:
         return answer(self, request)
 
     def _hello(self, _request: Message) -> Message:
-        return load.describe(self.config, self.software, self.boot)
+        return load.describe(self.config, self.software, self.boot, self.at_rest)
 
     def _load(self, _request: Message) -> Message:
         with self._lock:

@@ -137,7 +137,10 @@ def devices(fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption =
     if output is Format.JSON:
         views.print_json({"devices": found})
     else:
-        views.console().print(views.devices(found))
+        console = views.console()
+        console.print(views.devices(found))
+        for line in views.plain(found):
+            console.print(line, soft_wrap=True)
 
 
 @app.command()

@@ -27,7 +27,7 @@ from millpond.tunnel.nursery import Nursery
 from millpond.tunnel.process import TunnelEnd, spawn_end
 from millpond.wire import tls
 from millpond.wire.channel import Channel, notice_dead_peer
-from millpond.wire.control import CONTROL_PORT, Attach, GetLoad, Hello, Load, Welcome
+from millpond.wire.control import CONTROL_PORT, AtRest, Attach, GetLoad, Hello, Load, Welcome
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import (
     ConnectionLost,
@@ -267,6 +267,7 @@ def _cleaned(welcome: Welcome) -> Welcome:
         software=printable(welcome.software, 40),
         boot=printable(welcome.boot, 40),
         machine=printable(welcome.machine, 40),
+        at_rest=AtRest(printable(welcome.at_rest.cipher, 40), printable(welcome.at_rest.reason, 200)),
     )
 
 

@@ -69,12 +69,22 @@ def state(name: str) -> Text:
 def devices(infos: Sequence[DeviceInfo]) -> Table:
     """The table of ``millpond devices``."""
     metered = any(info.watts is not None for info in infos)
-    headings = ["device", "board", "state", "agent", "cores", "cpu", "memory", "flash", "temp"]
+    headings = ["device", "board", "state", "agent", "cores", "cpu", "memory", "flash", "private", "temp"]
     headings += [*(["power"] if metered else []), "jobs", "tunnel to / from"]
     table = Table(*headings, box=None, pad_edge=False, header_style="bold")
     for info in infos:
         table.add_row(info.name, info.board, state(info.state), *_device_cells(info, metered=metered))
     return table
+
+
+def plain(infos: Iterable[DeviceInfo]) -> list[str]:
+    """What to say below that table of devices whose private data lie on the flash as they are."""
+    names: dict[str, list[str]] = {}
+    for info in infos:
+        if info.welcome and not info.welcome.at_rest.cipher:
+            names.setdefault(info.welcome.at_rest.reason, []).append(info.name)
+    about = "private data are not encrypted on the flash"
+    return [f"{', '.join(devices)}: {about}: {reason}" for reason, devices in names.items()]
 
 
 def _device_cells(info: DeviceInfo, *, metered: bool) -> list[str]:
@@ -87,6 +97,7 @@ def _device_cells(info: DeviceInfo, *, metered: bool) -> list[str]:
         f"{load.cpu:.0%}",
         _share(load.memory_used, welcome.memory),
         _share(load.flash_used, welcome.flash),
+        "encrypted" if welcome.at_rest.cipher else "plain",
         "-" if load.temperature is None else f"{load.temperature:.0f} C",
         *([_power(info.watts, load.energy)] if metered else []),
         ", ".join(load.jobs) or "-",

@@ -19,6 +19,14 @@ class Hello(Message):
     software: str
 
 
+@dataclass(frozen=True, slots=True)
+class AtRest:
+    """What the private data are encrypted with on the flash; without a ``cipher``, the ``reason`` why not."""
+
+    cipher: str = ""
+    reason: str = ""
+
+
 @message("welcome")
 @dataclass(frozen=True, slots=True)
 class Welcome(Message):
@@ -31,6 +39,7 @@ class Welcome(Message):
     cores: int
     memory: int
     flash: int
+    at_rest: AtRest = AtRest(reason="the agent does not say")
 
 
 @message("load.get")

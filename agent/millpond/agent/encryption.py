@@ -1,0 +1,153 @@
+"""Edge: encryption of the private part on the flash, with a key in the device's own state directory.
+
+The host could read the flash of a real drive past the device's Linux. What is encrypted there is of no use to
+it, unless the key lies on the same drive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Literal
+
+from millpond.linux import fscrypt
+from millpond.linux.fscrypt import Policy
+from millpond.wire.control import AtRest
+from millpond.wire.errors import LocalError
+
+log = logging.getLogger(__name__)
+
+_PROBE = ".encryption-probe"
+_CANNOT = {
+    errno.ENOTTY: "the flash's kind of file system cannot encrypt",
+    errno.EOPNOTSUPP: "the flash's file system cannot encrypt (ext4 needs its feature 'encrypt')",
+}
+
+
+class _NotEncrypted(Exception):
+    """Says why the private part is not, or cannot be."""
+
+
+def encrypt(private: Path, key_file: Path, wish: Literal["auto", "required", "off"]) -> AtRest:
+    """Encrypt what will be in the empty directory ``private``, or open what was encrypted before; the key is
+    made once. A directory that holds files is left as it is.
+
+    Raises LocalError if it is not encrypted though "required", and if it is, but the key is not there.
+    """
+    try:
+        cipher = _cipher(private, key_file, wish)
+    except _NotEncrypted as error:
+        if wish == "required":
+            raise LocalError(f"{private} must be encrypted ([privacy] at_rest), but {error}") from None
+        log.info("private data at rest: not encrypted: %s", error)
+        return AtRest(reason=str(error))
+    log.info("private data at rest: encrypted with %s", cipher)
+    return AtRest(cipher)
+
+
+def _cipher(private: Path, key_file: Path, wish: str) -> str:
+    try:
+        policy = fscrypt.policy_of(private)
+    except OSError as error:
+        raise _NotEncrypted(_CANNOT.get(error.errno or 0, _words(error))) from None
+    if policy:
+        _unlock(private, policy, key_file)
+        return policy.cipher.name
+    if wish == "off":
+        raise _NotEncrypted("it is switched off ([privacy] at_rest)")
+    shutil.rmtree(private / _PROBE, ignore_errors=True)  # of an agent that was killed
+    if any(private.iterdir()):
+        raise _NotEncrypted("it held files already")
+    try:
+        return _lock(private, key_file)
+    except OSError as error:
+        raise _NotEncrypted(_words(error)) from None
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _unlock(private: Path, policy: Policy, key_file: Path) -> None:
+    key = _read_key(key_file)
+    try:
+        if key and fscrypt.add_key(private, key) == policy.identifier:
+            return
+    except OSError as error:
+        raise LocalError(f"{private} is encrypted, and its key is refused: {_words(error)}") from None
+    with contextlib.suppress(OSError):
+        if fscrypt.policy_of(private.parent) == policy:
+            raise _NotEncrypted("not with a key of the agent's: the flash is in an encrypted directory")
+    wrong = "is another one" if key else "is missing"
+    raise LocalError(
+        f"{private} is encrypted, and its key {key_file} {wrong}: put it back, or remove {private}"
+    )
+
+
+def _lock(private: Path, key_file: Path) -> str:
+    key_file.parent.mkdir(parents=True, exist_ok=True)
+    if _disk(key_file.parent) == _disk(private):
+        raise _NotEncrypted(f"the key would lie on the flash itself, in {key_file.parent}")
+    key = _read_key(key_file) or _make_key(key_file)
+    identifier = fscrypt.add_key(private, key)
+    wrong = OSError()
+    for cipher in fscrypt.preferred(Path("/proc/cpuinfo").read_text()):
+        policy = Policy(cipher, identifier)
+        try:
+            _probe(private, policy)
+        except OSError as error:
+            wrong = error
+            continue
+        fscrypt.set_policy(private, policy)
+        return cipher.name
+    raise wrong
+
+
+def _probe(private: Path, policy: Policy) -> None:
+    """Raises OSError if the kernel lacks the cipher, which it says only when a file is made."""
+    probe = private / _PROBE
+    probe.mkdir(mode=0o700)
+    try:
+        fscrypt.set_policy(probe, policy)
+        (probe / "file").touch()
+    finally:
+        shutil.rmtree(probe)
+
+
+def _disk(path: Path) -> Path:
+    """The whole disk below ``path``, as far as the kernel tells: not below overlays and device mappings."""
+    number = path.stat().st_dev
+    place = Path("/sys/dev/block", f"{os.major(number)}:{os.minor(number)}").resolve()
+    return place.parent if (place / "partition").exists() else place
+
+
+def _read_key(file: Path) -> bytes | None:
+    try:
+        key = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(key) != fscrypt.KEY_SIZE:
+        raise LocalError(f"{file} is not a key of {fscrypt.KEY_SIZE} bytes")
+    return key
+
+
+def _make_key(file: Path) -> bytes:
+    """A new key, which is on its disk before anything can be encrypted with it."""
+    key, fresh = secrets.token_bytes(fscrypt.KEY_SIZE), file.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+        out.write(key)
+        out.flush()
+        os.fsync(out.fileno())
+    fresh.rename(file)
+    directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    return key
