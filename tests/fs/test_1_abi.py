@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import struct
 
 import pytest
 
 from millpond.fs import abi
-from millpond.fs.abi import Code, Feature
+from millpond.fs.abi import Code, Feature, LockBody
 from millpond.fs.volume import Attributes, Entry, Statistics
 
 ATTRIBUTES = Attributes(
@@ -76,6 +77,8 @@ def test_names_end_with_nul() -> None:
         (abi.READ, 40),
         (abi.WRITE, 40),
         (abi.RELEASE, 24),
+        (abi.FLUSH, 24),
+        (abi.INTERRUPT, 8),
         (abi.FSYNC, 16),
         (abi.FALLOCATE, 32),
         (abi.LSEEK, 24),
@@ -133,3 +136,35 @@ def test_a_listing_holds_whole_entries_only() -> None:
     assert struct.unpack_from("=QQII", whole, 64) == (3, 3, 9, 10) and whole[88:97] == b"\xff" * 9
     for size, held in ((104, 104), (103, 64), (64, 64), (63, 32), (32, 32), (31, 0)):
         assert abi.pack_directory(enumerate(entries, 1), size) == whole[:held]
+
+
+@pytest.mark.parametrize(("flags", "flock"), [(0, False), (1, True), (2, False), (3, True)])
+def test_a_lock_that_is_asked_for(flags: int, flock: bool) -> None:
+    owner, last = 0xFEDCBA9876543210, (1 << 63) - 1
+    body = struct.pack("=QQQQIIII", 3, owner, 100, last, fcntl.F_WRLCK, 42, flags, 0)
+    assert len(body) == 48
+    asked = abi.parse_lock(memoryview(body))
+    assert asked == LockBody(3, owner, 100, last, fcntl.F_WRLCK, 42, flock)
+    for wrong in (body[:-1], body + b"\0", b""):
+        with pytest.raises(OSError, match="Input/output error"):
+            abi.parse_lock(memoryview(wrong))
+
+
+def test_the_lock_that_is_in_the_way() -> None:
+    packed = abi.pack_lock(7, 1 << 40, fcntl.F_RDLCK, 42)
+    assert packed == struct.pack("=QQII", 7, 1 << 40, 0, 42)
+    assert len(packed) == 24
+
+
+def test_who_gives_up_locks() -> None:
+    owner = 0xFEDCBA9876543210
+    assert abi.FLUSH.unpack(struct.pack("=QIIQ", 3, 0, 0, owner)) == (3, owner)
+    released = struct.pack("=QIIQ", 3, os.O_RDWR, 1 << 1, owner)
+    assert abi.RELEASE.unpack(released) == (3, os.O_RDWR, abi.RELEASE_FLOCK_UNLOCK, owner)
+    assert abi.INTERRUPT.unpack(struct.pack("=Q", 78)) == (78,)
+
+
+def test_the_numbers_of_locks() -> None:
+    codes = (Code.FLUSH, Code.GETLK, Code.SETLK, Code.SETLKW, Code.INTERRUPT)
+    assert codes == (25, 31, 32, 33, 36)
+    assert (Feature.POSIX_LOCKS, Feature.FLOCK_LOCKS) == (2, 1024)

@@ -39,12 +39,17 @@ class Code(IntEnum):
     STATFS = 17
     RELEASE = 18
     FSYNC = 20
+    FLUSH = 25
     INIT = 26
     OPENDIR = 27
     READDIR = 28
     RELEASEDIR = 29
     FSYNCDIR = 30
+    GETLK = 31
+    SETLK = 32
+    SETLKW = 33
     CREATE = 35
+    INTERRUPT = 36
     DESTROY = 38
     BATCH_FORGET = 42
     FALLOCATE = 43
@@ -58,7 +63,9 @@ UNANSWERED = frozenset({Code.FORGET, Code.BATCH_FORGET})
 class Feature(IntFlag):
     """What both sides must want, in the two words of INIT."""
 
+    POSIX_LOCKS = 1 << 1
     BIG_WRITES = 1 << 5
+    FLOCK_LOCKS = 1 << 10
     PARALLEL_DIROPS = 1 << 18
     MAX_PAGES = 1 << 22
     INIT_EXT = 1 << 30
@@ -82,6 +89,8 @@ class Valid(IntFlag):
 OPEN_DIRECT_IO = 1 << 0
 OPEN_PASSTHROUGH = 1 << 7
 FSYNC_DATA_ONLY = 1
+LOCK_FLOCK = 1 << 0
+RELEASE_FLOCK_UNLOCK = 1 << 1
 WRITE_KILL_SUIDGID = 1 << 2
 
 HEADER = Struct("=IIQQIIIHH")
@@ -101,6 +110,11 @@ CREATE = Struct("=IIII")
 READ = Struct("=QQIIQII")
 WRITE = READ
 RELEASE = Struct("=QIIQ")
+"""Handle, its flags, those of the release, lock owner."""
+FLUSH = Struct("=Q8xQ")
+"""Handle, lock owner."""
+INTERRUPT = Struct("=Q")
+"""The unique number of the request to be given up."""
 FSYNC = Struct("=QII")
 FALLOCATE = Struct("=QQQII")
 LSEEK = Struct("=QqII")
@@ -116,6 +130,8 @@ _OPENED = Struct("=QIi")
 _WRITTEN = Struct("=II")
 _STATISTICS = Struct("=QQQQQIIII24x")
 _OFFSET = Struct("=Q")
+_LOCK = Struct("=QQQQIII4x")
+_LOCK_IS = Struct("=QQII")
 _INIT_IS = Struct("=IIIIHHIIHHII24x")
 _DIRENT = Struct("=QQII")
 _MOST = (1 << 64) - 1
@@ -131,6 +147,21 @@ class Header:
     node: int
     uid: int
     gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class LockBody:
+    """The body of a GETLK, SETLK or SETLKW. ``end`` is the last byte, ``kind`` fcntl's F_RDLCK, F_WRLCK or
+    F_UNLCK.
+    """
+
+    handle: int
+    owner: int
+    start: int
+    end: int
+    kind: int
+    pid: int
+    flock: bool
 
 
 _CODES = {code.value: code for code in Code}
@@ -152,6 +183,14 @@ def names(data: memoryview, count: int = 1) -> list[bytes]:
     if rest or len(found) != count:
         raise failure(errno.EIO)
     return found
+
+
+def parse_lock(data: memoryview) -> LockBody:
+    """Raises OSError: EIO for bytes that are no lock."""
+    if len(data) != _LOCK.size:
+        raise failure(errno.EIO)
+    handle, owner, start, end, kind, pid, flags = _LOCK.unpack(data)
+    return LockBody(handle, owner, start, end, kind, pid, bool(flags & LOCK_FLOCK))
 
 
 def pack_init(features: Feature, max_write: int, stack_depth: int) -> bytes:
@@ -193,6 +232,11 @@ def pack_written(count: int) -> bytes:
 def pack_offset(offset: int) -> bytes:
     """Where a seek has come to."""
     return _OFFSET.pack(offset)
+
+
+def pack_lock(start: int, end: int, kind: int, pid: int) -> bytes:
+    """The reply to GETLK: what is in the way, or F_UNLCK."""
+    return _LOCK_IS.pack(start, end, kind, pid)
 
 
 def pack_statistics(s: Statistics) -> bytes:
