@@ -18,6 +18,7 @@ from millpond.fs.layout import PUBLIC
 from millpond.fs.operations import Operations
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
+from millpond.linux import landlock
 from millpond.linux.sockets import receive_descriptors
 from millpond.wire.channel import Channel
 
@@ -31,6 +32,7 @@ def main(config: str, root: str, descriptor: str, tally: str) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gate = Gate(patterns(read(Path(config)).privacy), Tally(int(tally)))
+    log.info("Landlock: %s", landlock.restrict(Path(root)))
     sessions = Sessions(Operations(os.open(root, os.O_PATH | os.O_DIRECTORY), measured=PUBLIC))
     agent = socket.socket(fileno=int(descriptor))
     with contextlib.suppress(ConnectionError):
