@@ -96,6 +96,15 @@ def test_getlk_tells_what_is_in_the_way(table: FileLocks) -> None:
     assert errno_of(table.getlk, FILE, Lock(B, UNLOCK)) == errno.EINVAL
 
 
+def test_getlk_tells_of_the_owner_who_has_had_locks_longest(table: FileLocks) -> None:
+    for owner, byte in ((A, 4), (B, 2), (A, 0)):
+        table.setlk(FILE, POSIX, Lock(owner, READ, byte, byte))
+    assert table.getlk(FILE, Lock(C, WRITE)) == Lock(A, READ, 0, 0)
+    table.setlk(FILE, POSIX, Lock(A, UNLOCK))
+    table.setlk(FILE, POSIX, Lock(A, READ, 0, 0))
+    assert table.getlk(FILE, Lock(C, WRITE)) == Lock(B, READ, 2, 2)
+
+
 def test_waiters_are_let_through_in_order(table: FileLocks) -> None:
     table.setlk(FILE, POSIX, Lock(A, WRITE, 0, 9))
     assert table.setlk(FILE, POSIX, Lock(B, WRITE, 0, 4), 1) == WAITS

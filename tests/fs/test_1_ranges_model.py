@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -285,6 +285,7 @@ def processes() -> Iterator[list[Process]]:
         process.end()
 
 
+GETLK = ("getlk", Mode.WRITE, (0, SIZE - 1))
 requests = some.one_of(
     some.tuples(some.just("setlk"), some.sampled_from(Mode), ranges),
     some.tuples(some.just("getlk"), modes, ranges),
@@ -318,7 +319,8 @@ def test_as_the_kernel_locks(processes: list[Process], tmp_path: Path) -> None:
 
     @given(some.lists(some.tuples(some.integers(0, 2), requests), max_size=40))
     @settings(deadline=None, max_examples=150)
-    def check(history: list[tuple[int, list[Any]]]) -> None:
+    @example([(n, ("setlk", Mode.READ, (m, m))) for n, m in ((0, 4), (1, 2), (0, 0))] + [(2, GETLK)])
+    def check(history: list[tuple[int, tuple[Any, ...]]]) -> None:
         table, file = FileLocks(), tmp_path / str(next(files))
         for process in processes:
             assert process("open", str(file)) == 0

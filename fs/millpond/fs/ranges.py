@@ -135,7 +135,9 @@ class FileLocks:
             return Outcome(errno.EINVAL)
         if family is Family.FLOCK:
             lock = replace(lock, start=0, end=OFFSET_MAX)
-            self._begin_conversion(place, lock)
+            self._drop(
+                place, lock.owner
+            )  # a change of mode may so lose the old lock: flock(2) says that it does
         error: int | None
         if lock.mode is Mode.UNLOCK or not self._blocked(place, lock):
             error = self._apply(place, lock)
@@ -181,12 +183,6 @@ class FileLocks:
         for waiter in self._waiting.values():
             yield *waiter.place, waiter.lock
 
-    def _begin_conversion(self, place: _Place, lock: Lock) -> None:
-        """A change of flock's mode gives the old lock up first, and may so lose it: flock(2) says so."""
-        held = self._held.get(place, {}).get(lock.owner)
-        if held and held[0].mode is not lock.mode:
-            self._drop(place, lock.owner)
-
     def _blocked(self, place: _Place, lock: Lock) -> bool:
         return any(True for _ in self._conflicts(place, lock))
 
@@ -203,8 +199,7 @@ class FileLocks:
         """Do what conflicts with nothing, if its holder may have as many locks as that makes."""
         holder, before = lock.owner.holder, self._held.get(place, {}).get(lock.owner, [])
         after = replaced(before, lock)
-        grown = len(after) - len(before)
-        if grown > 0 and self._locks[holder] + grown > self._most_locks:
+        if self._locks[holder] + len(after) - len(before) > self._most_locks:
             return errno.ENOLCK
         self._put(place, lock.owner, after)
         return 0
