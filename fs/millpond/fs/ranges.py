@@ -135,9 +135,7 @@ class FileLocks:
             return Outcome(errno.EINVAL)
         if family is Family.FLOCK:
             lock = replace(lock, start=0, end=OFFSET_MAX)
-            self._drop(
-                place, lock.owner
-            )  # a change of mode may so lose the old lock: flock(2) says that it does
+            self._drop(place, lock.owner)  # flock(2): changing the mode may lose the lock
         error: int | None
         if lock.mode is Mode.UNLOCK or not self._blocked(place, lock):
             error = self._apply(place, lock)
