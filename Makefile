@@ -49,7 +49,7 @@ bench-volume: $(STAMP) system  ## the volume's mounts against their peers: table
 	@images/prerequisites.sh bench
 	@PYTHONPATH=tests .venv/bin/python -m bench.volume $(ARGS)
 
-conformance: $(STAMP) system  ## POSIX tests of the volume's mounts: .bench/conformance.json (PJDFSTEST=DIR FSX=DIR)
+conformance: $(STAMP) system  ## POSIX tests and power cuts of the volume: .bench/conformance.json (PJDFSTEST=DIR FSX=DIR)
 	@PYTHONPATH=tests .venv/bin/python -m conformance $(if $(PJDFSTEST),--pjdfstest "$(PJDFSTEST)") \
 	  $(if $(FSX),--fsx "$(FSX)") $(if $(FSSTRESS),--fsstress "$(FSSTRESS)") $(ARGS)
 

@@ -1,4 +1,4 @@
-"""Entry: POSIX conformance of the volume's mounts, ``make conformance``: ``conformance.json``."""
+"""Entry: whether the volume's mounts keep POSIX and promises, ``make conformance``: ``conformance.json``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from conformance.context import Context
 from conformance.places import make_flash
-from conformance.run import MOUNTS, Run
+from conformance.posix import MOUNTS
+from conformance.run import PARTS, Run
 from conformance.suite import why_not_built
 from millpond.linux.sandbox import Sandbox, accept_signals, exit_code, spawn
 from millpond.wire.errors import MillpondError
@@ -55,10 +57,12 @@ def _contain(body: Callable[[], int]) -> int:
 
 
 def _why_not(arguments: argparse.Namespace) -> str:
-    if reason := why_not_built(arguments.pjdfstest):
+    named = arguments.pjdfstest or arguments.fsx or arguments.fsstress
+    needed = arguments.part == ["posix"] and not named  # there would be nothing to run
+    if (arguments.pjdfstest or needed) and (reason := why_not_built(arguments.pjdfstest)):
         return reason
     if os.geteuid() != 0:
-        return "needs root: most tests are about users"
+        return "needs root: it mounts, and most tests are about users"
     for name in ("fsx", "fsstress"):
         folder: Path | None = getattr(arguments, name)
         if folder and not os.access(folder / name, os.X_OK):
@@ -68,14 +72,20 @@ def _why_not(arguments: argparse.Namespace) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="make conformance", description="POSIX conformance of the volume's mounts."
+        prog="make conformance", description="What the volume's mounts are to keep: POSIX and their promises."
     )
     parser.add_argument("--pjdfstest", type=Path, metavar="DIR", help="pjdfstest's folder, built")
     parser.add_argument("--fsx", type=Path, metavar="DIR", help="a folder with a program fsx")
     parser.add_argument("--fsstress", type=Path, metavar="DIR", help="a folder with a program fsstress")
-    parser.add_argument("--only", action="append", choices=MOUNTS, help="this mount only")
+    parser.add_argument("--part", action="append", choices=tuple(PARTS), help="this part only")
+    parser.add_argument("--only", action="append", choices=MOUNTS, help="POSIX tests on this mount only")
     parser.add_argument("--match", default="", help="only those files of the suite whose names hold this")
     parser.add_argument("--operations", type=int, default=100_000, help="of fsx; a tenth of it of fsstress")
+    parser.add_argument("--cuts", type=int, default=50, help="of power under load; and as many kills")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of what is written around the cuts, and when they are"
+    )
+    parser.add_argument("--transactions", type=int, default=200, help="of the database, in each direction")
     parser.add_argument("--output", type=Path, default=Path(".bench"), help="folder for conformance.json")
     return parser
 
@@ -86,13 +96,13 @@ def _inside(arguments: argparse.Namespace, scratch: Path) -> int:
     accept_signals()
     os.umask(0o022)
     try:
-        run = Run(arguments, scratch, *make_flash(scratch))
-        run.all()
+        run = Run(Context(arguments, scratch, *make_flash(scratch)))
     except MillpondError as error:
         print(f"conformance: {error}", file=sys.stderr)
         return 1
+    whole = run.all()
     run.report()
-    return 0
+    return 0 if whole else 1
 
 
 if __name__ == "__main__":

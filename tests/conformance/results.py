@@ -1,11 +1,11 @@
-"""Pure: what the outcomes of the suite on several mounts say about each, as rows."""
+"""Pure: what was found about the mounts of a volume, as rows."""
 
 from __future__ import annotations
 
 import dataclasses
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bench.rows import Row
@@ -14,6 +14,7 @@ from conformance.tap import Outcome, Outcomes
 Entry = dict[str, Any]
 _SAID = 8  # of one file; the others' reasons are mostly the same
 _WIDTH = 118
+_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,37 @@ class Survived:
 
     operations: int
     note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """How many files were verified, and what was said of those that hold something else than was written."""
+
+    files: int
+    failures: Sequence[str]
+
+
+@dataclass(slots=True)
+class Kept:
+    """How it went with a database: what was committed, how often it was looked at meanwhile, how often
+    somebody gave up since it was locked (SQLITE_BUSY), and what was wrong.
+    """
+
+    wanted: int
+    committed: int = 0
+    looks: int = 0
+    busy: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def brief(self) -> str:
+        """In one line."""
+        done = f"{self.committed} of {self.wanted} transactions committed, {self.looks} looks meanwhile"
+        return f"{done}, {self.busy} times locked, {len(self.failures)} failures"
+
+
+def missing_entry(figure: str, unit: str, why: str) -> Entry:
+    """The row of what was not run."""
+    return dataclasses.asdict(Row(figure, f"not run: {why}", None, None, None, unit, None, 0, None))
 
 
 def backing_entry(outcomes: Outcomes, kind: str) -> Entry:
@@ -68,6 +100,25 @@ def survival_entry(figure: str, of: int, survived: Mapping[str, Survived], missi
     return dataclasses.asdict(row)
 
 
+def fio_entry(verified: Verified) -> Entry:
+    """The row of files that one mount wrote and one, the same or another, verified."""
+    what = f"of {verified.files} files written and verified by fio (crc32c): those that fail"
+    count = len(verified.failures)
+    row = Row("fio_verify", what, count, count, count, "files", None, 1, None)
+    return {**dataclasses.asdict(row), "found": list(verified.failures[:_SHOWN])}
+
+
+def database_entry(kept: Mapping[str, Kept]) -> Entry:
+    """The row of a database that one mount writes and the other reads, by which does which."""
+    failures = [f"{way}: {failure}" for way, found in kept.items() for failure in found.failures]
+    said = "; ".join(f"{way}: {found.brief()}" for way, found in kept.items())
+    count = len(failures)
+    row = Row(
+        "sqlite", f"failures of a SQLite database: {said}", count, count, count, "failures", None, 1, None
+    )
+    return {**dataclasses.asdict(row), "found": failures[:_SHOWN]}
+
+
 def brief(entry: Entry) -> str:
     """One row in a few words."""
     value = "-" if entry["value"] is None else f"{entry['value']:g} {entry['unit']}"
@@ -85,4 +136,6 @@ def lines(entries: Sequence[Entry]) -> list[str]:
             numbers = ", ".join(map(str, failure["failed"][:12]))
             more = ", ..." if len(failure["failed"]) > 12 else ""
             out.append(f"        {name}: {numbers}{more}")
+        for said in (*entry.get("found", ()), *entry.get("do_not_count", ())):
+            out.append(f"        {textwrap.shorten(said, _WIDTH)}")
     return out
