@@ -119,8 +119,5 @@ def _kill(pids: Sequence[int]) -> None:
             os.waitpid(pid, 0)
 
 
-def _read(top: Path, path: str) -> bytes | None:
-    try:
-        return (top / path).read_bytes()
-    except OSError:
-        return None
+def _read(top: Path, path: str) -> bytes:
+    return (top / path).read_bytes()

@@ -18,8 +18,8 @@ PAGE = 4096
 _CLASSES = ((128 << 10, "up to 128 KiB"), (1 << 20, "up to 1 MiB"))
 CLASSES = ("in one page", *(name for _, name in _CLASSES), "over 1 MiB")
 
-Read = Callable[[str], bytes | None]
-"""What a file holds; None if there is none, or it can't be read."""
+Read = Callable[[str], bytes]
+"""What a file holds. Raises OSError, FileNotFoundError if there is none."""
 
 
 class Fate(enum.Enum):
@@ -58,15 +58,27 @@ def judge(history: History, read: Read) -> Findings:
     """Read back all that was written, and not removed."""
     findings = Findings()
     for path, writes in history.files.items():
-        data = read(path)
+        try:
+            data = read(path)
+        except FileNotFoundError:
+            data = None
+        except OSError as error:
+            _add_unreadable(history, writes, error, findings)
+            continue
         if writes[0].how is How.APPENDED:
             _judge_appended(history, writes, data or b"", findings)
         elif writes[0].how is How.RENAMED:
             _judge_renamed(history, writes, data, findings)
         else:
             for rivals in _by_place(writes):
-                _judge_place(history, rivals, data or b"", findings)
+                _judge_place(history, rivals, data, findings)
     return findings
+
+
+def _add_unreadable(history: History, writes: Sequence[Write], error: OSError, findings: Findings) -> None:
+    for rivals in _by_place(writes):
+        if before := _split(history, rivals)[0]:
+            findings.lost[before.record] = f"{before.path} can't be read: {error.strerror}"
 
 
 def _by_place(writes: Sequence[Write]) -> Iterator[Sequence[Write]]:
@@ -84,11 +96,11 @@ def _split(history: History, writes: Sequence[Write]) -> tuple[Write | None, Seq
     return None, writes
 
 
-def _judge_place(history: History, writes: Sequence[Write], data: bytes, findings: Findings) -> None:
+def _judge_place(history: History, writes: Sequence[Write], data: bytes | None, findings: Findings) -> None:
     """Records of one size that were put in the same place one after the other."""
     before, after = _split(history, writes)
     offset, size = writes[0].offset, writes[0].record.size
-    have = data[offset : offset + size]
+    have = (data or b"")[offset : offset + size]
     old = before.record.pack() if before else b""
     if before and have == old:
         _add_last(after, Fate.ABSENT, findings)
@@ -99,7 +111,7 @@ def _judge_place(history: History, writes: Sequence[Write], data: bytes, finding
         return
     fate = _fate(have, offset, news, old)
     if before and (fate is not Fate.TORN or not after):
-        findings.lost[before.record] = _seen(before, have, fate)
+        findings.lost[before.record] = _seen(before, have, fate, data)
     if not before or fate is not Fate.ABSENT:
         _add_last(after, fate, findings)
 
@@ -142,10 +154,10 @@ def _alike(one: bytes, other: bytes) -> int:
     return next((place for place, (mine, its) in both if mine != its), min(len(one), len(other)))
 
 
-def _seen(write: Write, have: bytes, fate: Fate) -> str:
+def _seen(write: Write, have: bytes, fate: Fate, data: bytes | None) -> str:
+    file = "which is not there" if data is None else f"which has {len(data)} bytes"
     what = fate.value if len(have) == write.record.size or fate is Fate.GARBLED else "absent"
-    size = f"{len(have)} of {write.record.size} bytes"
-    return f"{what}: {write.how.value} in {write.path} at {write.offset}, {size}"
+    return f"{what}: {write.record.size} bytes at {write.offset} in {write.path}, {file}"
 
 
 def _judge_renamed(history: History, writes: Sequence[Write], data: bytes | None, findings: Findings) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from .readback import CLASSES, PAGE, Fate, Findings, judge
@@ -25,7 +27,12 @@ def place(record: Record, offset: int = 0) -> Write:
 
 
 def judged(writes: list[Write], acknowledged: set[Record], data: bytes | None) -> Findings:
-    return judge(History({"file": writes}, acknowledged), lambda _path: data)
+    def read(_path: str) -> bytes:
+        if data is None:
+            raise FileNotFoundError
+        return data
+
+    return judge(History({"file": writes}, acknowledged), read)
 
 
 def fates(findings: Findings) -> list[Fate]:
@@ -83,6 +90,14 @@ def test_a_record_that_is_being_replaced_may_be_torn_with_the_new_one_alone(
 def test_a_record_that_vanished_while_it_was_replaced_is_lost() -> None:
     findings = judged([place(OLD), place(NEW)], {OLD}, None)
     assert set(findings.lost) == {OLD}
+
+
+def test_what_cannot_be_read_is_lost() -> None:
+    def read(_path: str) -> bytes:
+        raise OSError(errno.EIO, "it is broken")
+
+    findings = judge(History({"file": [place(OLD), place(NEW, 3 * PAGE)]}, {OLD}), read)
+    assert findings.lost == {OLD: "file can't be read: it is broken"}
 
 
 def test_one_that_comes_back_after_its_successor_was_acknowledged_is_a_loss() -> None:
