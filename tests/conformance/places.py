@@ -8,14 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from millpond.fs.client import RemoteVolume
-from millpond.fs.fuse import mount_and_serve
+from millpond.fs.inodes import Inodes
 from millpond.fs.layout import PUBLIC, prepare
-from millpond.fs.operations import Operations
+from millpond.fs.lock_server import accept_all
+from millpond.fs.master import Master
+from millpond.fs.remote_mount import mount_and_serve
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
 from millpond.linux import syscalls
@@ -25,7 +27,7 @@ from millpond.wire.deadline import Deadline
 from millpond.wire.errors import LocalError
 
 _SIZE = 2 << 30
-_TIMEOUT = 10.0
+_TIMEOUT = 15.0
 
 
 def make_flash(scratch: Path) -> tuple[Path, str]:
@@ -80,6 +82,7 @@ def host(flash: Path, mountpoint: Path, listener: Path) -> Iterator[str]:
 def start_device(flash: Path, mountpoint: Path, binding: str) -> tuple[int, str]:
     """The process that serves the device's mount, which is up, and how it says that it works."""
     argv = [sys.executable, "-m", "millpond.fs.local", str(flash), str(mountpoint), "--name", "csd0"]
+    argv += ["--locks", str(_locks(flash))]
     process = subprocess.Popen([*argv, "--binding", binding], stdout=subprocess.PIPE, text=True)
     process.returncode = 0  # waited for by its pid
     assert process.stdout
@@ -93,20 +96,31 @@ def start_device(flash: Path, mountpoint: Path, binding: str) -> tuple[int, str]
 
 def start_server(flash: Path, listener: Path) -> int:
     """The process that serves the host at ``listener``, also where an earlier one did."""
-    listener.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        server.bind(str(listener))
-        server.listen()
+    with _listening(listener) as server, _listening(_locks(flash)) as locks:
         public = Bind(flash / PUBLIC, Path("/volume") / PUBLIC, read_only=False)
-        return spawn(Sandbox(binds=(public,), own_network=True), lambda: _serve(server))
+        return spawn(Sandbox(binds=(public,), own_network=True), lambda: _serve(server, locks))
 
 
-def _serve(server: socket.socket) -> int:
+def _locks(flash: Path) -> Path:
+    """Where the server is asked for locks by the device's mount of this flash."""
+    return flash.with_suffix(".locks")
+
+
+def _listening(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen()
+    return listener
+
+
+def _serve(server: socket.socket, locks: socket.socket) -> int:
     root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
-    sessions = Sessions(Operations(root, chown_new=True, measured=PUBLIC))
+    sessions = Sessions(Inodes(root, chown_new=True, public=PUBLIC.encode()), Master(device=True))
+    threading.Thread(target=accept_all, args=(locks, sessions.master), daemon=True).start()
     while True:
-        connection, _ = server.accept()
-        serve(Channel(connection, "the host"), sessions)
+        channel = Channel(server.accept()[0], "the host")
+        threading.Thread(target=serve, args=(channel, sessions), daemon=True).start()
 
 
 def start_host(mountpoint: Path, listener: Path) -> int:
@@ -130,14 +144,12 @@ def _be_host(mountpoint: Path, listener: Path, writing: int) -> None:
         connection.connect(str(listener))
         return Channel(connection, "csd0")
 
-    def ready() -> None:
+    def ready(_how: str) -> None:
         os.write(writing, b"ready")
         os.close(writing)
 
     try:
-        mount_and_serve(
-            RemoteVolume(dial, _TIMEOUT), mountpoint, name="csd0", allow_other=True, on_ready=ready
-        )
+        mount_and_serve(dial, mountpoint, name="csd0", allow_other=True, timeout=_TIMEOUT, on_ready=ready)
     except BaseException:  # noqa: BLE001 - shown; nothing may go on in a copy of the caller
         traceback.print_exc()
     finally:

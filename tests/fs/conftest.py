@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,10 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.client import RemoteVolume
-from millpond.fs.fuse import mount_and_serve
+from millpond.fs.by_path import ByPath
+from millpond.fs.client import RemoteTree
+from millpond.fs.inodes import Inodes
 from millpond.fs.layout import prepare
-from millpond.fs.operations import Operations
+from millpond.fs.lock_server import accept_all
+from millpond.fs.master import Master
+from millpond.fs.remote_mount import mount_and_serve
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
 from millpond.linux import syscalls
@@ -27,7 +31,7 @@ from millpond.linux.sandbox import Bind, Sandbox, spawn
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 
-from .support import SOON, Cutting, Server
+from .support import SOON, Cutting, Server, listening
 
 InNamespace = Callable[[Callable[[], None]], None]
 
@@ -99,7 +103,9 @@ class World:
     device: Path
     host: Path
     listener: Path
+    locks: Path
     binding: str = "auto"
+    host_binding: str = "auto"
     how: str = ""
     device_pid: int = 0
     server_pid: int = 0
@@ -107,7 +113,7 @@ class World:
 
     def mount_device(self) -> None:
         argv = [sys.executable, "-m", "millpond.fs.local", self.backing, self.device, "--name", "csd0"]
-        argv += ["--binding", self.binding]
+        argv += ["--binding", self.binding, "--locks", self.locks]
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         assert process.stdout
         self.how = process.stdout.readline()
@@ -117,21 +123,20 @@ class World:
 
     def start_server(self) -> None:
         """The confined server: another user, a root that holds the public part and no network."""
-        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.unlink(missing_ok=True)
-        server.bind(str(self.listener))
-        server.listen()
+        server, locks = listening(self.listener), listening(self.locks)
 
         def body() -> int:
             root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
-            sessions = Sessions(Operations(root, measured="public"))
+            sessions = Sessions(Inodes(root, public=b"public"), Master(device=True))
+            threading.Thread(target=accept_all, args=(locks, sessions.master), daemon=True).start()
             while True:
-                sock, _ = server.accept()
-                serve(Channel(sock, "the host"), sessions)
+                channel = Channel(server.accept()[0], "the host")
+                threading.Thread(target=serve, args=(channel, sessions), daemon=True).start()
 
         public = Bind(self.backing / "public", Path("/volume/public"), read_only=False)
         self.server_pid = spawn(Sandbox(binds=(public,), own_network=True, uid=65534), body)
         server.close()
+        locks.close()
 
     def dial(self, deadline: Deadline) -> Channel:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -151,12 +156,14 @@ class World:
             try:
                 os.close(reading)
                 mount_and_serve(
-                    RemoteVolume(self.dial, timeout),
+                    self.dial,
                     self.host,
                     name="csd0",
                     allow_other=True,
                     read_only=read_only,
-                    on_ready=lambda: os.close(writing) if os.write(writing, b"ready\n") else None,
+                    binding=self.host_binding,
+                    timeout=timeout,
+                    on_ready=lambda _: os.close(writing) if os.write(writing, b"ready\n") else None,
                 )
                 code = 0
             except BaseException:  # noqa: BLE001 - shown, and the exit code tells
@@ -175,7 +182,7 @@ class World:
 @pytest.fixture
 def world(fuse_usable: None, tmp_path: Path) -> Iterator[World]:
     """The directories of a device and its host; nothing is mounted yet."""
-    made = World(tmp_path / "backing", tmp_path / "device", tmp_path / "host", tmp_path / "socket")
+    made = World(tmp_path / "backing", tmp_path / "device", tmp_path / "host", tmp_path / "s", tmp_path / "l")
     made.device.mkdir()
     made.host.mkdir()
     tmp_path.chmod(0o755)
@@ -192,8 +199,8 @@ def with_both(world: World, in_namespace: InNamespace) -> Callable[[Callable[[],
                 world.backing.mkdir()
                 syscalls.mount("tmpfs", world.backing, "tmpfs", 0, f"size={size},mode=755")
             prepare(world.backing)
-            world.mount_device()
             world.start_server()
+            world.mount_device()
             world.mount_host()
             body()
 
@@ -223,7 +230,12 @@ def server(top: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def volume(server: Server) -> Iterator[RemoteVolume]:
-    made = RemoteVolume(server.dial, timeout=SOON)
+def tree(server: Server) -> Iterator[RemoteTree]:
+    made = RemoteTree(server.dial, timeout=SOON)
     yield made
     made.close()
+
+
+@pytest.fixture
+def volume(tree: RemoteTree) -> ByPath:
+    return ByPath(tree)

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
-from millpond.fs.operations import Operations
+from millpond.fs import protocol as p
+from millpond.fs.inodes import Inodes
+from millpond.fs.master import Master
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
+from millpond.fs.tree import ROOT, patient
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConnectionLost, RemoteError
 from millpond.wire.message import Message
 
+R = TypeVar("R", bound=Message)
 SOON = 5.0
+NAME = b"a client's name."
+LANE = b"the name of lane"
 
 
 def errno_of(call: Callable[..., object], *arguments: object, **more: object) -> int | None:
@@ -28,6 +38,58 @@ def errno_of(call: Callable[..., object], *arguments: object, **more: object) ->
     except OSError as error:
         return error.errno
     return None
+
+
+def eventually(condition: Callable[[], object], seconds: float = 4 * SOON) -> bool:
+    """Whether it comes true before long. Machines are slow at times: nothing is said of how long it takes."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+class Doing:
+    """A call in a thread of its own."""
+
+    def __init__(
+        self, call: Callable[..., object], *arguments: object, may_wait: bool = True, **more: object
+    ) -> None:
+        self._call, self._may_wait = functools.partial(call, *arguments, **more), may_wait
+        self._result: object = None
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._do, daemon=True)
+        self._thread.start()
+
+    def _do(self) -> None:
+        patient.set(self._may_wait)
+        try:
+            self._result = self._call()
+        except Exception as error:  # noqa: BLE001 - whoever asks for the result has it
+            self._failure = error
+
+    @property
+    def done(self) -> bool:
+        """Whether it has returned or raised."""
+        return not self._thread.is_alive()
+
+    def result(self, seconds: float = 4 * SOON) -> Any:
+        """What it returns. Raises what it raises."""
+        self._thread.join(seconds)
+        assert self.done, "it still waits"
+        if self._failure:
+            raise self._failure
+        return self._result
+
+
+def listening(path: Path) -> socket.socket:
+    """A Unix socket, also where an earlier one was."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen()
+    return listener
 
 
 class Cutting(Channel):
@@ -40,7 +102,12 @@ class Cutting(Channel):
     then: Callable[[], None] = staticmethod(lambda: None)
 
     def send(
-        self, message: Message, deadline: Deadline, payload: bytes | bytearray | memoryview = b""
+        self,
+        message: Message,
+        deadline: Deadline,
+        payload: Any = b"",
+        *,
+        before: Sequence[Message] = (),
     ) -> None:
         if self.cut_before == message.NAME:
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -49,7 +116,7 @@ class Cutting(Channel):
             Cutting.lose = None
             self.sock.shutdown(socket.SHUT_RDWR)
             return  # it seems to be out
-        super().send(message, deadline, payload)
+        super().send(message, deadline, payload, before=before)
         if self.cut_after == message.NAME:
             Cutting.cut_after, Cutting.cut_after_that = Cutting.cut_after_that, None  # this once
             self.sock.recv(1 << 21)  # it is done, but nobody hears of it
@@ -67,10 +134,10 @@ def _tcp_pair() -> tuple[socket.socket, socket.socket]:
 class Server:
     """A server with a thread for each connection."""
 
-    def __init__(self, top: Path) -> None:
+    def __init__(self, top: Path, *, public: bytes | None = None, master: Master | None = None) -> None:
         self.root = os.open(top, os.O_PATH | os.O_DIRECTORY)
-        self.volume = Operations(self.root)
-        self.sessions = Sessions(self.volume)
+        self.tree = Inodes(self.root, public=public)
+        self.sessions = Sessions(self.tree, master)
         self.threads: list[threading.Thread] = []
         self.channels: list[Channel] = []
         self.ends: list[RemoteError | None] = []
@@ -108,7 +175,18 @@ class Server:
     def forget(self) -> None:
         """Remember no client."""
         self.sessions.close()
-        self.sessions = Sessions(self.volume)
+        self.sessions = Sessions(self.tree)
+
+    @property
+    def open_files(self) -> int:
+        """How many files and directories all clients have open."""
+        return len(self.tree._open)
+
+    @contextmanager
+    def talk(self, client: bytes = NAME, lane: bytes = LANE, *, patient: bool = True) -> Iterator[Talk]:
+        """A conversation in a client's name."""
+        with Channel(self.raw(), "server") as channel:
+            yield Talk(channel, p.Hello(client, lane, patient))
 
     def join(self) -> None:
         for thread in self.threads:
@@ -116,3 +194,33 @@ class Server:
             assert not thread.is_alive()
         self.threads.clear()
         self.channels.clear()
+
+
+class Talk:
+    """A client that says exactly what it is told to."""
+
+    def __init__(self, channel: Channel, hello: p.Hello) -> None:
+        self.channel = channel
+        self.welcome = self.call(hello, p.Welcome)
+
+    def ask(self, request: Message, payload: bytes = b"") -> Message:
+        """The answer, whatever it is; what lies behind it is dropped."""
+        deadline = Deadline.after(SOON)
+        self.channel.send(request, deadline, payload)
+        answer = self.channel.receive(deadline).message
+        self.channel.receive_payload(p.MAX_LISTING, deadline)
+        return answer
+
+    def call(self, request: Message, reply: type[R], payload: bytes = b"") -> R:
+        """The answer, which must be a ``reply``."""
+        answer = self.ask(request, payload)
+        assert isinstance(answer, reply), answer
+        return answer
+
+    def find(self, *names: bytes) -> int:
+        """The node that these names lead to from the root."""
+        return self.call(p.Walk(ROOT, names), p.FoundIs).node
+
+    def open(self, name: bytes, flags: int = os.O_RDWR) -> int:
+        """The handle of a file in the root."""
+        return self.call(p.Open(self.find(name), flags), p.Opened).handle

@@ -55,13 +55,13 @@ def test_a_number_stays_with_its_file(tree: Inodes, top: Path) -> None:
     tree.rename(ROOT, b"a", directory, b"b")
     assert tree.lookup(directory, b"b").node == node
     assert tree.link(node, ROOT, b"c").node == node
-    assert tree.getattr(node).links == 2
+    assert tree.getattr(node).attributes.links == 2
     put(tree, ROOT, b"a", b"another")
     assert get(tree, node) == b"one"
     tree.unlink(directory, b"b")
     tree.unlink(ROOT, b"c")
-    assert tree.getattr(node).links == 0 and get(tree, node) == b"one"
-    assert tree.setattr(node, Changes(size=1)).size == 1
+    assert tree.getattr(node).attributes.links == 0 and get(tree, node) == b"one"
+    assert tree.setattr(node, Changes(size=1)).attributes.size == 1
     assert get(tree, node) == b"o"
     assert os.listdir(top / "d") == []  # noqa: PTH208
 
@@ -71,7 +71,7 @@ def test_a_number_is_forgotten_as_often_as_it_was_found(tree: Inodes) -> None:
     tree.lookup(ROOT, b"a")
     tree.lookup(ROOT, b"a")
     tree.forget(node, 2)
-    assert tree.getattr(node).links == 1
+    assert tree.getattr(node).attributes.links == 1
     tree.forget(node, 1)
     assert errno_of(tree.getattr, node) == errno.ESTALE
     assert errno_of(tree.lookup, node, b"x") == errno.ESTALE
@@ -79,7 +79,7 @@ def test_a_number_is_forgotten_as_often_as_it_was_found(tree: Inodes) -> None:
     assert again != node  # never used twice
     for nobody in (node, Node(99), ROOT):
         tree.forget(nobody, 100)
-    assert tree.getattr(ROOT).mode == tree.getattr(ROOT).mode
+    assert tree.getattr(ROOT).attributes.mode == tree.getattr(ROOT).attributes.mode
 
 
 def test_forgetting_leaves_open_files_open(tree: Inodes) -> None:
@@ -115,7 +115,7 @@ def test_symbolic_links_are_not_followed(tree: Inodes, top: Path) -> None:
     (top / "out").symlink_to("../secret")
     link = tree.lookup(ROOT, b"out").node
     assert tree.readlink(link) == b"../secret"
-    assert stat.S_ISLNK(tree.getattr(link).mode)
+    assert stat.S_ISLNK(tree.getattr(link).attributes.mode)
     assert errno_of(tree.open, link, os.O_RDONLY) == errno.EPERM
     assert errno_of(tree.lookup, link, b"x") == errno.ENOTDIR
     assert errno_of(tree.create, ROOT, b"out", os.O_RDWR, 0o644, None) == errno.ESTALE
@@ -163,16 +163,16 @@ def test_device_files(tree: Inodes) -> None:
 
 def test_attributes_are_changed_together(tree: Inodes, top: Path) -> None:
     node = put(tree, ROOT, b"a", b"0123456789")
-    changed = tree.setattr(node, Changes(mode=0o4711, size=4, atime=-(10**9) + 5, mtime=7))
+    changed = tree.setattr(node, Changes(mode=0o4711, size=4, atime=-(10**9) + 5, mtime=7)).attributes
     assert (stat.S_IMODE(changed.mode), changed.size) == (0o4711, 4)
     assert (changed.atime, changed.mtime) == (-(10**9) + 5, 7)
-    kept = tree.setattr(node, Changes(mtime=Now.NOW))
+    kept = tree.setattr(node, Changes(mtime=Now.NOW)).attributes
     assert kept.atime == -(10**9) + 5 and kept.mtime > 10**18
     handle = tree.open(node, os.O_WRONLY)
     (top / "a").chmod(0)
-    assert tree.setattr(node, Changes(size=6), handle).size == 6
+    assert tree.setattr(node, Changes(size=6), handle).attributes.size == 6
     if os.geteuid() == 0 and has_many_uids():
-        owned = tree.setattr(node, Changes(mode=0o4755, uid=12))
+        owned = tree.setattr(node, Changes(mode=0o4755, uid=12)).attributes
         assert (owned.uid, owned.gid, stat.S_IMODE(owned.mode)) == (12, (top / "a").stat().st_gid, 0o4755)
     assert errno_of(tree.setattr, node, Changes(size=-1)) == errno.EINVAL
     assert errno_of(tree.setattr, ROOT, Changes(size=0)) == errno.EISDIR
@@ -185,7 +185,7 @@ def test_renaming_with_flags(tree: Inodes) -> None:
     assert (tree.lookup(ROOT, b"one").node, tree.lookup(ROOT, b"two").node) == (two, one)
     tree.rename(ROOT, b"one", ROOT, b"two")
     assert errno_of(tree.lookup, ROOT, b"one") == errno.ENOENT
-    assert tree.getattr(one).links == 0
+    assert tree.getattr(one).attributes.links == 0
     assert errno_of(tree.rename, ROOT, b"two", ROOT, b"x", 1 << 20) == errno.EINVAL
 
 
@@ -196,7 +196,7 @@ def test_directories_are_listed_as_they_were_from_the_start(tree: Inodes) -> Non
     handle = tree.opendir(ROOT)
     first = list(tree.readdir(handle, 0))
     assert [entry.name for entry in first[:2]] == [".", ".."]
-    assert {entry.inode for entry in first[:2]} == {tree.getattr(ROOT).inode}
+    assert {entry.inode for entry in first[:2]} == {tree.getattr(ROOT).attributes.inode}
     assert {entry.name for entry in first[2:]} == {"0", "1", "2", "3", "4", "d"}
     assert {stat.S_ISDIR(entry.mode) for entry in first if entry.name == "d"} == {True}
     tree.unlink(ROOT, b"3")
@@ -205,7 +205,10 @@ def test_directories_are_listed_as_they_were_from_the_start(tree: Inodes) -> Non
     assert len(list(tree.readdir(handle, 0))) == 7
     below = tree.opendir(tree.lookup(ROOT, b"d").node)
     here, above = tree.readdir(below, 0)
-    assert (here.inode, above.inode) == (tree.lookup(ROOT, b"d").attributes.inode, tree.getattr(ROOT).inode)
+    assert (here.inode, above.inode) == (
+        tree.lookup(ROOT, b"d").attributes.inode,
+        tree.getattr(ROOT).attributes.inode,
+    )
     tree.release(below)
     tree.fsync(handle, False)
     tree.release(handle)
@@ -221,7 +224,7 @@ def test_holes(tree: Inodes) -> None:
     assert tree.read(handle, 4096, 4096) == bytes(4096)
     assert tree.seek(handle, 0, os.SEEK_HOLE) in (4096, 256 * 64)
     tree.allocate(handle, 0, 0, 1 << 20)
-    assert tree.getattr(node).size == 1 << 20
+    assert tree.getattr(node).attributes.size == 1 << 20
     assert errno_of(tree.allocate, handle, 0, -1, 5) == errno.EINVAL
     assert errno_of(tree.read, Handle(99), 1, 0) == errno.EBADF
 

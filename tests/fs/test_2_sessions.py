@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,18 +13,39 @@ from pathlib import Path
 import pytest
 
 from millpond.fs import protocol as p
-from millpond.fs.client import RemoteVolume
+from millpond.fs.by_path import ByPath
+from millpond.fs.client import RemoteTree
 from millpond.fs.sessions import Sessions
-from millpond.fs.volume import Handle
+from millpond.fs.tree import ROOT, patient
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConnectionLost
-from millpond.wire.message import Failure, Message
+from millpond.wire.message import Failure
 
-from .support import SOON, Cutting, Server, errno_of
+from .support import LANE, NAME, SOON, Cutting, Server, errno_of, eventually
+
+LANES = 16
 
 
-def test_lost_between_two_operations(volume: RemoteVolume, server: Server, top: Path) -> None:
+class Slow:
+    """An operation of the server's tree that takes its time: until ``go_on``."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self._does, self._begun, self.go_on = getattr(server.tree, name), threading.Event(), threading.Event()
+        setattr(server.tree, name, self)
+        server.forget()  # clients that come from now on have it
+
+    def __call__(self, *arguments: object) -> object:
+        self._begun.set()
+        assert self.go_on.wait(4 * SOON)
+        return self._does(*arguments)
+
+    def begun(self) -> None:
+        """Return once somebody is in the middle of it."""
+        assert self._begun.wait(SOON)
+
+
+def test_lost_between_two_operations(volume: ByPath, server: Server, top: Path) -> None:
     handle = volume.open("f", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     volume.write(handle, b"hello", 0)
     server.drop()
@@ -40,13 +62,12 @@ def test_lost_between_two_operations(volume: RemoteVolume, server: Server, top: 
     assert volume.read(handle, 9, 0) == b"Hello"  # without any name, it is still open
     server.drop()
     volume.release(handle)
-    assert server.volume.fgetattr(Handle(1)).links == 0
     volume.statfs()
-    assert errno_of(server.volume.fgetattr, Handle(1)) == errno.EBADF
+    assert server.open_files == 0
     assert server.dialled == 7
 
 
-def test_a_server_that_was_started_again(volume: RemoteVolume, server: Server, top: Path) -> None:
+def test_a_server_that_was_started_again(volume: ByPath, server: Server, top: Path) -> None:
     handle = volume.open("f", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     volume.write(handle, b"hello", 0)
     server.restart()
@@ -58,26 +79,51 @@ def test_a_server_that_was_started_again(volume: RemoteVolume, server: Server, t
     server.restart()
     assert volume.write(handle, b"H", 0) == 1  # found under its new name
     assert (top / "d" / "f").read_bytes() == b"Hello"
-
-
-def test_lost_before_sending(volume: RemoteVolume, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.restart()
+    volume.release(handle)
     volume.statfs()
-    first = volume._connection._channel
+    assert server.open_files == 0
+
+
+def test_files_by_number_are_found_again(tree: RemoteTree, server: Server, top: Path) -> None:
+    outer = tree.mkdir(ROOT, b"outer", 0o755, None).node
+    inner = tree.mkdir(outer, b"inner", 0o755, None).node
+    found, handle = tree.create(inner, b"f", os.O_RDWR, 0o644, None)
+    tree.write(handle, b"one", 0)
+    tree.rename(ROOT, b"outer", ROOT, b"renamed")
+    server.restart()
+    assert tree.read(handle, 9, 0) == b"one"
+    assert tree.getattr(found.node).attributes.size == 3
+    server.restart()
+    assert tree.lookup(inner, b"f").node == found.node
+    server.restart()
+    (top / "renamed" / "inner" / "f").rename(top / "elsewhere")
+    assert errno_of(tree.getattr, found.node) == errno.ESTALE
+    assert tree.getattr(inner).attributes.inode == (top / "renamed" / "inner").stat().st_ino
+    assert tree.lookup(ROOT, b"elsewhere").node == found.node
+    assert tree.getattr(found.node).attributes.size == 3
+
+
+def test_lost_before_sending(
+    tree: RemoteTree, volume: ByPath, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume.statfs()
+    first = tree.lanes._lane()._channel
     monkeypatch.setattr(first, "cut_before", "fs.mkdir", raising=False)
     volume.mkdir("d", 0o755)
     assert server.dialled == 2
 
 
-def test_nothing_is_done_twice(volume: RemoteVolume, server: Server, top: Path) -> None:
+def test_nothing_is_done_twice(volume: ByPath, server: Server, top: Path) -> None:
     log = volume.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     calls: list[tuple[str, Callable[[], object]]] = [
         ("fs.write", lambda: volume.write(log, b"once", 0)),
         ("fs.mkdir", lambda: volume.mkdir("d", 0o755)),
-        ("fs.mknod", lambda: volume.mknod("n", 0o644)),
+        ("fs.mknod", lambda: volume.mknod("n", 0o100644)),
         ("fs.rename", lambda: volume.rename("n", "m")),
         ("fs.link", lambda: volume.link("m", "d/l")),
         ("fs.symlink", lambda: volume.symlink("m", "s")),
-        ("fs.open", lambda: volume.release(volume.open("x", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))),
+        ("fs.create", lambda: volume.release(volume.open("x", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))),
         ("fs.unlink", lambda: volume.unlink("m")),
         ("fs.unlink", lambda: volume.unlink("d/l")),
         ("fs.rmdir", lambda: volume.rmdir("d")),
@@ -94,7 +140,7 @@ def test_nothing_is_done_twice(volume: RemoteVolume, server: Server, top: Path) 
     volume.release(log)
 
 
-def test_a_reply_that_is_lost_more_than_once(volume: RemoteVolume, server: Server, top: Path) -> None:
+def test_a_reply_that_is_lost_more_than_once(volume: ByPath, server: Server, top: Path) -> None:
     volume.statfs()
     Cutting.cut_after = "fs.mkdir"
     Cutting.cut_after_that = "fs.again"
@@ -103,128 +149,219 @@ def test_a_reply_that_is_lost_more_than_once(volume: RemoteVolume, server: Serve
     assert (top / "d").is_dir() and server.dialled == 3
 
 
-def test_a_release_that_is_lost_twice_is_not_taken_for_another_request(
-    volume: RemoteVolume, server: Server, top: Path
+@pytest.mark.parametrize("cut", ["cut_after", "lose"])
+def test_what_goes_out_with_a_request_is_not_taken_for_it(
+    volume: ByPath, server: Server, top: Path, cut: str
 ) -> None:
-    handle = volume.open("f", os.O_RDWR | os.O_CREAT, 0o644)
+    """A release is only told with the next request: both are performed, or only the first, or none."""
+    handles = [volume.open(name, os.O_RDWR | os.O_CREAT, 0o644) for name in "fgh"]
     (top / "gone").mkdir()
-    Cutting.cut_after = "fs.release"
-    volume.release(handle)  # performed, but nobody hears of it
-    assert Cutting.cut_after is None
-    Cutting.lose = "fs.release"
+    for handle in handles:
+        volume.release(handle)
+    setattr(Cutting, cut, "fs.rmdir")
     volume.rmdir("gone")
-    assert Cutting.lose is None
+    assert getattr(Cutting, cut) is None
     assert not (top / "gone").exists()
-    assert errno_of(server.volume.fgetattr, Handle(1)) == errno.EBADF
+    assert server.open_files == 0
 
 
-def test_what_was_done_is_not_done_again_though_it_might(
-    volume: RemoteVolume, server: Server, top: Path
-) -> None:
+def test_what_was_done_is_not_done_again_though_it_might(volume: ByPath, server: Server, top: Path) -> None:
     volume.release(volume.open("f", os.O_RDWR | os.O_CREAT, 0o644))
-    Cutting.then = lambda: (top / "f").write_text(
-        "the device's"
-    )  # between a lost reply and the next connection
-    Cutting.cut_after = "fs.truncate"
+
+    def between() -> None:
+        (top / "f").write_text("the device's")
+
+    Cutting.then = between  # of a lost reply and the next connection
+    Cutting.cut_after = "fs.setattr"
     volume.truncate("f", 0)
     assert (top / "f").read_text() == "the device's"
     Cutting.cut_after = "fs.open"
     handle = volume.open("f", os.O_RDWR | os.O_TRUNC)
     assert (top / "f").read_text() == "the device's"
     volume.release(handle)
-    assert [number for number in range(9) if errno_of(server.volume.fgetattr, Handle(number)) is None] == []
+    volume.statfs()
+    assert server.open_files == 0
 
 
-def test_a_client_has_so_many_files_open_and_no_more(volume: RemoteVolume, top: Path) -> None:
+def test_a_client_has_so_many_files_open_and_no_more(tree: RemoteTree, volume: ByPath, top: Path) -> None:
     (top / "f").touch()
     handles = [volume.open("f", os.O_RDONLY) for _ in range(4096)]
     assert errno_of(volume.open, "f", os.O_RDONLY) == errno.EMFILE
+    assert errno_of(tree.create, ROOT, b"g", os.O_RDWR, 0o644, None) == errno.EMFILE
+    assert not (top / "g").exists()
     volume.release(handles.pop())
     volume.open("f", os.O_RDONLY)
 
 
 def test_what_arrives_late_over_an_earlier_connection_is_not_done(server: Server, top: Path) -> None:
-    deadline, hello = Deadline.after(SOON), p.Hello(b"a client's name.")
-    first, second = Channel(server.raw(), "server"), Channel(server.raw(), "server")
-    with first, second:
-        assert first.call(hello, p.Welcome, deadline) == p.Welcome(False, 0)
-        first.call(p.MakeDirectory(b"d", 0o755), p.Done, deadline)
-        assert second.call(hello, p.Welcome, deadline) == p.Welcome(True, 1)
-        with contextlib.suppress(ConnectionLost):
-            first.send(p.MakeDirectory(b"late", 0o755), deadline)
-            first.receive(deadline)
-        assert second.call(p.Again(), p.Done, deadline) == p.Done()
-        second.call(p.RemoveDirectory(b"d"), p.Done, deadline)
+    with server.talk() as first:
+        assert first.welcome.memory and first.welcome.performed == 0
+        first.call(p.MakeDirectory(ROOT, b"d", 0o755), p.FoundIs)
+        with server.talk() as second:
+            assert (second.welcome.memory, second.welcome.performed) == (first.welcome.memory, 1)
+            with contextlib.suppress(ConnectionLost):
+                first.ask(p.MakeDirectory(ROOT, b"late", 0o755))
+            second.call(p.Again(), p.FoundIs)
+            second.call(p.RemoveDirectory(ROOT, b"d"), p.Done)
     assert os.listdir(top) == []  # noqa: PTH208
+
+
+def test_there_is_not_always_something_to_be_told_again(server: Server, top: Path) -> None:
+    with server.talk() as client:
+        assert client.ask(p.Again()) == p.Error(errno.EIO)
+        client.call(p.ReadDirectory(ROOT), p.Entries)
+        (top / "f").write_text("data")
+        client.call(p.Read(client.open(b"f"), 9, 0), p.Data)
+        assert client.ask(p.Again()) == p.Error(errno.EIO)
+        assert client.ask(p.Unlink(ROOT, b"none")) == client.ask(p.Again()) == p.Error(errno.ENOENT)
+
+
+def test_lanes_are_conversations_over_the_same_files(server: Server, top: Path) -> None:
+    (top / "f").write_text("inside")
+    with server.talk(lane=b"the first lane's") as one, server.talk(lane=b"the second lane.") as two:
+        assert one.welcome == two.welcome
+        handle = one.open(b"f")
+        two.call(p.Read(handle, 9, 0), p.Data)
+        two.call(p.Write(handle, 0), p.Written, b"IN")
+        two.call(p.MakeDirectory(ROOT, b"d", 0o755), p.FoundIs)
+        one.call(p.Again(), p.Opened)  # each its own last reply, and its own count
+        two.call(p.Again(), p.FoundIs)
+        with server.talk(lane=b"the second lane.") as again:
+            assert again.welcome.performed == 3
+            again.call(p.Release(handle), p.Done)
+        assert one.ask(p.Read(handle, 9, 0)) == p.Error(errno.EBADF)
+        with server.talk(lane=b"the first lane's") as again:
+            assert again.welcome.performed == 3
+    assert (top / "f").read_text() == "INside"
+
+
+def test_lanes_do_not_wait_for_each_other(tree: RemoteTree, server: Server, top: Path) -> None:
+    (top / "f").touch()
+    slow = Slow(server, "statfs")
+    found: list[int | None] = []
+    thread = threading.Thread(target=lambda: found.append(errno_of(tree.statfs)))
+    thread.start()
+    slow.begun()
+    assert tree.lookup(ROOT, b"f").attributes.size == 0  # over this thread's lane
+    slow.go_on.set()
+    thread.join()
+    assert found == [None]
+
+
+def test_any_number_of_threads_one_after_the_other(tree: RemoteTree) -> None:
+    found: list[int | None] = []
+    for _ in range(3 * LANES):
+        thread = threading.Thread(target=lambda: found.append(errno_of(tree.statfs)))
+        thread.start()
+        thread.join()
+    assert found == [None] * 3 * LANES
+
+
+def test_a_client_has_so_many_lanes_and_no_more(server: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        talks = [stack.enter_context(server.talk(lane=b"%16d" % number)) for number in range(LANES)]
+        with Channel(server.raw(), "server") as channel:
+            channel.send(p.Hello(NAME, b"one more lane's."), Deadline.after(SOON))
+            assert isinstance(channel.receive(Deadline.after(SOON)).message, Failure)
+        with server.talk(lane=b"%16d" % 3) as again:  # one that it has
+            again.call(p.GetStatistics(), p.StatisticsAre)
+        talks[0].call(p.GetStatistics(), p.StatisticsAre)
+
+
+def test_a_lane_that_waits_holds_up_nobody_else(server: Server, top: Path) -> None:
+    """One that comes back while its last request is still being done, and another client meanwhile."""
+    slow = Slow(server, "statfs")
+    with Channel(server.raw(), "server") as channel, Channel(server.raw(), "server") as again:
+        channel.call(p.Hello(NAME, LANE), p.Welcome, Deadline.after(SOON))
+        channel.send(p.GetStatistics(), Deadline.after(SOON))
+        slow.begun()
+        again.send(p.Hello(NAME, LANE), Deadline.after(SOON))
+        time.sleep(0.1)  # it may have come there by now
+        with server.talk(b"somebody else's.") as other:
+            other.call(p.GetAttributes(ROOT), p.AttributesAre)
+            other.call(p.Goodbye(), p.Done)
+        slow.go_on.set()
+        assert again.expect(p.Welcome, Deadline.after(SOON)).performed == 1
 
 
 def test_sessions_end(server: Server, top: Path) -> None:
     (top / "f").write_text("inside")
-    deadline, name = Deadline.after(4 * SOON), b"a client's name."
-
-    def connected() -> Channel:
-        channel = Channel(server.raw(), "server")
-        channel.send(p.Hello(name), deadline)
-        return channel
-
-    def opened(channel: Channel) -> Handle:
-        return Handle(channel.call(p.Open(b"f", os.O_RDONLY), p.Opened, deadline).handle)
-
-    with connected() as channel:
-        assert channel.expect(p.Welcome, deadline) == p.Welcome(False, 0)
-        handle = opened(channel)
-        channel.call(p.Goodbye(), p.Done, deadline)
+    with server.talk() as client:
+        memory = client.welcome.memory
+        client.open(b"f")
+        client.call(p.Goodbye(), p.Done)
     server.join()
-    assert errno_of(server.volume.fgetattr, handle) == errno.EBADF
-    server.sessions = Sessions(server.volume, keep=2.0)
-    with connected() as channel:
-        assert channel.expect(p.Welcome, deadline) == p.Welcome(False, 0)
-        handle = opened(channel)
+    assert server.open_files == 0
+    server.sessions = Sessions(server.tree, keep=2.0)
+    with server.talk() as client:
+        assert client.welcome.memory != memory
+        memory = client.welcome.memory
+        client.open(b"f")
     server.join()
-    with connected() as channel:  # in time
-        assert channel.expect(p.Welcome, deadline) == p.Welcome(True, 1)
+    with server.talk() as client:  # in time
+        assert (client.welcome.memory, client.welcome.performed) == (memory, 2)
         time.sleep(2.5)
-        assert server.volume.fgetattr(handle).size == 6
+        assert server.open_files == 1
     server.join()
-    end = time.monotonic() + SOON
-    while errno_of(server.volume.fgetattr, handle) is None and time.monotonic() < end:
-        time.sleep(0.01)
-    assert errno_of(server.volume.fgetattr, handle) == errno.EBADF
-    with connected() as channel:
-        assert channel.expect(p.Welcome, deadline) == p.Welcome(False, 0)
+    assert eventually(lambda: server.open_files == 0)
+    with server.talk() as client:
+        assert client.welcome.memory not in (0, memory) and client.welcome.performed == 0
 
 
-def test_there_are_not_any_number_of_sessions(server: Server) -> None:
-    deadline = Deadline.after(SOON)
+def test_a_client_that_ended_does_no_more_over_its_other_lanes(server: Server, top: Path) -> None:
+    (top / "f").write_text("inside")
+    with server.talk(lane=b"the first lane's") as one, server.talk(lane=b"the second lane.") as two:
+        two.find(b"f")
+        one.call(p.Goodbye(), p.Done)
+        for request in (p.Walk(ROOT, (b"f",)), p.Create(ROOT, b"late", os.O_RDWR, 0o644), p.Open(2, 0)):
+            with contextlib.suppress(ConnectionLost):
+                assert isinstance(two.ask(request), p.Error)
+    server.join()
+    assert server.open_files == 0 and not (top / "late").exists()
+    assert len(server.tree._places) == 1  # only the root
 
-    def answer(number: int) -> Message:
-        with Channel(server.raw(), "server") as channel:
-            channel.send(p.Hello(b"%16d" % number), deadline)
-            message = channel.receive(deadline).message
+
+def test_a_client_that_ends_in_the_middle_of_a_request_leaves_nothing_open(server: Server, top: Path) -> None:
+    slow = Slow(server, "create")
+    with server.talk(lane=b"the first lane's") as one, server.talk(lane=b"the second lane.") as two:
+        two.channel.send(p.Create(ROOT, b"f", os.O_RDWR, 0o644), Deadline.after(SOON))
+        slow.begun()
+        one.call(p.Goodbye(), p.Done)
+        slow.go_on.set()
+        with contextlib.suppress(ConnectionLost):
+            two.channel.receive(Deadline.after(SOON))
+    server.join()
+    assert server.open_files == 0 and len(server.tree._places) == 1
+
+
+def test_there_are_not_any_number_of_clients(server: Server) -> None:
+    def memory_of(number: int) -> int:
+        with server.talk(b"%16d" % number) as client:
+            memory = client.welcome.memory
         server.threads[-1].join(SOON)  # now the server knows that it is away
-        return message
+        return memory
 
-    kept = [Channel(server.raw(), "server") for _ in range(63)]
-    for number, channel in enumerate(kept):
-        channel.call(p.Hello(b"%16d" % number), p.Welcome, deadline)
-    assert answer(100) == answer(101) == p.Welcome(False, 0)  # who is away makes room
-    kept.append(Channel(server.raw(), "server"))
-    kept[-1].call(p.Hello(b"%16d" % 102), p.Welcome, deadline)
-    assert isinstance(answer(103), Failure)
-    for name in (b"", b"short", bytes(17)):
+    def refused(name: bytes, lane: bytes = LANE) -> bool:
         with Channel(server.raw(), "server") as channel:
-            channel.send(p.Hello(name), deadline)
-            assert isinstance(channel.receive(deadline).message, Failure)
-    for channel in kept:
-        channel.close()
+            channel.send(p.Hello(name, lane), Deadline.after(SOON))
+            return isinstance(channel.receive(Deadline.after(SOON)).message, Failure)
+
+    with contextlib.ExitStack() as stack:
+        for number in range(63):
+            stack.enter_context(server.talk(b"%16d" % number))
+        assert memory_of(100) != memory_of(101)  # who is away makes room
+        stack.enter_context(server.talk(b"%16d" % 102))
+        assert refused(b"%16d" % 103)
+    for name in (b"", b"short", bytes(17)):
+        assert refused(name) and refused(NAME, name)
 
 
-def test_lost_in_the_middle(volume: RemoteVolume, server: Server, top: Path) -> None:
+def test_lost_in_the_middle(volume: ByPath, server: Server, top: Path) -> None:
     handle = volume.open("f", os.O_RDWR | os.O_CREAT, 0o644)
     log = volume.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     Cutting.cut_after = "fs.write"
     assert volume.write(handle, b"twice is as good as once", 0) == 24
-    Cutting.cut_after = "fs.getattr"
+    Cutting.cut_after = "fs.walk"
     assert volume.getattr("f").size == 24
     Cutting.then = server.forget
     Cutting.cut_after = "fs.write"
@@ -234,13 +371,13 @@ def test_lost_in_the_middle(volume: RemoteVolume, server: Server, top: Path) -> 
         assert errno_of(call, name, 0o755) == errno.EIO
     Cutting.cut_after = "fs.rename"
     assert errno_of(volume.rename, "f", "g") == errno.EIO
-    Cutting.cut_after = "fs.open"
+    Cutting.cut_after = "fs.create"
     assert errno_of(volume.open, "x", os.O_CREAT | os.O_EXCL | os.O_RDWR) == errno.EIO
     assert (top / "log").read_bytes() in (b"", b"once")
     assert volume.statfs().blocks > 0
 
 
-def test_fsync_does_not_promise_what_may_be_gone(volume: RemoteVolume, server: Server) -> None:
+def test_fsync_does_not_promise_what_may_be_gone(volume: ByPath, server: Server) -> None:
     handle = volume.open("f", os.O_RDWR | os.O_CREAT, 0o644)
     volume.write(handle, b"1", 0)
     server.drop()
@@ -254,9 +391,7 @@ def test_fsync_does_not_promise_what_may_be_gone(volume: RemoteVolume, server: S
     volume.fsync(handle)
 
 
-def test_another_file_of_the_same_name_is_not_mistaken(
-    volume: RemoteVolume, server: Server, top: Path
-) -> None:
+def test_another_file_of_the_same_name_is_not_mistaken(volume: ByPath, server: Server, top: Path) -> None:
     handles = [volume.open(name, os.O_RDWR | os.O_CREAT, 0o644) for name in ("f", "g")]
     (top / "other").write_text("other")
     (top / "other").rename(top / "f")
@@ -269,7 +404,7 @@ def test_another_file_of_the_same_name_is_not_mistaken(
     assert errno_of(volume.read, handles[0], 1, 0) == errno.EBADF
 
 
-def test_nobody_there(volume: RemoteVolume, server: Server) -> None:
+def test_nobody_there(volume: ByPath, server: Server) -> None:
     handle = volume.open("f", os.O_RDWR | os.O_CREAT, 0o644)
     server.drop()
     server.refusing = True
@@ -278,3 +413,15 @@ def test_nobody_there(volume: RemoteVolume, server: Server) -> None:
     volume.release(handle)
     server.refusing = False
     assert volume.getattr("f").size == 0
+
+
+def test_who_may_not_wait_has_a_lane_of_his_own(tree: RemoteTree, server: Server) -> None:
+    tree.statfs()
+    tree.statfs()
+    patient.set(False)
+    try:
+        tree.statfs()
+    finally:
+        patient.set(True)
+    tree.statfs()
+    assert server.dialled == 2

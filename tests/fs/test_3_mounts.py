@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from millpond.fs.by_path import ByPath
 from millpond.fs.fuse import mount_and_serve
+from millpond.fs.inodes import Inodes
 from millpond.fs.layout import prepare
 from millpond.fs.mounts import unmount
-from millpond.fs.operations import Operations
 from millpond.linux.sandbox import enter_user_namespace, has_many_uids
 from millpond.linux.syscalls import CLONE_NEWNS
 from millpond.wire.errors import LocalError
@@ -42,7 +43,7 @@ def mounted(path: Path) -> bool:
 
 
 def test_errors_of_mounting(fuse_usable: None, tmp_path: Path) -> None:
-    volume = Operations(-1)
+    volume = ByPath(Inodes(os.open("/", os.O_PATH)))
 
     def mount(at: Path, name: str = "csd0") -> None:
         mount_and_serve(volume, at, name=name, allow_other=True, on_ready=lambda: None)

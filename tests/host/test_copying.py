@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.operations import Operations
+from millpond.fs.by_path import ByPath
+from millpond.fs.inodes import Inodes
 from millpond.fs.volume import MAX_TRANSFER, Handle, failure
 from millpond.host.copying import Copied, Copier, plan
 
 MIB = 1 << 20
 
 
-class Failing(Operations):
+class Failing(ByPath):
     """A volume whose writes fail after so many."""
 
     fail_after = 1 << 30
@@ -39,7 +40,7 @@ class Sides:
         for folder in (self.here, self.there):
             folder.mkdir()
         self.roots = [os.open(folder, os.O_PATH | os.O_DIRECTORY) for folder in (self.here, self.there)]
-        self.source, self.target = Operations(self.roots[0]), Failing(self.roots[1])
+        self.source, self.target = ByPath(Inodes(self.roots[0])), Failing(Inodes(self.roots[1]))
         self.told: list[int] = []
 
     def copy(self, source: str, target: str, *, recursive: bool = False) -> Copied:

@@ -81,11 +81,11 @@ def running(
             peers=link.peers,
         )
         stack.callback(end.stop)
-        mount = DeviceMount(config)
-        stack.callback(mount.stop)
         ledgers, sought = Path(config.state, "ledger"), patterns(config.privacy)
         volume = VolumeServer(config, config_path, open_ledger(ledgers, "volume", sought))
         stack.callback(volume.stop)
+        mount = DeviceMount(config)
+        stack.callback(mount.stop)
         gate = Gate(sought, open_ledger(ledgers, "agent", sought))
         launches = Launches(config, gate, [volume.tally], lambda: end.counts[0].bytes)
         software = importlib.metadata.version("millpond")

@@ -24,13 +24,19 @@ from millpond.wire.errors import LocalError
 log = logging.getLogger(__name__)
 
 
+def lock_socket(config: AgentConfig) -> Path:
+    """Where the server, which is the master of the volume's locks, listens to the device's own mount."""
+    return Path(config.state, "locks")
+
+
 class DeviceMount:
-    """The FUSE mount of the whole volume on the device."""
+    """The FUSE mount of the whole volume on the device, which asks the server for locks."""
 
     def __init__(self, config: AgentConfig) -> None:
         Path(config.volume).mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "millpond.fs.local", config.flash, config.volume]
-        self.process = subprocess.Popen([*command, "--name", config.name], stdout=subprocess.PIPE)
+        options = ["--name", config.name, "--locks", str(lock_socket(config))]
+        self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE)
         assert self.process.stdout
         ready, _, how = self.process.stdout.readline().decode(errors="replace").strip().partition(": ")
         if ready != "ready":
@@ -63,10 +69,10 @@ class VolumeServer:
             uid=config.users.volume,
         )
         module = [sys.executable, "-m", "millpond.agent.volume_server", "/etc/agent.toml", "/volume"]
-        descriptors = [theirs.fileno(), self.tally.descriptor]
-        command = confined(sandbox, [*module, *map(str, descriptors)])
-        self.process = subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL)
-        theirs.close()
+        with theirs, _listening(lock_socket(config)) as locks:
+            descriptors = [theirs.fileno(), self.tally.descriptor, locks.fileno()]
+            command = confined(sandbox, [*module, *map(str, descriptors)])
+            self.process = subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL)
 
     def hand_over(self, connection: socket.socket) -> None:
         """Give the server an authenticated connection; this process's copy is closed."""
@@ -77,6 +83,16 @@ class VolumeServer:
         """End the server and all its connections."""
         self._socket.close()
         _stop(self.process)
+
+
+def _listening(path: Path) -> socket.socket:
+    """A socket for this user alone."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen()
+    return listener
 
 
 def _stop(process: subprocess.Popen[bytes], patience: float = 3.0) -> None:

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from millpond.agent.config import read
 from millpond.agent.gate import CanaryError, Gate, Tally, patterns
+from millpond.fs.inodes import Inodes
 from millpond.fs.layout import PUBLIC
-from millpond.fs.operations import Operations
+from millpond.fs.lock_server import accept_all
+from millpond.fs.master import Master
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
 from millpond.linux import landlock
@@ -25,15 +27,20 @@ from millpond.wire.channel import Channel
 log = logging.getLogger(__name__)
 
 
-def main(config: str, root: str, descriptor: str, tally: str) -> None:
-    """Serve each connection passed over ``descriptor`` until the agent closes it."""
+def main(config: str, root: str, descriptor: str, tally: str, locks: str) -> None:
+    """Serve each connection passed over ``descriptor`` until the agent closes it, and lock requests of the
+    device's own mount at the listening socket ``locks``.
+    """
     logging.basicConfig(level=logging.INFO, format="volume: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gate = Gate(patterns(read(Path(config)).privacy), Tally(int(tally)))
     log.info("Landlock: %s", landlock.restrict(Path(root)))
-    sessions = Sessions(Operations(os.open(root, os.O_PATH | os.O_DIRECTORY), measured=PUBLIC))
+    tree = Inodes(os.open(root, os.O_PATH | os.O_DIRECTORY), public=PUBLIC.encode())
+    sessions = Sessions(tree, Master(device=True))
+    listener = socket.socket(fileno=int(locks))
+    threading.Thread(target=accept_all, args=(listener, sessions.master), daemon=True).start()
     agent = socket.socket(fileno=int(descriptor))
     with contextlib.suppress(ConnectionError):
         while True:

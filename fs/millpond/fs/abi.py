@@ -57,6 +57,16 @@ class Code(IntEnum):
     LSEEK = 46
 
 
+class Notice(IntEnum):
+    """What is told to the kernel without being asked."""
+
+    DROP_INODE = 2
+    DROP_NAMES = 8
+
+
+DROPS_NAMES_SINCE = 44
+"""The minor version of a kernel that drops all names at once when it is told."""
+
 UNANSWERED = frozenset({Code.FORGET, Code.BATCH_FORGET})
 
 
@@ -64,7 +74,9 @@ class Feature(IntFlag):
     """What both sides must want, in the two words of INIT."""
 
     POSIX_LOCKS = 1 << 1
+    ASYNC_READ = 1 << 0
     BIG_WRITES = 1 << 5
+    AUTO_INVAL_DATA = 1 << 12
     FLOCK_LOCKS = 1 << 10
     PARALLEL_DIROPS = 1 << 18
     MAX_PAGES = 1 << 22
@@ -87,6 +99,7 @@ class Valid(IntFlag):
 
 
 OPEN_DIRECT_IO = 1 << 0
+OPEN_KEEP_CACHE = 1 << 1
 OPEN_PASSTHROUGH = 1 << 7
 FSYNC_DATA_ONLY = 1
 LOCK_FLOCK = 1 << 0
@@ -130,6 +143,7 @@ _OPENED = Struct("=QIi")
 _WRITTEN = Struct("=II")
 _STATISTICS = Struct("=QQQQQIIII24x")
 _OFFSET = Struct("=Q")
+_DROP = Struct("=Qqq")
 _LOCK = Struct("=QQQQIII4x")
 _LOCK_IS = Struct("=QQII")
 _INIT_IS = Struct("=IIIIHHIIHHII24x")
@@ -200,14 +214,32 @@ def pack_init(features: Feature, max_write: int, stack_depth: int) -> bytes:
     return _INIT_IS.pack(MAJOR, MINOR, max_write, low, 0, 0, max_write, 1, pages, 0, high, stack_depth)
 
 
-def pack_attributes(a: Attributes) -> bytes:
-    """Attributes that the kernel is not to keep."""
-    return _ATTRIBUTES_ARE.pack(0, 0, 0) + _packed(a)
+def pack_attributes(a: Attributes, seconds: float = 0.0) -> bytes:
+    """Attributes that the kernel may keep for so long."""
+    return _ATTRIBUTES_ARE.pack(*_split(seconds), 0) + _packed(a)
 
 
-def pack_entry(node: int, a: Attributes) -> bytes:
-    """A name's node and its attributes, which the kernel is not to keep."""
-    return _ENTRY.pack(node, 0, 0, 0, 0, 0) + _packed(a)
+def pack_entry(node: int, a: Attributes, seconds: float = 0.0, name_seconds: float = 0.0) -> bytes:
+    """A name's node and its attributes, and for how long the kernel may keep them and the name."""
+    whole, part = _split(seconds)
+    name_whole, name_part = _split(name_seconds)
+    return _ENTRY.pack(node, 0, name_whole, whole, name_part, part) + _packed(a)
+
+
+def pack_absence(seconds: float) -> bytes:
+    """There is no such name; the kernel may go by that for so long."""
+    whole, part = _split(seconds)
+    return _ENTRY.pack(0, 0, whole, 0, part, 0) + bytes(_ATTRIBUTES.size)
+
+
+def _split(seconds: float) -> tuple[int, int]:
+    whole = int(seconds)
+    return whole, int((seconds - whole) * 10**9)
+
+
+def pack_drop(node: int, offset: int, length: int) -> bytes:
+    """Keep no attributes of a node, nor these of its pages: none for offset -1, all behind for length 0."""
+    return _DROP.pack(node, offset, length)
 
 
 def _packed(a: Attributes) -> bytes:

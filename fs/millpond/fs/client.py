@@ -1,254 +1,479 @@
-"""Edge: a Volume that lies on a device, reached over a connection that may be lost and dialled again."""
+"""Edge: a Tree that lies on a device, reached over connections that may be lost and dialled again."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 from millpond.fs import protocol as p
-from millpond.fs.connection import Connection, Dial, Lost
+from millpond.fs.book import File
+from millpond.fs.connection import AbsentName, Dial
+from millpond.fs.contents import MOST, Contents, wanted
+from millpond.fs.lanes import Lanes, Turn, now
+from millpond.fs.read_ahead import ReadAhead
+from millpond.fs.remote_files import Open, RemoteFiles, may_keep
+from millpond.fs.tree import Absent, Access, Buffer, Changes, Found, Known, Node, Now, one_name, patient
 from millpond.fs.volume import MAX_TRANSFER, Attributes, Entry, Handle, Owner, Statistics, failure
-from millpond.wire.channel import Buffer
-from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ProtocolError
 from millpond.wire.message import Message
 
 R = TypeVar("R", bound=Message)
-_DEFAULT_SECONDS = 10.0
-_ONCE = os.O_CREAT | os.O_EXCL | os.O_TRUNC
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
+_DEFAULT_SECONDS = 15.0
+_MOST_KEPT_NAMES = 10_000
+_TRIES = 3
+_EXCHANGE = 2  # RENAME_EXCHANGE
+_DIRECTORIES = 1 << 62  # their handles: no open file has such a number
 
 
-@dataclass(slots=True)
-class _File:
-    """An open file: what it takes to open it again, and its number, ``remote``, in session ``session``.
+class Keeper(Protocol):
+    """Keeps up the lease."""
 
-    ``written`` and ``synced`` count changes: between the two lies what a restart of the device may lose.
-    """
-
-    path: str
-    flags: int
-    inode: int
-    remote: int
-    session: int
-    written: int = 0
-    synced: int = 0
-    in_doubt: bool = False
+    def await_lease(self, file: File) -> None:
+        """Return once there is a lease, or the file is recalled. Raises WouldWait and OSError."""
 
 
-class RemoteVolume:
-    """The Volume behind the connection that ``dial`` makes; ``timeout`` is in seconds for each operation.
+class RemoteTree:
+    """The Tree behind the connections that ``dial`` makes; ``timeout`` is in seconds for each operation.
 
     A lost connection is dialled again at the next operation, and within one: nothing is done twice. If the
     server has forgotten this client, most likely because it was started again, EIO says of what may not be
-    repeated that nobody knows whether it was done, and open files are opened again when they are next used:
-    ESTALE if their name means another file by now. ETIMEDOUT when the time is up. Threads take turns.
+    repeated that nobody knows whether it was done, and files are found and opened again when they are next
+    used: ESTALE if their name means another file by now. ETIMEDOUT when the time is up.
+
+    What the server grants is kept as long as a ``keeper`` keeps up the lease. Threads may call at once.
     """
 
     def __init__(self, dial: Dial, timeout: float = _DEFAULT_SECONDS) -> None:
-        self._connection = Connection(dial, timeout)
-        self._files: dict[Handle, _File] = {}
-        self._numbers = itertools.count(1)
+        self.lanes = Lanes(dial, timeout)
+        self._book, self._lock = self.lanes.book, self.lanes.lock
+        self._files = RemoteFiles(self.lanes)
+        self._contents = Contents()
+        self._ahead = ReadAhead(dial, self.lanes.client, timeout)
+        self._directories: dict[Handle, tuple[Node, tuple[Entry, ...]]] = {}
+        self._numbers = itertools.count(_DIRECTORIES)
+        self.keeper: Keeper | None = None
 
     def close(self) -> None:
         """Hang up; what was open is closed by the server."""
-        with self._connection.turn() as deadline:
-            self._connection.close(deadline)
-            self._files.clear()
+        self._ahead.close()
+        self.lanes.close()
+        self._files.clear()
 
-    def getattr(self, path: str) -> Attributes:
-        """The attributes of a file, of a symbolic link itself."""
-        return self._ask(p.GetAttributes(_bytes(path)), p.AttributesAre, repeat=True)[0].attributes
+    def _file(self, node: Node) -> File:
+        file = self._book.file(node)
+        file.seen = True
+        return file
 
-    def readdir(self, path: str) -> tuple[Entry, ...]:
-        """All names in a directory but ``.`` and ``..``."""
-        _, listing = self._ask(p.ReadDirectory(_bytes(path)), p.Entries, repeat=True, limit=p.MAX_LISTING)
+    def _seconds(self, file: File) -> float:
+        return self._book.seconds(file, now())
+
+    def _as_found(self, file: File, parent: File, attributes: Attributes) -> Found:
+        """With the lock: what is told of a file that was found."""
+        self._book.use(file)
+        seconds = self._seconds(file) if file.attributes is attributes else 0.0
+        name_seconds = self._seconds(parent) if parent.names.get(file.name) == file.node else 0.0
+        return Found(file.node, attributes, seconds, name_seconds)
+
+    def _learned(self, reply: p.FoundIs, parent: File, name: bytes, since: int, memory: int) -> Found:
+        with self._lock:
+            file = self._book.found(reply, parent, name, since=since, memory=memory)
+            return self._as_found(file, parent, file.attributes or reply.attributes)
+
+    def lookup(self, parent: Node, name: bytes) -> Found:
+        """The file with this name."""
+        with self._lock:
+            directory = self._file(parent)
+            known = self._book.name(directory, one_name(name), now())
+            if known is None:
+                raise Absent(self._seconds(directory))
+            if isinstance(known, File) and known.attributes and self._seconds(known):
+                return self._as_found(known, directory, known.attributes)
+        return self._walk(directory, (name,))
+
+    def _walk(self, start: File, names: tuple[bytes, ...]) -> Found:
+        since, path = self._book.changes, b"/".join(names)
+        most = wanted(start) if self.keeper else 0
+        with self.lanes.turn() as turn:
+            try:
+                reply, data = turn.ask(
+                    lambda: p.Walk(turn.remote(start), names, most), p.FoundIs, repeat=True, limit=most
+                )
+            except AbsentName as absent:
+                with self._lock:
+                    self._book.learn_name(start, path, None, absent.granted, since=since)
+                    kept = path in start.names
+                raise Absent(self._seconds(start) if kept else 0.0) from None
+            found = self._learned(reply, start, path, since, turn.memory)
+        if data:
+            self._keep_contents(self._book.file(found.node), bytes(data), since)
+        return found
+
+    def _keep_contents(self, file: File, data: bytes, since: int) -> None:
+        with self._lock:
+            if self._book.changes == since and self._seconds(file):
+                self._contents.keep(file, data)
+
+    def walk(self, start: Node, names: Sequence[bytes]) -> Found:
+        """Where a path of names leads."""
+        directory = self._file(start)
+        if names:
+            return self._walk(directory, tuple(one_name(name) for name in names))
+        known = self.getattr(start)
+        with self._lock:
+            self._book.use(directory)
+        return Found(start, known.attributes, known.seconds)
+
+    def forget(self, node: Node, times: int) -> None:
+        """It was found so often and is of no more interest."""
+        with self._lock:
+            self._book.forget(node, times)
+            if not self._book.lease_end:
+                self._book.forget_idle()
+
+    def getattr(self, node: Node) -> Known:
+        """The attributes of a file."""
+        with self._lock:
+            file = self._file(node)
+            if file.attributes and (seconds := self._seconds(file)):
+                return Known(file.attributes, seconds)
+        since = self._book.changes
+        with self.lanes.turn() as turn:
+            reply, _ = turn.ask(lambda: p.GetAttributes(turn.remote(file)), p.AttributesAre, repeat=True)
+        return self._now_known(file, reply, since)
+
+    def _now_known(self, file: File, reply: p.AttributesAre, since: int) -> Known:
+        with self._lock:
+            self._book.learn(file, reply.attributes, reply.granted, since=since)
+            seconds = self._seconds(file) if file.attributes is reply.attributes else 0.0
+        return Known(reply.attributes, seconds)
+
+    @contextlib.contextmanager
+    def _changing(self, *files: File) -> Iterator[int]:
+        """Around a change of these; what it tells counts if ``changes`` of the book are still so many."""
+        with self._lock:
+            since = self._book.change()
+            self._drop_attributes(files)
         try:
-            return p.unpack_entries(listing)
-        except ProtocolError:
-            raise failure(errno.EIO, path) from None
+            yield since
+        finally:
+            with self._lock:
+                self._drop_attributes(files)
+                self._book.change()
 
-    def readlink(self, path: str) -> str:
+    def _drop_attributes(self, files: Sequence[File]) -> None:
+        for file in files:
+            file.attributes, file.listing = None, None
+            self._ahead.drop(file)
+            self._contents.drop(file)
+
+    def setattr(self, node: Node, changes: Changes, handle: Handle | None = None) -> Known:
+        """Change attributes."""
+        file = self._file(node)
+        opened = None if handle is None else self._files.get(handle)
+        with self._changing(file) as since, self.lanes.turn() as turn:
+            if opened:
+                opened.written += 1
+
+            def prepare() -> Message:
+                remote = None if opened is None else self._files.remote(turn, opened)
+                return _set_attributes(turn.remote(file), changes, remote)
+
+            reply, _ = turn.ask(prepare, p.AttributesAre, repeat=True)
+        del since  # the kernel asks again, once nothing is under way
+        return Known(reply.attributes)
+
+    def readlink(self, node: Node) -> bytes:
         """Where a symbolic link points, as it was stored."""
-        return os.fsdecode(self._ask(p.ReadLink(_bytes(path)), p.Link, repeat=True)[0].target)
+        file = self._file(node)
+        if file.target is None:  # which never changes
+            with self.lanes.turn() as turn:
+                reply, _ = turn.ask(lambda: p.ReadLink(turn.remote(file)), p.Link, repeat=True)
+            file.target = reply.target
+        return file.target
 
-    def mknod(self, path: str, mode: int, owner: Owner | None = None, rdev: int = 0) -> None:
-        """Make a file of any type that mknod(2) can."""
-        self._ask(p.MakeNode(_bytes(path), mode, owner, rdev), p.Done)
+    def _make(self, parent: Node, name: bytes, request: Callable[[Turn, int], Message], *also: File) -> Found:
+        directory = self._file(parent)
+        with self._changing(directory, *also) as since, self.lanes.turn() as turn:
+            one_name(name)
+            reply, _ = turn.ask(lambda: request(turn, turn.remote(directory)), p.FoundIs, repeat=False)
+            return self._now_there(reply, directory, name, since, turn.memory)
 
-    def mkdir(self, path: str, mode: int, owner: Owner | None = None) -> None:
+    def _now_there(self, reply: p.FoundIs, parent: File, name: bytes, since: int, memory: int) -> Found:
+        """What was just made. What replies under way say of its name does not count."""
+        with self._lock:
+            parent.names.pop(name, None)
+            file = self._book.found(reply, parent, name, since=since, memory=memory)
+            self._book.change()
+            return self._as_found(file, parent, file.attributes or reply.attributes)
+
+    def mknod(self, parent: Node, name: bytes, mode: int, rdev: int, owner: Owner | None) -> Found:
+        """Make a file that is neither a directory nor a symbolic link."""
+        return self._make(parent, name, lambda _, into: p.MakeNode(into, name, mode, owner, rdev))
+
+    def mkdir(self, parent: Node, name: bytes, mode: int, owner: Owner | None) -> Found:
         """Make a directory."""
-        self._ask(p.MakeDirectory(_bytes(path), mode, owner), p.Done)
+        return self._make(parent, name, lambda _, into: p.MakeDirectory(into, name, mode, owner))
 
-    def unlink(self, path: str) -> None:
+    def symlink(self, parent: Node, name: bytes, target: bytes, owner: Owner | None) -> Found:
+        """Make a symbolic link."""
+        return self._make(parent, name, lambda _, into: p.MakeSymlink(into, name, target, owner))
+
+    def link(self, node: Node, parent: Node, name: bytes) -> Found:
+        """Give a file another name."""
+        file = self._file(node)
+        return self._make(parent, name, lambda turn, into: p.MakeLink(turn.remote(file), into, name), file)
+
+    def unlink(self, parent: Node, name: bytes) -> None:
         """Remove a name of a file."""
-        self._ask(p.Unlink(_bytes(path)), p.Done)
+        self._remove(parent, name, lambda into: p.Unlink(into, one_name(name)))
 
-    def rmdir(self, path: str) -> None:
+    def rmdir(self, parent: Node, name: bytes) -> None:
         """Remove an empty directory."""
-        self._ask(p.RemoveDirectory(_bytes(path)), p.Done)
+        self._remove(parent, name, lambda into: p.RemoveDirectory(into, one_name(name)))
 
-    def symlink(self, target: str, path: str, owner: Owner | None = None) -> None:
-        """Make a symbolic link at ``path`` that holds ``target`` as it is."""
-        self._ask(p.MakeSymlink(_bytes(target), _bytes(path), owner), p.Done)
+    def _remove(self, parent: Node, name: bytes, request: Callable[[int], Message]) -> None:
+        directory = self._file(parent)
+        with self._changing(directory), self.lanes.turn() as turn:
+            drops = directory.drops
+            turn.ask(lambda: request(turn.remote(directory)), p.Done, repeat=False)
+            with self._lock:
+                self._unnamed(directory, name)
+                self._book.change()
+                if directory.granted and directory.drops == drops:
+                    directory.names[name] = None
 
-    def rename(self, old: str, new: str) -> None:
-        """Move a name, replacing what ``new`` was; files open below it are followed."""
-        self._ask(p.Rename(_bytes(old), _bytes(new)), p.Done)
-        for file in list(self._files.values()):
-            if file.path == old or file.path.startswith(old + "/"):
-                file.path = new + file.path[len(old) :]
+    def _unnamed(self, directory: File, name: bytes) -> None:
+        """With the lock: the name stands no longer for what it did."""
+        file = self._book.named(directory, name)
+        directory.names.pop(name, None)
+        if file:
+            file.attributes = None
+            if (file.parent, file.name) == (directory.node, name):
+                self._book.place(file, None, b"")
 
-    def link(self, old: str, new: str) -> None:
-        """Give a file a second name."""
-        self._ask(p.MakeLink(_bytes(old), _bytes(new)), p.Done)
+    def rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int = 0) -> None:
+        """Move a name, as renameat2(2) with these flags."""
+        here, there = self._file(parent), self._file(new_parent)
+        one_name(name), one_name(new_name)
+        with self._changing(here, there), self.lanes.turn() as turn:
 
-    def chmod(self, path: str, mode: int) -> None:
-        """Set the permission bits."""
-        self._ask(p.ChangeMode(_bytes(path), mode), p.Done, repeat=True)
+            def prepare() -> Message:
+                return p.Rename(turn.remote(here), name, turn.remote(there), new_name, flags)
 
-    def chown(self, path: str, uid: int, gid: int) -> None:
-        """Set the owner; -1 keeps one."""
-        self._ask(p.ChangeOwner(_bytes(path), uid, gid), p.Done, repeat=True)
+            turn.ask(prepare, p.Done, repeat=False)
+            with self._lock:
+                self._moved(here, name, there, new_name, exchanged=bool(flags & _EXCHANGE))
 
-    def truncate(self, path: str, size: int) -> None:
-        """Cut or extend a file to ``size`` bytes."""
-        self._ask(p.Truncate(_bytes(path), size), p.Done, repeat=True)
+    def _moved(self, here: File, name: bytes, there: File, new_name: bytes, *, exchanged: bool) -> None:
+        """With the lock: files are where they were moved, for who has to find them again."""
+        one, other = self._book.named(here, name), self._book.named(there, new_name)
+        self._unnamed(there, new_name)
+        self._unnamed(here, name)
+        self._book.change()
+        if one:
+            self._book.place(one, there, new_name)
+        if other and exchanged:
+            self._book.place(other, here, name)
 
-    def utimens(self, path: str, atime: int, mtime: int) -> None:
-        """Set the times, in nanoseconds."""
-        self._ask(p.SetTimes(_bytes(path), atime, mtime), p.Done, repeat=True)
+    def create(
+        self, parent: Node, name: bytes, flags: int, mode: int, owner: Owner | None
+    ) -> tuple[Found, Handle]:
+        """Make and open a regular file."""
+        directory = self._file(parent)
+        with self._changing(directory) as since, self.lanes.turn() as turn:
 
-    def open(self, path: str, flags: int, mode: int = 0, owner: Owner | None = None) -> Handle:
-        """Open a regular file; create it as ``flags`` say."""
-        request = p.Open(_bytes(path), flags, mode, owner)
-        with self._connection.turn() as deadline:
-            reply, _ = self._connection.ask(
-                lambda _: request, p.Opened, deadline, repeat=not flags & os.O_EXCL
-            )
-            handle = Handle(next(self._numbers))
-            again = flags & ~_ONCE
-            self._files[handle] = _File(path, again, reply.inode, reply.handle, self._connection.session)
-        return handle
+            def prepare() -> Message:
+                keeps = bool(self.keeper) and may_keep(flags)
+                return p.Create(turn.remote(directory), one_name(name), flags, mode, owner, keeps)
 
-    def read(self, handle: Handle, size: int, offset: int) -> bytes:
+            reply, _ = turn.ask(prepare, p.Opened, repeat=False)
+            if reply.found is None:
+                raise failure(errno.EIO)
+            found = self._now_there(reply.found, directory, name, since, turn.memory)
+            return found, self._files.add(self._book.file(found.node), flags, reply, turn.memory)
+
+    def open(self, node: Node, flags: int) -> Handle:
+        """Open a regular file; for reading without a word to the server, if that is sure to succeed."""
+        file = self._file(node)
+        if self.keeper and flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY:
+            with self._lock:
+                if file.readable and self._seconds(file):
+                    return self._files.add_silently(file, flags)
+        changing = self._changing(file) if flags & os.O_TRUNC else contextlib.nullcontext()
+        with changing, self.lanes.turn() as turn:
+            keeps = bool(self.keeper) and may_keep(flags)
+            reply, _ = turn.ask(lambda: p.Open(turn.remote(file), flags, keeps), p.Opened, repeat=True)
+            return self._files.add(file, flags, reply, turn.memory)
+
+    def access(self, handle: Handle) -> Access:
+        """How the kernel has to read and write an open file."""
+        return Access.DIRECT if self._files.get(handle).direct else Access.KEPT
+
+    def read(self, handle: Handle, size: int, offset: int) -> Buffer:
         """Up to ``size`` bytes, fewer at the end of the file."""
-        most = min(size, MAX_TRANSFER)
-        _, data = self._ask_file(handle, lambda f: p.Read(f.remote, most, offset), p.Data, limit=max(0, most))
-        return bytes(data)
+        if self.access(handle) is Access.KEPT:
+            return self._read_to_keep(handle, min(size, MAX_TRANSFER), offset)
+        return self._read(handle, min(size, MAX_TRANSFER), offset, keep=False)[1]
 
-    def write(self, handle: Handle, data: bytes, offset: int) -> int:
-        """Write at ``offset``, or at the file's end if it was opened with O_APPEND."""
-        body = memoryview(data)[:MAX_TRANSFER]
+    def _read(self, handle: Handle, size: int, offset: int, *, keep: bool) -> tuple[p.Data, memoryview]:
+        def request(remote: int) -> Message:
+            return p.Read(remote, size, offset, keep)
 
-        def request(file: _File) -> Message:
-            file.written += 1
-            return p.Write(file.remote, offset)
+        opened = self._files.get(handle)
+        if opened.silent and keep:
+            with self.lanes.turn() as turn:
+                return turn.ask(
+                    lambda: p.ReadFile(turn.remote(opened.file), size, offset),
+                    p.Data,
+                    repeat=True,
+                    limit=max(0, size),
+                )
+        return self._files.ask(handle, request, p.Data, limit=max(0, size))
 
-        repeat = not self._file(handle).flags & os.O_APPEND  # at an offset, twice is as good as once
-        reply, _ = self._ask_file(handle, request, p.Written, payload=body, repeat=repeat)
+    def _read_to_keep(self, handle: Handle, size: int, offset: int) -> Buffer:
+        """What is read is kept until it is recalled, and so it is not read before it is granted."""
+        assert self.keeper
+        opened = self._files.get(handle)
+        file = opened.file
+        if (ready := self._ready(handle, opened, size, offset)) is not None:
+            return ready
+        for _ in range(_TRIES):
+            reply, data = self._read(handle, size, offset, keep=True)
+            with self._lock:
+                file.has_data = True
+                if self._book.learn(file, None, reply.granted, since=-1) and self._seconds(file):
+                    return data
+                if file.recalling:  # who recalls it looks again whether there is anything to drop
+                    file.uncovered = True
+                    return data
+            self.keeper.await_lease(file)
+        raise failure(errno.ETIMEDOUT)
+
+    def _ready(self, handle: Handle, opened: Open, size: int, offset: int) -> Buffer | None:
+        """What is here already, if it still may be kept."""
+        with self._lock:
+            file, known = opened.file, opened.file.attributes
+            parent = self._book.parent(file)
+            if known is None or not self._seconds(file):
+                return None
+            if parent and offset == 0 and known.size <= MOST:
+                parent.small_reads += 1
+            if (data := self._contents.take(file, size, offset)) is not None:
+                file.has_data = True
+                return data
+        if known.size > MOST:
+            self._files.tell(handle)
+            return self._take(handle, opened, size, offset, known.size)
+        return None
+
+    def _take(self, handle: Handle, opened: Open, size: int, offset: int, end: int) -> Buffer | None:
+        """What was read ahead. Only who cannot wait has no rival for its buffer."""
+        since = self._book.changes
+        found = None if patient.get() else self._ahead.take(handle, opened, size, offset, end)
+        if found is None:
+            return None
+        with self._lock:
+            opened.file.has_data = True
+            counts = self._book.learn(opened.file, None, found[0], since=since)
+            return found[1] if counts and self._seconds(opened.file) else None
+
+    def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
+        """Write at ``offset``, or at the file's end, wherever that is."""
+        opened, body = self._files.get(handle), memoryview(data)[:MAX_TRANSFER]
+
+        def request(remote: int) -> Message:
+            opened.written += 1
+            return p.Write(remote, offset, append)
+
+        with self._changing(opened.file):
+            reply, _ = self._files.ask(handle, request, p.Written, payload=body, repeat=not append)
         return max(0, min(reply.count, len(body)))
 
-    def flush(self, handle: Handle) -> None:
-        """A descriptor of this file was closed; every write has been answered already."""
-        self._file(handle)
+    def descriptor(self, _handle: Handle) -> int:
+        """It is on the device."""
+        raise failure(errno.EOPNOTSUPP)
 
-    def fsync(self, handle: Handle, data_only: bool = False) -> None:
-        """Return when the file is on the flash; EIO, once, if a lost connection left writes in doubt."""
-        written = 0
+    def fsync(self, handle: Handle, data_only: bool) -> None:
+        """Return when the file, or the directory, is on the flash."""
+        if handle in self._directories:
+            file = self._file(self._directories[handle][0])
+            with self.lanes.turn() as turn:
+                turn.ask(lambda: p.SyncDirectory(turn.remote(file)), p.Done, repeat=True)
+        else:
+            self._files.sync(handle, data_only)
 
-        def request(file: _File) -> Message:
-            nonlocal written
-            if file.in_doubt:
-                file.in_doubt, file.synced = False, file.written
-                raise failure(errno.EIO, file.path)
-            written = file.written
-            return p.Sync(file.remote, data_only)
+    def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
+        """As fallocate(2)."""
+        opened = self._files.get(handle)
 
-        self._ask_file(handle, request, p.Done)
-        self._file(handle).synced = written
+        def request(remote: int) -> Message:
+            opened.written += 1
+            return p.Allocate(remote, mode, offset, length)
+
+        with self._changing(opened.file):
+            self._files.ask(handle, request, p.Done)
+
+    def seek(self, handle: Handle, offset: int, whence: int) -> int:
+        """Where data or a hole begins, as lseek(2)."""
+        return self._files.ask(handle, lambda remote: p.Seek(remote, offset, whence), p.OffsetIs)[0].offset
 
     def release(self, handle: Handle) -> None:
-        """Forget the handle. Nobody waits for a connection to tell the server so."""
-        file = self._file(handle)
-        del self._files[handle]
-        with self._connection.turn() as deadline:
-            if file.session == self._connection.session:
-                self._connection.tell(p.Release(file.remote), deadline)
+        """Forget the handle."""
+        if self._directories.pop(handle, None) is None:
+            self._ahead.forget(handle)
+            self._files.release(handle)
+
+    def opendir(self, node: Node) -> Handle:
+        """Open a directory."""
+        self._file(node)
+        handle = Handle(next(self._numbers))
+        self._directories[handle] = node, ()
+        return handle
+
+    def readdir(self, handle: Handle, offset: int) -> Iterator[Entry]:
+        """The names in a directory from the one at ``offset`` on."""
+        try:
+            node, entries = self._directories[handle]
+        except KeyError:
+            raise failure(errno.EBADF) from None
+        if offset == 0:
+            entries = self._listing(self._file(node))
+            self._directories[handle] = node, entries
+        yield from itertools.islice(entries, offset, None)
+
+    def _listing(self, file: File) -> tuple[Entry, ...]:
+        with self._lock:
+            if file.listing is not None and self._seconds(file):
+                return file.listing
+        since = self._book.changes
+        with self.lanes.turn() as turn:
+            reply, packed = turn.ask(
+                lambda: p.ReadDirectory(turn.remote(file)), p.Entries, repeat=True, limit=p.MAX_LISTING
+            )
+        try:
+            dots = (Entry(".", file.inode, stat.S_IFDIR), Entry("..", file.inode, stat.S_IFDIR))
+            listing = (*dots, *p.unpack_entries(packed))
+        except ProtocolError:
+            raise failure(errno.EIO) from None
+        with self._lock:
+            counts = self._book.learn(file, None, reply.granted, since=since)
+            if counts and since == self._book.changes and len(listing) <= _MOST_KEPT_NAMES:
+                file.listing = listing
+        return listing
 
     def statfs(self) -> Statistics:
         """How full the volume is."""
-        return self._ask(p.GetStatistics(), p.StatisticsAre, repeat=True)[0].statistics
-
-    def ftruncate(self, handle: Handle, size: int) -> None:
-        """Cut or extend an open file to ``size`` bytes."""
-
-        def request(file: _File) -> Message:
-            file.written += 1
-            return p.TruncateOpen(file.remote, size)
-
-        self._ask_file(handle, request, p.Done)
-
-    def fgetattr(self, handle: Handle) -> Attributes:
-        """The attributes of an open file."""
-        return self._ask_file(handle, lambda f: p.GetOpenAttributes(f.remote), p.AttributesAre)[0].attributes
-
-    def _ask(
-        self, request: Message, reply: type[R], *, repeat: bool = False, limit: int = 0
-    ) -> tuple[R, bytearray]:
-        with self._connection.turn() as deadline:
-            return self._connection.ask(lambda _: request, reply, deadline, repeat=repeat, limit=limit)
-
-    def _ask_file(
-        self,
-        handle: Handle,
-        request: Callable[[_File], Message],
-        reply: type[R],
-        *,
-        repeat: bool = True,
-        payload: Buffer = b"",
-        limit: int = 0,
-    ) -> tuple[R, bytearray]:
-        file = self._file(handle)
-
-        def prepare(deadline: Deadline) -> Message:
-            if file.session != self._connection.session:
-                self._open_again(file, deadline)
-            return request(file)
-
-        with self._connection.turn() as deadline:
-            return self._connection.ask(prepare, reply, deadline, repeat=repeat, payload=payload, limit=limit)
-
-    def _open_again(self, file: _File, deadline: Deadline) -> None:
-        """Open a file of a lost session in the present one. Raises OSError and Lost (never in doubt)."""
-        file.in_doubt = file.in_doubt or file.written > file.synced
-        request = p.Open(_bytes(file.path), file.flags)
-        try:
-            reply, _ = self._connection.exchange(request, p.Opened, deadline)
-            if reply.inode != file.inode:
-                self._connection.exchange(p.Release(reply.handle), p.Done, deadline)
-                raise failure(errno.ESTALE, file.path)
-        except Lost:
-            raise Lost(in_doubt=False) from None
-        except OSError as error:
-            if error.errno in _GONE:
-                raise failure(errno.ESTALE, file.path) from None
-            raise
-        file.remote, file.session = reply.handle, self._connection.session
-
-    def _file(self, handle: Handle) -> _File:
-        try:
-            return self._files[handle]
-        except KeyError:
-            raise failure(errno.EBADF) from None
+        with self.lanes.turn() as turn:
+            return turn.ask(p.GetStatistics, p.StatisticsAre, repeat=True)[0].statistics
 
 
-def _bytes(path: str) -> bytes:
-    try:
-        return os.fsencode(path)
-    except UnicodeEncodeError:
-        raise failure(errno.EINVAL) from None
+def _set_attributes(node: int, c: Changes, handle: int | None) -> p.SetAttributes:
+    times = {"atime": c.atime, "mtime": c.mtime}
+    present = tuple(name for name, time in times.items() if time is Now.NOW)
+    atime, mtime = (0 if isinstance(time, Now) else time for time in times.values())
+    return p.SetAttributes(node, c.mode, c.uid, c.gid, c.size, atime, mtime, present, handle)

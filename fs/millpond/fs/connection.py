@@ -1,4 +1,4 @@
-"""Edge: a conversation with a volume's server that outlives the connections it is held over.
+"""Edge: one lane of a client: a conversation with a volume's server that outlives its connections.
 
 Both count the requests that were performed. When a connection is lost after a request was out, the number
 that the server names on the next tells whether it was performed; if so, the server tells its reply again.
@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from millpond.fs.protocol import Again, Done, Error, Goodbye, Hello, Welcome, known_errno
-from millpond.fs.volume import failure
+from millpond.fs.protocol import Again, Done, Error, Goodbye, Hello, Pending, Welcome, known_errno
+from millpond.fs.tree import WouldWait
+from millpond.fs.volume import MAX_TRANSFER, failure
 from millpond.wire.channel import Buffer, Channel
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import DeadlineExceeded, MillpondError
@@ -25,16 +26,25 @@ from millpond.wire.message import Message
 R = TypeVar("R", bound=Message)
 Dial = Callable[[Deadline], Channel]
 _TRIES = 3
+_MOST_POSTED = 32
 
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
-    """A request that was out when its connection was lost: its session, if it has any, and how many will have
-    been performed with it.
+    """A request that was out when its connection was lost: the server's memory then, if it has any, and how
+    many will have been performed with it.
     """
 
-    session: int
+    memory: int
     performed: int
+
+
+class AbsentName(FileNotFoundError):
+    """There is no such name, by this grant, 0 for none."""
+
+    def __init__(self, granted: int) -> None:
+        super().__init__(errno.ENOENT, os.strerror(errno.ENOENT))
+        self.granted = granted
 
 
 class Lost(Exception):
@@ -47,18 +57,24 @@ class Lost(Exception):
 
 class Connection:
     """Requests and replies, one at a time, over what ``dial`` connects; dialled again when it is lost.
+    ``client`` is the client's name. Who is not ``patient`` gets WouldWait where others would have to give up
+    a lock first.
 
-    ``session`` counts the server's memories of this client: what it knew in an earlier one is gone.
+    ``memory`` names the server's memory of this client: what it knew in an earlier one is gone. ``root`` is
+    the volume's node there, ``lease`` how many seconds a lock is leased for. What is ``posted`` goes out with
+    the next request; its outcome is of no interest, and once may be twice.
     """
 
-    def __init__(self, dial: Dial, timeout: float) -> None:
+    def __init__(self, dial: Dial, timeout: float, client: bytes, *, patient: bool = True) -> None:
         self._dial, self._timeout = dial, timeout
         self._lock = threading.Lock()
         self._channel: Channel | None = None
-        self._name = os.urandom(16)
+        self._hello = Hello(client, os.urandom(16), patient)
         self._performed = 0
-        self._later: list[Message] = []
-        self.session = 0
+        self._buffer = memoryview(bytearray(MAX_TRANSFER))
+        self._unanswered = 0
+        self.posted: list[Message] = []
+        self.memory, self.root, self.lease = 0, 0, 0.0
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[Deadline]:
@@ -80,8 +96,9 @@ class Connection:
         repeat: bool,
         payload: Buffer = b"",
         limit: int = 0,
-    ) -> tuple[R, bytearray]:
-        """The reply to what ``prepare`` makes once connected, and up to ``limit`` bytes behind it.
+    ) -> tuple[R, memoryview]:
+        """The reply to what ``prepare`` makes once connected, and up to ``limit`` bytes behind it, which are
+        good until the next request.
 
         Within a turn. If the connection is lost, the request is made and sent once more when it was not
         performed, else its reply is asked for (one with bytes behind it: by sending the request again).
@@ -92,10 +109,10 @@ class Connection:
         for _ in range(_TRIES):
             try:
                 self._connect(deadline)
-                forgotten = doubt.session not in (0, self.session)
+                forgotten = doubt.memory not in (0, self.memory)
                 if forgotten and not repeat:
                     break
-                if not forgotten and doubt.performed == self._performed and doubt.session and not limit:
+                if not forgotten and doubt.performed == self._performed and doubt.memory and not limit:
                     return self.exchange(Again(), reply, deadline, counts=False)
                 request = prepare(deadline)
             except Lost:
@@ -104,19 +121,8 @@ class Connection:
                 return self.exchange(request, reply, deadline, payload=payload, limit=limit)
             except Lost as lost:
                 if lost.in_doubt:
-                    doubt = _Doubt(self.session, self._performed + 1)
+                    doubt = _Doubt(self.memory, self._performed + self._unanswered + 1)
         raise failure(errno.EIO)
-
-    def tell(self, request: Message, deadline: Deadline) -> None:
-        """Have something done whose outcome is of no interest: within a turn now, or once connected again."""
-        if self._channel is None:
-            self._later.append(request)
-            return
-        try:
-            self.exchange(request, Done, deadline)
-        except (Lost, OSError):
-            if self._channel is None:  # else the server has heard, whatever it says
-                self._later.append(request)
 
     def exchange(
         self,
@@ -127,17 +133,19 @@ class Connection:
         payload: Buffer = b"",
         limit: int = 0,
         counts: bool = True,
-    ) -> tuple[R, bytearray]:
-        """One request, one reply, on the present connection only. Raises Lost and OSError."""
+    ) -> tuple[R, memoryview]:
+        """One request, one reply, on the present connection only. Raises Lost, OSError and WouldWait."""
         channel = self._channel
         if channel is None:
             raise Lost(in_doubt=False)
         sent = False
+        posted, self._unanswered = self.posted[:_MOST_POSTED] if counts else [], 0
         try:
-            channel.send(request, deadline, payload)
-            sent = True
+            channel.send(request, deadline, payload, before=posted)
+            sent, self._unanswered = True, len(posted)
+            self._receive_posted(channel, deadline)
             head = channel.receive(deadline)
-            body = channel.receive_payload(limit, deadline)
+            body = self._receive_payload(channel, head.payload_size, limit, deadline)
         except DeadlineExceeded as error:
             self.hang_up()
             raise failure(errno.ETIMEDOUT) from error
@@ -151,11 +159,29 @@ class Connection:
             raise
         self._performed += counts
         if isinstance(head.message, Error):
-            raise failure(known_errno(head.message.errno))
+            raise _refusal(head.message)
+        if isinstance(head.message, Pending):
+            raise WouldWait
         if not isinstance(head.message, reply):
             self.hang_up()  # a refusal, or the server is out of step
             raise failure(errno.EIO)
         return head.message, body
+
+    def _receive_posted(self, channel: Channel, deadline: Deadline) -> None:
+        """The replies to what was posted: that they come is all that counts."""
+        while self._unanswered:
+            channel.receive(deadline)
+            channel.receive_payload(0, deadline)
+            self._unanswered -= 1
+            self._performed += 1
+            del self.posted[0]
+
+    def _receive_payload(self, channel: Channel, size: int, limit: int, deadline: Deadline) -> memoryview:
+        if not size <= min(limit, len(self._buffer)):
+            return memoryview(channel.receive_payload(limit, deadline))
+        body = self._buffer[:size]
+        channel.receive_into(body, deadline)
+        return body
 
     def hang_up(self) -> None:
         """Close the connection. The server waits for the next one for a while."""
@@ -184,19 +210,17 @@ class Connection:
         self._greet(deadline)
 
     def _greet(self, deadline: Deadline) -> None:
-        """Go on with the session, if the server still knows it."""
-        welcome, _ = self.exchange(Hello(self._name), Welcome, deadline, counts=False)
-        if not (welcome.known and self.session):
-            self.session += 1
-            self._later.clear()
-        self._performed = welcome.performed
-        while self._later:
-            try:
-                self.exchange(self._later[-1], Done, deadline)
-            except OSError:
-                if self._channel is None:
-                    raise
-            self._later.pop()
+        """Go on with the lane, if the server still knows it."""
+        welcome, _ = self.exchange(self._hello, Welcome, deadline, counts=False)
+        if welcome.memory != self.memory:
+            self.memory, self.root = welcome.memory, welcome.root
+            self.posted.clear()
+        self._performed, self.lease = welcome.performed, welcome.lease
+
+
+def _refusal(error: Error) -> OSError:
+    code = known_errno(error.errno)
+    return AbsentName(error.granted) if code == errno.ENOENT else failure(code)
 
 
 def _quiet(channel: Channel) -> bool:

@@ -10,12 +10,13 @@ import errno
 import itertools
 import os
 import stat
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from millpond.fs.making import SAFE_FLAGS, Maker, checked, entries, itself, permissions, set_mode
-from millpond.fs.tree import ROOT, Changes, Found, Node, Now, one_name
-from millpond.fs.volume import MAX_TRANSFER, Attributes, Entry, Handle, Owner, Statistics, attributes, failure
+from millpond.fs.tree import ROOT, Access, Buffer, Changes, Found, Known, Node, Now, one_name
+from millpond.fs.volume import MAX_TRANSFER, Entry, Handle, Owner, Statistics, attributes, failure
 from millpond.linux import syscalls
 
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -32,6 +33,7 @@ class _Place:
     descriptor: int
     key: _Key
     lookups: int = 0
+    public: bool = False
 
 
 @dataclass(slots=True)
@@ -43,11 +45,15 @@ class _Open:
 class Inodes:
     """A Tree over the directory that ``root``, an open descriptor, refers to; the caller keeps owning it.
 
-    ``chown_new`` gives new files to whom they are made for: for real root only. One thread may call at once.
+    ``chown_new`` gives new files to whom they are made for: for real root only. ``public`` is the name in the
+    root below which files are public; no name crosses that border (EXDEV), and ``statfs`` tells of what is
+    there. Several threads may call at once, but none may use what another one forgets or releases.
     """
 
-    def __init__(self, root: int, *, chown_new: bool = False) -> None:
+    def __init__(self, root: int, *, chown_new: bool = False, public: bytes | None = None) -> None:
         self._make = Maker(chown_new=chown_new)
+        self._public = public
+        self._lock = threading.Lock()
         self._places = {ROOT: _Place(root, _key(os.fstat(root)), 1)}
         self._nodes = {self._places[ROOT].key: ROOT}
         self._numbers = itertools.count(ROOT + 1)
@@ -64,34 +70,82 @@ class Inodes:
 
     def lookup(self, parent: Node, name: bytes) -> Found:
         """The file with this name."""
-        return self._found(os.open(one_name(name), _PLACE, dir_fd=self._at(parent)))
+        found = os.open(one_name(name), _PLACE, dir_fd=self._at(parent))
+        return self._found(found, self._below(parent, name))
 
-    def _found(self, descriptor: int) -> Found:
+    def _below(self, parent: Node, name: bytes) -> bool:
+        """Whether what has this name is public."""
+        return self._places[parent].public or (parent == ROOT and name == self._public)
+
+    def is_public(self, node: Node) -> bool:
+        """Whether it was found in the public part."""
+        place = self._places.get(node)
+        return place is not None and place.public
+
+    def walk(self, start: Node, names: Sequence[bytes]) -> Found:
+        """Where a path of names leads."""
+        here = os.open(itself(self._at(start)), os.O_PATH | os.O_CLOEXEC) if not names else -1
+        for name in names:
+            at = self._at(start) if here < 0 else here
+            try:
+                found = os.open(one_name(name), _PLACE, dir_fd=at)
+            finally:
+                if here >= 0:
+                    os.close(here)
+            here = found
+        public = self.is_public(start) or (bool(names) and self._below(start, names[0]))
+        return self._found(here, public)
+
+    def _found(self, descriptor: int, public: bool) -> Found:
         """The file whose place this is; the descriptor is kept, or closed."""
         try:
             status = os.fstat(descriptor)
-            key = _key(status)
         except OSError:
             os.close(descriptor)
             raise
-        node = self._nodes.get(key)
-        if node is None:
-            node = self._nodes[key] = Node(next(self._numbers))
-            self._places[node] = _Place(descriptor, key)
-        else:
+        key = _key(status)
+        with self._lock:
+            node = self._nodes.get(key)
+            if node is None:
+                node = self._nodes[key] = Node(next(self._numbers))
+                self._places[node] = _Place(descriptor, key)
+                descriptor = -1
+            place = self._places[node]
+            place.lookups += 1
+            place.public = place.public or public
+        if descriptor >= 0:
             os.close(descriptor)
-        self._places[node].lookups += 1
         return Found(node, attributes(status))
 
     def forget(self, node: Node, times: int) -> None:
         """It was found so often and is of no more interest."""
-        place = self._places.get(node)
-        if place is None or node == ROOT:
-            return
-        place.lookups -= times
-        if place.lookups <= 0:
+        with self._lock:
+            place = self._places.get(node)
+            if place is None or node == ROOT:
+                return
+            place.lookups -= times
+            if place.lookups > 0:
+                return
             del self._places[node], self._nodes[place.key]
-            os.close(place.descriptor)
+        os.close(place.descriptor)
+
+    def inode(self, node: Node) -> int:
+        """The number that the file system below has for it."""
+        try:
+            return self._places[node].key[1]
+        except KeyError:
+            raise failure(errno.ESTALE) from None
+
+    def inode_of(self, parent: Node, name: bytes) -> int | None:
+        """The number of what has this name; None if nothing has."""
+        try:
+            return os.stat(one_name(name), dir_fd=self._at(parent), follow_symlinks=False).st_ino
+        except FileNotFoundError:
+            return None
+
+    def may_read(self, node: Node) -> bool:
+        """Whether this process may read it."""
+        return os.access(itself(self._at(node)), os.R_OK)
 
     def _at(self, node: Node) -> int:
         try:
@@ -99,11 +153,11 @@ class Inodes:
         except KeyError:
             raise failure(errno.ESTALE) from None
 
-    def getattr(self, node: Node) -> Attributes:
+    def getattr(self, node: Node) -> Known:
         """The attributes of a file."""
-        return attributes(os.fstat(self._at(node)))
+        return Known(attributes(os.fstat(self._at(node))))
 
-    def setattr(self, node: Node, changes: Changes, handle: Handle | None = None) -> Attributes:
+    def setattr(self, node: Node, changes: Changes, handle: Handle | None = None) -> Known:
         """Change attributes. The mode comes last: to change the owner takes bits from it."""
         place = self._at(node)
         if changes.size is not None:
@@ -115,7 +169,7 @@ class Inodes:
             set_mode(place, permissions(changes.mode & 0o177777))
         if changes.atime is not None or changes.mtime is not None:
             syscalls.set_times(itself(place), _time(changes.atime), _time(changes.mtime))
-        return attributes(os.fstat(place))
+        return Known(attributes(os.fstat(place)))
 
     def _truncate(self, place: int, size: int, handle: Handle | None) -> None:
         if handle is not None:
@@ -133,21 +187,29 @@ class Inodes:
 
     def mknod(self, parent: Node, name: bytes, mode: int, rdev: int, owner: Owner | None) -> Found:
         """Make a file that is neither a directory nor a symbolic link."""
-        return self._found(self._make.node(self._at(parent), one_name(name), mode, rdev, owner))
+        made = self._make.node(self._at(parent), one_name(name), mode, rdev, owner)
+        return self._found(made, self._below(parent, name))
 
     def mkdir(self, parent: Node, name: bytes, mode: int, owner: Owner | None) -> Found:
         """Make a directory."""
-        return self._found(self._make.directory(self._at(parent), one_name(name), permissions(mode), owner))
+        made = self._make.directory(self._at(parent), one_name(name), permissions(mode), owner)
+        return self._found(made, self._below(parent, name))
 
     def symlink(self, parent: Node, name: bytes, target: bytes, owner: Owner | None) -> Found:
         """Make a symbolic link."""
-        return self._found(self._make.symlink(self._at(parent), one_name(name), target, owner))
+        made = self._make.symlink(self._at(parent), one_name(name), target, owner)
+        return self._found(made, self._below(parent, name))
 
     def link(self, node: Node, parent: Node, name: bytes) -> Found:
         """Give a file another name."""
         directory = self._at(parent)
+        self._require_one_side(self.is_public(node), self._below(parent, name))
         os.link(os.fsencode(itself(self._at(node))), one_name(name), dst_dir_fd=directory)
         return self.lookup(parent, name)
+
+    def _require_one_side(self, here: bool, there: bool) -> None:
+        if here != there:
+            raise failure(errno.EXDEV)
 
     def unlink(self, parent: Node, name: bytes) -> None:
         """Remove a name of a file."""
@@ -160,6 +222,7 @@ class Inodes:
     def rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int = 0) -> None:
         """Move a name, as renameat2(2) with these flags."""
         here, there = self._at(parent), self._at(new_parent)
+        self._require_one_side(self._below(parent, name), self._below(new_parent, new_name))
         if flags:
             syscalls.rename(here, one_name(name), there, one_name(new_name), flags)
         else:
@@ -177,7 +240,7 @@ class Inodes:
                 raise
             raise failure(errno.ESTALE) from None  # the kernel looks again, and whether it may be opened
         try:
-            found = self._found(os.open(itself(made), os.O_PATH | os.O_CLOEXEC))
+            found = self._found(os.open(itself(made), os.O_PATH | os.O_CLOEXEC), self._below(parent, name))
         except OSError:
             os.close(made)
             raise
@@ -188,7 +251,7 @@ class Inodes:
         place = self._at(node)
         if not stat.S_ISREG(os.fstat(place).st_mode):  # before it is opened: that may do something to others
             raise failure(errno.EPERM)
-        return self._opened(os.open(itself(place), flags & _KEPT_FLAGS | SAFE_FLAGS & ~os.O_NOFOLLOW))
+        return self._opened(os.open(itself(place), flags & _CREATE_FLAGS | SAFE_FLAGS & ~os.O_NOFOLLOW))
 
     def _opened(self, descriptor: int) -> Handle:
         handle = Handle(next(self._handles))
@@ -201,6 +264,10 @@ class Inodes:
         except KeyError:
             raise failure(errno.EBADF) from None
 
+    def access(self, _handle: Handle) -> Access:
+        """How the kernel has to read and write an open file."""
+        return Access.KERNEL
+
     def descriptor(self, handle: Handle) -> int:
         """Of an open file, as long as it is open."""
         return self._file(handle).descriptor
@@ -209,7 +276,7 @@ class Inodes:
         """Up to ``size`` bytes, fewer at the end of the file."""
         return os.pread(self._file(handle).descriptor, min(size, MAX_TRANSFER), offset)
 
-    def write(self, handle: Handle, data: memoryview, offset: int, *, append: bool = False) -> int:
+    def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
         """Write at ``offset``, or at the file's end, wherever that is by now."""
         return os.pwritev(self._file(handle).descriptor, [data], offset, os.RWF_APPEND if append else 0)
 
@@ -255,7 +322,8 @@ class Inodes:
 
     def statfs(self) -> Statistics:
         """How full the file system underneath is."""
-        s = os.fstatvfs(self._at(ROOT))
+        root = itself(self._at(ROOT)).encode()
+        s = os.statvfs(root + b"/" + self._public if self._public else root)
         return Statistics(
             s.f_bsize, s.f_frsize, s.f_blocks, s.f_bfree, s.f_bavail, s.f_files, s.f_ffree, s.f_namemax
         )

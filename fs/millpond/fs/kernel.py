@@ -13,11 +13,13 @@ from pathlib import Path
 
 from millpond.fs import abi
 from millpond.fs.abi import Code, Feature, Header
+from millpond.fs.tree import Buffer
 from millpond.fs.volume import MAX_TRANSFER
 from millpond.linux import syscalls
 from millpond.wire.errors import LocalError
 
 _WANTED = Feature.BIG_WRITES | Feature.PARALLEL_DIROPS | Feature.MAX_PAGES | Feature.INIT_EXT
+_KEEPING = Feature.ASYNC_READ | Feature.AUTO_INVAL_DATA
 _BUFFER = MAX_TRANSFER + (1 << 16)  # a request has its head before the data
 _STACKED = 2  # file systems upon each other, at most: the flash may be an overlay itself
 _BACKING = struct.Struct("=iIQ")
@@ -26,16 +28,22 @@ _BACKING_CLOSE = 0x4004E502  # _IOW(229, 2, uint32_t)
 
 
 class Kernel:
-    """The kernel's end of a mount of type ``fuse.millpond`` at ``mountpoint``, called ``name``. Raises
-    LocalError if it cannot be mounted, or the kernel's protocol is too old.
+    """The kernel's end of a mount of type ``fuse.millpond`` at ``mountpoint``, called ``name``, with these
+    further ``options``. Raises LocalError if it cannot be mounted, or the kernel's protocol is too old.
 
     ``complaint`` says why files of ``backing``, an open directory, cannot be handed to the kernel; nothing,
-    if they can.
+    if they can. ``keeps_names``: it may be told that it may keep names, for ``drop_names`` works.
     """
 
-    def __init__(self, mountpoint: Path, name: str, backing: int) -> None:
-        self.mountpoint, self._backing = mountpoint, backing
-        self.complaint = ""
+    def __init__(
+        self,
+        mountpoint: Path,
+        name: str,
+        backing: int | None = None,
+        options: Sequence[str] = ("allow_other",),
+    ) -> None:
+        self.mountpoint, self._backing, self._options = mountpoint, backing, options
+        self.complaint, self.keeps_names = "", False
         self._buffer = bytearray(_BUFFER)
         self._descriptor = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
         with contextlib.ExitStack() as failed:
@@ -47,11 +55,10 @@ class Kernel:
 
     def _mount(self, name: str) -> None:
         options = f"fd={self._descriptor},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()}"
-        flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
+        flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | (syscalls.MS_RDONLY if "ro" in self._options else 0)
+        more = ["default_permissions", *(option for option in self._options if option != "ro")]
         try:
-            syscalls.mount(
-                name, self.mountpoint, "fuse.millpond", flags, f"{options},default_permissions,allow_other"
-            )
+            syscalls.mount(name, self.mountpoint, "fuse.millpond", flags, ",".join([options, *more]))
         except OSError as error:
             raise LocalError(f"{self.mountpoint}: cannot mount: {error.strerror}") from None
 
@@ -64,7 +71,8 @@ class Kernel:
         if (major, minor) < (abi.MAJOR, 31):
             raise LocalError(f"{self.mountpoint}: the kernel speaks FUSE {major}.{minor}; 7.31 is needed")
         offered = Feature(low | high << 32 if low & Feature.INIT_EXT else low)
-        agreed = offered & (_WANTED | Feature.PASSTHROUGH)
+        self.keeps_names = minor >= abi.DROPS_NAMES_SINCE
+        agreed = offered & (_WANTED | (_KEEPING if self._backing is None else Feature.PASSTHROUGH))
         depth = _STACKED if agreed & Feature.PASSTHROUGH else 0
         self.reply(header, [abi.pack_init(agreed, MAX_TRANSFER, depth)])
         self.complaint = self._try() if agreed & Feature.PASSTHROUGH else "the kernel cannot (Linux 6.9 can)"
@@ -98,7 +106,7 @@ class Kernel:
             data = memoryview(self._buffer)[:size]
             return abi.parse_header(data), data[abi.HEADER.size :]
 
-    def reply(self, header: Header, parts: Sequence[bytes]) -> None:
+    def reply(self, header: Header, parts: Sequence[Buffer]) -> None:
         """The operation was done."""
         self._send(header, 0, parts)
 
@@ -106,10 +114,28 @@ class Kernel:
         """It failed, with this errno."""
         self._send(header, -code, ())
 
-    def _send(self, header: Header, error: int, parts: Sequence[bytes]) -> None:
+    def _send(self, header: Header, error: int, parts: Sequence[Buffer]) -> None:
         head = abi.REPLY.pack(abi.REPLY.size + sum(map(len, parts)), error, header.unique)
         with contextlib.suppress(FileNotFoundError):  # who asked is gone
             os.writev(self._descriptor, [head, *parts])
+
+    def drop_names(self) -> None:
+        """Ask for every name again when it is next used. Never waits."""
+        self._tell(abi.Notice.DROP_NAMES, b"")
+
+    def drop(self, node: int, *, data: bool) -> bool:
+        """Ask for a node's attributes again, and with ``data`` for what was read of it. Waits for reads under
+        way. False if the kernel does not know the node (any more, or yet).
+        """
+        try:
+            self._tell(abi.Notice.DROP_INODE, abi.pack_drop(node, 0 if data else -1, 0))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _tell(self, notice: abi.Notice, body: bytes) -> None:
+        head = abi.REPLY.pack(abi.REPLY.size + len(body), notice, 0)
+        os.writev(self._descriptor, [head, body])
 
     def hand_over(self, descriptor: int) -> int:
         """Have the kernel read and write an open file itself; the number by which to tell it so."""

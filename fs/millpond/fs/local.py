@@ -14,8 +14,12 @@ import sys
 from pathlib import Path
 
 from millpond.fs import fuse, raw
+from millpond.fs.by_path import ByPath
+from millpond.fs.guarded import Guarded
 from millpond.fs.inodes import Inodes
-from millpond.fs.operations import Operations
+from millpond.fs.layout import PUBLIC
+from millpond.fs.lock_client import DeviceGuard
+from millpond.fs.tree import Tree
 from millpond.linux.sandbox import has_many_uids
 from millpond.linux.syscalls import die_with_parent
 from millpond.wire.errors import LocalError, MillpondError
@@ -29,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     if os.getppid() != parent:  # it died before the kernel knew
         return 0
     try:
-        _mount(arguments.backing, arguments.mountpoint, arguments.name, arguments.binding)
+        _mount(arguments)
     except (MillpondError, OSError) as error:
         print(f"millpond.fs.local: {error}", file=sys.stderr)
         return 1
@@ -49,35 +53,48 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="how the kernel is talked to; by itself fuse-python where it cannot read and write files itself",
     )
+    parser.add_argument("--locks", type=Path, help="the socket of the lock master, where others share it")
     return parser
 
 
-def _mount(backing: Path, mountpoint: Path, name: str, binding: str) -> None:
+def _mount(arguments: argparse.Namespace) -> None:
+    backing, mountpoint, binding = arguments.backing, arguments.mountpoint, arguments.binding
     try:
         root = os.open(backing, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise LocalError(f"{backing}: cannot be a volume: {error.strerror}") from None
     try:
         complaint = "" if binding == "fuse-python" else raw.why_no_passthrough(mountpoint, root)
-        if binding == "fuse-python" or (binding == "auto" and complaint):
-            _mount_by_fuse_python(root, mountpoint, name, complaint)
+        by_path = binding == "fuse-python" or (binding == "auto" and bool(complaint))
+        tree = _tree(root, arguments.locks, by_kernel=not by_path)
+        if by_path:
+            _mount_by_fuse_python(tree, mountpoint, arguments.name, complaint)
         else:
-            _mount_raw(root, mountpoint, name, complaint)
+            _mount_raw(tree, root, mountpoint, arguments.name, complaint)
     finally:
         os.close(root)
 
 
-def _mount_raw(root: int, mountpoint: Path, name: str, complaint: str) -> None:
-    tree = Inodes(root, chown_new=_gives_away())
+def _mount_raw(tree: Tree, root: int, mountpoint: Path, name: str, complaint: str) -> None:
     how = f"by this process ({complaint})" if complaint else "by the kernel itself (FUSE passthrough)"
     _remember_many_files()
-    raw.mount_and_serve(tree, mountpoint, name=name, backing=root, on_ready=lambda: _say_ready(how))
+    raw.mount_and_serve(tree, mountpoint, name=name, backing=root, on_ready=lambda _: _say_ready(how))
 
 
-def _mount_by_fuse_python(root: int, mountpoint: Path, name: str, complaint: str) -> None:
-    volume = Operations(root, chown_new=_gives_away())
+def _mount_by_fuse_python(tree: Tree, mountpoint: Path, name: str, complaint: str) -> None:
     how = f"through fuse-python{f', since {complaint}' if complaint else ''}"
-    fuse.mount_and_serve(volume, mountpoint, name=name, allow_other=True, on_ready=lambda: _say_ready(how))
+    fuse.mount_and_serve(
+        ByPath(tree), mountpoint, name=name, allow_other=True, on_ready=lambda: _say_ready(how)
+    )
+
+
+def _tree(root: int, locks: Path | None, *, by_kernel: bool) -> Tree:
+    inodes = Inodes(root, chown_new=_gives_away(), public=PUBLIC.encode())
+    if locks is None:
+        return inodes
+    guard = DeviceGuard(locks)
+    guard.start()
+    return Guarded(inodes, guard, by_kernel=by_kernel)
 
 
 def _gives_away() -> bool:

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from millpond.fs.tree import Buffer
 from millpond.fs.volume import Attributes, Entry, Owner, Statistics
 from millpond.wire.errors import ProtocolError
 from millpond.wire.message import Kind, Message, message
@@ -25,23 +26,78 @@ _ENTRY = struct.Struct("!QIH")
 @message("fs.hello", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Hello(Message):
-    """First on a connection: go on with the session of this name, 16 bytes that nobody else can guess, or
-    begin it. A connection without has a session of its own. Answered by Welcome.
+    """First on a connection: go on with ``lane`` of the client, or begin it. Both are 16 bytes that nobody
+    else can guess. A client may have several lanes, each a conversation of its own, over the same files. One
+    that is not ``patient`` is answered Pending where others would have to give up a lock first. Answered by
+    Welcome.
     """
 
-    session: bytes
+    client: bytes
+    lane: bytes
+    patient: bool = True
+
+
+@message("fs.attend", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class Attend(Message):
+    """First on a connection: from now on the server asks here, at once for the first time, and the client
+    answers. Answered by Error, ESTALE, if the server does not know the client.
+    """
+
+    client: bytes
+
+
+@message("fs.recall", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class Recall(Message):
+    """Keep no longer what was granted of these files by grants up to ``upto``. No files: nothing, but both
+    know that the other lives. Answered by Recalled.
+    """
+
+    inodes: tuple[int, ...]
+    upto: int
+
+
+@message("fs.recalled", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class Recalled(Message):
+    """It is no longer kept. Those of the files that the client has opened without a word, to keep what it
+    reads, and has not named before.
+    """
+
+    open: tuple[int, ...]
 
 
 @message("fs.again", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Again(Message):
-    """Answered as the session's last request was, if that had no payload."""
+    """Answered as the lane's last request was, if that had no payload."""
 
 
 @message("fs.goodbye", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Goodbye(Message):
-    """The session ends with this connection. Answered by Done."""
+    """The client ends with this connection. Answered by Done."""
+
+
+@message("fs.walk", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class Walk(Message):
+    """Look up one name after the other, from ``start`` on. Answered by FoundIs; behind it the whole of a
+    regular file that has at most ``contents`` bytes, if it is granted.
+    """
+
+    start: int
+    names: tuple[bytes, ...]
+    contents: int = 0
+
+
+@message("fs.forget", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class Forget(Message):
+    """The client has forgotten these files, however often it found them. Answered by Done."""
+
+    nodes: tuple[int, ...]
 
 
 @message("fs.getattr", Kind.VOLUME)
@@ -49,7 +105,25 @@ class Goodbye(Message):
 class GetAttributes(Message):
     """Answered by AttributesAre."""
 
-    path: bytes
+    node: int
+
+
+@message("fs.setattr", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class SetAttributes(Message):
+    """None is to be kept. Times in nanoseconds since 1970, those named in ``now`` are the present one.
+    Answered by AttributesAre.
+    """
+
+    node: int
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    atime: int | None = None
+    mtime: int | None = None
+    now: tuple[str, ...] = ()
+    handle: int | None = None
 
 
 @message("fs.readdir", Kind.VOLUME)
@@ -57,7 +131,7 @@ class GetAttributes(Message):
 class ReadDirectory(Message):
     """Answered by Entries."""
 
-    path: bytes
+    node: int
 
 
 @message("fs.readlink", Kind.VOLUME)
@@ -65,15 +139,16 @@ class ReadDirectory(Message):
 class ReadLink(Message):
     """Answered by Link."""
 
-    path: bytes
+    node: int
 
 
 @message("fs.mknod", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class MakeNode(Message):
-    """Answered by Done. ``rdev`` is a device file's device."""
+    """Answered by FoundIs. ``rdev`` is a device file's device."""
 
-    path: bytes
+    parent: int
+    name: bytes
     mode: int
     owner: Owner | None = None
     rdev: int = 0
@@ -82,11 +157,33 @@ class MakeNode(Message):
 @message("fs.mkdir", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class MakeDirectory(Message):
-    """Answered by Done."""
+    """Answered by FoundIs."""
 
-    path: bytes
+    parent: int
+    name: bytes
     mode: int
     owner: Owner | None = None
+
+
+@message("fs.symlink", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class MakeSymlink(Message):
+    """Answered by FoundIs."""
+
+    parent: int
+    name: bytes
+    target: bytes
+    owner: Owner | None = None
+
+
+@message("fs.link", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class MakeLink(Message):
+    """Answered by FoundIs."""
+
+    node: int
+    parent: int
+    name: bytes
 
 
 @message("fs.unlink", Kind.VOLUME)
@@ -94,7 +191,8 @@ class MakeDirectory(Message):
 class Unlink(Message):
     """Answered by Done."""
 
-    path: bytes
+    parent: int
+    name: bytes
 
 
 @message("fs.rmdir", Kind.VOLUME)
@@ -102,92 +200,64 @@ class Unlink(Message):
 class RemoveDirectory(Message):
     """Answered by Done."""
 
-    path: bytes
-
-
-@message("fs.symlink", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
-class MakeSymlink(Message):
-    """Answered by Done."""
-
-    target: bytes
-    path: bytes
-    owner: Owner | None = None
+    parent: int
+    name: bytes
 
 
 @message("fs.rename", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Rename(Message):
-    """Answered by Done."""
+    """``flags`` as of renameat2(2). Answered by Done."""
 
-    old: bytes
-    new: bytes
+    parent: int
+    name: bytes
+    new_parent: int
+    new_name: bytes
+    flags: int = 0
 
 
-@message("fs.link", Kind.VOLUME)
+@message("fs.create", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
-class MakeLink(Message):
-    """Answered by Done."""
+class Create(Message):
+    """Answered by Opened; by Error ESTALE if there is one by now and O_EXCL is not given. ``keeps`` as in
+    Open.
+    """
 
-    old: bytes
-    new: bytes
-
-
-@message("fs.chmod", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
-class ChangeMode(Message):
-    """Answered by Done."""
-
-    path: bytes
+    parent: int
+    name: bytes
+    flags: int
     mode: int
-
-
-@message("fs.chown", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
-class ChangeOwner(Message):
-    """Answered by Done; -1 keeps one."""
-
-    path: bytes
-    uid: int
-    gid: int
-
-
-@message("fs.truncate", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
-class Truncate(Message):
-    """Answered by Done."""
-
-    path: bytes
-    size: int
-
-
-@message("fs.utimens", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
-class SetTimes(Message):
-    """Answered by Done; nanoseconds since 1970."""
-
-    path: bytes
-    atime: int
-    mtime: int
+    owner: Owner | None = None
+    keeps: bool = False
 
 
 @message("fs.open", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Open(Message):
-    """Answered by Opened."""
+    """Answered by Opened. ``keeps``: the client wants to keep what it reads."""
 
-    path: bytes
+    node: int
     flags: int
-    mode: int = 0
-    owner: Owner | None = None
+    keeps: bool = False
 
 
 @message("fs.read", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Read(Message):
-    """Answered by Data."""
+    """Answered by Data. ``shared``: what is read is to be kept."""
 
     handle: int
+    size: int
+    offset: int
+    shared: bool = False
+
+
+@message("fs.readfile", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class ReadFile(Message):
+    """As Read with ``shared``, of a file that the client has open without a word. Answered by Data."""
+
+    node: int
     size: int
     offset: int
 
@@ -195,10 +265,11 @@ class Read(Message):
 @message("fs.write", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Write(Message):
-    """The payload is the data; answered by Written."""
+    """The payload is the data, which goes to the file's end if ``append``; answered by Written."""
 
     handle: int
     offset: int
+    append: bool = False
 
 
 @message("fs.fsync", Kind.VOLUME)
@@ -210,6 +281,35 @@ class Sync(Message):
     data_only: bool
 
 
+@message("fs.fsyncdir", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class SyncDirectory(Message):
+    """Answered by Done."""
+
+    node: int
+
+
+@message("fs.fallocate", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class Allocate(Message):
+    """As fallocate(2). Answered by Done."""
+
+    handle: int
+    mode: int
+    offset: int
+    length: int
+
+
+@message("fs.lseek", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class Seek(Message):
+    """Where data or a hole begins, as lseek(2). Answered by OffsetIs."""
+
+    handle: int
+    offset: int
+    whence: int
+
+
 @message("fs.release", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Release(Message):
@@ -218,38 +318,38 @@ class Release(Message):
     handle: int
 
 
+@message("fs.closed", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class Closed(Message):
+    """A file that Recalled named is open no more. Answered by Done."""
+
+    inode: int
+
+
 @message("fs.statfs", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class GetStatistics(Message):
     """Answered by StatisticsAre."""
 
 
-@message("fs.ftruncate", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
-class TruncateOpen(Message):
-    """Answered by Done."""
-
-    handle: int
-    size: int
-
-
-@message("fs.fgetattr", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
-class GetOpenAttributes(Message):
-    """Answered by AttributesAre."""
-
-    handle: int
-
-
 @message("fs.welcome", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Welcome(Message):
-    """Whether the session goes on, and how many of its requests were performed, not counting Hello, Again and
-    Goodbye.
+    """``memory`` is another number, but never 0, if the server has forgotten what it knew of the client;
+    ``performed`` is how many of the lane's requests were performed, not counting Hello, Again and Goodbye.
+    ``root`` is the volume's node; locks are leased for ``lease`` seconds.
     """
 
-    known: bool
+    memory: int
     performed: int
+    root: int
+    lease: float
+
+
+@message("fs.pending", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class Pending(Message):
+    """Not done: others would have to give up a lock first. To be asked for over a patient lane."""
 
 
 @message("fs.done", Kind.VOLUME)
@@ -261,23 +361,41 @@ class Done(Message):
 @message("fs.error", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Error(Message):
-    """It failed, as ``errno`` says."""
+    """It failed, as ``errno`` says; ENOENT by ``granted``, as in FoundIs, may be kept of a name."""
 
     errno: int
+    granted: int = 0
+
+
+@message("fs.found", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class FoundIs(Message):
+    """A file. ``granted`` is the number of the grant by which its attributes, ``name_granted`` of that by
+    which its name may be kept; 0 for none. ``readable``: the server may read it, a regular file.
+    """
+
+    node: int
+    attributes: Attributes
+    granted: int = 0
+    name_granted: int = 0
+    readable: bool = False
 
 
 @message("fs.attributes", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class AttributesAre(Message):
-    """The attributes of a file."""
+    """The attributes of a file; ``granted`` as in FoundIs."""
 
     attributes: Attributes
+    granted: int = 0
 
 
 @message("fs.entries", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Entries(Message):
-    """The payload is a directory's listing, packed by ``pack_entries``."""
+    """The payload is a directory's listing, packed by ``pack_entries``; ``granted`` as in FoundIs."""
+
+    granted: int = 0
 
 
 @message("fs.link.target", Kind.VOLUME)
@@ -291,16 +409,27 @@ class Link(Message):
 @message("fs.opened", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Opened(Message):
-    """``handle`` is good on this connection; ``inode`` tells whether a later opening finds the same file."""
+    """``direct``: what is read may not be kept, as long as it is open. ``found`` is what was created."""
 
     handle: int
-    inode: int
+    direct: bool = False
+    found: FoundIs | None = None
 
 
 @message("fs.data", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Data(Message):
-    """The payload is what was read."""
+    """The payload is what was read; ``granted`` as in FoundIs."""
+
+    granted: int = 0
+
+
+@message("fs.offset", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class OffsetIs(Message):
+    """Where a seek has come to."""
+
+    offset: int
 
 
 @message("fs.written", Kind.VOLUME)
@@ -328,9 +457,9 @@ def pack_entries(entries: Iterable[Entry]) -> bytes:
     return b"".join(packed)
 
 
-def unpack_entries(data: bytes | bytearray) -> tuple[Entry, ...]:
+def unpack_entries(data: Buffer) -> tuple[Entry, ...]:
     """What ``pack_entries`` packed. Raises ProtocolError for anything else."""
-    entries, at = [], 0
+    data, entries, at = bytes(data), [], 0
     try:
         while at < len(data):
             inode, mode, length = _ENTRY.unpack_from(data, at)
@@ -342,10 +471,10 @@ def unpack_entries(data: bytes | bytearray) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _name(data: bytes | bytearray, length: int) -> str:
+def _name(data: bytes, length: int) -> str:
     if len(data) != length or not data or b"/" in data or b"\0" in data or data in (b".", b".."):
         raise ProtocolError("a directory's listing holds a name that no file can have")
-    return os.fsdecode(bytes(data))
+    return os.fsdecode(data)
 
 
 def known_errno(number: int) -> int:

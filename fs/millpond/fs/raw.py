@@ -1,7 +1,7 @@
 """Edge: a tree mounted through /dev/fuse itself, without libfuse.
 
-Where the kernel can (Linux 6.9), it reads and writes open files itself, as fast as the file system below;
-else data goes past its cache. It keeps neither names nor attributes, so each operation sees what others did.
+What the kernel keeps of names, attributes and data is what the tree lets it keep. Where the tree has the
+files and the kernel can (Linux 6.9), it reads and writes open files itself, as fast as the file system below.
 """
 
 from __future__ import annotations
@@ -20,12 +20,24 @@ from millpond.fs import abi
 from millpond.fs.abi import Code, Header, Valid
 from millpond.fs.kernel import Kernel
 from millpond.fs.mounts import require_mountable
-from millpond.fs.tree import Changes, Found, Node, Now, Tree
+from millpond.fs.tree import (
+    Absent,
+    Access,
+    Buffer,
+    Changes,
+    Found,
+    Known,
+    Node,
+    Now,
+    Tree,
+    WouldWait,
+    patient,
+)
 from millpond.fs.volume import Handle, Owner
 from millpond.wire.errors import LocalError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-Reply = Sequence[bytes]
+Reply = Sequence[Buffer]
 
 _THREADS = 4
 _SLOW = frozenset({Code.FSYNC, Code.FSYNCDIR})
@@ -51,21 +63,27 @@ def why_no_passthrough(directory: Path, backing: int) -> str:
 
 
 def mount_and_serve(
-    tree: Tree, mountpoint: Path, *, name: str, backing: int, on_ready: Callable[[], None]
+    tree: Tree,
+    mountpoint: Path,
+    *,
+    name: str,
+    backing: int | None = None,
+    options: Sequence[str] = ("allow_other",),
+    on_ready: Callable[[Kernel], None],
 ) -> None:
     """Mount ``tree`` at ``mountpoint`` as ``name`` and serve it, in this thread, until it is unmounted. Its
-    files lie in ``backing``, an open directory.
+    files may lie in ``backing``, an open directory. ``options`` are of mount(8).
 
     SIGTERM, SIGINT and SIGHUP unmount it. ``on_ready`` is called once it is mounted. The thread must be the
     main one. Raises LocalError if it cannot mount.
     """
     require_mountable(mountpoint, name)
     with _signals_held():
-        kernel = Kernel(mountpoint, name, backing)
+        kernel = Kernel(mountpoint, name, backing, options)
         binding = Binding(kernel, tree)
         try:
             with _stopped_by_signals():
-                on_ready()
+                on_ready(kernel)
                 binding.serve()
         finally:
             binding.close()
@@ -112,7 +130,8 @@ class Binding:
         self._waiting = ThreadPoolExecutor(_THREADS, "fsync")
 
     def serve(self) -> None:
-        """Answer requests until the mount has gone."""
+        """Answer requests until the mount has gone. This thread waits for nobody who holds a lock."""
+        patient.set(False)
         try:
             while True:
                 self._serve_one()
@@ -131,14 +150,22 @@ class Binding:
             return
         if header.code in _SLOW:
             self._waiting.submit(self._answer, does, header, memoryview(bytes(body)))
-        else:
+            return
+        try:
             self._answer(does, header, body)
+        except WouldWait:
+            self._waiting.submit(self._answer, does, header, memoryview(bytes(body)))
 
     def _answer(
         self, does: Callable[[Binding, Header, memoryview], Reply], header: Header, body: memoryview
     ) -> None:
         try:
             parts = does(self, header, body)
+        except Absent as absent:
+            if absent.seconds and header.code is Code.LOOKUP and self._kernel.keeps_names:
+                self._kernel.reply(header, [abi.pack_absence(absent.seconds)])
+            else:
+                self._kernel.fail(header, errno.ENOENT)
         except OSError as error:
             self._kernel.fail(header, error.errno or errno.EIO)
         except (OverflowError, ValueError):  # a number or a name that no system call takes
@@ -162,39 +189,36 @@ class Binding:
 
     def _lookup(self, header: Header, body: memoryview) -> Reply:
         (name,) = abi.names(body)
-        return _entry(self._tree.lookup(Node(header.node), name))
+        return self._entry(self._tree.lookup(Node(header.node), name))
+
+    def _entry(self, found: Found) -> Reply:
+        name_seconds = found.name_seconds if self._kernel.keeps_names else 0.0
+        return [abi.pack_entry(found.node, found.attributes, found.seconds, name_seconds)]
 
     def _getattr(self, header: Header, _body: memoryview) -> Reply:
-        return [abi.pack_attributes(self._tree.getattr(Node(header.node)))]
+        return [_attributes(self._tree.getattr(Node(header.node)))]
 
     def _setattr(self, header: Header, body: memoryview) -> Reply:
         valid, _, handle, *rest = abi.SETATTR.unpack_from(body)
-        return [
-            abi.pack_attributes(
-                self._tree.setattr(
-                    Node(header.node),
-                    _changes(Valid(valid), rest),
-                    Handle(handle) if valid & Valid.HANDLE else None,
-                )
-            )
-        ]
+        opened = Handle(handle) if valid & Valid.HANDLE else None
+        return [_attributes(self._tree.setattr(Node(header.node), _changes(Valid(valid), rest), opened))]
 
     def _readlink(self, header: Header, _body: memoryview) -> Reply:
         return [self._tree.readlink(Node(header.node))]
 
     def _symlink(self, header: Header, body: memoryview) -> Reply:
         name, target = abi.names(body, 2)
-        return _entry(self._tree.symlink(Node(header.node), name, target, _owner(header)))
+        return self._entry(self._tree.symlink(Node(header.node), name, target, _owner(header)))
 
     def _mknod(self, header: Header, body: memoryview) -> Reply:
         mode, rdev, _, _ = abi.MKNOD.unpack_from(body)
         (name,) = abi.names(body[abi.MKNOD.size :])
-        return _entry(self._tree.mknod(Node(header.node), name, mode, rdev, _owner(header)))
+        return self._entry(self._tree.mknod(Node(header.node), name, mode, rdev, _owner(header)))
 
     def _mkdir(self, header: Header, body: memoryview) -> Reply:
         mode, _ = abi.MKDIR.unpack_from(body)
         (name,) = abi.names(body[abi.MKDIR.size :])
-        return _entry(self._tree.mkdir(Node(header.node), name, mode, _owner(header)))
+        return self._entry(self._tree.mkdir(Node(header.node), name, mode, _owner(header)))
 
     def _unlink(self, header: Header, body: memoryview) -> Reply:
         self._tree.unlink(Node(header.node), *abi.names(body))
@@ -218,7 +242,7 @@ class Binding:
 
     def _link(self, header: Header, body: memoryview) -> Reply:
         (node,) = abi.LINK.unpack_from(body)
-        return _entry(self._tree.link(Node(node), Node(header.node), *abi.names(body[abi.LINK.size :])))
+        return self._entry(self._tree.link(Node(node), Node(header.node), *abi.names(body[abi.LINK.size :])))
 
     def _open(self, header: Header, body: memoryview) -> Reply:
         flags, _ = abi.OPEN.unpack_from(body)
@@ -230,13 +254,17 @@ class Binding:
         flags, mode, _, _ = abi.CREATE.unpack_from(body)
         (name,) = abi.names(body[abi.CREATE.size :])
         found, handle = self._tree.create(Node(header.node), name, flags, mode, _owner(header))
-        return [*_entry(found), self._opened(found.node, handle)]
+        return [*self._entry(found), self._opened(found.node, handle)]
 
     def _opened(self, node: Node, handle: Handle) -> bytes:
-        backing = self._backings.open(node, handle, self._tree.descriptor(handle))
-        if backing is None:
-            return abi.pack_opened(handle, abi.OPEN_DIRECT_IO)
-        return abi.pack_opened(handle, abi.OPEN_PASSTHROUGH, backing)
+        access = self._tree.access(handle)
+        if access is Access.KEPT:
+            return abi.pack_opened(handle, abi.OPEN_KEEP_CACHE)
+        if access is Access.KERNEL:
+            backing = self._backings.open(node, handle, self._tree.descriptor(handle))
+            if backing is not None:
+                return abi.pack_opened(handle, abi.OPEN_PASSTHROUGH, backing)
+        return abi.pack_opened(handle, abi.OPEN_DIRECT_IO)
 
     def _read(self, _header: Header, body: memoryview) -> Reply:
         handle, offset, size, *_ = abi.READ.unpack_from(body)
@@ -251,7 +279,7 @@ class Binding:
 
     def _drop_privileges(self, node: Node) -> None:
         """Who writes to a program does not decide as whom it runs."""
-        mode = self._tree.getattr(node).mode
+        mode = self._tree.getattr(node).attributes.mode
         dropped = stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0)
         if mode & dropped:
             self._tree.setattr(node, Changes(mode=stat.S_IMODE(mode) & ~dropped))
@@ -351,8 +379,8 @@ class _Backings:
             del self._users[node]
 
 
-def _entry(found: Found) -> Reply:
-    return [abi.pack_entry(found.node, found.attributes)]
+def _attributes(known: Known) -> bytes:
+    return abi.pack_attributes(known.attributes, known.seconds)
 
 
 def _owner(header: Header) -> Owner:

@@ -1,37 +1,69 @@
-"""Edge: how each request of a client is done on a volume, and what the client has open there."""
+"""Edge: how each request of a client is done on a volume, and what the client knows and has open there."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import stat
+import threading
 from collections.abc import Callable
 from functools import singledispatchmethod
 
 from millpond.fs import protocol as p
-from millpond.fs.volume import Handle, Volume, failure
+from millpond.fs.guarded import ClientGuard, Guarded
+from millpond.fs.inodes import Inodes
+from millpond.fs.locks import Holder
+from millpond.fs.master import Master
+from millpond.fs.tree import ROOT, Buffer, Changes, Found, Node, Now
+from millpond.fs.volume import MAX_TRANSFER, Attributes, Handle, failure, within
+from millpond.wire.channel import FileSlice
 from millpond.wire.errors import ProtocolError
 from millpond.wire.message import Message
 
-Reply = tuple[Message, bytes]
+Reply = tuple[Message, bytes | FileSlice]
 _MOST_FILES = 4096  # that one client may have open: descriptors are for all of them
+_MOST_NODES = 1 << 16  # that one client may know; each is a descriptor, too
+_LARGE = 1 << 16
+_MAX_OFFSET = (1 << 63) - 1
+_MAX_SECONDS = 1 << 40  # 34,000 years, within any file system's own clamp
+_CREATE_FLAGS = os.O_ACCMODE | os.O_EXCL | os.O_TRUNC | os.O_SYNC | os.O_DSYNC
+_ROOT_INODE = 0  # as its own number may be that of a file of another file system
 _DONE: Reply = (p.Done(), b"")
 
 
 class Requests:
-    """The requests of one client. ``payload`` is what came behind the present one."""
+    """The requests of one client on ``tree``, whose locks ``master`` has. Threads may call at once."""
 
-    def __init__(self, volume: Volume) -> None:
-        self._volume = volume
-        self._handles: set[Handle] = set()
-        self.payload = b""
+    def __init__(self, tree: Inodes, master: Master) -> None:
+        self._plain, self._master = tree, master
+        self.holder: Holder = master.join()
+        self._tree = Guarded(tree, ClientGuard(master, self.holder))
+        self._nodes: set[Node] = set()
+        self._handles: dict[Handle, Node] = {}
+        self._keeping: set[Handle] = set()
+        self._in_use: dict[Node, int] = {}
+        self._lock = threading.Lock()
+        self.closed = False
 
-    def release_all(self) -> None:
-        """Close what the client left open."""
-        for handle in self._handles:
+    def close(self) -> None:
+        """Close what the client left open, and forget what it knew."""
+        with self._lock:  # what is still under way leaves nothing behind
+            self.closed = True
+            handles, self._handles = self._handles, {}
+            nodes, self._nodes = self._nodes, set()
+        self._master.leave(self.holder)
+        for handle in handles:
             with contextlib.suppress(OSError):  # nobody is left to hear of it
-                self._volume.release(handle)
-        self._handles.clear()
+                self._tree.release(handle)
+        for node in nodes:
+            self._plain.forget(node, 1)
+
+    def _node(self, number: int) -> Node:
+        node = Node(number)
+        if node not in self._nodes and node != ROOT:
+            raise failure(errno.ESTALE)
+        return node
 
     def _own(self, number: int) -> Handle:
         handle = Handle(number)
@@ -39,110 +71,284 @@ class Requests:
             raise failure(errno.EBADF)
         return handle
 
+    def _share(self, node: Node) -> int:
+        if node == ROOT:  # nobody changes it
+            return self._master.share(self.holder, _ROOT_INODE)
+        return self._master.share(self.holder, self._plain.inode(node)) if self._plain.is_public(node) else 0
+
+    def _found(self, found: Found, named: int = 0) -> p.FoundIs:
+        """The client knows the file from now on. Its attributes are looked at once they are granted."""
+        self._keep(found.node)
+        granted = self._share(found.node)
+        attributes = self._plain.getattr(found.node).attributes if granted else found.attributes
+        readable = bool(granted) and self._may_read(found.node, attributes)
+        return p.FoundIs(found.node, attributes, granted, named, readable)
+
+    def _may_read(self, node: Node, attributes: Attributes) -> bool:
+        return stat.S_ISREG(attributes.mode) and self._plain.may_read(node)
+
+    def _keep(self, node: Node) -> None:
+        """It counts once, however often it is found."""
+        with self._lock:
+            known = node in self._nodes or node == ROOT
+            full = not known and (self.closed or len(self._nodes) >= _MOST_NODES)
+            if not known and not full:
+                self._nodes.add(node)
+        if known or full:
+            self._plain.forget(node, 1)
+        if full:
+            raise failure(errno.ENFILE)
+
     def _done(self, operation: Callable[..., None], *arguments: object) -> Reply:
         operation(*arguments)
         return _DONE
 
     @singledispatchmethod
-    def perform(self, request: Message) -> Reply:
-        """Do what the client asks for. Raises OSError; ProtocolError if it is no request."""
+    def perform(self, request: Message, _payload: Buffer) -> Reply:
+        """Do what the client asks for. Raises OSError; ProtocolError if it is no request; WouldWait."""
         raise ProtocolError(f"'{request.NAME}' is no request to a volume")
 
     @perform.register
-    def _(self, request: p.GetAttributes) -> Reply:
-        return p.AttributesAre(self._volume.getattr(os.fsdecode(request.path))), b""
+    def _(self, request: p.Walk, _payload: Buffer) -> Reply:
+        start = self._node(request.start)
+        named = self._share(start) if len(request.names) == 1 else 0
+        try:
+            found = self._found(self._tree.walk(start, request.names), named)
+        except FileNotFoundError:
+            return p.Error(errno.ENOENT, named), b""
+        if found.readable and 0 < found.attributes.size <= min(request.contents, MAX_TRANSFER):
+            return found, self._whole(Node(found.node), found.attributes.size)
+        return found, b""
+
+    def _whole(self, node: Node, size: int) -> bytes:
+        """All of a file; nothing if that does not succeed."""
+        try:
+            handle = self._plain.open(node, os.O_RDONLY)
+        except OSError:
+            return b""
+        try:
+            data = bytes(self._plain.read(handle, size + 1, 0))
+        finally:
+            self._plain.release(handle)
+        return data if len(data) == size else b""
 
     @perform.register
-    def _(self, request: p.ReadDirectory) -> Reply:
-        listing = p.pack_entries(self._volume.readdir(os.fsdecode(request.path)))
+    def _(self, request: p.Forget, _payload: Buffer) -> Reply:
+        for number in request.nodes:
+            node = Node(number)
+            with self._lock:
+                known = node in self._nodes and node not in self._in_use
+                if known:
+                    self._nodes.discard(node)
+            if known:
+                self._master.forget(self.holder, self._plain.inode(node))
+                self._plain.forget(node, 1)
+        return _DONE
+
+    @perform.register
+    def _(self, request: p.GetAttributes, _payload: Buffer) -> Reply:
+        return self._attributes(self._node(request.node)), b""
+
+    def _attributes(self, node: Node) -> p.AttributesAre:
+        granted = self._share(node)
+        return p.AttributesAre(self._plain.getattr(node).attributes, granted)
+
+    @perform.register
+    def _(self, request: p.SetAttributes, _payload: Buffer) -> Reply:
+        node = self._node(request.node)
+        handle = None if request.handle is None else self._own(request.handle)
+        self._tree.setattr(node, _changes(request), handle)
+        return self._attributes(node), b""
+
+    @perform.register
+    def _(self, request: p.ReadDirectory, _payload: Buffer) -> Reply:
+        node = self._node(request.node)
+        granted = self._share(node)
+        handle = self._tree.opendir(node)
+        try:
+            found = (entry for entry in self._tree.readdir(handle, 0) if entry.name not in (".", ".."))
+            listing = p.pack_entries(found)
+        finally:
+            self._plain.release(handle)
         if len(listing) > p.MAX_LISTING:
             raise failure(errno.EOVERFLOW)
-        return p.Entries(), listing
+        return p.Entries(granted), listing
 
     @perform.register
-    def _(self, request: p.ReadLink) -> Reply:
-        return p.Link(os.fsencode(self._volume.readlink(os.fsdecode(request.path)))), b""
+    def _(self, request: p.ReadLink, _payload: Buffer) -> Reply:
+        return p.Link(self._tree.readlink(self._node(request.node))), b""
 
     @perform.register
-    def _(self, request: p.MakeNode) -> Reply:
-        path = os.fsdecode(request.path)
-        return self._done(self._volume.mknod, path, request.mode, request.owner, request.rdev)
+    def _(self, request: p.MakeNode, _payload: Buffer) -> Reply:
+        parent, mode = self._node(request.parent), within(request.mode, 0, 0o177777)
+        made = self._tree.mknod(parent, request.name, mode, request.rdev, request.owner)
+        return self._found(made, self._share(parent)), b""
 
     @perform.register
-    def _(self, request: p.MakeDirectory) -> Reply:
-        return self._done(self._volume.mkdir, os.fsdecode(request.path), request.mode, request.owner)
+    def _(self, request: p.MakeDirectory, _payload: Buffer) -> Reply:
+        parent = self._node(request.parent)
+        made = self._tree.mkdir(parent, request.name, request.mode, request.owner)
+        return self._found(made, self._share(parent)), b""
 
     @perform.register
-    def _(self, request: p.Unlink) -> Reply:
-        return self._done(self._volume.unlink, os.fsdecode(request.path))
+    def _(self, request: p.MakeSymlink, _payload: Buffer) -> Reply:
+        parent = self._node(request.parent)
+        made = self._tree.symlink(parent, request.name, request.target, request.owner)
+        return self._found(made, self._share(parent)), b""
 
     @perform.register
-    def _(self, request: p.RemoveDirectory) -> Reply:
-        return self._done(self._volume.rmdir, os.fsdecode(request.path))
+    def _(self, request: p.MakeLink, _payload: Buffer) -> Reply:
+        parent = self._node(request.parent)
+        made = self._tree.link(self._node(request.node), parent, request.name)
+        return self._found(made, self._share(parent)), b""
 
     @perform.register
-    def _(self, request: p.MakeSymlink) -> Reply:
-        target, path = os.fsdecode(request.target), os.fsdecode(request.path)
-        return self._done(self._volume.symlink, target, path, request.owner)
+    def _(self, request: p.Unlink, _payload: Buffer) -> Reply:
+        return self._done(self._tree.unlink, self._node(request.parent), request.name)
 
     @perform.register
-    def _(self, request: p.Rename) -> Reply:
-        return self._done(self._volume.rename, os.fsdecode(request.old), os.fsdecode(request.new))
+    def _(self, request: p.RemoveDirectory, _payload: Buffer) -> Reply:
+        return self._done(self._tree.rmdir, self._node(request.parent), request.name)
 
     @perform.register
-    def _(self, request: p.MakeLink) -> Reply:
-        return self._done(self._volume.link, os.fsdecode(request.old), os.fsdecode(request.new))
+    def _(self, request: p.Rename, _payload: Buffer) -> Reply:
+        parent, new_parent = self._node(request.parent), self._node(request.new_parent)
+        names = (request.name, new_parent, request.new_name)
+        return self._done(self._tree.rename, parent, *names, within(request.flags, 0, 7))
 
     @perform.register
-    def _(self, request: p.ChangeMode) -> Reply:
-        return self._done(self._volume.chmod, os.fsdecode(request.path), request.mode)
+    def _(self, request: p.Create, _payload: Buffer) -> Reply:
+        self._require_room()
+        parent, flags = self._node(request.parent), request.flags & _CREATE_FLAGS
+        made, handle = self._tree.create(parent, request.name, flags, request.mode, request.owner)
+        try:
+            direct = self._opened(handle, made.node, request.keeps)
+        except OSError:
+            self._plain.forget(made.node, 1)
+            raise
+        return p.Opened(handle, direct, self._found(made, self._share(parent))), b""
 
-    @perform.register
-    def _(self, request: p.ChangeOwner) -> Reply:
-        return self._done(self._volume.chown, os.fsdecode(request.path), request.uid, request.gid)
+    def _opened(self, handle: Handle, node: Node, keeps: bool) -> bool:
+        """The client has opened the file; whether it must not keep what it reads."""
+        with self._lock:
+            if not self.closed:
+                return self._kept_open(handle, node, keeps)
+        self._tree.release(handle)
+        raise failure(errno.ESTALE)
 
-    @perform.register
-    def _(self, request: p.Truncate) -> Reply:
-        return self._done(self._volume.truncate, os.fsdecode(request.path), request.size)
+    def _kept_open(self, handle: Handle, node: Node, keeps: bool) -> bool:
+        self._handles[handle] = node
+        self._in_use[node] = self._in_use.get(node, 0) + 1
+        if not (keeps and self._plain.is_public(node)):
+            return True
+        if self._master.opened(self.holder, self._plain.inode(node)):
+            self._keeping.add(handle)
+            return False
+        return True
 
-    @perform.register
-    def _(self, request: p.SetTimes) -> Reply:
-        return self._done(self._volume.utimens, os.fsdecode(request.path), request.atime, request.mtime)
-
-    @perform.register
-    def _(self, request: p.Open) -> Reply:
+    def _require_room(self) -> None:
         if len(self._handles) >= _MOST_FILES:
             raise failure(errno.EMFILE)
-        handle = self._volume.open(os.fsdecode(request.path), request.flags, request.mode, request.owner)
-        self._handles.add(handle)
-        return p.Opened(handle, self._volume.fgetattr(handle).inode), b""
 
     @perform.register
-    def _(self, request: p.Read) -> Reply:
-        return p.Data(), self._volume.read(self._own(request.handle), request.size, request.offset)
+    def _(self, request: p.Open, _payload: Buffer) -> Reply:
+        self._require_room()
+        node = self._node(request.node)
+        handle = self._tree.open(node, within(request.flags, 0, (1 << 31) - 1) & _CREATE_FLAGS & ~os.O_EXCL)
+        return p.Opened(handle, self._opened(handle, node, request.keeps)), b""
 
     @perform.register
-    def _(self, request: p.Write) -> Reply:
-        return p.Written(self._volume.write(self._own(request.handle), self.payload, request.offset)), b""
-
-    @perform.register
-    def _(self, request: p.Sync) -> Reply:
-        return self._done(self._volume.fsync, self._own(request.handle), request.data_only)
-
-    @perform.register
-    def _(self, request: p.Release) -> Reply:
+    def _(self, request: p.Read, _payload: Buffer) -> Reply:
         handle = self._own(request.handle)
-        self._handles.discard(handle)
-        return self._done(self._volume.release, handle)
+        offset = within(request.offset, 0, _MAX_OFFSET)
+        size = min(within(request.size, 0, _MAX_OFFSET), MAX_TRANSFER)
+        node = self._handles[handle]
+        granted = 0
+        if request.shared and self._plain.is_public(node):
+            granted = self._master.share_data(self.holder, self._plain.inode(node))
+        return p.Data(granted), self._part(handle, size, offset)
 
     @perform.register
-    def _(self, _request: p.GetStatistics) -> Reply:
-        return p.StatisticsAre(self._volume.statfs()), b""
+    def _(self, request: p.ReadFile, _payload: Buffer) -> Reply:
+        node, offset = self._node(request.node), within(request.offset, 0, _MAX_OFFSET)
+        size = min(within(request.size, 0, _MAX_OFFSET), MAX_TRANSFER)
+        granted = 0
+        if self._plain.is_public(node):
+            granted = self._master.share_data(self.holder, self._plain.inode(node))
+        handle = self._plain.open(node, os.O_RDONLY)
+        try:
+            return p.Data(granted), self._part(handle, size, offset)
+        finally:
+            self._plain.release(handle)
+
+    def _part(self, handle: Handle, size: int, offset: int) -> bytes | FileSlice:
+        """What is read; a larger part is to be sent from where it lies, and its descriptor then closed."""
+        if size >= _LARGE:
+            descriptor = self._tree.descriptor(handle)
+            size = max(0, min(size, os.fstat(descriptor).st_size - offset))
+            if size >= _LARGE:
+                return FileSlice(os.dup(descriptor), offset, size)
+        return bytes(self._tree.read(handle, size, offset))
 
     @perform.register
-    def _(self, request: p.TruncateOpen) -> Reply:
-        return self._done(self._volume.ftruncate, self._own(request.handle), request.size)
+    def _(self, request: p.Write, payload: Buffer) -> Reply:
+        handle, offset = self._own(request.handle), within(request.offset, 0, _MAX_OFFSET)
+        return p.Written(self._tree.write(handle, payload, offset, append=request.append)), b""
 
     @perform.register
-    def _(self, request: p.GetOpenAttributes) -> Reply:
-        return p.AttributesAre(self._volume.fgetattr(self._own(request.handle))), b""
+    def _(self, request: p.Sync, _payload: Buffer) -> Reply:
+        return self._done(self._tree.fsync, self._own(request.handle), request.data_only)
+
+    @perform.register
+    def _(self, request: p.SyncDirectory, _payload: Buffer) -> Reply:
+        handle = self._tree.opendir(self._node(request.node))
+        try:
+            self._tree.fsync(handle, False)
+        finally:
+            self._plain.release(handle)
+        return _DONE
+
+    @perform.register
+    def _(self, request: p.Allocate, _payload: Buffer) -> Reply:
+        handle = self._own(request.handle)
+        where = within(request.offset, 0, _MAX_OFFSET), within(request.length, 0, _MAX_OFFSET)
+        return self._done(self._tree.allocate, handle, within(request.mode, 0, 0xFF), *where)
+
+    @perform.register
+    def _(self, request: p.Seek, _payload: Buffer) -> Reply:
+        handle, offset = self._own(request.handle), within(request.offset, 0, _MAX_OFFSET)
+        return p.OffsetIs(self._tree.seek(handle, offset, within(request.whence, 0, 4))), b""
+
+    @perform.register
+    def _(self, request: p.Release, _payload: Buffer) -> Reply:
+        handle = self._own(request.handle)
+        node = self._handles.pop(handle)
+        self._in_use[node] -= 1
+        if not self._in_use[node]:
+            del self._in_use[node]
+        if handle in self._keeping:
+            self._keeping.discard(handle)
+            self._master.closed(self.holder, self._plain.inode(node))
+        return self._done(self._tree.release, handle)
+
+    @perform.register
+    def _(self, request: p.Closed, _payload: Buffer) -> Reply:
+        return self._done(self._master.closed, self.holder, request.inode)
+
+    @perform.register
+    def _(self, _request: p.GetStatistics, _payload: Buffer) -> Reply:
+        return p.StatisticsAre(self._tree.statfs()), b""
+
+
+def _changes(request: p.SetAttributes) -> Changes:
+    """What is to be set. Raises OSError: EINVAL for what no file can have."""
+    if request.size is not None:
+        within(request.size, 0, _MAX_OFFSET)
+    if request.mode is not None:
+        within(request.mode, 0, 0o177777)
+    times = {}
+    for name, time in (("atime", request.atime), ("mtime", request.mtime)):
+        if time is not None:
+            within(time, -_MAX_SECONDS * 10**9, _MAX_SECONDS * 10**9)
+        times[name] = Now.NOW if name in request.now else time
+    return Changes(request.mode, request.uid, request.gid, request.size, times["atime"], times["mtime"])

@@ -4,59 +4,112 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 
 from millpond.fs import protocol as p
-from millpond.fs.sessions import Session, Sessions
+from millpond.fs.master import Master
+from millpond.fs.sessions import Client, Lane, Sessions
+from millpond.fs.tree import ROOT
 from millpond.fs.volume import MAX_TRANSFER
-from millpond.wire.channel import Channel
+from millpond.wire.channel import Channel, FileSlice
 from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, MillpondError, ProtocolError, RemoteError
+from millpond.wire.errors import ConnectionLost, LimitExceeded, MillpondError, ProtocolError, RemoteError
 from millpond.wire.frame import Head
 from millpond.wire.message import Failure
 
 _TRANSFER_SECONDS = 60.0
+_CALLS_PER_LEASE = 4
 
 
 def serve(
     channel: Channel, sessions: Sessions, *, idle: float | None = None, transfer: float = _TRANSFER_SECONDS
 ) -> RemoteError | None:
-    """Answer one client's requests until its connection ends.
+    """Hold one conversation with a client until its connection ends.
 
     ``idle`` is how many seconds a client may say nothing, ``transfer`` how many a payload or a reply may
     take. Returns what ended the conversation, None if the client closed it between two requests.
     """
-    session = sessions.nameless(channel)
     try:
-        head = channel.receive(Deadline.after(idle))
-        if isinstance(head.message, p.Hello):
-            session, known = sessions.enter(head.message.session, channel)
-            channel.send(p.Welcome(known, session.performed), Deadline.after(transfer))
-            head = channel.receive(Deadline.after(idle))
-        while not isinstance(head.message, p.Goodbye):
-            _answer(channel, session, head, transfer)
-            head = channel.receive(Deadline.after(idle))
-        sessions.end(session)
-        channel.send(p.Done(), Deadline.after(transfer))
+        first = channel.receive(Deadline.after(idle))
+        if isinstance(first.message, p.Attend):
+            _call(channel, sessions, first.message)
+        elif isinstance(first.message, p.Hello):
+            _answer_all(channel, sessions, first.message, idle, transfer)
+        else:
+            raise ProtocolError(f"{channel.peer} began with '{first.message.NAME}'")
     except RemoteError as error:
         if isinstance(error, ProtocolError):
             _refuse(channel, error)
         return None if isinstance(error, ConnectionLost) and channel.closed_cleanly else error
     finally:
-        sessions.leave(session, channel)
         channel.close()
     return None
 
 
-def _answer(channel: Channel, session: Session, head: Head, seconds: float) -> None:
+def _answer_all(
+    channel: Channel, sessions: Sessions, hello: p.Hello, idle: float | None, transfer: float
+) -> None:
+    client, lane = sessions.enter(hello, channel)
+    buffer = memoryview(bytearray(MAX_TRANSFER))
+    try:
+        welcome = p.Welcome(client.memory, lane.performed, ROOT, sessions.master.lease)
+        channel.send(welcome, Deadline.after(transfer))
+        head = channel.receive(Deadline.after(idle))
+        while not isinstance(head.message, p.Goodbye):
+            _answer(channel, lane, head, transfer, hello.patient, buffer)
+            head = channel.receive(Deadline.after(idle))
+        sessions.end(client)
+        channel.send(p.Done(), Deadline.after(transfer))
+    finally:
+        sessions.leave(client, lane, channel)
+
+
+def _answer(
+    channel: Channel, lane: Lane, head: Head, seconds: float, may_wait: bool, buffer: memoryview
+) -> None:
     deadline = Deadline.after(seconds)
     if head.payload_size and not isinstance(head.message, p.Write):
         raise ProtocolError(f"{channel.peer} sent {head.payload_size} bytes behind '{head.message.NAME}'")
-    payload = bytes(channel.receive_payload(MAX_TRANSFER, deadline)) if head.payload_size else b""
+    if head.payload_size > len(buffer):
+        raise LimitExceeded(
+            f"{channel.peer} sent {head.payload_size} bytes; at most {len(buffer)} are accepted"
+        )
+    payload = buffer[: head.payload_size]
+    channel.receive_into(payload, deadline)
     try:
-        reply, body = session.perform(channel, head.message, payload)
+        reply, body = lane.perform(channel, head.message, payload, may_wait=may_wait)
     except OSError as error:
         reply, body = p.Error(error.errno or errno.EIO), b""
-    channel.send(reply, deadline, body)
+    try:
+        channel.send(reply, deadline, body)
+    finally:
+        if isinstance(body, FileSlice):
+            os.close(body.descriptor)
+
+
+def _call(channel: Channel, sessions: Sessions, attend: p.Attend) -> None:
+    """Tell a client what it has to give up, until its connection ends."""
+    client, master = sessions.known(attend.client), sessions.master
+    if client is None:
+        channel.send(p.Error(errno.ESTALE), Deadline.after(_TRANSFER_SECONDS))
+        return
+    client.caller = channel
+    master.attend(client.holder, lambda: client.caller is not None and client.caller.peer_has_closed)
+    try:
+        _recall(channel, client, master, at_once=True)
+        while sessions.known(attend.client) is client and client.caller is channel:
+            _recall(channel, client, master)
+    finally:
+        if channel.peer_has_closed and client.caller is channel:
+            master.gone(client.holder)
+
+
+def _recall(channel: Channel, client: Client, master: Master, *, at_once: bool = False) -> None:
+    """What is to be given up, or after a while nothing: each answer renews the lease."""
+    inodes, upto = master.next_recall(client.holder, 0 if at_once else master.lease / _CALLS_PER_LEASE)
+    answer = channel.call(p.Recall(tuple(inodes), upto), p.Recalled, Deadline.after(2 * master.lease))
+    master.heard(client.holder)
+    master.recalled(client.holder, inodes, upto, answer.open)
 
 
 def _refuse(channel: Channel, error: ProtocolError) -> None:

@@ -1,35 +1,40 @@
-"""Edge (threads, the clock): what clients have open, and what each was told last, across its connections.
+"""Edge (threads, the clock): the clients of a volume, and what each was told last, across their connections.
 
-A client whose connection is lost may come back for a while: its files are as they were, and it hears again
-what it did not hear, so that nothing is done twice. Whoever comes with a session's name has it from then on:
+A client whose connections are lost may come back for a while: its files are as they were, and it hears again
+what it did not hear, so that nothing is done twice. Whoever comes with a lane's name has it from then on:
 what still arrives over an earlier connection is not done.
 """
 
 from __future__ import annotations
 
 import errno
+import secrets
 import threading
 
 from millpond.fs import protocol as p
+from millpond.fs.inodes import Inodes
+from millpond.fs.locks import Holder
+from millpond.fs.master import Master
 from millpond.fs.requests import Reply, Requests
-from millpond.fs.volume import Volume
+from millpond.fs.tree import Buffer, WouldWait, patient
 from millpond.wire.channel import Channel
 from millpond.wire.errors import ConnectionLost, ProtocolError
 from millpond.wire.message import Message
 
 _KEEP_SECONDS = 60.0
 _MOST = 64
+_MOST_LANES = 16
 _NAME = 16  # bytes
 
 
-class Session:
-    """One client's: the requests of the connection that has it are performed, one at a time. ``performed``
-    counts them.
+class Lane:
+    """One conversation of a client: the requests of the connection that has it are performed, one at a time.
+    ``performed`` counts them.
     """
 
-    def __init__(self, volume: Volume, name: bytes) -> None:
-        self.name, self.performed = name, 0
-        self._requests = Requests(volume)
+    def __init__(self, requests: Requests) -> None:
+        self.performed = 0
+        self._requests = requests
         self._last: Message | None = None
         self._lock = threading.Lock()
         self._channel: Channel | None = None
@@ -41,38 +46,37 @@ class Session:
         if before and before is not channel:
             before.shut_down()
 
-    def leave(self, channel: Channel) -> bool:
-        """It belongs to no connection now, unless it belonged to another."""
+    def leave(self, channel: Channel) -> None:
+        """It belongs to no connection now, unless it belongs to another."""
         with self._lock:
-            if self._channel is not channel:
-                return False
-            self._channel = None
-            return True
+            if self._channel is channel:
+                self._channel = None
 
     @property
     def away(self) -> bool:
         """Whether it belongs to no connection."""
-        with self._lock:
-            return self._channel is None
+        return self._channel is None
 
-    def perform(self, channel: Channel, request: Message, payload: bytes) -> Reply:
+    def perform(self, channel: Channel, request: Message, payload: Buffer, *, may_wait: bool) -> Reply:
         """Do what the client asks for over ``channel``. Raises OSError for what cannot be told again,
-        ProtocolError, and ConnectionLost if the session has gone on elsewhere.
+        ProtocolError, and ConnectionLost if the lane has gone on elsewhere.
         """
         with self._lock:
-            if self._channel is not channel:
+            if self._channel is not channel or self._requests.closed:
                 raise ConnectionLost(f"{channel.peer} has come back over another connection")
             if isinstance(request, p.Again):
                 return self._again(), b""
-            self._requests.payload = payload
-            reply, body = self._perform(request)
+            patient.set(may_wait)
+            reply, body = self._perform(request, payload)
             self.performed += 1
             self._last = None if body else reply
             return reply, body
 
-    def _perform(self, request: Message) -> Reply:
+    def _perform(self, request: Message, payload: Buffer) -> Reply:
         try:
-            return self._requests.perform(request)
+            return self._requests.perform(request, payload)
+        except WouldWait:
+            return p.Pending(), b""
         except OSError as error:
             return p.Error(error.errno or errno.EIO), b""
         except (OverflowError, ValueError):  # a number or a name that no system call takes
@@ -83,88 +87,111 @@ class Session:
             raise OSError(errno.EIO, "there is nothing to be told again")
         return self._last
 
-    def close(self) -> None:
-        """Close what the client left open."""
-        with self._lock:
-            self._channel = None
-            self._requests.release_all()
+
+class Client:
+    """One client's files and lanes. ``memory`` tells it from the same client once it was forgotten;
+    ``caller`` is the connection over which it is told what to give up.
+    """
+
+    def __init__(self, name: bytes, tree: Inodes, master: Master) -> None:
+        self.name, self.memory = name, secrets.randbits(62) + 1
+        self.requests = Requests(tree, master)
+        self.lanes: dict[bytes, Lane] = {}
+        self.caller: Channel | None = None
+
+    @property
+    def holder(self) -> Holder:
+        """Of locks."""
+        return self.requests.holder
+
+    @property
+    def away(self) -> bool:
+        """Whether it has no connection."""
+        return all(lane.away for lane in self.lanes.values())
+
+    def lane(self, name: bytes, peer: str) -> Lane:
+        """The lane with this name. Raises ProtocolError."""
+        if name not in self.lanes and len(self.lanes) >= _MOST_LANES:
+            raise ProtocolError(f"{peer} would have more than {_MOST_LANES} lanes")
+        return self.lanes.setdefault(name, Lane(self.requests))
 
 
 class Sessions:
-    """All clients of ``volume``. A session is kept for ``keep`` seconds without a connection."""
+    """All clients of ``tree``. A client is remembered for ``keep`` seconds without a connection."""
 
-    def __init__(self, volume: Volume, keep: float = _KEEP_SECONDS) -> None:
-        self._volume, self._keep = volume, keep
-        self._sessions: dict[bytes, Session] = {}
+    def __init__(self, tree: Inodes, master: Master | None = None, keep: float = _KEEP_SECONDS) -> None:
+        self.master = master or Master()
+        self._tree, self._keep = tree, keep
+        self._clients: dict[bytes, Client] = {}
         self._timers: dict[bytes, threading.Timer] = {}
         self._lock = threading.Lock()
 
-    def nameless(self, channel: Channel) -> Session:
-        """One that ends with its connection."""
-        session = Session(self._volume, b"")
-        session.take(channel)
-        return session
-
-    def enter(self, name: bytes, channel: Channel) -> tuple[Session, bool]:
-        """The session with this name, and whether it was there. Raises ProtocolError."""
-        if len(name) != _NAME:
-            raise ProtocolError(f"{channel.peer} sent a session's name of {len(name)} bytes, not {_NAME}")
+    def enter(self, hello: p.Hello, channel: Channel) -> tuple[Client, Lane]:
+        """The client and its lane, both new if they are not known. Raises ProtocolError."""
+        for name in (hello.client, hello.lane):
+            if len(name) != _NAME:
+                raise ProtocolError(f"{channel.peer} sent a name of {len(name)} bytes, not {_NAME}")
         with self._lock:
-            session, known = self._sessions.get(name), name in self._sessions
-            if session is None:
+            if hello.client not in self._clients:
                 self._make_room(channel)
-                session = self._sessions[name] = Session(self._volume, name)
-            if timer := self._timers.pop(name, None):
+                self._clients[hello.client] = Client(hello.client, self._tree, self.master)
+            client = self._clients[hello.client]
+            lane = client.lane(hello.lane, channel.peer)
+            if timer := self._timers.pop(hello.client, None):
                 timer.cancel()
-        session.take(channel)
-        return session, known
+        lane.take(channel)  # once its last request is done: nobody else waits for that
+        return client, lane
+
+    def known(self, name: bytes) -> Client | None:
+        """The client with this name."""
+        with self._lock:
+            return self._clients.get(name)
 
     def _make_room(self, channel: Channel) -> None:
         """At most so many, so that nobody can fill the memory with them; the longest away goes first."""
-        if len(self._sessions) >= _MOST:
-            away = next(iter(self._timers), None)
-            if away is None:
+        if len(self._clients) >= _MOST:
+            away = (name for name in self._timers if not self.master.may_hold(self._clients[name].holder))
+            longest = next(away, None)
+            if longest is None:
                 raise ProtocolError(f"{channel.peer} would be the {_MOST + 1}th client")
-            self._remove(away).close()
+            self._remove(longest).requests.close()
 
-    def leave(self, session: Session, channel: Channel) -> None:
+    def leave(self, client: Client, lane: Lane, channel: Channel) -> None:
         """The connection has ended."""
-        if not session.leave(channel):
-            return
+        lane.leave(channel)
         with self._lock:
-            if kept := self._sessions.get(session.name) is session:
-                timer = threading.Timer(self._keep, self._expire, [session])
+            if self._clients.get(client.name) is client and client.away and client.name not in self._timers:
+                timer = threading.Timer(self._keep, self._expire, [client])
                 timer.daemon = True
-                self._timers[session.name] = timer
+                self._timers[client.name] = timer
                 timer.start()
-        if not kept:
-            session.close()
 
-    def _expire(self, session: Session) -> None:
+    def _expire(self, client: Client) -> None:
         with self._lock:
-            if self._timers.get(session.name) is not threading.current_thread():
+            if self._timers.get(client.name) is not threading.current_thread():
                 return  # it came back
-            del self._timers[session.name]
-            if not session.away:
+            del self._timers[client.name]
+            if not client.away:
                 return
-            del self._sessions[session.name]
-        session.close()
+            del self._clients[client.name]
+        client.requests.close()
 
-    def _remove(self, name: bytes) -> Session:
+    def _remove(self, name: bytes) -> Client:
         if timer := self._timers.pop(name, None):
             timer.cancel()
-        return self._sessions.pop(name)
+        return self._clients.pop(name)
 
-    def end(self, session: Session) -> None:
-        """Its client says that it is done."""
+    def end(self, client: Client) -> None:
+        """It says that it is done."""
         with self._lock:
-            if self._sessions.get(session.name) is session:
-                self._remove(session.name)
-        session.close()
+            if self._clients.get(client.name) is not client:
+                return
+            self._remove(client.name)
+        client.requests.close()
 
     def close(self) -> None:
         """End all."""
         with self._lock:
-            sessions = [self._remove(name) for name in list(self._sessions)]
-        for session in sessions:
-            session.close()
+            clients = [self._remove(name) for name in list(self._clients)]
+        for client in clients:
+            client.requests.close()

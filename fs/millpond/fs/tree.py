@@ -7,7 +7,9 @@ names are meanwhile. Every error is an OSError with an errno.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NewType, Protocol
@@ -16,6 +18,31 @@ from millpond.fs.volume import Attributes, Entry, Handle, Owner, Statistics, fai
 
 Node = NewType("Node", int)
 ROOT: Final = Node(1)
+Buffer = bytes | bytearray | memoryview
+
+
+patient: ContextVar[bool] = ContextVar("patient", default=True)
+"""Whether an operation may wait for others that hold a lock; if not, it raises WouldWait, undone."""
+
+
+class WouldWait(Exception):
+    """Somebody must give up a lock first, which may take as long as a lease."""
+
+
+class Absent(FileNotFoundError):
+    """There is no such name; that may be taken for true for ``seconds``."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(errno.ENOENT, os.strerror(errno.ENOENT))
+        self.seconds = seconds
+
+
+class Access(Enum):
+    """How a kernel reads and writes an open file."""
+
+    KERNEL = "itself, by the file's descriptor"
+    KEPT = "keeping what it has read"
+    DIRECT = "asking each time"
 
 
 class Now(Enum):
@@ -25,11 +52,23 @@ class Now(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """Attributes, and for how many seconds they may be kept, unless they are recalled."""
+
+    attributes: Attributes
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
-    """What a name stands for. It must be forgotten as often as it was found."""
+    """What a name stands for. It must be forgotten as often as it was found. ``seconds`` are those for which
+    the attributes, ``name_seconds`` those for which the name may be kept, unless they are recalled.
+    """
 
     node: Node
     attributes: Attributes
+    seconds: float = 0.0
+    name_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +89,16 @@ class Tree(Protocol):
     def lookup(self, parent: Node, name: bytes) -> Found:
         """The file with this name."""
 
+    def walk(self, start: Node, names: Sequence[bytes]) -> Found:
+        """Where a path of names leads; of the files on the way none is followed. ``start`` for no names."""
+
     def forget(self, node: Node, times: int) -> None:
         """It was found so often and is of no more interest. Never fails."""
 
-    def getattr(self, node: Node) -> Attributes:
+    def getattr(self, node: Node) -> Known:
         """The attributes of a file."""
 
-    def setattr(self, node: Node, changes: Changes, handle: Handle | None = None) -> Attributes:
+    def setattr(self, node: Node, changes: Changes, handle: Handle | None = None) -> Known:
         """Change attributes, of a file open for writing by its ``handle``."""
 
     def readlink(self, node: Node) -> bytes:
@@ -93,11 +135,14 @@ class Tree(Protocol):
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file."""
 
-    def read(self, handle: Handle, size: int, offset: int) -> bytes:
+    def read(self, handle: Handle, size: int, offset: int) -> Buffer:
         """Up to ``size`` bytes, fewer at the end of the file."""
 
-    def write(self, handle: Handle, data: memoryview, offset: int, *, append: bool = False) -> int:
+    def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
         """Write at ``offset``, or at the file's end, wherever that is; how many bytes were written."""
+
+    def access(self, handle: Handle) -> Access:
+        """How the kernel has to read and write an open file."""
 
     def descriptor(self, handle: Handle) -> int:
         """Of an open file, as long as it is open: for the kernel, which then reads and writes itself."""

@@ -207,7 +207,7 @@ def mount(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
     assert process.stdout and process.stderr
-    if process.stdout.readline().strip() != b"ready":
+    if not process.stdout.readline().startswith(b"ready: "):
         complaint = process.stderr.read().decode(errors="replace").strip()
         kind = LocalError if process.wait() == LOCAL else RemoteError
         raise kind(complaint or f"{device} cannot be mounted")

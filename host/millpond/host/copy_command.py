@@ -22,8 +22,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from millpond.fs.client import RemoteVolume
-from millpond.fs.operations import Operations
+from millpond.fs.by_path import ByPath
+from millpond.fs.client import RemoteTree
+from millpond.fs.inodes import Inodes
 from millpond.fs.volume import Volume
 from millpond.host.client import Client
 from millpond.host.copying import Copied, Copier, is_directory, plan
@@ -157,7 +158,7 @@ def _opened(fleet: Path, at: Place) -> Iterator[Volume]:
     if not at.device:
         root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            yield Operations(root)
+            yield ByPath(Inodes(root))
         finally:
             os.close(root)
         return
@@ -167,9 +168,9 @@ def _opened(fleet: Path, at: Place) -> Iterator[Volume]:
             return client.volume(at.device, deadline)
 
     dial(Deadline.after(10)).close()  # an absent device is told as such, and not as an errno
-    volume = RemoteVolume(dial)
+    tree = RemoteTree(dial)
     try:
-        yield volume
+        yield ByPath(tree)
     finally:
         with contextlib.suppress(OSError):
-            volume.close()
+            tree.close()

@@ -7,8 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from millpond.fs.client import RemoteVolume
-from millpond.fs.fuse import mount_and_serve
+from millpond.fs.remote_mount import BINDINGS, mount_and_serve
 from millpond.host.client import Client
 from millpond.linux.syscalls import die_with_parent
 from millpond.wire.channel import Channel
@@ -17,7 +16,7 @@ from millpond.wire.errors import LocalError, MillpondError, Refused
 
 
 def command(fleet: Path, device: str, mountpoint: Path) -> list[str]:
-    """The command line of the process that mounts; it says ``ready`` on standard output."""
+    """The command line of the process that mounts; it says ``ready: how`` on standard output."""
     module = [sys.executable, "-m", "millpond.host.mounter"]
     return [*module, str(fleet), device, str(mountpoint)]
 
@@ -30,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("mountpoint", type=Path)
     parser.add_argument("--allow-other", action="store_true", help="let other users in")
     parser.add_argument("--die-with-parent", action="store_true", help="unmount when the caller ends")
+    parser.add_argument("--binding", choices=BINDINGS, default="auto", help="how the kernel is talked to")
     arguments = parser.parse_args(argv)
     if arguments.die_with_parent:
         die_with_parent(signal.SIGTERM)
@@ -40,13 +40,13 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         dial(Deadline.after(10)).close()  # a wrong name or an absent device is told now, not by the first ls
-        volume = RemoteVolume(dial)
         mount_and_serve(
-            volume,
+            dial,
             arguments.mountpoint,
             name=arguments.device,
             allow_other=arguments.allow_other,
-            on_ready=lambda: print("ready", flush=True),
+            binding=arguments.binding,
+            on_ready=lambda how: print(f"ready: {how}", flush=True),
         )
     except (MillpondError, OSError) as error:
         print(error, file=sys.stderr)

@@ -46,7 +46,7 @@ class Volumes:
         argv = [*command(self._fleet.directory, device, folder), "--die-with-parent"]
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stdout and process.stderr
-        if process.stdout.readline().strip() != "ready":
+        if not process.stdout.readline().startswith("ready: "):
             _, complaint = process.communicate()
             raise RemoteError(f"the volume of {device} cannot be mounted: {complaint.strip()}")
         process.stdout.close()

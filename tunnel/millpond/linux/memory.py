@@ -90,6 +90,11 @@ class Stretch:
     size: int
 
     @property
+    def descriptor(self) -> int:
+        """Of the whole memory."""
+        return self.shared.descriptor
+
+    @property
     def data(self) -> memoryview:
         """The bytes themselves."""
         return self.shared.data[self.start : self.start + self.size]

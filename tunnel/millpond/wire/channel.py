@@ -13,7 +13,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from millpond.linux.memory import Stretch
@@ -34,6 +35,8 @@ R = TypeVar("R", bound=Message)
 Buffer = bytes | bytearray | memoryview
 _LOOK_SECONDS = 0.2
 _CHUNK = 1 << 18  # what is copied, searched and sent then stays in a processor's cache
+_SMALL = 1 << 14
+_UNREAD = memoryview(bytes(_CHUNK))  # as much as is sent unread, for an outlet that only counts
 
 
 class Outlet(Protocol):
@@ -47,6 +50,23 @@ class Outlet(Protocol):
 
     def passing(self, kind: Kind, data: Buffer, payload: bool) -> None:
         """``data`` of ``kind`` is about to leave: part of a head, or of a payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSlice:
+    """Part of a file, of which ``descriptor`` is open. The connection is cut if the file ends within it."""
+
+    descriptor: int
+    start: int
+    size: int
+
+    @property
+    def data(self) -> bytes:
+        """The bytes themselves. Raises ConnectionLost if they have become fewer."""
+        found = os.pread(self.descriptor, self.size, self.start)
+        if len(found) != self.size:
+            raise ConnectionLost("a file has ended while it was sent")
+        return found
 
 
 class Channel:
@@ -64,17 +84,55 @@ class Channel:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             notice_dead_peer(sock)
 
-    def send(self, message: Message, deadline: Deadline, payload: Buffer | Stretch = b"") -> None:
-        """Send a message and the raw ``payload`` behind it. Raises ConnectionLost, DeadlineExceeded."""
-        body = payload.data if isinstance(payload, Stretch) else memoryview(payload).cast("B")
-        self._send_bytes(type(message).KIND, encode(message, len(body)), deadline, payload=False)
-        kind, stretch = type(message).PAYLOAD_KIND, payload if isinstance(payload, Stretch) else None
+    def send(
+        self,
+        message: Message,
+        deadline: Deadline,
+        payload: Buffer | Stretch | FileSlice = b"",
+        *,
+        before: Sequence[Message] = (),
+    ) -> None:
+        """Send a message and the raw ``payload`` behind it; others of its kind, that have none, ``before``.
+        Raises ConnectionLost, DeadlineExceeded.
+        """
+        size = payload.size if isinstance(payload, (Stretch, FileSlice)) else memoryview(payload).nbytes
+        heads = b"".join([*map(encode, before), encode(message, size)])
+        kind, payload_kind = type(message).KIND, type(message).PAYLOAD_KIND
+        if isinstance(payload, (Stretch, FileSlice)):
+            self._send_bytes(kind, heads, deadline, payload=False)
+            self._send_stretch(payload_kind, payload, deadline)
+        elif size <= _SMALL:
+            self._send_small(kind, heads, payload_kind, memoryview(payload).cast("B"), deadline)
+        else:
+            self._send_bytes(kind, heads, deadline, payload=False)
+            self._send_chunks(payload_kind, memoryview(payload).cast("B"), deadline)
+
+    def _send_small(
+        self, kind: Kind, heads: bytes, payload_kind: Kind, body: memoryview, deadline: Deadline
+    ) -> None:
+        """At once: a packet costs more than a copy."""
+        data = bytes(body)
+        if self._outlet:
+            self._outlet.passing(kind, heads, payload=False)
+            if data:
+                self._outlet.passing(payload_kind, data, payload=True)
+        with self._sending():
+            self.sock.settimeout(deadline.remaining())
+            self.sock.sendall(heads + data)
+
+    def _send_chunks(self, kind: Kind, body: memoryview, deadline: Deadline) -> None:
         for start in range(0, len(body), _CHUNK):
-            part = body[start : start + _CHUNK]
-            if stretch is not None and self._sends_pages:
-                self._send_pages(kind, part, stretch.shared.descriptor, stretch.start + start, deadline)
-            else:
-                self._send_bytes(kind, part, deadline, payload=True)
+            self._send_bytes(kind, body[start : start + _CHUNK], deadline, payload=True)
+
+    def _send_stretch(self, kind: Kind, stretch: Stretch | FileSlice, deadline: Deadline) -> None:
+        if not self._sends_pages:
+            self._send_chunks(kind, memoryview(stretch.data), deadline)
+            return
+        shared = stretch.data if isinstance(stretch, Stretch) else None
+        for start in range(0, stretch.size, _CHUNK):
+            size = min(_CHUNK, stretch.size - start)
+            part = _UNREAD[:size] if shared is None else shared[start : start + size]
+            self._send_pages(kind, part, stretch.descriptor, stretch.start + start, deadline)
 
     @property
     def _plain(self) -> bool:
@@ -233,6 +291,15 @@ class Channel:
     def closed_cleanly(self) -> bool:
         """Whether the last received message is whole: an end of the connection here loses nothing."""
         return self._receiver.idle and not self._payload_left
+
+    @property
+    def peer_has_closed(self) -> bool:
+        """Whether the other end has closed the connection, or its process is gone."""
+        state = select.poll()
+        with contextlib.suppress(OSError):
+            state.register(self._number(), select.POLLRDHUP)
+            return any(event & select.POLLRDHUP for _, event in state.poll(0))
+        return False
 
     def shut_down(self) -> None:
         """End the conversation from any thread: whoever waits in it gets ConnectionLost."""

@@ -1,0 +1,243 @@
+"""Pure: what a client of a volume knows of its files, and for how long it may go by that.
+
+What was granted counts until it is recalled, the lease is over or the server has forgotten the client; and
+what a reply tells counts only if nothing was changed here while it was under way.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from millpond.fs.protocol import FoundIs
+from millpond.fs.tree import ROOT, Node
+from millpond.fs.volume import Attributes, Entry, failure
+
+_MOST_IDLE = 8192
+_MOST_RECALLS = 8192
+_DEEPEST = 4096
+
+
+@dataclass(slots=True)
+class File:
+    """One file. ``remote`` is its node in the server's ``memory``; it was last found as ``name``, which may
+    be several with ``/`` between them, in ``parent``. ``lookups`` are those of who uses the client; ``seen``:
+    it has since been used by its number. ``opens`` without the server's knowledge, unless ``named_open`` when
+    it was recalled; ``small_reads``, of a directory, of files in it.
+    """
+
+    node: Node
+    inode: int
+    parent: Node | None
+    name: bytes
+    remote: int = 0
+    memory: int = 0
+    lookups: int = 0
+    children: int = 0
+    seen: bool = False
+    granted: int = 0
+    attributes: Attributes | None = None
+    names: dict[bytes, Node | None] = field(default_factory=dict)
+    listing: tuple[Entry, ...] | None = None
+    target: bytes | None = None
+    has_data: bool = False
+    readable: bool = False
+    small_reads: int = 0
+    opens: int = 0
+    named_open: bool = False
+    recalling: int = 0
+    uncovered: bool = False
+    drops: int = 0
+
+    def drop(self) -> None:
+        """Go by nothing that was known of it."""
+        self.drops += 1
+        self.granted, self.attributes, self.listing, self.readable = 0, None, None, False
+        self.names.clear()
+
+
+class Book:
+    """All files that a client knows. One thread may call at once."""
+
+    def __init__(self) -> None:
+        self.root = File(ROOT, 0, None, b"", lookups=1, seen=True)
+        self.lease_end = 0.0
+        self.memory = 0
+        self.forgotten: list[int] = []
+        self._files = {ROOT: self.root}
+        self._by_inode: dict[int, File] = {}
+        self._idle: OrderedDict[Node, None] = OrderedDict()
+        self._places: dict[tuple[Node, bytes], Node] = {}
+        self._numbers = itertools.count(ROOT + 1)
+        self._recalled: dict[int, int] = {}
+        self._floor = 0
+        self._changes = 0
+
+    def file(self, node: Node) -> File:
+        """Raises OSError: ESTALE for one that was forgotten."""
+        try:
+            return self._files[node]
+        except KeyError:
+            raise failure(errno.ESTALE) from None
+
+    def seconds(self, file: File, now: float) -> float:
+        """For how long what is known of the file may be gone by."""
+        return max(0.0, self.lease_end - now) if file.granted else 0.0
+
+    def name(self, directory: File, name: bytes, now: float) -> File | Literal[False] | None:
+        """What the name stands for, None for nothing, False if that is not known."""
+        if not self.seconds(directory, now) or name not in directory.names:
+            return False
+        node = directory.names[name]
+        return None if node is None else self._files.get(node, False)
+
+    def named(self, directory: File, name: bytes) -> File | None:
+        """What was last found as that, as far as it is known."""
+        node = directory.names.get(name, self._places.get((directory.node, name)))
+        return None if node is None else self._files.get(node)
+
+    def parent(self, file: File) -> File | None:
+        """The directory that it was last found in, as far as it is known."""
+        return None if file.parent is None else self._files.get(file.parent)
+
+    @property
+    def changes(self) -> int:
+        """How often something was changed here, or began to be."""
+        return self._changes
+
+    def change(self) -> int:
+        """A change begins or ends; what is learned from now on may be kept if ``changes`` stays the same."""
+        self._changes += 1
+        return self._changes
+
+    def found(self, reply: FoundIs, parent: File, name: bytes, *, since: int, memory: int) -> File:
+        """A file that the server has found."""
+        file = self._by_inode.get(reply.attributes.inode)
+        if file is None:
+            node = Node(next(self._numbers))
+            file = self._files[node] = File(node, reply.attributes.inode, None, name)
+            self._by_inode[file.inode] = file
+        self.place(file, parent, name)
+        file.remote, file.memory = reply.node, memory
+        if reply.node in self.forgotten:
+            self.forgotten.remove(reply.node)
+        if self.learn(file, reply.attributes, reply.granted, since=since):
+            file.readable = reply.readable
+        self.learn_name(parent, name, file.node, reply.name_granted, since=since)
+        self._idle_unless_used(file)
+        return file
+
+    def place(self, file: File, parent: File | None, name: bytes) -> None:
+        """It is to be found there from now on; nowhere, without a parent."""
+        if file.parent is not None:
+            if self._places.get((file.parent, file.name)) == file.node:
+                del self._places[file.parent, file.name]
+            before = self._files[file.parent]
+            before.children -= 1
+            self._idle_unless_used(before)
+        file.parent, file.name = (None if parent is None else parent.node), name
+        if parent is not None:
+            parent.children += 1
+            self._places[parent.node, name] = file.node
+
+    def _idle_unless_used(self, file: File) -> None:
+        """Nobody knows it, and no file that is known is to be found in it."""
+        if not file.lookups and not file.children:
+            self._idle[file.node] = None
+
+    def learn(self, file: File, attributes: Attributes | None, granted: int, *, since: int) -> bool:
+        """By this grant; whether it counts."""
+        counts = self._counts(file, granted)
+        if counts:
+            file.granted = max(file.granted, granted)
+            if attributes is not None and since == self._changes:
+                file.attributes = attributes
+        return counts
+
+    def learn_name(
+        self, directory: File, name: bytes, node: Node | None, granted: int, *, since: int
+    ) -> None:
+        """What a name stands for, None for nothing."""
+        if self._counts(directory, granted) and since == self._changes:
+            directory.granted = max(directory.granted, granted)
+            directory.names[name] = node
+
+    def _counts(self, file: File, granted: int) -> bool:
+        return granted > max(self._floor, self._recalled.get(file.inode, 0))
+
+    def use(self, file: File) -> None:
+        """Who uses the client has found it once more."""
+        file.lookups += 1
+        self._idle.pop(file.node, None)
+
+    def forget(self, node: Node, times: int) -> None:
+        """It was found so often and is of no more interest; what is known of it may still be of use."""
+        file = self._files.get(node)
+        if file is None or file is self.root:
+            return
+        file.lookups = max(0, file.lookups - times)
+        if not file.lookups:
+            file.seen, file.has_data = False, False
+            self._idle_unless_used(file)
+            self.forget_idle(_MOST_IDLE)
+
+    def forget_idle(self, most: int = 0) -> None:
+        """All that nobody uses, but for so many."""
+        while len(self._idle) > most:
+            file = self._files[self._idle.popitem(last=False)[0]]
+            if not file.children:  # else the last one of them brings it back here
+                self._remove(file)
+
+    def _remove(self, file: File) -> None:
+        parent = self._files.get(file.parent) if file.parent is not None else None
+        if parent and parent.names.get(file.name) == file.node:
+            del parent.names[file.name]
+        self.place(file, None, b"")
+        del self._files[file.node]
+        if self._by_inode.get(file.inode) is file:
+            del self._by_inode[file.inode]
+        if file.memory == self.memory:
+            self.forgotten.append(file.remote)
+
+    def recall(self, inodes: Iterable[int], upto: int) -> list[File]:
+        """Go no longer by what was granted up to then; the files that are known."""
+        known = []
+        if len(self._recalled) > _MOST_RECALLS:
+            self.refuse(max(self._recalled.values()))
+        for inode in inodes:
+            self._recalled[inode] = upto
+            if (file := self._by_inode.get(inode)) and file.granted <= upto:
+                file.drop()
+                known.append(file)
+        return known
+
+    def void(self, memory: int) -> list[File]:
+        """The server has forgotten this client, or the lease is over: nothing counts any more."""
+        if memory != self.memory:
+            self.memory = memory
+            self.forgotten.clear()
+            self._recalled.clear()
+            self._floor = 0
+        self.lease_end = 0.0
+        for file in self._files.values():
+            file.drop()
+        return list(self._files.values())
+
+    def refuse(self, upto: int) -> None:
+        """Grants up to this one do not count when they arrive."""
+        self._floor = max(self._floor, upto)
+        self._recalled.clear()
+
+    def path(self, file: File) -> tuple[bytes, ...]:
+        """The names from the root. Raises OSError: ESTALE for a file without any."""
+        names: list[bytes] = []
+        while file is not self.root:
+            if file.parent is None or file.parent not in self._files or len(names) == _DEEPEST:
+                raise failure(errno.ESTALE)
+            names.append(file.name)
+            file = self._files[file.parent]
+        return tuple(b"/".join(reversed(names)).split(b"/")) if names else ()

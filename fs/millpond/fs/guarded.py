@@ -1,0 +1,201 @@
+"""Edge: a Tree whose changes are announced first, so that nobody goes on with what he keeps of a file."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from millpond.fs.inodes import Inodes
+from millpond.fs.locks import Holder
+from millpond.fs.master import Master
+from millpond.fs.tree import Access, Buffer, Changes, Found, Known, Node
+from millpond.fs.volume import Handle, Owner, failure
+
+
+class Revoking(Protocol):
+    """A change that has begun."""
+
+    def revoke(self, *inodes: int) -> None:
+        """Return once nobody else keeps these, too. Raises WouldWait and OSError."""
+
+
+class Guard(Protocol):
+    """Announces the changes of one of those who share a volume."""
+
+    def change(self, *directories: int, inodes: tuple[int, ...] = ()) -> AbstractContextManager[Revoking]:
+        """Around a change of these directories, by nobody else at the same time, and of other files. Raises
+        WouldWait and OSError.
+        """
+
+    def begin_writing(self, inode: int) -> bool:
+        """This one's kernel is to write the file itself; False if it may not. Within a change of it."""
+
+    def end_writing(self, inode: int) -> None:
+        """It writes the file no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGuard:
+    """Of one client of the master."""
+
+    master: Master
+    holder: Holder
+
+    def change(self, *directories: int, inodes: tuple[int, ...] = ()) -> AbstractContextManager[Revoking]:
+        """Around a change of these."""
+        return self.master.change(self.holder, *directories, inodes=inodes)
+
+    def begin_writing(self, _inode: int) -> bool:
+        """All that a client writes is seen."""
+        return False
+
+    def end_writing(self, inode: int) -> None:
+        """It never began."""
+
+
+class Guarded:
+    """``tree`` with the changes of its public part announced to ``guard``; a Tree itself. With ``by_kernel``,
+    files open for writing are the kernel's to write, where the guard lets it.
+    """
+
+    def __init__(self, tree: Inodes, guard: Guard, *, by_kernel: bool = False) -> None:
+        self._tree, self._guard, self._by_kernel = tree, guard, by_kernel
+        self._open: dict[Handle, Node] = {}
+        self._by_daemon: set[Handle] = set()
+        self._by_the_kernel: dict[Handle, int] = {}
+        self.lookup, self.walk, self.forget = tree.lookup, tree.walk, tree.forget
+        self.getattr, self.readlink, self.statfs = tree.getattr, tree.readlink, tree.statfs
+        self.opendir, self.readdir, self.read = tree.opendir, tree.readdir, tree.read
+        self.descriptor, self.fsync, self.seek = tree.descriptor, tree.fsync, tree.seek
+
+    @contextlib.contextmanager
+    def _changing(self, *places: tuple[Node, bytes], inodes: tuple[int, ...] = ()) -> Iterator[None]:
+        """Around a change of what these names in directories stand for. What is in the private part is
+        nobody else's.
+        """
+        shared = [(node, name) for node, name in places if self._tree.is_public(node)]
+        if not shared:
+            yield
+            return
+        before = self._behind(shared)
+        directories = [self._tree.inode(node) for node, _ in shared]
+        with self._guard.change(*directories, inodes=(*inodes, *before)) as change:
+            if others := set(self._behind(shared)) - set(before):  # now that nobody changes them
+                change.revoke(*others)
+            yield
+
+    def _behind(self, places: Sequence[tuple[Node, bytes]]) -> tuple[int, ...]:
+        found = (self._tree.inode_of(node, name) for node, name in places)
+        return tuple(inode for inode in found if inode is not None)
+
+    @contextlib.contextmanager
+    def _revoked(self, node: Node) -> Iterator[None]:
+        """Around a change of the file itself."""
+        if not self._tree.is_public(node):
+            yield
+            return
+        with self._guard.change(inodes=(self._tree.inode(node),)):
+            yield
+
+    def setattr(self, node: Node, changes: Changes, handle: Handle | None = None) -> Known:
+        """Change attributes."""
+        with self._revoked(node):
+            return self._tree.setattr(node, changes, handle)
+
+    def mknod(self, parent: Node, name: bytes, mode: int, rdev: int, owner: Owner | None) -> Found:
+        """Make a file that is neither a directory nor a symbolic link."""
+        with self._changing((parent, name)):
+            return self._tree.mknod(parent, name, mode, rdev, owner)
+
+    def mkdir(self, parent: Node, name: bytes, mode: int, owner: Owner | None) -> Found:
+        """Make a directory."""
+        with self._changing((parent, name)):
+            return self._tree.mkdir(parent, name, mode, owner)
+
+    def symlink(self, parent: Node, name: bytes, target: bytes, owner: Owner | None) -> Found:
+        """Make a symbolic link."""
+        with self._changing((parent, name)):
+            return self._tree.symlink(parent, name, target, owner)
+
+    def link(self, node: Node, parent: Node, name: bytes) -> Found:
+        """Give a file another name."""
+        with self._changing((parent, name), inodes=(self._tree.inode(node),)):
+            return self._tree.link(node, parent, name)
+
+    def unlink(self, parent: Node, name: bytes) -> None:
+        """Remove a name of a file."""
+        with self._changing((parent, name)):
+            self._tree.unlink(parent, name)
+
+    def rmdir(self, parent: Node, name: bytes) -> None:
+        """Remove an empty directory."""
+        with self._changing((parent, name)):
+            self._tree.rmdir(parent, name)
+
+    def rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int = 0) -> None:
+        """Move a name."""
+        with self._changing((parent, name), (new_parent, new_name)):
+            self._tree.rename(parent, name, new_parent, new_name, flags)
+
+    def create(
+        self, parent: Node, name: bytes, flags: int, mode: int, owner: Owner | None
+    ) -> tuple[Found, Handle]:
+        """Make and open a regular file."""
+        with self._changing((parent, name)):
+            found, handle = self._tree.create(parent, name, flags, mode, owner)
+            self._opened(found.node, handle, flags)
+        return found, handle
+
+    def open(self, node: Node, flags: int) -> Handle:
+        """Open a regular file."""
+        if flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY:
+            handle = self._tree.open(node, flags)
+            self._open[handle] = node
+            return handle
+        with self._revoked(node):
+            handle = self._tree.open(node, flags)
+            self._opened(node, handle, flags)
+        return handle
+
+    def _opened(self, node: Node, handle: Handle, flags: int) -> None:
+        self._open[handle] = node
+        if flags & os.O_ACCMODE == os.O_RDONLY or not (self._by_kernel and self._tree.is_public(node)):
+            return
+        inode = self._tree.inode(node)
+        if self._guard.begin_writing(inode):
+            self._by_the_kernel[handle] = inode
+        else:
+            self._by_daemon.add(handle)
+
+    def access(self, handle: Handle) -> Access:
+        """How the kernel has to read and write an open file."""
+        return Access.DIRECT if handle in self._by_daemon else Access.KERNEL
+
+    def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
+        """Write at ``offset``, or at the file's end."""
+        with self._revoked(self._node(handle)):
+            return self._tree.write(handle, data, offset, append=append)
+
+    def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
+        """As fallocate(2)."""
+        with self._revoked(self._node(handle)):
+            self._tree.allocate(handle, mode, offset, length)
+
+    def _node(self, handle: Handle) -> Node:
+        try:
+            return self._open[handle]
+        except KeyError:
+            raise failure(errno.EBADF) from None
+
+    def release(self, handle: Handle) -> None:
+        """Close the file behind the handle."""
+        self._tree.release(handle)
+        self._open.pop(handle, None)
+        self._by_daemon.discard(handle)
+        if (inode := self._by_the_kernel.pop(handle, None)) is not None:
+            self._guard.end_writing(inode)

@@ -1,0 +1,185 @@
+"""Edge: a client's conversations with the server, and its files there, found again if it forgot them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+from millpond.fs import protocol as p
+from millpond.fs.book import Book, File
+from millpond.fs.connection import Connection, Dial, Lost
+from millpond.fs.tree import patient
+from millpond.fs.volume import failure
+from millpond.wire.channel import Buffer
+from millpond.wire.deadline import Deadline
+from millpond.wire.message import Message
+
+R = TypeVar("R", bound=Message)
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
+_FORGET_AT_ONCE = 64
+
+
+class Lanes:
+    """One lane for threads that may not wait until others give up a lock, and one for each that may.
+
+    ``book`` is guarded by ``lock``. ``on_void`` is called, with the lock, when the server has forgotten all.
+    """
+
+    def __init__(self, dial: Dial, timeout: float) -> None:
+        self.client = os.urandom(16)
+        self.posted: list[tuple[int, Message]] = []
+        self.book, self.lock = Book(), threading.Lock()
+        self.on_void: Callable[[list[File]], None] = lambda _files: None
+        self._dial, self._timeout = dial, timeout
+        self._first = self._made(patient=False)
+        self._own = threading.local()
+        self._all = [self._first]
+        self._owners: list[tuple[threading.Thread, Connection]] = []
+
+    def _made(self, *, patient: bool) -> Connection:
+        return Connection(self._dial, self._timeout, self.client, patient=patient)
+
+    def _lane(self) -> Connection:
+        """Of this thread, now."""
+        if not patient.get():
+            return self._first
+        found: Connection | None = getattr(self._own, "lane", None)
+        if found is None:
+            found = self._own.lane = self._left_behind() or self._made(patient=True)
+            with self.lock:
+                self._owners.append((threading.current_thread(), found))
+                if found not in self._all:
+                    self._all.append(found)
+        return found
+
+    def _left_behind(self) -> Connection | None:
+        """By a thread that has ended: the server lets a client have so many lanes only."""
+        with self.lock:
+            for owned in self._owners:
+                if not owned[0].is_alive():
+                    self._owners.remove(owned)
+                    return owned[1]
+        return None
+
+    @property
+    def lease(self) -> float:
+        """For how many seconds the server leases locks."""
+        return self._lane().lease
+
+    @contextmanager
+    def turn(self) -> Iterator[Turn]:
+        """A lane, for one operation. Raises OSError."""
+        lane = self._lane()
+        with lane.turn() as deadline:
+            yield Turn(self, lane, deadline)
+
+    def post(self, request: Message, memory: int) -> None:
+        """Have something done, before long, whose outcome is of no interest; not by another ``memory``."""
+        with self.lock:
+            self.posted.append((memory, request))
+
+    def flush(self) -> None:
+        """Have done now what was posted."""
+        if self.posted:
+            with suppress(OSError), self.turn() as turn:
+                turn.ask(p.GetStatistics, p.StatisticsAre, repeat=True)
+
+    def close(self) -> None:
+        """Say farewell on one, and hang up the others."""
+        own = self._lane()
+        for lane in self._all:
+            if lane is not own:
+                lane.hang_up()
+        with own.turn() as deadline:
+            own.close(deadline)
+
+
+class Turn:
+    """One operation's time on a lane."""
+
+    def __init__(self, lanes: Lanes, lane: Connection, deadline: Deadline) -> None:
+        self._lanes, self._lane, self._deadline = lanes, lane, deadline
+        self._used: list[File] = []
+
+    @property
+    def memory(self) -> int:
+        """The server's, of this client."""
+        return self._lane.memory
+
+    def ask(
+        self,
+        prepare: Callable[[], Message],
+        reply: type[R],
+        *,
+        repeat: bool,
+        payload: Buffer = b"",
+        limit: int = 0,
+    ) -> tuple[R, memoryview]:
+        """The reply to what ``prepare`` makes once connected; see Connection."""
+
+        def ready(_deadline: Deadline) -> Message:
+            self._meet()
+            self._used.clear()
+            return prepare()
+
+        def once() -> tuple[R, memoryview]:
+            return self._lane.ask(ready, reply, self._deadline, repeat=repeat, payload=payload, limit=limit)
+
+        try:
+            return once()
+        except OSError as error:
+            if error.errno != errno.ESTALE or not self._used:
+                raise
+        for file in self._used:  # another lane may have let the server forget what it just found for this one
+            file.memory = 0
+        return once()
+
+    def exchange(self, request: Message, reply: type[R]) -> R:
+        """While ``ask`` prepares: another request before it."""
+        return self._lane.exchange(request, reply, self._deadline)[0]
+
+    def _meet(self) -> None:
+        """Go by nothing that the server has forgotten; let it forget what is forgotten here."""
+        book = self._lanes.book
+        with self._lanes.lock:
+            if book.memory != self._lane.memory:
+                self._lanes.on_void(book.void(self._lane.memory))
+            if len(book.forgotten) >= _FORGET_AT_ONCE:
+                self._lane.posted.append(p.Forget(tuple(book.forgotten)))
+                book.forgotten.clear()
+            self._lane.posted += [message for memory, message in self._lanes.posted if memory == book.memory]
+            self._lanes.posted.clear()
+
+    def remote(self, file: File) -> int:
+        """A file's node on the server, while ``ask`` prepares. Raises OSError: ESTALE if it is gone."""
+        if file is self._lanes.book.root:
+            return self._lane.root
+        if file.memory != self._lane.memory:
+            self._find_again(file)
+        self._used.append(file)
+        return file.remote
+
+    def _find_again(self, file: File) -> None:
+        with self._lanes.lock:
+            path = self._lanes.book.path(file)
+        try:
+            found = self.exchange(p.Walk(self._lane.root, path), p.FoundIs)
+        except Lost:
+            raise Lost(in_doubt=False) from None
+        except OSError as error:
+            if error.errno in _GONE:
+                raise failure(errno.ESTALE) from None
+            raise
+        if found.attributes.inode != file.inode:
+            raise failure(errno.ESTALE)
+        file.remote, file.memory = found.node, self._lane.memory
+
+
+def now() -> float:
+    """Seconds of the clock by which leases are counted."""
+    return time.monotonic()

@@ -1,0 +1,181 @@
+"""Edge: the device's own mount as one of those who share the volume: it asks the lock master first.
+
+While the master cannot be reached there may be clients that still go by what it granted them, but no longer
+than their leases: that long is waited for it, and then nobody is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import select
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from millpond.fs import lock_messages as m
+from millpond.fs.master import LEASE_SECONDS
+from millpond.fs.tree import WouldWait, patient
+from millpond.fs.volume import failure
+from millpond.wire.channel import Channel
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import MillpondError
+from millpond.wire.message import Message
+
+_ANSWER_SECONDS = 4 * LEASE_SECONDS  # as long as the master itself waits, and some more
+_PAUSE = 0.05
+
+
+class DeviceGuard:
+    """Asks the master that listens at ``path``, each thread over a connection of its own. Over one more the
+    master knows what the kernel writes, also one that was started anew.
+    """
+
+    def __init__(self, path: Path, lease: float = LEASE_SECONDS) -> None:
+        self._path, self._lease = path, lease
+        self._own = threading.local()
+        self._lock = threading.Lock()
+        self._writing: Counter[int] = Counter()
+        self._writers: Channel | None = None
+        self._heard = (
+            time.monotonic() if path.exists() else -math.inf
+        )  # without one nobody is granted anything
+
+    @contextlib.contextmanager
+    def change(self, *directories: int, inodes: tuple[int, ...] = ()) -> Iterator[_Begun]:
+        """Around a change of these directories and other files. Raises WouldWait and OSError."""
+        request = m.Begin(directories, inodes, patient.get())
+        begun = _Begun(self, request, self.ask(request))
+        try:
+            yield begun
+        finally:
+            begun.end()
+
+    def start(self) -> None:
+        """The mount is about to be there."""
+        self._arrive()
+        threading.Thread(target=self._stay_present, name="presence", daemon=True).start()
+
+    def ask(self, request: Message, anew: Message | None = None) -> Channel | None:
+        """The connection on which the change has begun; None where there is nobody to ask. If it was lost,
+        ``anew`` is asked for. Raises OSError and WouldWait.
+        """
+        while channel := self._channel():
+            try:
+                answer = channel.call(request, Message, Deadline.after(_ANSWER_SECONDS))
+            except MillpondError:
+                channel.close()
+                self._own.channel = None
+                request = anew or request
+                continue
+            self._heard = time.monotonic()
+            if isinstance(answer, m.Begun):
+                return channel
+            if isinstance(answer, m.Wait):
+                raise WouldWait
+            raise failure(answer.errno if isinstance(answer, m.Refused) else errno.EIO)
+        return None
+
+    def _channel(self) -> Channel | None:
+        """This thread's; None after a lease without."""
+        channel: Channel | None = getattr(self._own, "channel", None)
+        while channel is None:
+            try:
+                channel = self._own.channel = self._connected()
+            except OSError:
+                if time.monotonic() > self._heard + self._lease:
+                    return None
+                if not patient.get():
+                    raise WouldWait from None
+                time.sleep(_PAUSE)
+        return channel
+
+    def _connected(self) -> Channel:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            connection.connect(os.fspath(self._path))
+        except OSError:
+            connection.close()
+            raise
+        return Channel(connection, "the lock master")
+
+    def _stay_present(self) -> None:
+        """A master that was started anew grants nothing before it is told what is written already."""
+        while True:
+            if self._writers:
+                _await_end(self._writers)
+            time.sleep(_PAUSE)
+            self._arrive()
+
+    def _arrive(self) -> None:
+        with contextlib.suppress(MillpondError, OSError), self._lock, contextlib.ExitStack() as failed:
+            if self._writers:
+                self._writers.close()
+                self._writers = None
+            channel = failed.enter_context(self._connected())
+            channel.call(m.Present(tuple(self._writing)), m.Begun, Deadline.after(_ANSWER_SECONDS))
+            self._writers = channel
+            failed.pop_all()
+
+    def begin_writing(self, inode: int) -> bool:
+        """The kernel is to write the file itself; False if a client keeps what it reads of it."""
+        with self._lock:
+            if not self._writing[inode] and not self._may_write(inode):
+                return False
+            self._writing[inode] += 1
+            return True
+
+    def _may_write(self, inode: int) -> bool:
+        """Whether the master says so; one that is not there will be told before it grants anything."""
+        if self._writers is None:
+            return True
+        try:
+            request = m.BeginWriting(inode)
+            return self._writers.call(request, m.Writing, Deadline.after(_ANSWER_SECONDS)).by_kernel
+        except (MillpondError, OSError):
+            return True
+
+    def end_writing(self, inode: int) -> None:
+        """The kernel has closed it."""
+        with self._lock:
+            self._writing[inode] -= 1
+            if self._writing[inode]:
+                return
+            del self._writing[inode]
+            if self._writers is None:
+                return
+            with contextlib.suppress(MillpondError):  # who is gone knows of no file any more
+                self._writers.send(m.EndWriting(inode), Deadline.after(_ANSWER_SECONDS))
+
+
+def _await_end(channel: Channel) -> None:
+    """Until the other end has closed the connection; what it says is others' to hear."""
+    state = select.poll()
+    with contextlib.suppress(OSError, ValueError):
+        state.register(channel.sock.fileno(), select.POLLRDHUP)
+        state.poll()
+
+
+class _Begun:
+    """A change that has begun, on ``channel``, if anybody was asked."""
+
+    def __init__(self, guard: DeviceGuard, begin: m.Begin, channel: Channel | None) -> None:
+        self._guard, self._begin, self._channel = guard, begin, channel
+
+    def revoke(self, *inodes: int) -> None:
+        """Return once nobody else keeps these, too."""
+        if self._channel:
+            self._begin = replace(self._begin, inodes=(*self._begin.inodes, *inodes))
+            self._channel = self._guard.ask(m.Revoke(inodes, patient.get()), self._begin)
+
+    def end(self) -> None:
+        """It is done."""
+        if self._channel:
+            with contextlib.suppress(MillpondError):  # with the connection it has ended
+                self._channel.send(m.End(), Deadline.after(_ANSWER_SECONDS))

@@ -1,0 +1,88 @@
+"""Pure: what the device's own mount and the lock master say to each other, on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millpond.wire.message import Message, message
+
+
+@message("fs.lock.begin")
+@dataclass(frozen=True, slots=True)
+class Begin(Message):
+    """A change begins: of directories, by nobody else at the same time, and of other files. Answered by Begun
+    once nobody keeps them; by Wait if it is not ``patient`` and somebody does, or by Refused.
+    """
+
+    directories: tuple[int, ...]
+    inodes: tuple[int, ...]
+    patient: bool
+
+
+@message("fs.lock.revoke")
+@dataclass(frozen=True, slots=True)
+class Revoke(Message):
+    """The change that has begun is of these, too. Answered as Begin is."""
+
+    inodes: tuple[int, ...]
+    patient: bool
+
+
+@message("fs.lock.end")
+@dataclass(frozen=True, slots=True)
+class End(Message):
+    """The change is done, or will not be. Not answered."""
+
+
+@message("fs.lock.present")
+@dataclass(frozen=True, slots=True)
+class Present(Message):
+    """The mount is there, and its kernel writes these files itself, as long as this connection lasts, on
+    which all of them are told. Answered by Begun.
+    """
+
+    inodes: tuple[int, ...]
+
+
+@message("fs.lock.write")
+@dataclass(frozen=True, slots=True)
+class BeginWriting(Message):
+    """The kernel is to write a file itself, of which a change has begun. Answered by Writing."""
+
+    inode: int
+
+
+@message("fs.lock.written")
+@dataclass(frozen=True, slots=True)
+class EndWriting(Message):
+    """The kernel has closed such a file. Not answered."""
+
+    inode: int
+
+
+@message("fs.lock.begun")
+@dataclass(frozen=True, slots=True)
+class Begun(Message):
+    """Nobody else keeps them."""
+
+
+@message("fs.lock.wait")
+@dataclass(frozen=True, slots=True)
+class Wait(Message):
+    """Nothing has begun: somebody else would have to give up something first."""
+
+
+@message("fs.lock.refused")
+@dataclass(frozen=True, slots=True)
+class Refused(Message):
+    """Nothing has begun, as ``errno`` says."""
+
+    errno: int
+
+
+@message("fs.lock.writing")
+@dataclass(frozen=True, slots=True)
+class Writing(Message):
+    """Whether the kernel may; if not, somebody has the file open and keeps what he reads."""
+
+    by_kernel: bool

@@ -1,0 +1,108 @@
+"""Edge: the lock master's end of a connection of the device's own mount."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+
+from millpond.fs import lock_messages as m
+from millpond.fs.locks import DEVICE, Change, Inode
+from millpond.fs.master import Master
+from millpond.fs.tree import WouldWait, patient
+from millpond.wire.channel import Channel
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import ConnectionLost, ProtocolError
+from millpond.wire.message import Message
+
+_ANSWER_SECONDS = 10.0
+
+
+def accept_all(listener: socket.socket, master: Master) -> None:
+    """Serve each connection of the device's mount in a thread, as long as the process lives."""
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=serve, args=(Channel(connection, "the mount"), master), daemon=True).start()
+
+
+def serve(channel: Channel, master: Master) -> None:
+    """Answer one connection until it ends; what it has begun ends with it."""
+    device = _Device(master)
+    try:
+        with channel:
+            while True:
+                reply = device.perform(channel.receive(Deadline.after(None)).message)
+                if reply is not None:
+                    channel.send(reply, Deadline.after(_ANSWER_SECONDS))
+    except ConnectionLost:
+        pass
+    finally:
+        device.end()
+
+
+class _Device:
+    """What one connection has begun: at most one change, and files that the kernel writes."""
+
+    def __init__(self, master: Master) -> None:
+        self._master = master
+        self._change = Change(DEVICE)
+        self._written: list[int] = []
+
+    def end(self) -> None:
+        """The connection is gone, and with it the mount."""
+        self._master.end(self._change)
+        for inode in self._written:
+            self._master.end_writing(inode)
+
+    def perform(self, request: Message) -> Message | None:
+        """The reply, if there is to be any. Raises ProtocolError."""
+        match request:
+            case m.Begin():
+                return self._begin(request)
+            case m.Revoke():
+                return self._revoke(request)
+            case m.End():
+                self._master.end(self._change)
+            case m.Present():
+                return self._arrive(request.inodes)
+            case m.BeginWriting():
+                return self._begin_writing(request.inode)
+            case m.EndWriting():
+                self._end_writing(request.inode)
+            case _:
+                raise ProtocolError(f"'{request.NAME}' is no request to a lock master")
+        return None
+
+    def _begin(self, request: m.Begin) -> Message:
+        patient.set(request.patient)
+        try:
+            self._master.add(self._change, [Inode(i) for i in sorted(set(request.directories))], alone=True)
+            self._master.add(self._change, [Inode(i) for i in request.inodes], alone=False)
+        except WouldWait:
+            self._master.end(self._change)
+            return m.Wait()
+        except OSError as error:
+            self._master.end(self._change)
+            return m.Refused(error.errno or errno.EIO)
+        return m.Begun()
+
+    def _revoke(self, request: m.Revoke) -> Message:
+        return self._begin(m.Begin((), request.inodes, request.patient))
+
+    def _arrive(self, inodes: tuple[int, ...]) -> Message:
+        for inode in inodes:  # whether they may or not: it goes on since before this master began
+            self._master.begin_writing(inode, already=True)
+        self._written += inodes
+        self._master.device_is_present()
+        return m.Begun()
+
+    def _begin_writing(self, inode: int) -> Message:
+        may = self._master.begin_writing(inode)
+        if may:
+            self._written.append(inode)
+        return m.Writing(may)
+
+    def _end_writing(self, inode: int) -> None:
+        if inode in self._written:
+            self._written.remove(inode)
+            self._master.end_writing(inode)

@@ -1,0 +1,181 @@
+"""Pure: the table of locks: who may keep what he knows of a file (protected read), and who changes it now.
+
+A file that nobody changes may be kept by all. Who changes it, with the change announced by ``begin``, waits
+until nobody else keeps it; while it lasts, nobody else is granted it anew. A directory is changed by one at
+a time, so that what a name stands for can be looked up in between. A file that the device's own kernel
+writes, unseen, is granted to nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, NewType
+
+Inode = NewType("Inode", int)
+Holder = NewType("Holder", int)
+DEVICE: Final = Holder(0)
+"""The device's own mount. It keeps nothing."""
+
+
+@dataclass(eq=False, slots=True)
+class Change:
+    """One operation's: of these inodes, those in ``alone`` by no other such change at the same time."""
+
+    holder: Holder
+    alone: set[Inode] = field(default_factory=set)
+    inodes: set[Inode] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _File:
+    shares: dict[Holder, int] = field(default_factory=dict)
+    open: dict[Holder, int] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+    writers: int = 0
+
+    @property
+    def idle(self) -> bool:
+        return not (self.shares or self.open or self.changes or self.writers)
+
+
+class LockTable:
+    """Grants are numbered for each holder, from 1."""
+
+    def __init__(self) -> None:
+        self._files: dict[Inode, _File] = {}
+        self._held: dict[Holder, set[Inode]] = {}
+        self._numbers: dict[Holder, int] = {}
+
+    def share(self, holder: Holder, inode: Inode) -> int:
+        """Grant a protected read; the grant's number, 0 if it is refused."""
+        file = self._files.get(inode)
+        if file is not None and (file.writers or any(c.holder != holder for c in file.changes)):
+            return 0
+        number = self._numbers[holder] = self._numbers.get(holder, 0) + 1
+        self._files.setdefault(inode, _File()).shares[holder] = number
+        self._held.setdefault(holder, set()).add(inode)
+        return number
+
+    def keeps(self, holder: Holder, inode: Inode) -> bool:
+        """Whether it is granted to the holder, or recalled but not yet given up."""
+        file = self._files.get(inode)
+        return file is not None and holder in file.shares
+
+    def is_written(self, inode: Inode) -> bool:
+        """Whether the device's kernel writes it."""
+        file = self._files.get(inode)
+        return file is not None and file.writers > 0
+
+    def is_changing(self, inode: Inode) -> bool:
+        """Whether a change of it has begun."""
+        file = self._files.get(inode)
+        return file is not None and bool(file.changes)
+
+    def begin(self, change: Change, inode: Inode, *, alone: bool) -> bool:
+        """Announce a change. False if it shall be ``alone`` and another one is."""
+        file = self._files.setdefault(inode, _File())
+        if alone and any(inode in other.alone for other in file.changes if other is not change):
+            return False
+        if change not in file.changes:
+            file.changes.append(change)
+        change.inodes.add(inode)
+        if alone:
+            change.alone.add(inode)
+        return True
+
+    def in_the_way(self, change: Change) -> dict[Holder, set[Inode]]:
+        """Who keeps what the change is of."""
+        found: dict[Holder, set[Inode]] = {}
+        for inode in change.inodes:
+            for holder in self._files[inode].shares:
+                if holder != change.holder:
+                    found.setdefault(holder, set()).add(inode)
+        return found
+
+    def end(self, change: Change) -> None:
+        """It is done."""
+        for inode in change.inodes:
+            file = self._files[inode]
+            file.changes.remove(change)
+            self._tidy(inode)
+        change.inodes.clear()
+        change.alone.clear()
+
+    def recalled(self, holder: Holder, inode: Inode, upto: int) -> None:
+        """The holder keeps it no longer by grants up to this."""
+        file = self._files.get(inode)
+        if file is not None and file.shares.get(holder, 0) <= upto:
+            self._unshare(holder, inode)
+
+    def _unshare(self, holder: Holder, inode: Inode) -> None:
+        self._held.get(holder, set()).discard(inode)
+        if file := self._files.get(inode):
+            file.shares.pop(holder, None)
+            self._tidy(inode)
+
+    def opened(self, holder: Holder, inode: Inode) -> bool:
+        """The holder opens it, to keep what it reads; False if it may not, since the device's kernel writes
+        the file.
+        """
+        if self.is_written(inode):
+            return False
+        file = self._files.setdefault(inode, _File())
+        file.open[holder] = file.open.get(holder, 0) + 1
+        return True
+
+    def closed(self, holder: Holder, inode: Inode) -> None:
+        """The holder has closed it once."""
+        file = self._files.get(inode)
+        if file is None or holder not in file.open:
+            return
+        file.open[holder] -= 1
+        if not file.open[holder]:
+            del file.open[holder]
+            self._tidy(inode)
+
+    def forget(self, holder: Holder, inode: Inode) -> None:
+        """The holder knows it no more."""
+        if file := self._files.get(inode):
+            file.open.pop(holder, None)
+        self._unshare(holder, inode)
+
+    def lapse(self, holder: Holder) -> None:
+        """The holder's lease is over: it keeps nothing."""
+        for inode in list(self._held.pop(holder, ())):
+            self._unshare(holder, inode)
+
+    def leave(self, holder: Holder) -> None:
+        """The holder is gone."""
+        self.lapse(holder)
+        self._numbers.pop(holder, None)
+        for inode in [inode for inode, file in self._files.items() if holder in file.open]:
+            del self._files[inode].open[holder]
+            self._tidy(inode)
+
+    def latest(self, holder: Holder) -> int:
+        """The number of the holder's last grant."""
+        return self._numbers.get(holder, 0)
+
+    def count(self, holder: Holder) -> int:
+        """How many files the holder keeps."""
+        return len(self._held.get(holder, ()))
+
+    def begin_writing(self, inode: Inode, *, already: bool = False) -> bool:
+        """The device's kernel writes it from now on; False if a holder keeps it, or has it open and will,
+        unless the kernel does so ``already``.
+        """
+        file = self._files.setdefault(inode, _File())
+        if (file.open or file.shares) and not already:
+            return False
+        file.writers += 1
+        return True
+
+    def end_writing(self, inode: Inode) -> None:
+        """One file less through which the device's kernel writes it."""
+        if (file := self._files.get(inode)) and file.writers:
+            file.writers -= 1
+            self._tidy(inode)
+
+    def _tidy(self, inode: Inode) -> None:
+        if inode in self._files and self._files[inode].idle:
+            del self._files[inode]

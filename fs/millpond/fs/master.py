@@ -1,0 +1,260 @@
+"""Edge (threads, the clock): the lock master: grants, recalls them for whoever changes a file, and waits.
+
+A client holds what it was granted for as long as its lease, which each of its answers renews. It counts from
+when it sent them, the master from when they came: the holder always stops first. A change waits for those who
+must give something up, at most until their leases have run out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from millpond.fs.locks import DEVICE, Change, Holder, Inode, LockTable
+from millpond.fs.tree import WouldWait, patient
+from millpond.fs.volume import failure
+
+LEASE_SECONDS = 10.0
+_LOOK_SECONDS = 0.2
+_PATIENCE = 3  # leases: who waits longer waits for others that wait
+
+
+@dataclass(slots=True)
+class _Client:
+    heard: float = -math.inf
+    is_gone: Callable[[], bool] = lambda: False
+    recalls: set[Inode] = field(default_factory=set)
+
+
+class Announced:
+    """A change that has begun. ``revoke`` adds files to it."""
+
+    def __init__(self, master: Master, change: Change) -> None:
+        self._master, self._change = master, change
+
+    def revoke(self, *inodes: int) -> None:
+        """Return once nobody else keeps these, too. Raises WouldWait and OSError."""
+        self._master.add(self._change, [Inode(inode) for inode in inodes], alone=False)
+
+
+class Master:
+    """Of one volume's locks. Threads may call at once. ``clock`` is in seconds. With ``device``, nothing is
+    granted before the device's mount has told which files its kernel writes.
+    """
+
+    def __init__(
+        self,
+        lease: float = LEASE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        device: bool = False,
+    ) -> None:
+        self.lease, self._clock = lease, clock
+        self._knows_the_device = not device
+        self._table = LockTable()
+        self._moved = threading.Condition()
+        self._clients: dict[Holder, _Client] = {}
+        self._numbers = itertools.count(DEVICE + 1)
+
+    def join(self) -> Holder:
+        """A new client."""
+        with self._moved:
+            holder = Holder(next(self._numbers))
+            self._clients[holder] = _Client()
+            return holder
+
+    def leave(self, holder: Holder) -> None:
+        """It keeps nothing and will not come back."""
+        with self._moved:
+            self._table.leave(holder)
+            self._clients.pop(holder, None)
+            self._moved.notify_all()
+
+    def attend(self, holder: Holder, is_gone: Callable[[], bool]) -> None:
+        """It can be told what to give up from now on: its lease begins. ``is_gone`` says when it, who closes
+        the connection only when it keeps nothing any more, or its process is.
+        """
+        with self._moved:
+            if client := self._clients.get(holder):
+                client.is_gone = is_gone
+        self.heard(holder)
+
+    def heard(self, holder: Holder) -> None:
+        """It has answered: its lease begins anew."""
+        client = self._clients.get(holder)
+        if client is not None:
+            client.heard = self._clock()
+
+    def gone(self, holder: Holder) -> None:
+        """It lives no more, or says that it keeps nothing; it may come back."""
+        with self._moved:
+            if client := self._clients.get(holder):
+                client.heard = -math.inf
+            self._lapse(holder)
+
+    def may_hold(self, holder: Holder) -> bool:
+        """Whether its lease lasts."""
+        client = self._clients.get(holder)
+        return client is not None and client.heard + self.lease > self._clock()
+
+    def device_is_present(self) -> None:
+        """The device's mount has told what its kernel writes."""
+        self._knows_the_device = True
+
+    def count(self, holder: Holder) -> int:
+        """How many files it keeps."""
+        with self._moved:
+            return self._table.count(holder)
+
+    def share(self, holder: Holder, inode: int) -> int:
+        """Grant that it keeps what it is told next of this file; the grant's number, 0 for a refusal."""
+        with self._moved:
+            return self._share(holder, Inode(inode))
+
+    def _share(self, holder: Holder, inode: Inode) -> int:
+        may = self._knows_the_device and self.may_hold(holder)
+        return self._table.share(holder, inode) if may else 0
+
+    def share_data(self, holder: Holder, inode: int) -> int:
+        """The same after a change that has begun, unless the change waits for this client, or the device's
+        kernel writes the file. Raises WouldWait and OSError.
+        """
+        end = self._clock() + _PATIENCE * self.lease
+        with self._moved:
+            while not (number := self._share(holder, Inode(inode))):
+                if not (self._knows_the_device and self.may_hold(holder)):
+                    return 0
+                if self._table.is_written(Inode(inode)) or self._table.keeps(holder, Inode(inode)):
+                    return 0
+                self._wait(end)
+            return number
+
+    def forget(self, holder: Holder, inode: int) -> None:
+        """It has forgotten the file."""
+        with self._moved:
+            self._table.forget(holder, Inode(inode))
+            self._moved.notify_all()
+
+    def opened(self, holder: Holder, inode: int) -> bool:
+        """It opens the file, to keep what it reads; False if it may not: the device's kernel writes it."""
+        with self._moved:
+            return self._table.opened(holder, Inode(inode))
+
+    def closed(self, holder: Holder, inode: int) -> None:
+        """It has closed the file once."""
+        with self._moved:
+            self._table.closed(holder, Inode(inode))
+
+    @contextlib.contextmanager
+    def change(self, holder: Holder, *directories: int, inodes: tuple[int, ...] = ()) -> Iterator[Announced]:
+        """Around a change of these directories, which nobody else changes meanwhile, and of other files.
+        Raises WouldWait and OSError.
+        """
+        change = Change(holder)
+        try:
+            self.add(change, [Inode(inode) for inode in sorted(set(directories))], alone=True)
+            self.add(change, [Inode(inode) for inode in inodes], alone=False)
+            yield Announced(self, change)
+        finally:
+            self.end(change)
+
+    def add(self, change: Change, inodes: Collection[Inode], *, alone: bool) -> None:
+        """A change is to be of these, too; ``alone`` in order, or two would wait for each other. Returns
+        once nobody else keeps them.
+        """
+        end = self._clock() + _PATIENCE * self.lease
+        with self._moved:
+            for inode in inodes:
+                while not self._table.begin(change, inode, alone=alone):
+                    self._wait(end)
+            self._clear_the_way(change, end)
+
+    def _clear_the_way(self, change: Change, end: float) -> None:
+        while others := self._table.in_the_way(change):
+            if not patient.get():
+                raise WouldWait
+            over = min(self._recall(holder, inodes) for holder, inodes in others.items())
+            if not self._lapse_if_gone(others):
+                self._wait(min(end, over, self._clock() + _LOOK_SECONDS), late=end)
+                self._lapse_if_gone(others)
+
+    def _lapse_if_gone(self, holders: Iterable[Holder]) -> bool:
+        gone = [one for one in holders if not self.may_hold(one) or self._clients[one].is_gone()]
+        for holder in gone:
+            self._lapse(holder)
+        return bool(gone)
+
+    def _recall(self, holder: Holder, inodes: set[Inode]) -> float:
+        """Ask for what the holder keeps; when its lease is over."""
+        client = self._clients[holder]
+        if not inodes <= client.recalls:
+            client.recalls |= inodes
+            self._moved.notify_all()
+        return client.heard + self.lease
+
+    def _wait(self, until: float, late: float | None = None) -> None:
+        """For somebody to give up something. Raises WouldWait; OSError: ETIMEDOUT if it is ``late``."""
+        if not patient.get():
+            raise WouldWait
+        now = self._clock()
+        if now >= (until if late is None else late):
+            raise failure(errno.ETIMEDOUT)
+        self._moved.wait(max(0.0, until - now) + 0.001)
+
+    def _lapse(self, holder: Holder) -> None:
+        self._table.lapse(holder)
+        if client := self._clients.get(holder):
+            client.recalls.clear()
+        self._moved.notify_all()
+
+    def end(self, change: Change) -> None:
+        """It is done, or it will not be."""
+        with self._moved:
+            self._table.end(change)
+            self._moved.notify_all()
+
+    def next_recall(self, holder: Holder, seconds: float) -> tuple[frozenset[Inode], int]:
+        """What the client has to give up, up to which grant; after so long nothing. The client is asked for
+        it once: ``recalled`` must follow.
+        """
+        with self._moved:
+            client = self._clients.get(holder)
+            if client is None:
+                return frozenset(), 0
+            self._moved.wait_for(lambda: bool(client.recalls), seconds)
+            return frozenset(client.recalls), self._table.latest(holder)
+
+    def recalled(
+        self, holder: Holder, inodes: Collection[Inode], upto: int, is_open: Collection[int]
+    ) -> None:
+        """The client keeps these no longer, and has opened some of them without a word, to keep what it
+        reads."""
+        with self._moved:
+            client = self._clients.get(holder)
+            if client is None:
+                return
+            client.recalls.difference_update(inodes)
+            for inode in inodes:
+                if inode in is_open:
+                    self._table.opened(holder, inode)
+                self._table.recalled(holder, inode, upto)
+            self._moved.notify_all()
+
+    def begin_writing(self, inode: int, *, already: bool = False) -> bool:
+        """The device's kernel is to write the file itself; False if a client keeps it, or has it open and
+        will. Within a change of it, so that it is not kept for nothing; unless it does so ``already``.
+        """
+        with self._moved:
+            return self._table.begin_writing(Inode(inode), already=already)
+
+    def end_writing(self, inode: int) -> None:
+        """The device's kernel has closed it."""
+        with self._moved:
+            self._table.end_writing(Inode(inode))
+            self._moved.notify_all()

@@ -1,0 +1,188 @@
+"""Edge (a thread): keeps up a client's lease, and gives up what the server recalls, in the kernel, too.
+
+The lease counts from when the last answer that has certainly arrived was sent. Over its own connection the
+server asks, so that what is under way on others has nothing to wait for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from millpond.fs import protocol as p
+from millpond.fs.book import File
+from millpond.fs.client import RemoteTree
+from millpond.fs.connection import Dial
+from millpond.fs.lanes import now
+from millpond.fs.tree import WouldWait, patient
+from millpond.fs.volume import failure
+from millpond.wire.channel import Channel
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import MillpondError
+
+log = logging.getLogger(__name__)
+_AGAIN_SECONDS = 0.5
+_INSTANT = 0.001
+_INSTANTS = 2000  # that a kernel may take to make what it has just been told its own
+
+
+class Cache(Protocol):
+    """A kernel that keeps what it is told."""
+
+    def drop_names(self) -> None:
+        """Ask for every name again. Never waits."""
+
+    def drop(self, node: int, *, data: bool) -> bool:
+        """Ask for a node's attributes again, and for its data; waits for reads under way. False if it does
+        not know the node.
+        """
+
+
+class Recalls:
+    """Of one ``tree``, whose server ``dial`` reaches; ``cache`` goes by what it is told, too."""
+
+    def __init__(self, tree: RemoteTree, dial: Dial, cache: Cache, timeout: float) -> None:
+        self._tree, self._dial, self._cache, self._timeout = tree, dial, cache, timeout
+        self._book = tree.lanes.book
+        self._moved = threading.Condition(tree.lanes.lock)
+        self._stopped = threading.Event()
+        self._channel: Channel | None = None
+        self._voided: dict[int, File] = {}
+        self._thread = threading.Thread(target=self._run, name="recalls", daemon=True)
+        tree.lanes.on_void = self._void
+
+    def start(self) -> None:
+        """From now on what the server grants is kept."""
+        self._tree.keeper = self
+        self._thread.start()
+        with self._moved:
+            self._moved.wait_for(lambda: self._book.lease_end > now(), self._timeout)
+
+    def stop(self) -> None:
+        """Nothing is kept any more, in this process: the mount has gone."""
+        self._stopped.set()
+        with self._moved:
+            self._book.void(self._book.memory)
+            channel = self._channel
+        if channel:
+            channel.shut_down()
+        self._thread.join()
+
+    def await_lease(self, file: File) -> None:
+        """Return once there is a lease, or the file is recalled."""
+        if not patient.get():
+            raise WouldWait
+        with self._moved:
+            if not self._moved.wait_for(
+                lambda: file.recalling > 0 or self._book.lease_end > now(), self._timeout
+            ):
+                raise failure(errno.ETIMEDOUT)
+
+    def _void(self, files: Sequence[File]) -> None:
+        """With the lock: nothing counts any more; what the kernel keeps is dropped by the thread."""
+        for file in files:
+            if file.node not in self._voided:
+                file.recalling += 1
+                self._voided[file.node] = file
+        self._moved.notify_all()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._tree.statfs()  # so that the server knows this client
+                self._drop_voided()
+                self._attend()
+            except (MillpondError, OSError) as error:
+                log.debug("the server cannot recall anything: %s", error)
+            self._drop_voided()
+            self._stopped.wait(_AGAIN_SECONDS)
+
+    def _attend(self) -> None:
+        """Answer the server until the connection or the lease ends: by then nothing is kept any more."""
+        deadline = Deadline.after(self._timeout)
+        with contextlib.closing(self._dial(deadline)) as channel:
+            self._channel = channel
+            try:
+                self._converse(channel, deadline)
+            finally:
+                with self._moved:
+                    self._void(self._book.void(self._book.memory))
+                self._drop_voided()
+
+    def _converse(self, channel: Channel, deadline: Deadline) -> None:
+        sent, seconds = now(), self._tree.lanes.lease
+        channel.send(p.Attend(self._tree.lanes.client), deadline)
+        head = channel.receive(deadline)
+        if isinstance(head.message, p.Recall):
+            with self._moved:
+                self._book.refuse(head.message.upto)  # what is under way was granted under an earlier lease
+        while isinstance(head.message, p.Recall) and sent + seconds > now() and not self._stopped.is_set():
+            with self._moved:
+                self._book.lease_end = sent + seconds
+                self._moved.notify_all()
+            still_open = self._give_up(head.message)
+            self._tree.lanes.flush()
+            answered = now()
+            channel.send(p.Recalled(still_open), Deadline.after(seconds))
+            head = channel.receive(Deadline.after(sent + seconds - now()))
+            sent = answered
+
+    def _give_up(self, recall: p.Recall) -> tuple[int, ...]:
+        """Those that are open and the server does not know of."""
+        if not recall.inodes:
+            return ()
+        with self._moved:
+            files = self._book.recall(recall.inodes, recall.upto)
+            for file in files:
+                file.recalling += 1
+            still_open = [file for file in files if file.opens and not file.named_open]
+            for file in still_open:
+                file.named_open = True
+            self._moved.notify_all()
+        self._drop(files)
+        return tuple(file.inode for file in still_open)
+
+    def _drop_voided(self) -> None:
+        """What is no longer covered by a lease."""
+        with self._moved:
+            files = list(self._voided.values())
+            self._voided.clear()
+        self._drop(files)
+
+    def _drop(self, files: Iterable[File]) -> None:
+        """From the kernel; the names first, for that needs no waiting."""
+        files = list(files)
+        if files:
+            self._quietly(self._cache.drop_names)
+        for file in files:
+            self._drop_one(file)
+
+    def _drop_one(self, file: File) -> None:
+        """Until nothing is left that was read meanwhile."""
+        while True:
+            with self._moved:
+                file.uncovered, data = False, file.has_data
+            self._quietly(functools.partial(self._drop_known, file, data))
+            with self._moved:
+                if not file.uncovered:
+                    file.recalling -= 1
+                    if not file.recalling:
+                        file.has_data = False
+                    return
+
+    def _drop_known(self, file: File, data: bool) -> None:
+        """A kernel that has just been told of the file may not have made it its own yet."""
+        for _ in range(_INSTANTS):
+            if self._cache.drop(file.node, data=data) or file.seen or not file.lookups:
+                return
+            time.sleep(_INSTANT)
+
+    def _quietly(self, do: Callable[[], object]) -> None:
+        with contextlib.suppress(OSError):  # the mount has gone
+            do()

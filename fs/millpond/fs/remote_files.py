@@ -1,0 +1,167 @@
+"""Edge: the files that a client has open on a device, opened again when the server has forgotten them."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from millpond.fs import protocol as p
+from millpond.fs.book import File
+from millpond.fs.connection import Lost
+from millpond.fs.lanes import Lanes, Turn
+from millpond.fs.volume import Handle, failure
+from millpond.wire.channel import Buffer
+from millpond.wire.message import Message
+
+R = TypeVar("R", bound=Message)
+_ONCE = os.O_CREAT | os.O_EXCL | os.O_TRUNC
+
+
+@dataclass(slots=True)
+class Open:
+    """An open file, ``remote`` in the server's ``memory``. ``direct``: what is read may not be kept;
+    ``silent``: the server has not been told of it.
+
+    ``written`` and ``synced`` count changes: between the two lies what a restart of the device may lose.
+    """
+
+    file: File
+    flags: int
+    remote: int
+    memory: int
+    direct: bool
+    silent: bool = False
+    written: int = 0
+    synced: int = 0
+    in_doubt: bool = False
+
+
+def may_keep(flags: int) -> bool:
+    """Whether a kernel had better keep what is read and written through a file opened so: what is only
+    written it would cut at its pages, and then nobody's appending is done at once.
+    """
+    return flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_APPEND
+
+
+class RemoteFiles:
+    """All of one client."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
+        self._open: dict[Handle, Open] = {}
+        self._numbers = itertools.count(1)
+
+    def add(self, file: File, flags: int, reply: p.Opened, memory: int) -> Handle:
+        """It was opened."""
+        handle = Handle(next(self._numbers))
+        self._open[handle] = Open(file, flags & ~_ONCE, reply.handle, memory, reply.direct)
+        return handle
+
+    def add_silently(self, file: File, flags: int) -> Handle:
+        """It is open, and the server hears of it when it must. With the book's lock."""
+        handle = Handle(next(self._numbers))
+        self._open[handle] = Open(file, flags, 0, 0, direct=False, silent=True)
+        file.opens += 1
+        return handle
+
+    def _told(self, opened: Open) -> None:
+        """The server knows of it, or need not any more."""
+        with self._lanes.lock:
+            file = opened.file
+            opened.silent, closed = False, False
+            file.opens -= 1
+            if file.named_open and not file.opens:
+                file.named_open, closed = False, True
+        if closed:
+            self._lanes.post(p.Closed(file.inode), file.memory)
+
+    def get(self, handle: Handle) -> Open:
+        """Raises OSError: EBADF."""
+        try:
+            return self._open[handle]
+        except KeyError:
+            raise failure(errno.EBADF) from None
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._open.clear()
+
+    def ask(
+        self,
+        handle: Handle,
+        request: Callable[[int], Message],
+        reply: type[R],
+        *,
+        repeat: bool = True,
+        payload: Buffer = b"",
+        limit: int = 0,
+    ) -> tuple[R, memoryview]:
+        """The reply to what is asked of an open file by its number on the server."""
+        file = self.get(handle)
+        with self._lanes.turn() as turn:
+
+            def prepare() -> Message:
+                return request(self.remote(turn, file))
+
+            return turn.ask(prepare, reply, repeat=repeat, payload=payload, limit=limit)
+
+    def remote(self, turn: Turn, file: Open) -> int:
+        """The number of an open file on the server, while ``ask`` prepares."""
+        if file.memory != turn.memory:
+            self._open_again(turn, file)
+        return file.remote
+
+    def _open_again(self, turn: Turn, file: Open) -> None:
+        """Open a file of a lost memory in the present one. Raises OSError and Lost (never in doubt)."""
+        file.in_doubt = file.in_doubt or file.written > file.synced
+        node = turn.remote(file.file)
+        try:
+            reply = turn.exchange(p.Open(node, file.flags, not file.direct), p.Opened)
+        except Lost:
+            raise Lost(in_doubt=False) from None
+        if reply.direct and not file.direct:  # the kernel would go by what the device changes unseen
+            turn.exchange(p.Release(reply.handle), p.Done)
+            raise failure(errno.ESTALE)
+        file.remote, file.memory = reply.handle, turn.memory
+        if file.silent:
+            self._told(file)
+
+    def tell(self, handle: Handle) -> None:
+        """Open it on the server, too, if it is not."""
+        opened = self.get(handle)
+        if opened.silent:
+            with self._lanes.turn() as turn:
+
+                def prepare() -> Message:
+                    self.remote(turn, opened)
+                    return p.GetAttributes(turn.remote(opened.file))
+
+                turn.ask(prepare, p.AttributesAre, repeat=True)
+
+    def sync(self, handle: Handle, data_only: bool) -> None:
+        """Return when the file is on the flash; EIO, once, if a lost connection left writes in doubt."""
+        file, written = self.get(handle), 0
+
+        def request(remote: int) -> Message:
+            nonlocal written
+            if file.in_doubt:
+                file.in_doubt, file.synced = False, file.written
+                raise failure(errno.EIO)
+            written = file.written
+            return p.Sync(remote, data_only)
+
+        self.ask(handle, request, p.Done)
+        file.synced = written
+
+    def release(self, handle: Handle) -> None:
+        """Forget the handle. Nobody waits until the server has been told."""
+        file = self.get(handle)
+        del self._open[handle]
+        if file.silent:
+            self._told(file)
+        else:
+            self._lanes.post(p.Release(file.remote), file.memory)
