@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from millpond.fs import protocol as p
 from millpond.fs.inodes import Inodes
-from millpond.fs.master import Master
+from millpond.fs.master import LEASE_SECONDS, Master
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
 from millpond.fs.tree import ROOT, patient
@@ -134,10 +134,11 @@ def _tcp_pair() -> tuple[socket.socket, socket.socket]:
 class Server:
     """A server with a thread for each connection."""
 
-    def __init__(self, top: Path, *, public: bytes | None = None, master: Master | None = None) -> None:
+    def __init__(self, top: Path, *, public: bytes | None = None, lease: float = LEASE_SECONDS) -> None:
         self.root = os.open(top, os.O_PATH | os.O_DIRECTORY)
         self.tree = Inodes(self.root, public=public)
-        self.sessions = Sessions(self.tree, master)
+        self._lease = lease
+        self.sessions = Sessions(self.tree, Master(lease))
         self.threads: list[threading.Thread] = []
         self.channels: list[Channel] = []
         self.ends: list[RemoteError | None] = []
@@ -175,7 +176,7 @@ class Server:
     def forget(self) -> None:
         """Remember no client."""
         self.sessions.close()
-        self.sessions = Sessions(self.tree)
+        self.sessions = Sessions(self.tree, Master(self._lease))
 
     @property
     def open_files(self) -> int:

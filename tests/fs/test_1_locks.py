@@ -1,0 +1,240 @@
+"""The table of locks, with nobody who waits: who is granted what, and what stands in whose way."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from millpond.fs.locks import DEVICE, Change, Holder, Inode, LockTable
+
+ONE, OTHER = Holder(1), Holder(2)
+F, G = Inode(10), Inode(11)
+
+
+@pytest.fixture
+def table() -> LockTable:
+    return LockTable()
+
+
+def begun(table: LockTable, holder: Holder, *inodes: Inode, alone: bool = False) -> Change:
+    change = Change(holder)
+    for inode in inodes:
+        assert table.begin(change, inode, alone=alone)
+    return change
+
+
+def test_grants_are_numbered_for_each_holder(table: LockTable) -> None:
+    assert [table.share(ONE, F), table.share(ONE, G), table.share(ONE, F)] == [1, 2, 3]
+    assert table.share(OTHER, F) == 1
+    assert (table.latest(ONE), table.latest(OTHER), table.latest(Holder(9))) == (3, 1, 0)
+    assert (table.count(ONE), table.count(OTHER), table.count(Holder(9))) == (2, 1, 0)
+    table.lapse(ONE)
+    assert table.share(ONE, F) == 4  # a number is never used twice, or a late reply would count
+
+
+def test_nothing_is_granted_while_others_change_it(table: LockTable) -> None:
+    change = begun(table, OTHER, F)
+    assert table.is_changing(F) and not table.is_changing(G)
+    assert table.share(ONE, F) == 0 and table.share(ONE, G) == 1
+    assert table.share(OTHER, F) == 1  # its own change
+    another = begun(table, DEVICE, F)
+    assert table.share(OTHER, F) == 0
+    table.end(another)
+    assert table.share(OTHER, F) == 2
+    table.end(change)
+    assert table.share(ONE, F) == 2
+    table.end(change)  # has ended
+
+
+def test_whoever_keeps_it_is_in_the_way_of_others(table: LockTable) -> None:
+    for inode in (F, G):
+        table.share(ONE, inode)
+    table.share(OTHER, G)
+    assert table.in_the_way(begun(table, DEVICE, F, G)) == {ONE: {F, G}, OTHER: {G}}
+    mine = begun(table, ONE, F, G)
+    assert table.in_the_way(mine) == {OTHER: {G}}
+    table.recalled(OTHER, G, table.latest(OTHER))
+    assert table.in_the_way(mine) == {}
+
+
+def test_what_was_granted_since_is_not_recalled(table: LockTable) -> None:
+    early, late = table.share(ONE, F), table.share(ONE, F)
+    table.recalled(ONE, F, early)
+    assert table.keeps(ONE, F)
+    table.recalled(ONE, F, late)
+    assert not table.keeps(ONE, F)
+    table.recalled(ONE, F, late)
+    table.recalled(ONE, Inode(99), late)
+    table.recalled(Holder(9), F, late)
+
+
+def test_a_directory_is_changed_by_one_at_a_time(table: LockTable) -> None:
+    first = begun(table, ONE, F, alone=True)
+    second = Change(ONE)
+    assert not table.begin(second, F, alone=True)  # also by the same holder: it has threads
+    assert table.begin(second, F, alone=False)
+    assert table.begin(first, F, alone=True)  # it is itself
+    assert not table.begin(second, F, alone=True)
+    table.end(first)
+    assert table.begin(second, F, alone=True)
+    assert second.inodes == second.alone == {F}
+    table.end(second)
+    assert (second.inodes, second.alone) == (set(), set())
+
+
+def test_what_the_devices_kernel_writes_is_granted_to_nobody(table: LockTable) -> None:
+    assert table.begin_writing(F) and table.begin_writing(F)
+    assert table.is_written(F) and not table.is_written(G)
+    assert table.share(ONE, F) == 0 and not table.opened(ONE, F)
+    table.end_writing(F)
+    assert table.share(ONE, F) == 0
+    table.end_writing(F)
+    assert table.share(ONE, F) == 1 and table.opened(ONE, F)
+    table.end_writing(F)  # nobody writes it
+    table.end_writing(Inode(99))
+    assert not table.is_written(F)
+
+
+def test_the_devices_kernel_does_not_write_what_others_keep_or_have_open(table: LockTable) -> None:
+    table.share(ONE, F)
+    assert not table.begin_writing(F)
+    table.recalled(ONE, F, 1)
+    assert table.opened(ONE, F) and table.opened(ONE, F) and table.opened(OTHER, F)
+    for holder in (ONE, OTHER, OTHER, Holder(9)):  # closed more often than it was opened
+        table.closed(holder, F)
+        assert not table.begin_writing(F)
+    table.closed(ONE, F)
+    table.closed(ONE, Inode(99))
+    assert table.begin_writing(F)
+
+
+def test_a_refused_writer_leaves_nothing(table: LockTable) -> None:
+    table.share(ONE, F)
+    assert not table.begin_writing(F)
+    table.leave(ONE)
+    assert not table.is_written(F) and idle(table)
+
+
+def test_who_forgets_a_file_neither_keeps_it_nor_has_it_open(table: LockTable) -> None:
+    table.share(ONE, F)
+    table.opened(ONE, F)
+    table.opened(ONE, F)
+    table.forget(ONE, F)
+    table.forget(ONE, G)
+    assert not table.keeps(ONE, F) and table.begin_writing(F)
+
+
+def test_a_lapsed_lease_ends_what_is_kept_but_not_what_is_open(table: LockTable) -> None:
+    for inode in (F, G):
+        table.share(ONE, inode)
+        table.opened(ONE, inode)
+    table.lapse(ONE)
+    assert table.count(ONE) == 0 and table.in_the_way(begun(table, DEVICE, F, G)) == {}
+    assert not table.begin_writing(F)
+    table.leave(ONE)
+    assert table.begin_writing(F)
+    table.lapse(Holder(9))
+    table.leave(Holder(9))
+
+
+def idle(table: LockTable) -> bool:
+    return not (table._files or any(table._held.values()))
+
+
+holders, inodes = st.sampled_from([ONE, OTHER, DEVICE]), st.sampled_from([F, G, Inode(12)])
+
+
+class Histories(RuleBasedStateMachine):
+    """Any history: whoever keeps what another changes stands in its way, and at the end nothing is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = LockTable()
+        self.changes: list[Change] = []
+        self.granted: dict[tuple[Holder, Inode], int] = {}
+        self.writers: list[Inode] = []
+
+    @rule(holder=holders, inode=inodes)
+    def share(self, holder: Holder, inode: Inode) -> None:
+        before = self.table.latest(holder)
+        others = any(inode in c.inodes and c.holder != holder for c in self.changes)
+        number = self.table.share(holder, inode)
+        assert number == (0 if others or inode in self.writers else before + 1)
+        if number:
+            self.granted[holder, inode] = number
+
+    @rule(holder=holders, inode=inodes, alone=st.booleans())
+    def begin(self, holder: Holder, inode: Inode, alone: bool) -> None:
+        change = Change(holder)
+        free = not alone or not any(inode in c.alone for c in self.changes)
+        assert self.table.begin(change, inode, alone=alone) == free
+        if free:
+            self.changes.append(change)
+
+    @rule(number=st.integers(0, 9), inode=inodes)
+    @precondition(lambda self: self.changes)
+    def add(self, number: int, inode: Inode) -> None:
+        assert self.table.begin(self.changes[number % len(self.changes)], inode, alone=False)
+
+    @rule(number=st.integers(0, 9))
+    @precondition(lambda self: self.changes)
+    def end(self, number: int) -> None:
+        self.table.end(self.changes.pop(number % len(self.changes)))
+
+    @rule(holder=holders, inode=inodes, back=st.integers(0, 3))
+    def recalled(self, holder: Holder, inode: Inode, back: int) -> None:
+        upto = self.table.latest(holder) - back
+        self.table.recalled(holder, inode, upto)
+        if self.granted.get((holder, inode), 1 << 60) <= upto:
+            del self.granted[holder, inode]
+
+    @rule(inode=inodes)
+    def write(self, inode: Inode) -> None:
+        kept = any(kept == inode for _, kept in self.granted)
+        assert self.table.begin_writing(inode) == (not kept)
+        if not kept:
+            self.writers.append(inode)
+
+    @rule(number=st.integers(0, 9))
+    @precondition(lambda self: self.writers)
+    def written(self, number: int) -> None:
+        self.table.end_writing(self.writers.pop(number % len(self.writers)))
+
+    @rule(holder=holders)
+    def lapse(self, holder: Holder) -> None:
+        self.table.lapse(holder)
+        self.granted = {key: number for key, number in self.granted.items() if key[0] != holder}
+
+    @invariant()
+    def who_is_in_the_way(self) -> None:
+        for change in self.changes:
+            found = {(h, i) for h, kept in self.table.in_the_way(change).items() for i in kept}
+            assert found == {(h, i) for h, i in self.granted if i in change.inodes and h != change.holder}
+        for holder in (ONE, OTHER, DEVICE):
+            assert self.table.count(holder) == sum(1 for h, _ in self.granted if h == holder)
+
+    def teardown(self) -> None:
+        for change in self.changes:
+            self.table.end(change)
+        for inode in self.writers:
+            self.table.end_writing(inode)
+        for holder in (ONE, OTHER, DEVICE):
+            self.table.leave(holder)
+        assert idle(self.table)
+
+
+TestHistories = Histories.TestCase
+
+
+@given(st.lists(st.tuples(st.sampled_from([ONE, OTHER]), st.booleans()), max_size=12))
+def test_what_is_open_is_counted_for_each_holder(events: list[tuple[Holder, bool]]) -> None:
+    table, counts = LockTable(), {ONE: 0, OTHER: 0}
+    for holder, opens in events:
+        if opens:
+            table.opened(holder, F)
+        else:
+            table.closed(holder, F)
+        counts[holder] = counts[holder] + 1 if opens else max(0, counts[holder] - 1)
+        assert idle(table) == (not any(counts.values()))
