@@ -45,7 +45,9 @@ class Kernel:
         self.mountpoint, self._backing, self._options = mountpoint, backing, options
         self.complaint, self.keeps_names = "", False
         self._buffer = bytearray(_BUFFER)
-        self._descriptor = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        self._descriptor = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLIN)
         with contextlib.ExitStack() as failed:
             failed.callback(os.close, self._descriptor)
             self._mount(name)
@@ -99,12 +101,19 @@ class Kernel:
         while True:
             try:
                 size = os.readv(self._descriptor, [self._buffer])
+            except BlockingIOError:
+                self._poll.poll()
+                continue
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.EINTR):  # it was withdrawn while it was read
                     continue
                 raise
             data = memoryview(self._buffer)[:size]
             return abi.parse_header(data), data[abi.HEADER.size :]
+
+    def wake_by(self, descriptor: int) -> None:
+        """Who waits for a request looks around, too, when this one can be read."""
+        self._poll.register(descriptor, select.POLLIN)
 
     def reply(self, header: Header, parts: Sequence[Buffer]) -> None:
         """The operation was done."""

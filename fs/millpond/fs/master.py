@@ -227,7 +227,7 @@ class Master:
             client = self._clients.get(holder)
             if client is None:
                 return frozenset(), 0
-            self._moved.wait_for(lambda: bool(client.recalls), seconds)
+            self._moved.wait_for(lambda: client.recalls or holder not in self._clients, seconds)
             return frozenset(client.recalls), self._table.latest(holder)
 
     def recalled(

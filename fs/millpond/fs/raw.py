@@ -82,7 +82,8 @@ def mount_and_serve(
         kernel = Kernel(mountpoint, name, backing, options)
         binding = Binding(kernel, tree)
         try:
-            with _stopped_by_signals():
+            with _stopped_by_signals() as woken:
+                kernel.wake_by(woken)
                 on_ready(kernel)
                 binding.serve()
         finally:
@@ -101,8 +102,10 @@ def _signals_held() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """The first of them ends what is inside, and later ones do not disturb the end of the process."""
+def _stopped_by_signals() -> Iterator[int]:
+    """The first of them ends what is inside, and later ones do not disturb the end of the process. A
+    descriptor that can be read once one has come: it may do so just before the thread begins to wait.
+    """
 
     def stop(_number: int, _frame: object) -> None:
         for number in _SIGNALS:
@@ -110,13 +113,18 @@ def _stopped_by_signals() -> Iterator[None]:
         raise _Stop
 
     before: dict[signal.Signals, Any] = {number: signal.signal(number, stop) for number in _SIGNALS}
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    wakened = signal.set_wakeup_fd(writing)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # whoever started it may have blocked them
-        yield
+        yield reading
     except _Stop:
         before = dict.fromkeys(_SIGNALS, signal.SIG_IGN)
     finally:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        signal.set_wakeup_fd(wakened)
+        os.close(reading)
+        os.close(writing)
         for number, handler in before.items():
             signal.signal(number, handler)
 
