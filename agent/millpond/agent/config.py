@@ -9,6 +9,7 @@ from typing import Literal
 from millpond.train import joules
 from millpond.train.joules import Watts
 from millpond.wire import toml
+from millpond.wire.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Users:
 class AgentConfig:
     """Everything an agent needs to know. Paths are absolute.
 
+    ``public_quota`` is how many bytes of the flash the host may fill with public files; None for all.
     ``watts`` are what the board takes, for where nothing measures it. The sensors that an "emulated"
     ``board`` sees are of the machine that it shares.
     """
@@ -73,6 +75,7 @@ class AgentConfig:
     users: Users = field(default_factory=Users)
     board: Literal["emulated", "real"] = "real"
     watts: Watts | None = None
+    public_quota: int | None = None
 
 
 def read(path: Path) -> AgentConfig:
@@ -80,4 +83,6 @@ def read(path: Path) -> AgentConfig:
     config = toml.read(AgentConfig, path)
     if config.watts:
         joules.check(config.watts, f"{path.name}: watts")
+    if config.public_quota is not None and config.public_quota <= 0:
+        raise ConfigError(f"{path.name}: public_quota must be a number of bytes above 0")
     return config

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from millpond.agent.config import read
 from millpond.agent.gate import CanaryError, Gate, Tally, patterns
+from millpond.fs.bounded import Bounded
 from millpond.fs.inodes import Inodes
-from millpond.fs.layout import PUBLIC
+from millpond.fs.layout import PUBLIC, public_usage
 from millpond.fs.lock_server import accept_all
 from millpond.fs.master import Master
 from millpond.fs.server import serve
@@ -35,10 +36,10 @@ def main(config: str, root: str, descriptor: str, tally: str, locks: str) -> Non
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    gate = Gate(patterns(read(Path(config)).privacy), Tally(int(tally)))
+    settings = read(Path(config))
+    gate = Gate(patterns(settings.privacy), Tally(int(tally)))
     log.info("Landlock: %s", landlock.restrict(Path(root)))
-    tree = Inodes(os.open(root, os.O_PATH | os.O_DIRECTORY), public=PUBLIC.encode())
-    sessions = Sessions(tree, Master(device=True))
+    sessions = Sessions(_tree(Path(root), settings.public_quota), Master(device=True))
     listener = socket.socket(fileno=int(locks))
     threading.Thread(target=accept_all, args=(listener, sessions.master), daemon=True).start()
     agent = socket.socket(fileno=int(descriptor))
@@ -46,6 +47,17 @@ def main(config: str, root: str, descriptor: str, tally: str, locks: str) -> Non
         while True:
             connection = socket.socket(fileno=receive_descriptors(agent, 1)[0])
             threading.Thread(target=_serve, args=(connection, sessions, gate), daemon=True).start()
+
+
+def _tree(root: Path, quota: int | None) -> Inodes:
+    """The public part, with a quota if it has one."""
+    descriptor = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    if quota is None:
+        return Inodes(descriptor, public=PUBLIC.encode())
+    bounded = Bounded(descriptor, quota, lambda: public_usage(root), public=PUBLIC.encode())
+    log.info("the quota of the public part is %d bytes, of which %d are taken", quota, bounded.quota.used)
+    bounded.keep_counting()
+    return bounded
 
 
 def _serve(connection: socket.socket, sessions: Sessions, gate: Gate) -> None:

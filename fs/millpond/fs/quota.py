@@ -49,6 +49,11 @@ def growth(before: Attributes, offset: int, length: int) -> int:
     return max(0, min(touched, _up(max(before.size, end), unit) - before.blocks * _BLOCK))
 
 
+def drifted(counted: int, low: int, high: int) -> int:
+    """How wrong books are for certain which said from ``low`` to ``high`` while it was counted."""
+    return counted - max(low, min(counted, high))
+
+
 def _up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
@@ -67,6 +72,11 @@ class Quota:
     def left(self) -> int:
         """The bytes that can be reserved."""
         return max(0, self.limit - self.used - self._reserved)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is being changed."""
+        return not self._changing
 
     def reserve(self, inode: int, blocks: int, size: int) -> Reservation:
         """Begin a change that can take ``size`` bytes, of a file that has ``blocks``. Raises OSError:

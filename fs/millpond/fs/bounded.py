@@ -1,0 +1,279 @@
+"""Edge (threads): a Tree over a directory that takes no more space than a quota lets it.
+
+The quota's books are right about what is done here. What others write to the same directory is seen when its
+files are counted anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from millpond.fs.inodes import Inodes
+from millpond.fs.making import itself
+from millpond.fs.quota import Quota, Reservation, drifted, growth
+from millpond.fs.tree import Buffer, Changes, Found, Known, Node, one_name
+from millpond.fs.volume import Attributes, Handle, Owner, Statistics, attributes
+
+COUNT_SECONDS = 60.0
+_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOWEST_PRIORITY = 19
+_QUIET_TRIES, _QUIET_SECONDS = 200, 0.005
+_TAKES_NOTHING = 0x02 | 0x08  # fallocate(2): punch a hole, collapse a range
+_ONLY_MOVES = 0x20  # insert a range
+Usage = tuple[int, int]
+
+
+class Bounded(Inodes):
+    """``limit`` bytes at most. ``count`` tells how many bytes the files take and how many there are."""
+
+    def __init__(
+        self,
+        root: int,
+        limit: int,
+        count: Callable[[], Usage],
+        *,
+        chown_new: bool = False,
+        public: bytes | None = None,
+    ) -> None:
+        super().__init__(root, chown_new=chown_new, public=public)
+        self.quota = Quota(limit, *count())
+        self._count = count
+        self._books = threading.Lock()
+        self._counting = threading.Lock()
+        self._extent = (self.quota.used, self.quota.used)
+        self._inodes_open: dict[int, int] = {}
+
+    def statfs(self) -> Statistics:
+        """How full the quota is, or the file system if that is fuller."""
+        below = super().statfs()
+        with self._books:
+            return self.quota.clipped(below)
+
+    def _stat(self, descriptor: int) -> Attributes:
+        return attributes(os.fstat(descriptor))
+
+    def _settle(self, begun: Reservation, blocks: int, files: int = 0) -> None:
+        """With the books."""
+        self.quota.settle(begun, blocks, files)
+        low, high = self._extent
+        self._extent = min(low, self.quota.used), max(high, self.quota.used)
+
+    @contextlib.contextmanager
+    def _changing(self, descriptor: int, most: Callable[[Attributes], int] | None) -> Iterator[None]:
+        """Around a change of an open file, that takes the ``most`` bytes, or none and is never refused."""
+        with self._books:
+            before = self._stat(descriptor)
+            if most is None:
+                begun = self.quota.watch(before.inode, before.blocks)
+            else:
+                begun = self.quota.reserve(before.inode, before.blocks, most(before))
+        try:
+            yield
+        finally:
+            with self._books:
+                self._settle(begun, self._stat(descriptor).blocks)
+
+    @contextlib.contextmanager
+    def _naming(self, parent: Node, more: int) -> Iterator[list[int]]:
+        """Around a new name in a directory, which may grow for it, and ``more`` files. What is put in the
+        list are the places of new files, that are not open elsewhere yet.
+        """
+        directory = os.open(itself(self._at(parent)), os.O_PATH | os.O_CLOEXEC)
+        made: list[int] = []
+        try:
+            with self._changing(directory, lambda at: at.block_size * (1 + more)):
+                yield made
+            for place in made:
+                with self._books:
+                    after = self._stat(place)
+                    self._settle(self.quota.watch(after.inode, 0), after.blocks, 1)
+        finally:
+            os.close(directory)
+
+    @contextlib.contextmanager
+    def _removing(self, parent: Node, name: bytes) -> Iterator[None]:
+        """Around what takes this name from a file, if there is one: its last, perhaps."""
+        try:
+            place = os.open(one_name(name), _PLACE, dir_fd=self._at(parent))
+        except OSError:
+            yield
+            return
+        try:
+            with self._books:
+                before = self._stat(place)
+                begun = self.quota.watch(before.inode, before.blocks)
+            try:
+                yield
+            finally:
+                with self._books:
+                    after = self._stat(place)
+                    gone = after.links == 0 and after.inode not in self._inodes_open
+                    self._settle(begun, 0 if gone else after.blocks, -1 if gone else 0)
+        finally:
+            os.close(place)
+
+    def setattr(self, node: Node, changes: Changes, handle: Handle | None = None) -> Known:
+        """Change attributes."""
+        if changes.size is None:
+            return super().setattr(node, changes, handle)
+        size = changes.size
+        with self._changing(self._at(node), None if size < self._stat(self._at(node)).size else _nothing):
+            return super().setattr(node, changes, handle)
+
+    def mknod(self, parent: Node, name: bytes, mode: int, rdev: int, owner: Owner | None) -> Found:
+        """Make a file that is neither a directory nor a symbolic link."""
+        with self._naming(parent, 0) as made:
+            found = super().mknod(parent, name, mode, rdev, owner)
+            made.append(self._at(found.node))
+        return found
+
+    def mkdir(self, parent: Node, name: bytes, mode: int, owner: Owner | None) -> Found:
+        """Make a directory."""
+        with self._naming(parent, 1) as made:
+            found = super().mkdir(parent, name, mode, owner)
+            made.append(self._at(found.node))
+        return found
+
+    def symlink(self, parent: Node, name: bytes, target: bytes, owner: Owner | None) -> Found:
+        """Make a symbolic link."""
+        with self._naming(parent, 1) as made:
+            found = super().symlink(parent, name, target, owner)
+            made.append(self._at(found.node))
+        return found
+
+    def link(self, node: Node, parent: Node, name: bytes) -> Found:
+        """Give a file another name."""
+        with self._naming(parent, 0):
+            return super().link(node, parent, name)
+
+    def unlink(self, parent: Node, name: bytes) -> None:
+        """Remove a name of a file."""
+        with self._removing(parent, name):
+            super().unlink(parent, name)
+
+    def rmdir(self, parent: Node, name: bytes) -> None:
+        """Remove an empty directory."""
+        with self._removing(parent, name):
+            super().rmdir(parent, name)
+
+    def rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int = 0) -> None:
+        """Move a name. Never refused: it is how many programs replace a file."""
+        with self._removing(new_parent, new_name), self._changing(self._at(new_parent), None):
+            super().rename(parent, name, new_parent, new_name, flags)
+
+    def create(
+        self, parent: Node, name: bytes, flags: int, mode: int, owner: Owner | None
+    ) -> tuple[Found, Handle]:
+        """Make and open a regular file."""
+        with self._naming(parent, 0) as made:
+            found, handle = super().create(parent, name, flags, mode, owner)
+            made.append(self._at(found.node))
+        return found, handle
+
+    def open(self, node: Node, flags: int) -> Handle:
+        """Open a regular file."""
+        if not flags & os.O_TRUNC:
+            return super().open(node, flags)
+        with self._changing(self._at(node), None):
+            return super().open(node, flags)
+
+    def _opened(self, descriptor: int) -> Handle:
+        with self._books:
+            file = self._stat(descriptor)
+            known = self._inodes_open.get(file.inode, 0)
+            self._inodes_open[file.inode] = known + 1
+            if not file.links and not known:  # it counted no longer; whoever knows its number may open it
+                self._settle(self.quota.watch(file.inode, 0), file.blocks, 1)
+        return super()._opened(descriptor)
+
+    def release(self, handle: Handle) -> None:
+        """Close the file behind the handle; one without a name counts no longer."""
+        descriptor = self.descriptor(handle)
+        with self._books:
+            file = self._stat(descriptor)
+            self._inodes_open[file.inode] -= 1
+            if not self._inodes_open[file.inode]:
+                del self._inodes_open[file.inode]
+                if not file.links:
+                    self._settle(self.quota.watch(file.inode, file.blocks), 0, -1)
+        super().release(handle)
+
+    def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
+        """Write at ``offset``, or at the file's end. Raises OSError: ENOSPC, with nothing written."""
+
+        def most(before: Attributes) -> int:
+            return growth(before, before.size if append else offset, len(data))
+
+        with self._changing(self.descriptor(handle), most):
+            return super().write(handle, data, offset, append=append)
+
+    def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
+        """As fallocate(2)."""
+
+        def most(before: Attributes) -> int:
+            return 0 if mode & _ONLY_MOVES else growth(before, offset, length)
+
+        with self._changing(self.descriptor(handle), None if mode & _TAKES_NOTHING else most):
+            super().allocate(handle, mode, offset, length)
+
+    def recount(self) -> Usage | None:
+        """Count what is there; by how many bytes and files the books were wrong, as far as that is certain.
+        None if too much is going on.
+        """
+        with self._counting:
+            if not self._when_quiet(self._begin_counting):
+                return None
+            files = self.quota.files
+            named = self._count()
+            wrong = [0, 0]
+
+            def end() -> None:
+                nameless = self._nameless()
+                wrong[0] = drifted(named[0] + nameless[0], *self._extent)
+                wrong[1] = drifted(named[1] + nameless[1], *sorted((files, self.quota.files)))
+                self.quota.recount(self.quota.used + wrong[0], self.quota.files + wrong[1])
+
+            return (wrong[0], wrong[1]) if self._when_quiet(end) else None
+
+    def _begin_counting(self) -> None:
+        self._extent = (self.quota.used, self.quota.used)
+
+    def _nameless(self) -> Usage:
+        """The open files without a name, which nobody finds who counts."""
+        found = {}
+        for handle in list(self._open):
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                file = self._stat(self.descriptor(handle))
+                if not file.links:
+                    found[file.inode] = file.blocks * 512
+        return sum(found.values()), len(found)
+
+    def _when_quiet(self, action: Callable[[], None]) -> bool:
+        """Do it, with the books, while nothing is being changed; False if that is never so."""
+        for _ in range(_QUIET_TRIES):
+            with self._books:
+                if self.quota.quiet:
+                    action()
+                    return True
+            time.sleep(_QUIET_SECONDS)
+        return False
+
+    def keep_counting(self, seconds: float = COUNT_SECONDS) -> None:
+        """Count every so often, in a thread that gives way to all others, until the process ends."""
+
+        def count() -> None:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+            while True:
+                time.sleep(seconds)
+                with contextlib.suppress(OSError):  # directories are moved all the time; the next one tells
+                    self.recount()
+
+        threading.Thread(target=count, name="counting", daemon=True).start()
+
+
+def _nothing(_before: Attributes) -> int:
+    return 0

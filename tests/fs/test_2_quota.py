@@ -1,0 +1,239 @@
+"""A quota of the public part, as the host meets it: over connections, and through a real mount."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.bounded import Bounded
+from millpond.fs.by_path import ByPath
+from millpond.fs.client import RemoteTree
+from millpond.fs.layout import PUBLIC, prepare, public_usage
+from millpond.fs.master import Master
+from millpond.fs.server import serve
+from millpond.fs.sessions import Sessions
+from millpond.fs.tree import Changes
+from millpond.linux.sandbox import Bind, Sandbox, spawn
+from millpond.wire.channel import Channel
+
+from .conftest import InNamespace, World
+from .support import SOON, Server, errno_of, listening
+
+KIB, MIB = 1 << 10, 1 << 20
+LIMIT = 2 * MIB
+NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
+
+
+class Limited(Server):
+    """Whose public part has a quota."""
+
+    def __init__(self, backing: Path) -> None:
+        super().__init__(backing, public=PUBLIC.encode())
+        self.bounded = Bounded(self.root, LIMIT, lambda: public_usage(backing), public=PUBLIC.encode())
+        self.tree = self.bounded
+        self.sessions = Sessions(self.tree)
+
+
+@pytest.fixture
+def backing(tmp_path: Path) -> Path:
+    directory = tmp_path / "flash"
+    prepare(directory)
+    return directory
+
+
+@pytest.fixture
+def limited(backing: Path) -> Iterator[Limited]:
+    made = Limited(backing)
+    yield made
+    made.drop()
+    made.sessions.close()
+    os.close(made.root)
+
+
+@pytest.fixture
+def volume(limited: Limited) -> Iterator[ByPath]:
+    tree = RemoteTree(limited.dial, timeout=SOON)
+    yield ByPath(tree)
+    tree.close()
+
+
+def filled(volume: ByPath, path: str, size: int) -> int:
+    """A new file with so many bytes; its handle."""
+    handle = volume.open(path, NEW, 0o644)
+    for offset in range(0, size, 64 * KIB):
+        volume.write(handle, bytes(min(64 * KIB, size - offset)), offset)
+    return handle
+
+
+def agrees(limited: Limited, backing: Path) -> bool:
+    return (limited.bounded.quota.used, limited.bounded.quota.files) == public_usage(backing)
+
+
+def test_the_write_that_would_cross_the_quota_fails(limited: Limited, volume: ByPath, backing: Path) -> None:
+    handle = filled(volume, "public/f", MIB)
+    other = volume.open("public/g", NEW, 0o644)
+    assert errno_of(volume.write, other, bytes(MIB), 0) == errno.ENOSPC
+    assert (backing / "public/g").stat().st_size == 0  # nothing of it
+    assert volume.write(handle, b"over", 0) == 4  # what is there may be overwritten
+    assert volume.write(other, bytes(512 * KIB), 0) == 512 * KIB
+    assert errno_of(volume.open, "public/f2", NEW, 0o644) is None
+    volume.release(handle)
+    volume.release(other)
+    assert agrees(limited, backing)
+
+
+def test_all_that_takes_space_is_refused_when_none_is_left(
+    limited: Limited, volume: ByPath, backing: Path
+) -> None:
+    handle = volume.open("public/f", NEW, 0o644)
+    used = limited.bounded.quota.used
+    at = 0
+    while not errno_of(volume.write, handle, bytes(4 * KIB), at):
+        at += 4 * KIB
+    assert used + at <= LIMIT
+    assert errno_of(volume.open, "public/new", NEW, 0o644) == errno.ENOSPC
+    assert errno_of(volume.mkdir, "public/d", 0o755) == errno.ENOSPC
+    assert errno_of(volume.symlink, "to", "public/l") == errno.ENOSPC
+    assert errno_of(volume.link, "public/f", "public/g") == errno.ENOSPC
+    assert errno_of(volume.write, handle, bytes(4 * KIB), 1 << 40) == errno.ENOSPC
+    volume.rename("public/f", "public/g")
+    volume.ftruncate(handle, 1 << 40)  # a hole takes nothing, what is written into it does
+    assert errno_of(volume.write, handle, b"x", 1 << 39) == errno.ENOSPC
+    volume.ftruncate(handle, 0)
+    volume.mkdir("public/d", 0o755)
+    volume.symlink("to", "public/d/l")
+    volume.link("public/g", "public/d/g")
+    volume.release(handle)
+    assert agrees(limited, backing)
+
+
+def test_space_is_allocated_within_the_quota(limited: Limited, backing: Path) -> None:
+    tree = RemoteTree(limited.dial, timeout=SOON)
+    public = tree.walk(1, [b"public"]).node  # type: ignore[arg-type]
+    _, handle = tree.create(public, b"f", os.O_RDWR, 0o644, None)
+    assert errno_of(tree.allocate, handle, 0, 0, 2 * LIMIT) == errno.ENOSPC
+    tree.allocate(handle, 0, 0, MIB)
+    assert errno_of(tree.allocate, handle, 1, MIB, MIB) == errno.ENOSPC
+    assert tree.write(handle, bytes(MIB), 0) == MIB
+    tree.allocate(handle, 3, 0, MIB)  # a hole again
+    assert tree.write(handle, bytes(MIB), MIB) == MIB
+    tree.setattr(public, Changes(mode=0o755))
+    tree.release(handle)
+    assert agrees(limited, backing)
+    tree.close()
+
+
+def test_a_removed_file_counts_until_it_is_closed(limited: Limited, volume: ByPath, backing: Path) -> None:
+    handle = filled(volume, "public/f", MIB)
+    volume.link("public/f", "public/g")
+    volume.unlink("public/f")
+    assert agrees(limited, backing)
+    volume.unlink("public/g")
+    assert limited.bounded.quota.used > MIB
+    assert limited.bounded.recount() == (0, 0)  # nobody finds it, but it is there
+    volume.release(handle)
+    volume.statfs()  # what was posted goes with it
+    assert limited.bounded.quota.used < MIB
+    assert agrees(limited, backing)
+
+
+def test_what_is_replaced_or_removed_counts_no_longer(
+    limited: Limited, volume: ByPath, backing: Path
+) -> None:
+    for name in ("a", "b"):
+        volume.release(filled(volume, f"public/{name}", 512 * KIB))
+    volume.rename("public/a", "public/b")
+    volume.mkdir("public/d", 0o755)
+    volume.rmdir("public/d")
+    assert errno_of(volume.unlink, "public/none") == errno.ENOENT
+    assert errno_of(volume.mkdir, "public/b", 0o755) == errno.EEXIST
+    assert agrees(limited, backing)
+    volume.release(volume.open("public/b", os.O_WRONLY | os.O_TRUNC))
+    volume.unlink("public/b")
+    assert agrees(limited, backing)
+    assert limited.bounded.quota.files == 1
+
+
+def test_what_the_device_writes_is_counted_now_and_then(
+    limited: Limited, volume: ByPath, backing: Path
+) -> None:
+    (backing / "public/by-the-device").write_bytes(bytes(2 * LIMIT))
+    handle = volume.open("public/f", NEW, 0o644)
+    assert volume.write(handle, b"x", 0) == 1  # not yet seen
+    wrong = limited.bounded.recount()
+    assert wrong is not None and wrong[0] >= 2 * LIMIT and wrong[1] == 1
+    assert limited.bounded.recount() == (0, 0)
+    assert errno_of(volume.write, handle, bytes(4 * KIB), 8 * KIB) == errno.ENOSPC
+    volume.unlink("public/by-the-device")
+    assert volume.write(handle, bytes(4 * KIB), 8 * KIB) == 4 * KIB
+    volume.release(handle)
+    assert agrees(limited, backing)
+
+
+def test_a_client_that_goes_leaves_nothing_counted(limited: Limited, backing: Path) -> None:
+    tree = RemoteTree(limited.dial, timeout=SOON)
+    volume = ByPath(tree)
+    filled(volume, "public/f", MIB)
+    volume.unlink("public/f")
+    tree.close()
+    limited.join()
+    assert agrees(limited, backing)
+
+
+def test_the_statistics_are_of_the_quota(limited: Limited, volume: ByPath) -> None:
+    volume.release(filled(volume, "public/f", MIB))
+    found = volume.statfs()
+    assert found.blocks * found.fragment_size == LIMIT
+    assert found.available == limited.bounded.quota.left // found.fragment_size
+
+
+class LimitedWorld(World):
+    """A host whose device has a quota, and no mount of its own."""
+
+    def start_server(self) -> None:
+        server = listening(self.listener)
+
+        def body() -> int:
+            root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
+            bounded = Bounded(root, LIMIT, lambda: public_usage(Path("/volume")), public=PUBLIC.encode())
+            sessions = Sessions(bounded, Master(self.lease))
+            while True:
+                channel = Channel(server.accept()[0], "the host")
+                threading.Thread(target=serve, args=(channel, sessions), daemon=True).start()
+
+        public = Bind(self.backing / PUBLIC, Path("/volume", PUBLIC), read_only=False)
+        self.server_pid = spawn(Sandbox(binds=(public,), own_network=True, uid=65534), body)
+        server.close()
+
+
+def test_through_a_mount_it_is_the_write_that_fails(world: World, in_namespace: InNamespace) -> None:
+    limited = LimitedWorld(world.backing, world.device, world.host, world.listener, world.locks)
+
+    def body() -> None:
+        prepare(limited.backing)
+        limited.start_server()
+        limited.mount_host()
+        public = limited.host / PUBLIC
+        told = os.statvfs(public)
+        assert told.f_blocks * told.f_frsize == LIMIT
+        descriptor = os.open(public / "f", os.O_WRONLY | os.O_CREAT)
+        written = 0
+        with pytest.raises(OSError) as caught:
+            while written <= LIMIT:
+                written += os.write(descriptor, bytes(100_000))
+        assert caught.value.errno == errno.ENOSPC
+        os.close(descriptor)  # which says nothing
+        assert (limited.backing / PUBLIC / "f").stat().st_size == written > LIMIT - 2 * 100_000
+        told = os.statvfs(public)
+        assert told.f_bavail * told.f_frsize < 2 * 100_000
+        (public / "f").unlink()
+        told = os.statvfs(public)
+        assert told.f_bavail * told.f_frsize > LIMIT - 100_000
+        (public / "g").write_bytes(bytes(LIMIT // 2))
+
+    in_namespace(body)
