@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from millpond.fs import protocol as p
 from millpond.fs.book import File
 from millpond.fs.connection import Dial
+from millpond.fs.read_around import BLOCK, Block, ReadAround
 from millpond.fs.remote_files import Open
 from millpond.fs.volume import MAX_TRANSFER, Handle
 from millpond.wire.channel import Channel
@@ -54,6 +55,7 @@ class ReadAhead:
         self._streams: dict[Handle, _Stream] = {}
         self._coming: deque[_Extent] = deque()
         self._spare: list[memoryview] = []
+        self._blocks = ReadAround()
 
     def take(
         self, handle: Handle, opened: Open, size: int, offset: int, end: int
@@ -65,9 +67,9 @@ class ReadAhead:
             return None
         try:
             stream = self._streams.setdefault(handle, _Stream(opened.file))
-            if not self._goes_on(stream, size, offset, end):
-                return None
             deadline = Deadline.after(self._timeout)
+            if not self._goes_on(stream, size, offset, end):
+                return self._around(opened, size, offset, end, deadline)
             self._request(
                 stream, opened, range(offset // EXTENT, -(-(offset + size) // EXTENT)), end, deadline
             )
@@ -123,6 +125,29 @@ class ReadAhead:
             return None
         return min(grants), parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
+    def _around(
+        self, opened: Open, size: int, offset: int, end: int, deadline: Deadline
+    ) -> tuple[int, memoryview] | None:
+        """Of a file that is read here and there."""
+        file, index = opened.file, offset // BLOCK
+        if not self._blocks.serves(size, offset, end):
+            return None
+        block = self._blocks.get(file, index)
+        if block is None:
+            version = self._blocks.version(file)
+            extent = _Extent(min(BLOCK, end - index * BLOCK))
+            request = p.Read(opened.remote, extent.size, index * BLOCK, True)
+            self._connected(opened.memory, deadline).send(request, deadline)
+            self._coming.append(extent)
+            self._receive(extent, deadline)
+            if extent.failed or extent.data is None or len(extent.data) != extent.size:
+                return None
+            block = Block(memoryview(bytes(extent.data)), extent.granted, version)
+            self._recycle(extent)
+            self._blocks.keep(file, index, block)
+        start = offset % BLOCK
+        return block.granted, block.data[start : start + size]
+
     def _receive(self, wanted: _Extent, deadline: Deadline) -> None:
         """Take replies until the wanted one has come."""
         assert self._channel
@@ -142,8 +167,8 @@ class ReadAhead:
         return self._spare.pop() if self._spare else memoryview(bytearray(EXTENT))
 
     def _recycle(self, extent: _Extent) -> None:
-        if extent.data is not None and len(extent.data) == EXTENT and len(self._spare) < _SPARE:
-            self._spare.append(extent.data)
+        if extent.data is not None and len(self._spare) < _SPARE:
+            self._spare.append(memoryview(extent.data.obj))
 
     def _connected(self, memory: int, deadline: Deadline) -> Channel:
         if self._channel is None:
@@ -159,6 +184,7 @@ class ReadAhead:
         for stream in list(self._streams.values()):
             if stream.file is file:
                 stream.stale = True
+        self._blocks.changed(file)
 
     def forget(self, handle: Handle) -> None:
         """The file was closed."""

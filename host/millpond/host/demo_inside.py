@@ -92,9 +92,9 @@ def _list_volume(fleet: Path, device: str, mountpoint: Path) -> dict[str, Any]:
     argv = [*mounter.command(fleet, device, mountpoint), "--die-with-parent"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        if process.stdout.readline().strip() != "ready":
-            raise RemoteError(f"the volume of {device} could not be mounted")
         try:
+            if not process.stdout.readline().startswith("ready: "):
+                raise RemoteError(f"the volume of {device} could not be mounted")
             return {
                 "device": device,
                 "files": sorted(
