@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -27,6 +27,7 @@ R = TypeVar("R", bound=Message)
 Dial = Callable[[Deadline], Channel]
 _TRIES = 3
 _MOST_POSTED = 32
+_FRESH_SECONDS = 0.5  # a connection that was used just now is tried at once: a loss shows in any case
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class Connection:
         self._performed = 0
         self._buffer = memoryview(bytearray(MAX_TRANSFER))
         self._unanswered = 0
+        self._used = 0.0
         self.posted: list[Message] = []
         self.memory, self.root, self.lease = 0, 0, 0.0
 
@@ -158,6 +160,7 @@ class Connection:
             self.hang_up()
             raise
         self._performed += counts
+        self._used = time.monotonic()
         if isinstance(head.message, Error):
             raise _refusal(head.message)
         if isinstance(head.message, Pending):
@@ -197,12 +200,13 @@ class Connection:
         self.hang_up()
 
     def _connect(self, deadline: Deadline) -> None:
-        if self._channel and not _quiet(self._channel):
+        if self._channel and time.monotonic() > self._used + _FRESH_SECONDS and not self._channel.is_quiet:
             self.hang_up()
         if self._channel:
             return
         try:
             self._channel = self._dial(deadline)
+            self._channel.eager = True
         except (DeadlineExceeded, TimeoutError) as error:
             raise failure(errno.ETIMEDOUT) from error
         except (MillpondError, OSError) as error:
@@ -221,15 +225,3 @@ class Connection:
 def _refusal(error: Error) -> OSError:
     code = known_errno(error.errno)
     return AbsentName(error.granted) if code == errno.ENOENT else failure(code)
-
-
-def _quiet(channel: Channel) -> bool:
-    """Whether an idle connection has nothing to say, as it should; the end of it would show here."""
-    try:
-        channel.sock.settimeout(0)
-        channel.sock.recv(1)
-    except (BlockingIOError, ssl.SSLWantReadError):
-        return True
-    except OSError:
-        pass
-    return False

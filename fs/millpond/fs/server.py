@@ -29,6 +29,7 @@ def serve(
     ``idle`` is how many seconds a client may say nothing, ``transfer`` how many a payload or a reply may
     take. Returns what ended the conversation, None if the client closed it between two requests.
     """
+    channel.eager = True
     try:
         first = channel.receive(Deadline.after(idle))
         if isinstance(first.message, p.Attend):

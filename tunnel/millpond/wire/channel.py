@@ -36,6 +36,7 @@ Buffer = bytes | bytearray | memoryview
 _LOOK_SECONDS = 0.2
 _CHUNK = 1 << 18  # what is copied, searched and sent then stays in a processor's cache
 _SMALL = 1 << 14
+_EARLY = 1 << 12
 _UNREAD = memoryview(bytes(_CHUNK))  # as much as is sent unread, for an outlet that only counts
 
 
@@ -70,7 +71,9 @@ class FileSlice:
 
 
 class Channel:
-    """Sends and receives messages. ``peer`` names the other end in errors."""
+    """Sends and receives messages. ``peer`` names the other end in errors. One that is ``eager`` takes all
+    that has come at once, to be woken less often: its socket is then nobody else's to read.
+    """
 
     def __init__(
         self, sock: socket.socket, peer: str, *, limits: Limits | None = None, outlet: Outlet | None = None
@@ -79,6 +82,8 @@ class Channel:
         self._receiver = Receiver(limits or Limits(), peer)
         self._outlet = outlet
         self._payload_left = 0
+        self._early = memoryview(b"")
+        self.eager = False
         self._closing = threading.Lock()
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -211,6 +216,8 @@ class Channel:
         view = memoryview(buffer).cast("B")
         if len(view) != self._payload_left:
             raise ProtocolError(f"{self.peer} sent {self._payload_left} bytes where {len(view)} belong")
+        if self._early:
+            view = view[self._take_early(view) :]
         if len(view) > _CHUNK and self._plain:
             view = self._receive_chunks(view, deadline)
         while view:
@@ -270,9 +277,36 @@ class Channel:
         return self.expect(reply, deadline)
 
     def _receive_some(self, buffer: memoryview, deadline: Deadline) -> int:
+        if self._early:
+            return self._take_early(buffer)
         with self._receiving():
             self.sock.settimeout(deadline.remaining())
-            return _not_the_end(self.sock.recv_into(buffer))
+            if not self.eager or len(buffer) >= _EARLY:
+                return _not_the_end(self.sock.recv_into(buffer))
+            early = bytearray(_EARLY)
+            self._early = memoryview(early)[: _not_the_end(self.sock.recv_into(early))]
+        return self._take_early(buffer)
+
+    def _take_early(self, buffer: memoryview) -> int:
+        """Of what has come before it was wanted."""
+        count = min(len(buffer), len(self._early))
+        buffer[:count] = self._early[:count]
+        self._early = self._early[count:]
+        return count
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the other end has said nothing that was not received, and is still there."""
+        if self._early:
+            return False
+        try:
+            self.sock.settimeout(0)
+            self.sock.recv(1)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return True
+        except OSError:
+            pass
+        return False
 
     @contextlib.contextmanager
     def _receiving(self) -> Iterator[None]:
@@ -290,7 +324,7 @@ class Channel:
     @property
     def closed_cleanly(self) -> bool:
         """Whether the last received message is whole: an end of the connection here loses nothing."""
-        return self._receiver.idle and not self._payload_left
+        return self._receiver.idle and not self._payload_left and not self._early
 
     @property
     def peer_has_closed(self) -> bool:
