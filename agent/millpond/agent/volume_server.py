@@ -38,8 +38,10 @@ def main(config: str, root: str, descriptor: str, tally: str, locks: str) -> Non
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     settings = read(Path(config))
     gate = Gate(patterns(settings.privacy), Tally(int(tally)))
-    log.info("Landlock: %s", landlock.restrict(Path(root)))
+    sandbox = f"Landlock: {landlock.restrict(Path(root))}"
+    log.info("%s", sandbox)
     sessions = Sessions(_tree(Path(root), settings.public_quota), Master(device=True))
+    sessions.sandbox = sandbox
     listener = socket.socket(fileno=int(locks))
     threading.Thread(target=accept_all, args=(listener, sessions.master), daemon=True).start()
     agent = socket.socket(fileno=int(descriptor))

@@ -53,7 +53,7 @@ class RemoteTree:
         self._book, self._lock = self.lanes.book, self.lanes.lock
         self._files = RemoteFiles(self.lanes)
         self._contents = Contents()
-        self._ahead = ReadAhead(dial, self.lanes.client, timeout)
+        self._ahead = ReadAhead(dial, self.lanes.client, timeout, self.lanes.meter)
         self._directories: dict[Handle, tuple[Node, tuple[Entry, ...]]] = {}
         self._numbers = itertools.count(_DIRECTORIES)
         self.keeper: Keeper | None = None

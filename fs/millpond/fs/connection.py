@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
+from millpond.fs.meters import Meter
 from millpond.fs.protocol import Again, Done, Error, Goodbye, Hello, Pending, Welcome, known_errno
 from millpond.fs.tree import WouldWait
 from millpond.fs.volume import MAX_TRANSFER, failure
@@ -59,15 +60,23 @@ class Lost(Exception):
 class Connection:
     """Requests and replies, one at a time, over what ``dial`` connects; dialled again when it is lost.
     ``client`` is the client's name. Who is not ``patient`` gets WouldWait where others would have to give up
-    a lock first.
+    a lock first. ``meter`` is told how long requests take.
 
     ``memory`` names the server's memory of this client: what it knew in an earlier one is gone. ``root`` is
     the volume's node there, ``lease`` how many seconds a lock is leased for. What is ``posted`` goes out with
     the next request; its outcome is of no interest, and once may be twice.
     """
 
-    def __init__(self, dial: Dial, timeout: float, client: bytes, *, patient: bool = True) -> None:
-        self._dial, self._timeout = dial, timeout
+    def __init__(
+        self,
+        dial: Dial,
+        timeout: float,
+        client: bytes,
+        *,
+        patient: bool = True,
+        meter: Meter | None = None,
+    ) -> None:
+        self._dial, self._timeout, self._meter = dial, timeout, meter or Meter()
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._hello = Hello(client, os.urandom(16), patient)
@@ -140,7 +149,7 @@ class Connection:
         channel = self._channel
         if channel is None:
             raise Lost(in_doubt=False)
-        sent = False
+        sent, began = False, time.monotonic()
         posted, self._unanswered = self.posted[:_MOST_POSTED] if counts else [], 0
         try:
             channel.send(request, deadline, payload, before=posted)
@@ -161,6 +170,7 @@ class Connection:
             raise
         self._performed += counts
         self._used = time.monotonic()
+        self._meter.took(request.NAME, self._used - began)
         if isinstance(head.message, Error):
             raise _refusal(head.message)
         if isinstance(head.message, Pending):

@@ -60,6 +60,11 @@ class Inodes:
         self._open: dict[Handle, _Open] = {}
         self._handles = itertools.count(1)
 
+    @property
+    def top(self) -> str:
+        """A path to the directory, for this process."""
+        return itself(self._at(ROOT))
+
     def close(self) -> None:
         """Close all that is open, but not the root."""
         for file in self._open.values():

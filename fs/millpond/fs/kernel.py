@@ -33,6 +33,7 @@ class Kernel:
 
     ``complaint`` says why files of ``backing``, an open directory, cannot be handed to the kernel; nothing,
     if they can. ``keeps_names``: it may be told that it may keep names, for ``drop_names`` works.
+    ``asked`` counts its requests.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Kernel:
     ) -> None:
         self.mountpoint, self._backing, self._options = mountpoint, backing, options
         self.complaint, self.keeps_names = "", False
+        self.asked = dict.fromkeys(Code, 0)
         self._buffer = bytearray(_BUFFER)
         self._descriptor = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         self._poll = select.poll()
@@ -109,7 +111,10 @@ class Kernel:
                     continue
                 raise
             data = memoryview(self._buffer)[:size]
-            return abi.parse_header(data), data[abi.HEADER.size :]
+            header = abi.parse_header(data)
+            if header.code:
+                self.asked[header.code] += 1
+            return header, data[abi.HEADER.size :]
 
     def wake_by(self, descriptor: int) -> None:
         """Who waits for a request looks around, too, when this one can be read."""

@@ -13,6 +13,7 @@ from typing import TypeVar
 from millpond.fs import protocol as p
 from millpond.fs.book import Book, File
 from millpond.fs.connection import Connection, Dial, Lost
+from millpond.fs.meters import Meter
 from millpond.fs.tree import patient
 from millpond.fs.volume import failure
 from millpond.wire.channel import Buffer
@@ -32,6 +33,7 @@ class Lanes:
 
     def __init__(self, dial: Dial, timeout: float) -> None:
         self.client = os.urandom(16)
+        self.meter = Meter()
         self.posted: list[tuple[int, Message]] = []
         self.book, self.lock = Book(), threading.Lock()
         self.on_void: Callable[[list[File]], None] = lambda _files: None
@@ -42,7 +44,7 @@ class Lanes:
         self._owners: list[tuple[threading.Thread, Connection]] = []
 
     def _made(self, *, patient: bool) -> Connection:
-        return Connection(self._dial, self._timeout, self.client, patient=patient)
+        return Connection(self._dial, self._timeout, self.client, patient=patient, meter=self.meter)
 
     def _lane(self) -> Connection:
         """Of this thread, now."""

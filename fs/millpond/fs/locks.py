@@ -160,6 +160,11 @@ class LockTable:
         """How many files the holder keeps."""
         return len(self._held.get(holder, ()))
 
+    @property
+    def written(self) -> int:
+        """How many files the device's kernel writes."""
+        return sum(file.writers > 0 for file in self._files.values())
+
     def begin_writing(self, inode: Inode, *, already: bool = False) -> bool:
         """The device's kernel writes it from now on; False if a holder keeps it, or has it open and will,
         unless the kernel does so ``already``.

@@ -103,6 +103,19 @@ class Master:
         client = self._clients.get(holder)
         return client is not None and client.heard + self.lease > self._clock()
 
+    def lease_of(self, holder: Holder) -> tuple[float | None, int]:
+        """The seconds since the holder was heard, None if its lease is over, and how many files it keeps."""
+        with self._moved:
+            client, kept = self._clients.get(holder), self._table.count(holder)
+            age = math.inf if client is None else self._clock() - client.heard
+            return (age if age < self.lease else None), kept
+
+    @property
+    def device(self) -> tuple[bool, int]:
+        """Whether the device's mount has told what its kernel writes, and how many files that are."""
+        with self._moved:
+            return self._knows_the_device, self._table.written
+
     def device_is_present(self) -> None:
         """The device's mount has told what its kernel writes."""
         self._knows_the_device = True

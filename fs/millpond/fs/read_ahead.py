@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from millpond.fs import protocol as p
 from millpond.fs.book import File
 from millpond.fs.connection import Dial
+from millpond.fs.meters import Meter
 from millpond.fs.read_around import BLOCK, Block, ReadAround
 from millpond.fs.remote_files import Open
 from millpond.fs.volume import MAX_TRANSFER, Handle
@@ -47,11 +48,12 @@ class _Stream:
 class ReadAhead:
     """Of the client with this name. One thread is served at a time; whoever comes meanwhile is not."""
 
-    def __init__(self, dial: Dial, client: bytes, timeout: float) -> None:
+    def __init__(self, dial: Dial, client: bytes, timeout: float, meter: Meter | None = None) -> None:
         self._dial, self._client, self._timeout = dial, client, timeout
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._memory = 0
+        self._meter = meter or Meter()
         self._streams: dict[Handle, _Stream] = {}
         self._coming: deque[_Extent] = deque()
         self._spare: list[memoryview] = []
@@ -123,6 +125,7 @@ class ReadAhead:
             at += len(parts[-1])
         if stream.stale:
             return None
+        self._meter.ahead_used += at - offset
         return min(grants), parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def _around(
@@ -158,6 +161,7 @@ class ReadAhead:
                 raise ProtocolError(f"the server sent {head.payload_size} bytes where {extent.size} belong")
             data = self._buffer()[: head.payload_size]
             self._channel.receive_into(data, deadline)
+            self._meter.ahead += len(data)
             if isinstance(head.message, p.Data):
                 extent.data, extent.granted = data, head.message.granted
             else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from millpond.fs import fuse, raw
@@ -10,11 +12,39 @@ from millpond.fs.by_path import ByPath
 from millpond.fs.client import RemoteTree
 from millpond.fs.connection import Dial
 from millpond.fs.kernel import Kernel
+from millpond.fs.meters import MountNumbers
+from millpond.fs.mount_numbers import offered
 from millpond.fs.recalls import Recalls
 from millpond.linux.sandbox import has_many_uids
 
 _TIMEOUT = 15.0
 BINDINGS = ("auto", "raw", "fuse-python")
+
+
+class _State:
+    """What a mount can tell of itself."""
+
+    def __init__(self, tree: RemoteTree, about: MountNumbers) -> None:
+        self._tree, self._about = tree, about
+        self._kernel: Kernel | None = None
+
+    def is_up(self, how: str, kernel: Kernel | None = None) -> str:
+        """It is mounted, and how; the same."""
+        self._about, self._kernel = replace(self._about, how=how), kernel
+        return how
+
+    def numbers(self) -> MountNumbers:
+        """Those of now."""
+        meter = self._tree.lanes.meter
+        return replace(
+            self._about,
+            asked={code.name.lower(): count for code, count in self._kernel.asked.items()}
+            if self._kernel
+            else {},
+            took={kind: tuple(classes) for kind, classes in list(meter.kinds.items())},
+            ahead=meter.ahead,
+            ahead_used=meter.ahead_used,
+        )
 
 
 def mount_and_serve(
@@ -26,23 +56,28 @@ def mount_and_serve(
     read_only: bool = False,
     binding: str = "auto",
     timeout: float = _TIMEOUT,
+    numbers: Path | None = None,
     on_ready: Callable[[str], None],
 ) -> None:
     """Mount the volume that ``dial`` reaches at ``mountpoint`` as ``name``, and serve it until it is
     unmounted. ``on_ready`` is told how names and data are kept. ``timeout`` is in seconds for each operation.
+    Its numbers can be asked for in the directory ``numbers``.
 
     Signals are as of the binding. Raises LocalError if it cannot mount.
     """
     tree = RemoteTree(dial, timeout)
+    state = _State(tree, MountNumbers(name, str(mountpoint)))
+    told = contextlib.nullcontext() if numbers is None else offered(numbers, state.numbers)
     if binding == "fuse-python" or (binding == "auto" and not has_many_uids()):
-        fuse.mount_and_serve(
-            ByPath(tree),
-            mountpoint,
-            name=name,
-            allow_other=allow_other,
-            read_only=read_only,
-            on_ready=lambda: on_ready("nothing is kept (fuse-python)"),
-        )
+        with told:
+            fuse.mount_and_serve(
+                ByPath(tree),
+                mountpoint,
+                name=name,
+                allow_other=allow_other,
+                read_only=read_only,
+                on_ready=lambda: on_ready(state.is_up("nothing is kept (fuse-python)")),
+            )
         return
     recalls: list[Recalls] = []
 
@@ -50,11 +85,12 @@ def mount_and_serve(
         recalls.append(Recalls(tree, dial, kernel, timeout))
         recalls[0].start()
         names = "names, " if kernel.keeps_names else ""
-        on_ready(f"{names}attributes and data are kept until they are recalled")
+        on_ready(state.is_up(f"{names}attributes and data are kept until they are recalled", kernel))
 
     options = [option for option, wanted in (("allow_other", allow_other), ("ro", read_only)) if wanted]
     try:
-        raw.mount_and_serve(tree, mountpoint, name=name, options=options, on_ready=ready)
+        with told:
+            raw.mount_and_serve(tree, mountpoint, name=name, options=options, on_ready=ready)
     finally:
         for each in recalls:
             each.stop()

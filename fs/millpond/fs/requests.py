@@ -46,6 +46,11 @@ class Requests:
         self._lock = threading.Lock()
         self.closed = False
 
+    @property
+    def open_files(self) -> int:
+        """How many files the client has open."""
+        return len(self._handles)
+
     def close(self) -> None:
         """Close what the client left open, and forget what it knew."""
         with self._lock:  # what is still under way leaves nothing behind

@@ -9,8 +9,10 @@ import os
 from millpond.fs import protocol as p
 from millpond.fs.master import Master
 from millpond.fs.sessions import Client, Lane, Sessions
+from millpond.fs.status import status
 from millpond.fs.tree import ROOT
 from millpond.fs.volume import MAX_TRANSFER
+from millpond.fs.volume_messages import GetStatus
 from millpond.wire.channel import Channel, FileSlice
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConnectionLost, LimitExceeded, MillpondError, ProtocolError, RemoteError
@@ -34,6 +36,8 @@ def serve(
         first = channel.receive(Deadline.after(idle))
         if isinstance(first.message, p.Attend):
             _call(channel, sessions, first.message)
+        elif isinstance(first.message, GetStatus):
+            channel.send(status(sessions, count=first.message.count), Deadline.after(transfer))
         elif isinstance(first.message, p.Hello):
             _answer_all(channel, sessions, first.message, idle, transfer)
         else:

@@ -117,11 +117,14 @@ class Client:
 
 
 class Sessions:
-    """All clients of ``tree``. A client is remembered for ``keep`` seconds without a connection."""
+    """All clients of ``tree``. A client is remembered for ``keep`` seconds without a connection. ``sandbox``
+    says what else than the tree this process could reach.
+    """
 
     def __init__(self, tree: Inodes, master: Master | None = None, keep: float = _KEEP_SECONDS) -> None:
         self.master = master or Master()
-        self._tree, self._keep = tree, keep
+        self.tree, self._keep = tree, keep
+        self.sandbox = ""
         self._clients: dict[bytes, Client] = {}
         self._timers: dict[bytes, threading.Timer] = {}
         self._lock = threading.Lock()
@@ -134,13 +137,18 @@ class Sessions:
         with self._lock:
             if hello.client not in self._clients:
                 self._make_room(channel)
-                self._clients[hello.client] = Client(hello.client, self._tree, self.master)
+                self._clients[hello.client] = Client(hello.client, self.tree, self.master)
             client = self._clients[hello.client]
             lane = client.lane(hello.lane, channel.peer)
             if timer := self._timers.pop(hello.client, None):
                 timer.cancel()
         lane.take(channel)  # once its last request is done: nobody else waits for that
         return client, lane
+
+    def clients(self) -> tuple[Client, ...]:
+        """All of now."""
+        with self._lock:
+            return tuple(self._clients.values())
 
     def known(self, name: bytes) -> Client | None:
         """The client with this name."""

@@ -107,6 +107,11 @@ class Fleet:
         """Where the host daemon mounts a device's volume for jobs."""
         return self.directory / "volumes" / name
 
+    @property
+    def mount_numbers(self) -> Path:
+        """Where this host's mounts tell their numbers."""
+        return self.directory / "mounts"
+
     def interface(self, name: str) -> str:
         """The host's network interface towards a device."""
         return f"mp-{name}"

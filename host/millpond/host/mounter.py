@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from millpond.fs.remote_mount import BINDINGS, mount_and_serve
+from millpond.host import fleet
 from millpond.host.client import Client
 from millpond.linux.syscalls import die_with_parent
 from millpond.wire.channel import Channel
@@ -46,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
             name=arguments.device,
             allow_other=arguments.allow_other,
             binding=arguments.binding,
+            numbers=fleet.read(arguments.fleet).mount_numbers,
             on_ready=lambda how: print(f"ready: {how}", flush=True),
         )
     except (MillpondError, OSError) as error:

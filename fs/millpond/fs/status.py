@@ -1,0 +1,41 @@
+"""Edge: how a volume's server is doing."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from millpond.fs.bounded import Bounded, Usage
+from millpond.fs.inodes import Inodes
+from millpond.fs.layout import public_usage
+from millpond.fs.sessions import Sessions
+from millpond.fs.volume_messages import ClientIs, StatusIs
+
+
+def status(sessions: Sessions, *, count: bool) -> StatusIs:
+    """Of the server whose clients these are."""
+    tree, master = sessions.tree, sessions.master
+    quota, wrong = None, None
+    usage: Usage | None = None
+    if isinstance(tree, Bounded):
+        if count:
+            with contextlib.suppress(OSError):  # directories are moved all the time
+                wrong = (tree.recount() or (None,))[0]
+        quota, usage = tree.quota.limit, (tree.quota.used, tree.quota.files)
+    elif count:
+        usage = _counted(tree)
+    used, files = usage or (None, None)
+    clients = []
+    for client in sessions.clients():
+        heard, kept = master.lease_of(client.holder)
+        clients.append(ClientIs(client.holder, heard, kept, client.requests.open_files, not client.away))
+    device, written = master.device
+    return StatusIs(
+        quota, used, files, wrong, master.lease, tuple(clients), device, written, sessions.sandbox
+    )
+
+
+def _counted(tree: Inodes) -> Usage | None:
+    with contextlib.suppress(OSError):  # there is no public part, or directories are moved all the time
+        return public_usage(Path(tree.top))
+    return None

@@ -1,0 +1,117 @@
+"""What a volume's server and a mount tell of themselves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as some
+
+from millpond.fs.bounded import Bounded
+from millpond.fs.by_path import ByPath
+from millpond.fs.client import RemoteTree
+from millpond.fs.layout import PUBLIC, prepare, public_usage
+from millpond.fs.meters import Meter, MountNumbers, answered_here, percentile
+from millpond.fs.mount_numbers import offered, told
+from millpond.fs.sessions import Sessions
+from millpond.fs.volume_messages import GetStatus, StatusIs
+from millpond.linux import sockets
+from millpond.wire.channel import Channel
+from millpond.wire.deadline import Deadline
+
+from .support import SOON, Server
+
+
+def asked(server: Server, *, count: bool = False) -> StatusIs:
+    with Channel(server.raw(), "server") as channel:
+        return channel.call(GetStatus(count), StatusIs, Deadline.after(SOON))
+
+
+def test_a_server_tells_of_its_clients(server: Server, volume: ByPath, top: Path) -> None:
+    assert asked(server).clients == ()
+    handle = volume.open("f", os.O_RDWR | os.O_CREAT, 0o644)
+    found = asked(server)
+    (client,) = found.clients
+    assert (client.open, client.connected, client.heard, client.kept) == (1, True, None, 0)
+    assert (found.quota, found.used, found.device, found.written) == (None, None, True, 0)
+    volume.release(handle)
+    assert asked(server, count=True).used is None  # no public part here
+
+
+def test_a_lease_has_an_age(server: Server) -> None:
+    master = server.sessions.master
+    holder = master.join()
+    assert master.lease_of(holder) == (None, 0)
+    master.attend(holder, lambda: False)
+    assert master.share(holder, 5)
+    age, kept = master.lease_of(holder)
+    assert age is not None and 0 <= age < master.lease and kept == 1
+    assert master.begin_writing(7)
+    assert master.device == (True, 1)
+
+
+def test_a_server_counts_when_it_is_asked_to(tmp_path: Path) -> None:
+    backing = tmp_path / "flash"
+    prepare(backing)
+    (backing / PUBLIC / "f").write_bytes(bytes(10_000))
+    (backing / "private" / "secret").write_bytes(bytes(100_000))
+    server = Server(backing / ".", public=PUBLIC.encode())
+    usage = public_usage(backing)
+    assert asked(server).used is None
+    found = asked(server, count=True)
+    assert (found.used, found.files, found.quota) == (*usage, None)
+    server.tree = Bounded(server.root, 1 << 20, lambda: public_usage(backing), public=PUBLIC.encode())
+    server.sessions = Sessions(server.tree)
+    server.sessions.sandbox = "a sandbox"
+    (backing / PUBLIC / "g").write_bytes(bytes(4096))
+    found = asked(server)
+    assert (found.used, found.files, found.quota, found.wrong) == (*usage, 1 << 20, None)
+    assert found.sandbox == "a sandbox"
+    found = asked(server, count=True)
+    assert (found.used, found.files, found.wrong) == (*public_usage(backing), 4096)
+    server.drop()
+    os.close(server.root)
+
+
+def test_a_client_measures_its_requests(tree: RemoteTree) -> None:
+    volume = ByPath(tree)
+    for _ in range(3):
+        volume.statfs()
+    classes = tree.lanes.meter.kinds["fs.statfs"]
+    assert sum(classes) == 3
+    assert 0 < percentile(classes, 0.5) <= percentile(classes, 0.99) < 60
+
+
+@given(some.lists(some.floats(0, 1000), min_size=1, max_size=50), some.floats(0.01, 1))
+def test_percentiles_are_right_to_within_a_half(seconds: list[float], share: float) -> None:
+    meter = Meter()
+    for each in seconds:
+        meter.took("kind", each)
+    exact = sorted(seconds)[max(0, -int(-share * len(seconds) // 1) - 1)]
+    assert abs(percentile(meter.kinds["kind"], share) - exact) <= exact / 2 + 1e-6
+
+
+def test_nothing_measured_is_nothing() -> None:
+    assert percentile([0] * 32, 0.5) == 0
+    numbers = MountNumbers("csd0", "/mnt")
+    assert answered_here(numbers) == {"lookup": (0, 0), "getattr": (0, 0), "read": (0, 0)}
+
+
+def test_what_was_not_asked_of_the_device_was_answered_here() -> None:
+    took = {"fs.walk": (0, 2, 1), "fs.read": (1,), "fs.readfile": (4,)}
+    numbers = MountNumbers("csd0", "/mnt", "", {"lookup": 10, "getattr": 5, "read": 3}, took)
+    assert answered_here(numbers) == {"lookup": (7, 10), "getattr": (5, 5), "read": (0, 3)}
+
+
+def test_mounts_tell_their_numbers_while_they_live(tmp_path: Path) -> None:
+    directory = tmp_path / "mounts"
+    assert told(directory, "csd0") == []
+    first = MountNumbers("csd0", "/a", "somehow", {"read": 1}, {"fs.read": (1, 2)}, 3, 2)
+    with offered(directory, lambda: first), offered(directory, lambda: MountNumbers("csd1", "/b")):
+        assert told(directory, "csd0") == [first]
+        dead = directory / "0.sock"
+        sockets.listen(dead).close()
+        assert told(directory, "csd1") == [MountNumbers("csd1", "/b")]
+        assert not dead.exists()
+    assert list(directory.iterdir()) == []
