@@ -105,6 +105,7 @@ def test_the_tunnel_is_watched_until_interrupted(fleet: Emulation) -> None:
         (("logs", "99"), 2, "99"),
         (("stop", "99"), 2, "no job 99"),
         (("tunnel", "csd9"), 2, "no device 'csd9'"),
+        (("volume", "csd9"), 2, "no device 'csd9'"),
         (("mount", "csd9", "EMPTY"), 2, "no device 'csd9'"),
         (("mount", "csd0", "/dev/null"), 2, "/dev/null"),
         (("umount", "EMPTY/none"), 2, "EMPTY/none"),
@@ -238,6 +239,37 @@ def test_a_volume_is_mounted_twice_and_written_from_the_host(fleet: Emulation, t
         ),
         "the end of the mounts' processes",
     )
+
+
+def test_a_volume_is_shown_and_checked(fleet: Emulation, tmp_path: Path) -> None:
+    script = """
+        set -e
+        $M mount --fleet $F csd1 $D --format json >/dev/null
+        cat $D/public/README.txt >/dev/null
+        $M volume --fleet $F csd1 --format json
+        $M volume --fleet $F csd1 >&2
+        $M volume --fleet $F csd1 --check >&2
+        echo part > $D/public/.x.0123456789ab.part
+        touch -d '3 days ago' $D/public/.x.0123456789ab.part
+        $M volume --fleet $F csd1 --check >&2 || echo "exit code $?" >&2
+        rm $D/public/.x.0123456789ab.part
+        $M umount $D
+    """
+    result = in_private_mounts(fleet, script, tmp_path)
+    assert result.code == 0, result
+    found = json.loads(result.out)
+    assert found["device"] == "csd1" and found["private_bytes"] > 0
+    status, (mount,) = found["status"], found["mounts"]
+    assert status["quota"] is None and status["used"] > 0 and status["files"] > 1 and status["device"]
+    assert status["sandbox"].startswith("Landlock: ")
+    assert any(client["connected"] for client in status["clients"])
+    assert mount["mountpoint"] == str(tmp_path) and mount["dirty"] == 0
+    assert mount["latencies"]["walk"]["requests"] > 0
+    for words in ("no quota", "device's mount  present", "write-through", "median", "files, clean"):
+        assert words in result.err, words
+    assert "public/.x.0123456789ab.part is an unfinished copy, last written 3 days ago" in result.err
+    assert "findings: 1" in result.err and "exit code 1" in result.err
+    assert "Traceback" not in result.err
 
 
 def test_files_are_copied_to_a_device_and_back(fleet: Emulation, tmp_path: Path) -> None:

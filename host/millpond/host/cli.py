@@ -31,6 +31,7 @@ from millpond.host import (
     ssh,
     tunnel_view,
     views,
+    volume_view,
 )
 from millpond.host.client import Client
 from millpond.train import jobfile
@@ -227,6 +228,29 @@ def umount(
     mounts.unmount(mountpoint.absolute())
     if output is Format.JSON:
         views.print_json({"mountpoint": str(mountpoint)})
+
+
+@app.command()
+def volume(
+    device: DeviceArgument,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check all that can be seen from here; exit code 1 with findings.")
+    ] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show a device's volume: its space, its clients and their leases, and this host's mounts."""
+    console = views.console()
+    if not check:
+        found = volume_view.ask(fleet_directory, device)
+        views.print_json(found) if output is Format.JSON else console.print(volume_view.show(found))
+        return
+    checked = volume_view.check(fleet_directory, device)
+    if output is Format.JSON:
+        views.print_json(checked)
+    else:
+        print("\n".join(volume_view.lines(checked)))
+    raise typer.Exit(REMOTE if checked.findings else 0)
 
 
 @app.command()

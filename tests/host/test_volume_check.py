@@ -1,0 +1,201 @@
+"""`millpond volume`: what a check finds, and what people are shown."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from millpond.fs.by_path import ByPath
+from millpond.fs.inodes import Inodes
+from millpond.fs.layout import PUBLIC, prepare
+from millpond.fs.master import Master
+from millpond.fs.meters import MountNumbers
+from millpond.fs.server import serve
+from millpond.fs.sessions import Sessions
+from millpond.fs.volume import Attributes, failure
+from millpond.fs.volume_messages import ClientIs, StatusIs
+from millpond.host.volume_check import Walk, of_status, probe
+from millpond.host.volume_view import Checked, VolumeInfo, how_mounted, lines, of_mount, show
+from millpond.wire.channel import Channel
+from millpond.wire.control import AtRest
+
+STATUS = StatusIs(None, 4096, 1, None, 10.0, (), True, 0, "Landlock: on, version 3")
+CLIENT = ClientIs(1, 2.5, 3, 4, True)
+
+
+@pytest.fixture
+def backing(tmp_path: Path) -> Path:
+    prepare(tmp_path / "flash")
+    return tmp_path / "flash"
+
+
+@pytest.fixture
+def root(backing: Path) -> Iterator[int]:
+    descriptor = os.open(backing, os.O_PATH | os.O_DIRECTORY)
+    yield descriptor
+    os.close(descriptor)
+
+
+def found_in(root: int, now: float) -> tuple[int, list[str]]:
+    walk = Walk(ByPath(Inodes(root)), lambda: now)
+    walk.check()
+    return walk.files, [str(finding) for finding in walk.findings]
+
+
+def test_a_sound_tree_has_no_findings(backing: Path, root: int) -> None:
+    public = backing / PUBLIC
+    (public / "d").mkdir()
+    (public / "d" / "f").write_text("x")
+    (public / "g").hardlink_to(public / "d" / "f")
+    (public / "l").symlink_to("/nowhere")
+    os.mkfifo(public / "fifo")
+    (public / ".new.0123456789ab.part").write_text("just being written")
+    now = (public / ".new.0123456789ab.part").stat().st_mtime
+    assert found_in(root, now + 5) == (7, [])
+
+
+def test_unfinished_copies_and_missing_names_are_found(backing: Path, root: int) -> None:
+    part = backing / PUBLIC / ".big.bin.0123456789ab.part"
+    part.write_text("x")
+    (backing / PUBLIC / "f").write_text("x")
+    (backing / PUBLIC / "seen").write_text("x")
+    (backing / "elsewhere").hardlink_to(backing / PUBLIC / "seen")
+    _, (unfinished, linked) = found_in(root, part.stat().st_mtime + 7300)
+    assert unfinished.startswith(f"public/{part.name} is an unfinished copy, last written 2 hours ago: ")
+    assert linked.startswith("public/seen has 2 links, and 1 names were found: ")
+
+
+class Failing(ByPath):
+    """A volume some of whose names cannot be looked at, or change."""
+
+    def __init__(self, root: int) -> None:
+        super().__init__(Inodes(root))
+        self.failures: dict[str, int] = {}
+        self.changing = 0
+
+    def getattr(self, path: str) -> Attributes:
+        if code := self.failures.get(path):
+            raise failure(code, path)
+        found = super().getattr(path)
+        self.changing += 1
+        return replace(found, ctime=self.changing)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (errno.EACCES, "Permission denied: give the user of the volume's server a right"),
+        (errno.EIO, "Input/output error: look at the flash's health"),
+        (errno.ENOENT, None),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_its_errno(
+    backing: Path, root: int, code: int, words: str | None
+) -> None:
+    volume = Failing(root)
+    (backing / PUBLIC / "f\n").write_text("x")
+    volume.failures["public/f\n"] = code
+    walk = Walk(volume)
+    walk.check()
+    assert [str(finding).startswith(f"public/f  cannot be read: {words}") for finding in walk.findings] == (
+        [True] if words else []
+    )
+
+
+def test_a_volume_without_a_public_part_is_a_finding(backing: Path, root: int) -> None:
+    (backing / PUBLIC).rmdir()
+    _, (finding,) = found_in(root, 0)
+    assert "public cannot be read: No such file or directory" in finding
+
+
+def test_links_that_change_meanwhile_are_no_finding(backing: Path, root: int) -> None:
+    (backing / PUBLIC / "f").write_text("x")
+    (backing / "elsewhere").hardlink_to(backing / PUBLIC / "f")
+    walk = Walk(Failing(root))
+    walk.check()
+    assert walk.findings == []
+
+
+def probed(root: int) -> list[str]:
+    ours, theirs = socket.socketpair()
+    sessions = Sessions(Inodes(root, public=PUBLIC.encode()), Master())
+    server = threading.Thread(target=serve, args=(Channel(theirs, "the host"), sessions))
+    server.start()
+    with Channel(ours, "csd0") as channel:
+        found = [str(finding) for finding in probe(channel)]
+    server.join()
+    return found
+
+
+def test_a_server_that_shows_the_private_part_is_found_out(backing: Path, root: int) -> None:
+    (first,) = probed(root)  # its root has both parts
+    assert first.startswith("the host gets 'fs.found' for private: unmount it everywhere")
+    (backing / "private").rmdir()
+    assert probed(root) == []
+
+
+def test_what_a_server_reports_is_judged() -> None:
+    assert list(of_status(STATUS)) == []
+    gone = ClientIs(1, None, 5, 0, False)
+    bad = replace(STATUS, device=False, wrong=512, quota=4000, clients=(gone, CLIENT))
+    told = [finding.what for finding in of_status(bad)]
+    assert [text.split()[0] for text in told] == ["the", "client", "the", "the"]
+    assert "5 files" in told[1] and "512 bytes" in told[2] and "96 bytes more" in told[3]
+
+
+def test_how_the_device_mounted_is_in_its_log() -> None:
+    mounted = "2026-01-01 INFO the volume is mounted at /volume: by the kernel itself: (FUSE passthrough)"
+    assert how_mounted(["x", mounted, "y"]) == "by the kernel itself: (FUSE passthrough)"
+    assert how_mounted(["x"]) == ""
+
+
+def shown(info: VolumeInfo) -> str:
+    console = Console(width=160, highlight=False, markup=False)
+    with console.capture() as capture:
+        console.print(show(info))
+    return capture.get()
+
+
+def test_people_see_all_of_it() -> None:
+    took = tuple(3 if bits == 8 else 0 for bits in range(32))
+    mount = of_mount(MountNumbers("csd0", "/mnt", "kept", {"lookup": 9}, {"fs.walk": took}, 2000, 1000))
+    assert mount.kept["lookup"] == (6, 9) and mount.dirty == 0
+    status = replace(STATUS, quota=8192, clients=(CLIENT, replace(CLIENT, heard=None)))
+    info = VolumeInfo("csd0", status, "somehow", 1000, 250, 5, AtRest("AES", ""), (mount,))
+    text = " ".join(shown(info).split())
+    for words in (
+        "4.1 kB in 1 files, 50% of a quota of 8.2 kB",
+        "private 5 B, encrypted (AES)",
+        "750 B of 1.0 kB free",
+        "present, somehow",
+        "2.5 of 10 s",
+        "over",
+        "lookup 6 of 9",
+        "2.0 kB, 1.0 kB of it used",
+        "walk 3 192 us 192 us",
+    ):
+        assert words in text, (words, text)
+
+
+def test_people_see_what_little_is_known() -> None:
+    text = shown(VolumeInfo("csd0", replace(STATUS, used=None, device=False), "", None, None, None, None, ()))
+    assert "not counted, no quota" in text and "has not reported" in text
+
+
+def test_a_check_ends_with_its_result() -> None:
+    clean = Checked("csd0", 3, "a sandbox", AtRest("", "no key"), ())
+    assert lines(clean) == [
+        "server: a sandbox",
+        "private data at rest: plain: no key",
+        "csd0: 3 files, clean",
+    ]
+    assert lines(replace(clean, findings=("a: b",)))[0] == "a: b"
+    assert lines(replace(clean, findings=("a: b",)))[-1] == "csd0: 3 files, findings: 1"
