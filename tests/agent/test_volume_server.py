@@ -9,8 +9,9 @@ import pytest
 from millpond.agent.config import read
 from millpond.agent.gate import Tally
 from millpond.agent.volume import VolumeServer
-from millpond.fs.layout import prepare
+from millpond.fs.layout import prepare, public_usage
 from millpond.linux import landlock
+from millpond.wire.errors import ConfigError
 
 
 def test_it_says_whether_it_is_restricted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -22,9 +23,35 @@ def test_it_says_whether_it_is_restricted(tmp_path: Path, capfd: pytest.CaptureF
     tmp_path.chmod(0o755)
     config = tmp_path / "agent.toml"
     link = f'[link]\nsocket = "{tmp_path}/socket"\naddress = "10.77.0.2/30"\n'
-    config.write_text(f'name = "csd0"\nflash = "{tmp_path}/flash"\n{link}')
+    config.write_text(f'name = "csd0"\nflash = "{tmp_path}/flash"\nstate = "{tmp_path}"\n{link}')
     server = VolumeServer(read(config), config, Tally.in_memory())
     server._socket.close()  # it ends by itself when the agent does
     assert server.process.wait(60) == 0
     server.stop()
     assert f"volume: Landlock: {said}" in capfd.readouterr().err
+
+
+def test_it_counts_for_its_quota_what_it_may_see(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    prepare(tmp_path / "flash")
+    tmp_path.chmod(0o755)
+    (tmp_path / "flash" / "public" / "f").write_bytes(bytes(10_000))
+    used, _ = public_usage(tmp_path / "flash")
+    config = tmp_path / "agent.toml"
+    link = f'[link]\nsocket = "{tmp_path}/socket"\naddress = "10.77.0.2/30"\n'
+    config.write_text(
+        f'name = "csd0"\nflash = "{tmp_path}/flash"\nstate = "{tmp_path}"\npublic_quota = 1_000_000\n{link}'
+    )
+    server = VolumeServer(read(config), config, Tally.in_memory())
+    server._socket.close()
+    assert server.process.wait(60) == 0
+    server.stop()
+    said = f"volume: the quota of the public part is 1000000 bytes, of which {used} are taken"
+    assert said in capfd.readouterr().err
+
+
+def test_a_quota_of_nothing_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    link = '[link]\nsocket = "/s"\naddress = "10.77.0.2/30"\n'
+    config.write_text(f'name = "csd0"\npublic_quota = 0\n{link}')
+    with pytest.raises(ConfigError, match=r"agent\.toml: public_quota must be a number of bytes above 0"):
+        read(config)
