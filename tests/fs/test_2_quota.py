@@ -17,7 +17,7 @@ from millpond.fs.layout import PUBLIC, prepare, public_usage
 from millpond.fs.master import Master
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
-from millpond.fs.tree import Changes
+from millpond.fs.tree import ROOT, Changes
 from millpond.linux.sandbox import Bind, Sandbox, spawn
 from millpond.wire.channel import Channel
 
@@ -182,6 +182,22 @@ def test_a_client_that_goes_leaves_nothing_counted(limited: Limited, backing: Pa
     volume.unlink("public/f")
     tree.close()
     limited.join()
+    assert agrees(limited, backing)
+
+
+def test_a_file_that_is_closed_during_a_change_holds_up_nothing(limited: Limited, backing: Path) -> None:
+    bounded = limited.bounded
+    public = bounded.lookup(ROOT, b"public").node
+    found, handle = bounded.create(public, b"f", os.O_RDWR, 0o644, None)
+    for reopened in (False, True):
+        with bounded._changing(bounded.descriptor(handle), lambda _: MIB):
+            bounded.release(handle)
+            if reopened:
+                other = os.open(backing, os.O_RDONLY)  # may have the same descriptor
+        handle = bounded.open(found.node, os.O_RDWR)
+    os.close(other)
+    bounded.release(handle)
+    assert bounded.quota.quiet and bounded.quota.left == LIMIT - bounded.quota.used
     assert agrees(limited, backing)
 
 

@@ -75,7 +75,15 @@ class Bounded(Inodes):
             yield
         finally:
             with self._books:
-                self._settle(begun, self._stat(descriptor).blocks)
+                self._settle(begun, self._blocks(descriptor, before))
+
+    def _blocks(self, descriptor: int, before: Attributes) -> int:
+        """Those of a file now; of one that a client has closed meanwhile, as before, until it is counted."""
+        try:
+            now = self._stat(descriptor)
+        except OSError:
+            return before.blocks
+        return now.blocks if now.inode == before.inode else before.blocks
 
     @contextlib.contextmanager
     def _naming(self, parent: Node, more: int) -> Iterator[list[int]]:
