@@ -217,7 +217,7 @@ class LimitedWorld(World):
         def body() -> int:
             root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
             bounded = Bounded(root, LIMIT, lambda: public_usage(Path("/volume")), public=PUBLIC.encode())
-            sessions = Sessions(bounded, Master(self.lease))
+            sessions = Sessions(bounded, Master())
             while True:
                 channel = Channel(server.accept()[0], "the host")
                 threading.Thread(target=serve, args=(channel, sessions), daemon=True).start()
