@@ -17,6 +17,7 @@ from millpond.fs.contents import MOST, Contents, wanted
 from millpond.fs.lanes import Lanes, Turn, now
 from millpond.fs.read_ahead import ReadAhead
 from millpond.fs.remote_files import Open, RemoteFiles, may_keep
+from millpond.fs.remote_locks import over_lanes
 from millpond.fs.tree import Absent, Access, Buffer, Changes, Found, Known, Node, Now, one_name, patient
 from millpond.fs.volume import MAX_TRANSFER, Attributes, Entry, Handle, Owner, Statistics, failure
 from millpond.wire.errors import ProtocolError
@@ -52,6 +53,7 @@ class RemoteTree:
         self.lanes = Lanes(dial, timeout)
         self._book, self._lock = self.lanes.book, self.lanes.lock
         self._files = RemoteFiles(self.lanes)
+        self.locks = over_lanes(self.lanes)
         self._contents = Contents()
         self._ahead = ReadAhead(dial, self.lanes.client, timeout, self.lanes.meter)
         self._directories: dict[Handle, tuple[Node, tuple[Entry, ...]]] = {}
@@ -61,6 +63,7 @@ class RemoteTree:
     def close(self) -> None:
         """Hang up; what was open is closed by the server."""
         self._ahead.close()
+        self.locks.close()
         self.lanes.close()
         self._files.clear()
 

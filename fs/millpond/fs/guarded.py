@@ -13,7 +13,8 @@ from typing import Protocol
 from millpond.fs.inodes import Inodes
 from millpond.fs.locks import Holder
 from millpond.fs.master import Master
-from millpond.fs.tree import Access, Buffer, Changes, Found, Known, Node
+from millpond.fs.own_locks import SplitLocks
+from millpond.fs.tree import Access, Buffer, Changes, Found, Known, Locking, Node
 from millpond.fs.volume import Handle, Owner, failure
 
 
@@ -60,12 +61,16 @@ class ClientGuard:
 
 class Guarded:
     """``tree`` with the changes of its public part announced to ``guard``; a Tree itself. With ``by_kernel``,
-    files open for writing are the kernel's to write, where the guard lets it.
+    files open for writing are the kernel's to write, where the guard lets it. The file locks of the public
+    part are ``locks``, if they are shared.
     """
 
-    def __init__(self, tree: Inodes, guard: Guard, *, by_kernel: bool = False) -> None:
+    def __init__(
+        self, tree: Inodes, guard: Guard, *, by_kernel: bool = False, locks: Locking | None = None
+    ) -> None:
         self._tree, self._guard, self._by_kernel = tree, guard, by_kernel
         self._open: dict[Handle, Node] = {}
+        self.locks: Locking = SplitLocks(tree.is_public, locks, tree.locks) if locks else tree.locks
         self._by_daemon: set[Handle] = set()
         self._by_the_kernel: dict[Handle, int] = {}
         self.lookup, self.walk, self.forget = tree.lookup, tree.walk, tree.forget

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from millpond.fs.making import SAFE_FLAGS, Maker, checked, entries, itself, permissions, set_mode
+from millpond.fs.own_locks import OwnLocks
 from millpond.fs.tree import ROOT, Access, Buffer, Changes, Found, Known, Node, Now, one_name
 from millpond.fs.volume import MAX_TRANSFER, Entry, Handle, Owner, Statistics, attributes, failure
 from millpond.linux import syscalls
@@ -59,6 +60,7 @@ class Inodes:
         self._numbers = itertools.count(ROOT + 1)
         self._open: dict[Handle, _Open] = {}
         self._handles = itertools.count(1)
+        self.locks = OwnLocks()
 
     @property
     def top(self) -> str:

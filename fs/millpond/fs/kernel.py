@@ -19,6 +19,7 @@ from millpond.linux import syscalls
 from millpond.wire.errors import LocalError
 
 _WANTED = Feature.BIG_WRITES | Feature.PARALLEL_DIROPS | Feature.MAX_PAGES | Feature.INIT_EXT
+_LOCKING = Feature.POSIX_LOCKS | Feature.FLOCK_LOCKS
 _KEEPING = Feature.ASYNC_READ | Feature.AUTO_INVAL_DATA
 _BUFFER = MAX_TRANSFER + (1 << 16)  # a request has its head before the data
 _STACKED = 2  # file systems upon each other, at most: the flash may be an overlay itself
@@ -76,7 +77,7 @@ class Kernel:
             raise LocalError(f"{self.mountpoint}: the kernel speaks FUSE {major}.{minor}; 7.31 is needed")
         offered = Feature(low | high << 32 if low & Feature.INIT_EXT else low)
         self.keeps_names = minor >= abi.DROPS_NAMES_SINCE
-        agreed = offered & (_WANTED | (_KEEPING if self._backing is None else Feature.PASSTHROUGH))
+        agreed = offered & (_WANTED | _LOCKING | (_KEEPING if self._backing is None else Feature.PASSTHROUGH))
         depth = _STACKED if agreed & Feature.PASSTHROUGH else 0
         self.reply(header, [abi.pack_init(agreed, MAX_TRANSFER, depth)])
         self.complaint = self._try() if agreed & Feature.PASSTHROUGH else "the kernel cannot (Linux 6.9 can)"

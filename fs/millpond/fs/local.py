@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from millpond.fs import fuse, raw
@@ -19,7 +20,9 @@ from millpond.fs.guarded import Guarded
 from millpond.fs.inodes import Inodes
 from millpond.fs.layout import PUBLIC
 from millpond.fs.lock_client import DeviceGuard
-from millpond.fs.tree import Tree
+from millpond.fs.range_messages import LockReply, LockRequest
+from millpond.fs.remote_locks import RemoteLocks
+from millpond.fs.tree import Node, Tree
 from millpond.linux.sandbox import has_many_uids
 from millpond.linux.syscalls import die_with_parent
 from millpond.wire.errors import LocalError, MillpondError
@@ -94,7 +97,12 @@ def _tree(root: int, locks: Path | None, *, by_kernel: bool) -> Tree:
         return inodes
     guard = DeviceGuard(locks)
     guard.start()
-    return Guarded(inodes, guard, by_kernel=by_kernel)
+
+    def ask(node: Node | None, request: Callable[[int], LockRequest]) -> LockReply:
+        inode = 0 if node is None else inodes.inode(node)
+        return guard.ask_of_locks(inode, request(inode))
+
+    return Guarded(inodes, guard, by_kernel=by_kernel, locks=RemoteLocks(ask))
 
 
 def _gives_away() -> bool:

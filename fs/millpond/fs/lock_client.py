@@ -20,6 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from millpond.fs import lock_messages as m
+from millpond.fs import range_messages as r
+from millpond.fs.file_locks import SharedLocks
+from millpond.fs.locks import DEVICE
 from millpond.fs.master import LEASE_SECONDS
 from millpond.fs.tree import WouldWait, patient
 from millpond.fs.volume import failure
@@ -30,6 +33,7 @@ from millpond.wire.message import Message
 
 _ANSWER_SECONDS = 4 * LEASE_SECONDS  # as long as the master itself waits, and some more
 _PAUSE = 0.05
+_TRIES = 3
 
 
 class DeviceGuard:
@@ -43,6 +47,7 @@ class DeviceGuard:
         self._lock = threading.Lock()
         self._writing: Counter[int] = Counter()
         self._writers: Channel | None = None
+        self._alone = SharedLocks(lambda _: False)
         self._heard = (
             time.monotonic() if path.exists() else -math.inf
         )  # without one nobody is granted anything
@@ -81,6 +86,25 @@ class DeviceGuard:
                 raise WouldWait
             raise failure(answer.errno if isinstance(answer, m.Refused) else errno.EIO)
         return None
+
+    def ask_of_locks(self, inode: int, request: r.LockRequest) -> r.LockReply:
+        """What the master says of file locks, and where there is none, this mount. Raises OSError and
+        WouldWait.
+        """
+        for _ in range(_TRIES):
+            channel = self._channel()
+            if channel is None:
+                break
+            try:
+                reply = channel.call(request, r.LockReply, Deadline.after(_ANSWER_SECONDS))
+            except MillpondError:
+                channel.close()
+                self._own.channel = None
+                continue
+            self._heard = time.monotonic()
+            self._alone.end(DEVICE)
+            return reply
+        return self._alone.perform(DEVICE, inode, request)
 
     def _channel(self) -> Channel | None:
         """This thread's; None after a lease without."""

@@ -7,6 +7,7 @@ import socket
 import threading
 
 from millpond.fs import lock_messages as m
+from millpond.fs import range_messages as r
 from millpond.fs.locks import DEVICE, Change, Inode
 from millpond.fs.master import Master
 from millpond.fs.tree import WouldWait, patient
@@ -47,12 +48,15 @@ class _Device:
         self._master = master
         self._change = Change(DEVICE)
         self._written: list[int] = []
+        self._is_presence = False
 
     def end(self) -> None:
         """The connection is gone, and with it the mount."""
         self._master.end(self._change)
         for inode in self._written:
             self._master.end_writing(inode)
+        if self._is_presence:
+            self._master.files.end(DEVICE)
 
     def perform(self, request: Message) -> Message | None:
         """The reply, if there is to be any. Raises ProtocolError."""
@@ -69,9 +73,18 @@ class _Device:
                 return self._begin_writing(request.inode)
             case m.EndWriting():
                 self._end_writing(request.inode)
+            case r.LockRequest():
+                return self._file_locks(request)
             case _:
                 raise ProtocolError(f"'{request.NAME}' is no request to a lock master")
         return None
+
+    def _file_locks(self, request: r.LockRequest) -> Message:
+        inode = request.file if isinstance(request, r.OfFile) else 0
+        try:
+            return self._master.files.perform(DEVICE, inode, request)
+        except OSError as error:
+            return r.LockSet(error.errno or errno.EIO)
 
     def _begin(self, request: m.Begin) -> Message:
         patient.set(request.patient)
@@ -93,6 +106,7 @@ class _Device:
         for inode in inodes:  # whether they may or not: it goes on since before this master began
             self._master.begin_writing(inode, already=True)
         self._written += inodes
+        self._is_presence = True
         self._master.device_is_present()
         return m.Begun()
 

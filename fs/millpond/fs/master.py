@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from millpond.fs.file_locks import SharedLocks
 from millpond.fs.locks import DEVICE, Change, Holder, Inode, LockTable
 from millpond.fs.tree import WouldWait, patient
 from millpond.fs.volume import failure
@@ -45,7 +46,7 @@ class Announced:
 
 class Master:
     """Of one volume's locks. Threads may call at once. ``clock`` is in seconds. With ``device``, nothing is
-    granted before the device's mount has told which files its kernel writes.
+    granted before the device's mount has told which files its kernel writes. ``files`` are the file locks.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Master:
         self._moved = threading.Condition()
         self._clients: dict[Holder, _Client] = {}
         self._numbers = itertools.count(DEVICE + 1)
+        self.files = SharedLocks(self._has_lapsed)
 
     def join(self) -> Holder:
         """A new client."""
@@ -75,6 +77,12 @@ class Master:
             self._table.leave(holder)
             self._clients.pop(holder, None)
             self._moved.notify_all()
+        self.files.end(holder)
+
+    def _has_lapsed(self, holder: int) -> bool:
+        """Whether nobody need wait for it. The device has no lease: its connection ends with its mount."""
+        client = self._clients.get(Holder(holder))
+        return holder != DEVICE and (not self.may_hold(Holder(holder)) or client is None or client.is_gone())
 
     def attend(self, holder: Holder, is_gone: Callable[[], bool]) -> None:
         """It can be told what to give up from now on: its lease begins. ``is_gone`` says when it, who closes

@@ -125,6 +125,12 @@ class FileLocks:
             raise failure(errno.EINVAL)
         return next(self._conflicts((inode, Family.POSIX), lock), None)
 
+    def holders_in_the_way(self, inode: int, family: Family, lock: Lock) -> set[int]:
+        """Whose locks are in the way of ``lock``."""
+        if lock.mode is Mode.UNLOCK:
+            return set()
+        return {held.owner.holder for held in self._conflicts((inode, family), lock)}
+
     def setlk(self, inode: int, family: Family, lock: Lock, ticket: int | None = None) -> Outcome:
         """Lock, change a lock's mode or unlock. With a ``ticket`` the request waits for what is in its way,
         unless that waits for its owner (EDEADLK); without one it fails (EAGAIN, which is EWOULDBLOCK).

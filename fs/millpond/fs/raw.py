@@ -20,6 +20,7 @@ from millpond.fs import abi
 from millpond.fs.abi import Code, Header, Valid
 from millpond.fs.kernel import Kernel
 from millpond.fs.mounts import require_mountable
+from millpond.fs.raw_locks import KernelLocks
 from millpond.fs.tree import (
     Absent,
     Access,
@@ -134,7 +135,7 @@ class Binding:
 
     def __init__(self, kernel: Kernel, tree: Tree) -> None:
         self._kernel, self._tree = kernel, tree
-        self._backings = _Backings(kernel)
+        self._backings, self._locks = _Backings(kernel), KernelLocks(kernel, tree.locks)
         self._waiting = ThreadPoolExecutor(_THREADS, "fsync")
 
     def serve(self) -> None:
@@ -152,6 +153,9 @@ class Binding:
         if header.code in abi.UNANSWERED:
             self._forget(header, body)
             return
+        if header.code is Code.INTERRUPT:
+            self._locks.interrupt(body)
+            return
         does = _DOES.get(header.code) if header.code else None
         if does is None:
             self._kernel.fail(header, errno.ENOSYS)
@@ -165,7 +169,7 @@ class Binding:
             self._waiting.submit(self._answer, does, header, memoryview(bytes(body)))
 
     def _answer(
-        self, does: Callable[[Binding, Header, memoryview], Reply], header: Header, body: memoryview
+        self, does: Callable[[Binding, Header, memoryview], Reply | None], header: Header, body: memoryview
     ) -> None:
         try:
             parts = does(self, header, body)
@@ -179,10 +183,12 @@ class Binding:
         except (OverflowError, ValueError):  # a number or a name that no system call takes
             self._kernel.fail(header, errno.EINVAL)
         else:
-            self._kernel.reply(header, parts)
+            if parts is not None:
+                self._kernel.reply(header, parts)
 
     def close(self) -> None:
-        """Wait for what is still being done."""
+        """Wait for what is still being done, but for no file locks."""
+        self._locks.close()
         self._waiting.shutdown()
 
     def _forget(self, header: Header, body: memoryview) -> None:
@@ -282,6 +288,7 @@ class Binding:
         handle, offset, size, how, _, flags, _ = abi.WRITE.unpack_from(body)
         if how & abi.WRITE_KILL_SUIDGID:
             self._drop_privileges(Node(header.node))
+        self._tree.locks.require(Node(header.node))
         data, append = body[abi.WRITE.size :][:size], bool(flags & os.O_APPEND)
         return [abi.pack_written(self._tree.write(Handle(handle), data, offset, append=append))]
 
@@ -297,6 +304,7 @@ class Binding:
 
     def _release(self, header: Header, body: memoryview) -> Reply:
         handle, *_ = abi.RELEASE.unpack_from(body)
+        self._locks.released(header, body)
         self._backings.close(Node(header.node), Handle(handle))
         self._tree.release(Handle(handle))
         return ()
@@ -328,7 +336,7 @@ class Binding:
         return [abi.pack_offset(self._tree.seek(Handle(handle), offset, whence))]
 
 
-_DOES: Mapping[Code, Callable[[Binding, Header, memoryview], Reply]] = {
+_DOES: Mapping[Code, Callable[[Binding, Header, memoryview], Reply | None]] = {
     Code.LOOKUP: Binding._lookup,
     Code.GETATTR: Binding._getattr,
     Code.SETATTR: Binding._setattr,
@@ -354,6 +362,10 @@ _DOES: Mapping[Code, Callable[[Binding, Header, memoryview], Reply]] = {
     Code.FSYNCDIR: Binding._fsync,
     Code.FALLOCATE: Binding._fallocate,
     Code.LSEEK: Binding._lseek,
+    Code.GETLK: lambda binding, header, body: binding._locks.get(header, body),
+    Code.SETLK: lambda binding, header, body: binding._locks.set(header, body),
+    Code.SETLKW: lambda binding, header, body: binding._locks.set(header, body),
+    Code.FLUSH: lambda binding, header, body: binding._locks.closed(header, body),
     Code.DESTROY: lambda _binding, _header, _body: (),
 }
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import singledispatchmethod
 
 from millpond.fs import protocol as p
+from millpond.fs import range_messages as r
 from millpond.fs.guarded import ClientGuard, Guarded
 from millpond.fs.inodes import Inodes
 from millpond.fs.locks import Holder
@@ -339,6 +340,15 @@ class Requests:
     @perform.register
     def _(self, request: p.Closed, _payload: Buffer) -> Reply:
         return self._done(self._master.closed, self.holder, request.inode)
+
+    @perform.register
+    def _(self, request: r.OfFile, _payload: Buffer) -> Reply:
+        inode = self._plain.inode(self._node(request.file))
+        return self._master.files.perform(self.holder, inode, request), b""
+
+    @perform.register
+    def _(self, request: r.LockRequest, _payload: Buffer) -> Reply:
+        return self._master.files.perform(self.holder, _ROOT_INODE, request), b""
 
     @perform.register
     def _(self, _request: p.GetStatistics, _payload: Buffer) -> Reply:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NewType, Protocol
 
+from millpond.fs.ranges import Family, Lock
 from millpond.fs.volume import Attributes, Entry, Handle, Owner, Statistics, failure
 
 Node = NewType("Node", int)
@@ -83,8 +84,41 @@ class Changes:
     mtime: int | Now | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request that waits, by its ``ticket``, which no other that waits has; ``then`` is told 0 or an errno,
+    perhaps in another thread.
+    """
+
+    ticket: int
+    then: Callable[[int], None]
+
+
+class Locking(Protocol):
+    """The file locks of a tree. What ``lock.owner`` says of a holder does not count: it is this mount."""
+
+    def in_the_way(self, node: Node, lock: Lock) -> Lock | None:
+        """The first POSIX lock in the way. Raises OSError."""
+
+    def lock(self, node: Node, family: Family, lock: Lock, waiting: Waiting | None) -> int | None:
+        """Lock or unlock; 0, an errno, or None: ``waiting`` will be told. Raises OSError and WouldWait."""
+
+    def cancel(self, ticket: int) -> None:
+        """It shall wait no longer, and be told EINTR, unless it has its answer already."""
+
+    def release(self, node: Node, family: Family, owner: int) -> None:
+        """Unlock all that this owner has. Never fails, and asks nobody if he has nothing."""
+
+    def require(self, node: Node) -> None:
+        """Raises OSError: EIO if an owner has lost a lock of the file, and has not closed it since."""
+
+
 class Tree(Protocol):
     """A tree of files. Each method raises OSError, and nothing else, when the operation fails."""
+
+    @property
+    def locks(self) -> Locking:
+        """The file locks of its files."""
 
     def lookup(self, parent: Node, name: bytes) -> Found:
         """The file with this name."""

@@ -1,0 +1,359 @@
+"""Programs that lock files, on the host and on the device at once: flock, and fcntl's ranges."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import sqlite3
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import World
+from .support import errno_of, eventually
+
+WithBoth = Callable[[Callable[[], None]], None]
+LEASE = 2.0
+
+
+def sides(world: World, turned: bool) -> tuple[Path, Path]:
+    """Where who is first sees the public part, and where the other one does."""
+    os.umask(0)
+    parts = (world.device / "public", world.host / "public")
+    (parts[0] / "f").write_bytes(bytes(100))
+    return parts[::-1] if turned else parts
+
+
+class Program:
+    """A process that has a file open, takes a lock, says so, and holds it until it is told to end."""
+
+    def __init__(self, path: Path, take: Callable[[int], None]) -> None:
+        told, telling = os.pipe()
+        going, self._go = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._be(path, take, telling, going)
+        os.close(telling)
+        os.close(going)
+        self._told = told
+        assert os.read(told, 1) == b"?"
+
+    def _be(self, path: Path, take: Callable[[int], None], telling: int, going: int) -> None:
+        code = 0
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+            os.write(telling, b"?")
+            take(descriptor)
+            os.write(telling, b"!")
+            os.read(going, 1)
+            os.close(descriptor)
+        except InterruptedError:
+            code = errno.EINTR
+        except OSError as error:
+            code = error.errno or 255
+        finally:
+            os._exit(code)
+
+    @property
+    def has_it(self) -> bool:
+        os.set_blocking(self._told, False)
+        try:
+            return os.read(self._told, 1) == b"!"
+        except BlockingIOError:
+            return False
+
+    def await_it(self) -> None:
+        os.set_blocking(self._told, True)
+        assert os.read(self._told, 1) == b"!"
+
+    def end(self) -> int:
+        """Its exit status."""
+        with contextlib.suppress(OSError):
+            os.write(self._go, b".")
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self.end()
+
+
+def whole(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def a_range(descriptor: int) -> None:
+    fcntl.lockf(descriptor, fcntl.LOCK_EX, 10, 5)
+
+
+def part(descriptor: int, how: int) -> None:
+    """Of that range."""
+    fcntl.lockf(descriptor, how, 1, 14)
+
+
+def persistently(descriptor: int) -> None:
+    """Also while the host has nobody to ask."""
+    while errno_of(a_range, descriptor) == errno.EIO:
+        time.sleep(0.05)
+
+
+def is_locked(path: Path, take: Callable[[int, int], None]) -> bool:
+    """For another process, now."""
+    with path.open("r+b") as file:
+        try:
+            take(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+BOTH_WAYS = pytest.mark.parametrize("turned", [False, True], ids=["device-first", "host-first"])
+FAMILIES = pytest.mark.parametrize(
+    ("take", "look"),
+    [(whole, fcntl.flock), (a_range, part)],
+    ids=["flock", "fcntl"],
+)
+
+
+@BOTH_WAYS
+@FAMILIES
+def test_who_waits_gets_it_when_the_other_closes_or_dies(
+    world: World,
+    with_both: WithBoth,
+    turned: bool,
+    take: Callable[[int], None],
+    look: Callable[[int, int], None],
+) -> None:
+    def body() -> None:
+        here, there = sides(world, turned)
+        for ends in (Program.end, Program.kill):
+            first = Program(here / "f", take)
+            first.await_it()
+            assert is_locked(there / "f", look) and is_locked(here / "f", look)
+            waiting = Program(there / "f", take)
+            assert is_locked(there / "f", look) and not waiting.has_it
+            ends(first)
+            waiting.await_it()
+            assert is_locked(here / "f", look)
+            assert waiting.end() == 0
+            assert eventually(lambda: not is_locked(here / "f", look) and not is_locked(there / "f", look))
+
+    with_both(body)
+
+
+def _woken(*_: object) -> None:
+    raise InterruptedError(errno.EINTR, "a signal")
+
+
+def interrupted(take: Callable[[int], None]) -> Callable[[int], None]:
+    """It gets a signal while it waits, and again if that was too early."""
+
+    def taken(descriptor: int) -> None:
+        signal.signal(signal.SIGALRM, _woken)
+        signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+        take(descriptor)
+
+    return taken
+
+
+@BOTH_WAYS
+@FAMILIES
+def test_a_signal_ends_the_waiting(
+    world: World,
+    with_both: WithBoth,
+    turned: bool,
+    take: Callable[[int], None],
+    look: Callable[[int, int], None],
+) -> None:
+    def body() -> None:
+        here, there = sides(world, turned)
+        first = Program(here / "f", take)
+        first.await_it()
+        waiting, killed = Program(there / "f", interrupted(take)), Program(there / "f", take)
+        assert waiting.end() == errno.EINTR
+        killed.kill()
+        first.end()
+        assert eventually(lambda: not is_locked(there / "f", look) and not is_locked(here / "f", look))
+
+    with_both(body)
+
+
+def ranged(kind: int, start: int, length: int) -> bytes:
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
+
+
+@BOTH_WAYS
+def test_ranges_share_split_and_are_told(world: World, with_both: WithBoth, turned: bool) -> None:
+    def found(path: Path, kind: int, start: int, length: int) -> tuple[int, int, int, int]:
+        with path.open("r+b") as file:
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, ranged(kind, start, length))
+        kind, _, start, length, pid = struct.unpack("hhqqi4x", answer)
+        return kind, start, length, pid
+
+    def body() -> None:
+        here, there = sides(world, turned)
+        holder = Program(here / "f", lambda f: fcntl.lockf(f, fcntl.LOCK_EX, 10, 5))
+        reader = Program(here / "f", lambda f: fcntl.lockf(f, fcntl.LOCK_SH, 0, 50))  # to the end
+        holder.await_it()
+        reader.await_it()
+        assert found(there / "f", fcntl.F_RDLCK, 0, 0) == (fcntl.F_WRLCK, 5, 10, 0)
+        assert found(here / "f", fcntl.F_RDLCK, 0, 0) == (fcntl.F_WRLCK, 5, 10, holder.pid)
+        assert found(there / "f", fcntl.F_WRLCK, 20, 0) == (fcntl.F_RDLCK, 50, 0, 0)
+        assert found(there / "f", fcntl.F_RDLCK, 20, 0)[0] == fcntl.F_UNLCK
+        with (there / "f").open("r+b") as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 10, 60)
+            assert errno_of(fcntl.lockf, file, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 60) == errno.EAGAIN
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 20)
+            fcntl.lockf(file, fcntl.LOCK_UN, 4, 24)
+            assert found(here / "f", fcntl.F_RDLCK, 16, 0)[1:3] == (20, 4)
+            with (there / "f").open("rb"):
+                pass  # and all are gone: as POSIX wants it
+            assert found(here / "f", fcntl.F_RDLCK, 16, 0)[0] == fcntl.F_UNLCK
+        assert (holder.end(), reader.end()) == (0, 0)
+
+    with_both(body)
+
+
+@BOTH_WAYS
+def test_who_would_wait_for_ever_is_told_so(world: World, with_both: WithBoth, turned: bool) -> None:
+    def body() -> None:
+        here, there = sides(world, turned)
+        (there / "g").write_bytes(b"")
+
+        def both(first: str, second: str, side: Path, descriptor: int) -> None:
+            del descriptor
+            with (side / first).open("r+b") as one, (side / second).open("r+b") as other:
+                fcntl.lockf(one, fcntl.LOCK_EX)
+                (world.backing / f"has-{first}").touch()
+                assert eventually(lambda: (world.backing / f"has-{second}").exists())
+                fcntl.lockf(other, fcntl.LOCK_EX)
+
+        one = Program(here / "f", lambda f: both("f", "g", here, f))
+        other = Program(there / "f", lambda f: both("g", "f", there, f))
+        assert sorted((one.end(), other.end())) == [0, errno.EDEADLK]
+
+    with_both(body)
+
+
+def test_who_waits_for_a_host_whose_mount_dies_gets_it(world: World, with_both: WithBoth) -> None:
+    def body() -> None:
+        here, there = sides(world, turned=False)
+        first = Program(there / "f", whole)
+        first.await_it()
+        waiting = Program(here / "f", whole)
+        assert is_locked(here / "f", fcntl.flock)
+        world.kill(world.host_pid)
+        waiting.await_it()
+        assert waiting.end() == 0
+        first.kill()
+
+    with_both(body)
+
+
+def test_a_host_that_stands_still_loses_its_locks_to_who_wants_them(
+    world: World, with_both: WithBoth
+) -> None:
+    """And is told so: nothing that relied on a lost lock is written."""
+    world.lease = LEASE
+
+    def body() -> None:
+        here, there = sides(world, turned=False)
+        file = (there / "f").open("r+b", buffering=0)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.kill(world.host_pid, signal.SIGSTOP)
+        with (here / "f").open("r+b") as taking:
+            fcntl.flock(taking, fcntl.LOCK_EX)
+            os.kill(world.host_pid, signal.SIGCONT)
+            assert eventually(lambda: errno_of(file.write, b"x") == errno.EIO)
+            assert errno_of(fcntl.flock, file, fcntl.LOCK_EX) == errno.EIO
+        file.close()
+        with (there / "f").open("r+b", buffering=0) as again:
+            assert eventually(lambda: errno_of(fcntl.flock, again, fcntl.LOCK_EX) is None)
+            again.write(b"x")
+
+    with_both(body)
+
+
+@BOTH_WAYS
+def test_locks_outlive_a_server_that_is_started_again(
+    world: World, with_both: WithBoth, turned: bool
+) -> None:
+    def body() -> None:
+        here, there = sides(world, turned)
+        first = Program(here / "f", a_range)
+        first.await_it()
+        assert is_locked(there / "f", part)
+        waiting = Program(there / "f", persistently)
+        world.kill(world.server_pid)
+        world.start_server()
+        assert eventually(lambda: is_locked(there / "f", part))
+        assert not waiting.has_it
+        assert first.end() == 0
+        waiting.await_it()
+        assert waiting.end() == 0
+
+    with_both(body)
+
+
+def test_private_files_have_locks_too(world: World, with_both: WithBoth) -> None:
+    def body() -> None:
+        path = world.device / "private" / "f"
+        path.write_bytes(bytes(100))
+        world.kill(world.server_pid)  # which has nothing to do with them
+        for take in (whole, a_range):
+            first = Program(path, take)
+            first.await_it()
+            waiting, woken = Program(path, take), Program(path, interrupted(take))
+            assert woken.end() == errno.EINTR and not waiting.has_it
+            first.kill()
+            waiting.await_it()
+            assert waiting.end() == 0
+
+    with_both(body)
+
+
+TRANSACTIONS = 40
+
+
+def write_transactions(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as database:
+        for number in range(1, TRANSACTIONS + 1):
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("UPDATE account SET amount = amount - ? WHERE id = 1", (number,))
+            database.execute("INSERT INTO entry VALUES (?, randomblob(?))", (number, 500 * (number % 20)))
+            database.execute("UPDATE account SET amount = amount + ? WHERE id = 2", (number,))
+            database.execute("COMMIT")
+
+
+@BOTH_WAYS
+def test_a_database_is_whole_while_the_other_side_writes_it(
+    world: World, with_both: WithBoth, turned: bool
+) -> None:
+    def body() -> None:
+        here, there = sides(world, turned)
+        with contextlib.closing(sqlite3.connect(here / "database")) as database:
+            database.executescript(
+                "CREATE TABLE account (id INTEGER PRIMARY KEY, amount INTEGER);"
+                "INSERT INTO account VALUES (1, 0), (2, 0);"
+                "CREATE TABLE entry (number INTEGER PRIMARY KEY, note BLOB);"
+                "CREATE INDEX by_note ON entry (note);"
+            )
+        writer = Program(here / "f", lambda _: write_transactions(here / "database"))
+        count = 0
+        with contextlib.closing(sqlite3.connect(there / "database", timeout=60)) as database:
+            while count < TRANSACTIONS:
+                with database:
+                    database.execute("BEGIN")
+                    assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+                    assert database.execute("SELECT sum(amount) FROM account").fetchone() == (0,)
+                    before = count
+                    count, last = database.execute("SELECT count(*), max(number) FROM entry").fetchone()
+                    assert count == (last or 0) >= before
+        assert writer.end() == 0
+
+    with_both(body)
