@@ -7,21 +7,23 @@ import errno
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millpond.fs import range_messages as r
 from millpond.fs.file_locks import SharedLocks
 from millpond.fs.lock_client import DeviceGuard
-from millpond.fs.lock_server import accept_all
+from millpond.fs.lock_server import serve
 from millpond.fs.locks import DEVICE
 from millpond.fs.master import Master
 from millpond.fs.own_locks import OwnLocks, SplitLocks
 from millpond.fs.ranges import OFFSET_MAX, Family, Lock, LockOwner, Mode
 from millpond.fs.remote_locks import RemoteLocks
 from millpond.fs.tree import ROOT, Locking, Node, Waiting
+from millpond.wire.channel import Channel
 from millpond.wire.errors import ProtocolError
 from millpond.wire.message import Message
 
@@ -166,12 +168,17 @@ def test_a_close_asks_nobody_if_there_is_nothing_to_unlock(one: Client, served: 
     node = one.find(b"f")
     assert ask(one, Family.POSIX, lock(WRITE)) == 0
     assert ask(one, Family.POSIX, lock(UNLOCK)) == 0
-    served.refusing = True
-    served.drop()
+    asked: list[r.LockRequest] = []
+
+    def note(_node: Node | None, request: Callable[[int], r.LockRequest]) -> r.LockReply:
+        asked.append(request(0))
+        return r.LocksAnswered((), ())
+
+    one.tree.locks._ask = note
     for family in Family:
         one.tree.locks.release(node, family, BIG)
     assert one.tree.locks.lock(node, Family.POSIX, lock(UNLOCK), None) == 0
-    served.refusing = False
+    assert not [request for request in asked if not isinstance(request, r.AwaitLocks)]
 
 
 @FAMILIES
@@ -182,9 +189,7 @@ def test_a_server_that_forgot_all_is_asked_again(
     assert ask(other, family, lock(WRITE)) == errno.EAGAIN
     told = Told()
     assert ask(other, family, lock(WRITE), told) is None
-    served.refusing = True
-    served.restart()
-    served.refusing = False
+    served.forget()
     one.await_lease()
     assert eventually(lambda: _held(served) == 1)
     assert told.error is None
@@ -216,10 +221,15 @@ def test_what_somebody_else_has_got_meanwhile_is_lost(
 def test_a_request_that_nobody_answers_fails_and_leaves_nothing(one: Client, served: Server) -> None:
     node = one.find(b"f")
     assert one.tree.locks.lock(node, Family.POSIX, lock(WRITE, 0, 0), None) == 0
-    served.refusing = True
-    served.drop()
+    ask = one.tree.locks._ask
+
+    def lost(*question: Any) -> r.LockReply:
+        ask(*question)
+        raise OSError(errno.EIO, "the reply was lost")
+
+    one.tree.locks._ask = lost
     assert errno_of(one.tree.locks.lock, node, Family.POSIX, lock(WRITE, 5, 9), None) == errno.EIO
-    served.refusing = False
+    one.tree.locks._ask = ask
     assert eventually(
         lambda: (
             [(each.start, each.end) for _, _, each in served.sessions.master.files._table.locks()] == [(0, 0)]
@@ -352,4 +362,6 @@ def test_a_device_without_a_server_has_its_own_which_the_server_then_learns(tmp_
 
 def _accept(listener: socket.socket, master: Master) -> None:
     with contextlib.suppress(OSError):
-        accept_all(listener, master)
+        while True:
+            channel = Channel(listener.accept()[0], "the mount")
+            threading.Thread(target=serve, args=(channel, master), daemon=True).start()

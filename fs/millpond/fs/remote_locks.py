@@ -204,7 +204,7 @@ class RemoteLocks:
         except (OSError, WouldWait):
             self._go_astray()
             return
-        if isinstance(reply, r.LockSet) and reply.error:
+        if reply != r.LockSet(0):  # also if it was being asked for again meanwhile
             self._go_astray()
 
     def release(self, node: Node, family: Family, owner: int) -> None:
@@ -278,14 +278,8 @@ class RemoteLocks:
 
     def _hear(self) -> None:
         """What has become of those who wait, and of what is held."""
-        era = self._era
         if self._astray:
-            self._astray = False
-            try:
-                self._ask(None, lambda _: r.DropLocks(era))
-            except OSError:
-                self._astray = True
-                raise
+            self._drop()
         left = self._free_at - time.monotonic()
         if left <= 0:
             self._ask_again()
@@ -296,6 +290,19 @@ class RemoteLocks:
         elif isinstance(reply, r.LocksAnswered):
             for ticket, error in zip(reply.tickets, reply.errors, strict=False):
                 self._finish(ticket, error)
+
+    def _drop(self) -> None:
+        """Have the server forget this mount's locks, in whatever era, so that it is told anew."""
+        with self._regaining:
+            self._astray, era = False, self._era
+            try:
+                reply = self._ask(None, lambda _: r.DropLocks(era))
+                if isinstance(reply, r.Regain):
+                    era = reply.era
+                    self._ask(None, lambda _: r.DropLocks(era))
+            except OSError:
+                self._astray = True
+                raise
 
     def _ask_again(self) -> None:
         """For what waited in an era that has ended."""
