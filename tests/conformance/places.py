@@ -66,14 +66,19 @@ def device(flash: Path, mountpoint: Path, binding: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def host(flash: Path, mountpoint: Path, listener: Path) -> Iterator[str]:
-    """The host's mount, of a server that is root, in a root directory that holds the public part."""
+    """The host's mount, of a server that is root, in a root directory that holds the public part; beside it
+    the device's own mount, as always.
+    """
     served = start_server(flash, listener)
+    beside = mountpoint.with_suffix(".device")
+    beside.mkdir()
     try:
-        mounted = start_host(mountpoint, listener)
-        try:
-            yield "over a Unix socket, without a tunnel, by a server that is root over the public part"
-        finally:
-            stop(mounted, signal.SIGTERM)
+        with device(flash, beside, "raw"):
+            mounted = start_host(mountpoint, listener)
+            try:
+                yield "over a Unix socket, without a tunnel, by a server that is root over the public part"
+            finally:
+                stop(mounted, signal.SIGTERM)
     finally:
         stop(served, signal.SIGKILL)
         listener.unlink()

@@ -22,7 +22,7 @@ from millpond.fs.client import RemoteTree
 from millpond.fs.inodes import Inodes
 from millpond.fs.layout import prepare
 from millpond.fs.lock_server import accept_all
-from millpond.fs.master import Master
+from millpond.fs.master import LEASE_SECONDS, Master
 from millpond.fs.remote_mount import mount_and_serve
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
@@ -106,6 +106,8 @@ class World:
     locks: Path
     binding: str = "auto"
     host_binding: str = "auto"
+    lease: float = LEASE_SECONDS
+    server_uid: int = 65534
     how: str = ""
     device_pid: int = 0
     server_pid: int = 0
@@ -127,14 +129,14 @@ class World:
 
         def body() -> int:
             root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
-            sessions = Sessions(Inodes(root, public=b"public"), Master(device=True))
+            sessions = Sessions(Inodes(root, public=b"public"), Master(self.lease, device=True))
             threading.Thread(target=accept_all, args=(locks, sessions.master), daemon=True).start()
             while True:
                 channel = Channel(server.accept()[0], "the host")
                 threading.Thread(target=serve, args=(channel, sessions), daemon=True).start()
 
         public = Bind(self.backing / "public", Path("/volume/public"), read_only=False)
-        self.server_pid = spawn(Sandbox(binds=(public,), own_network=True, uid=65534), body)
+        self.server_pid = spawn(Sandbox(binds=(public,), own_network=True, uid=self.server_uid), body)
         server.close()
         locks.close()
 
@@ -148,16 +150,17 @@ class World:
             raise
         return Channel(sock, "csd0")
 
-    def mount_host(self, timeout: float = 3.0, read_only: bool = False) -> None:
+    def mount_host(self, timeout: float = 3.0, read_only: bool = False, *, at: Path | None = None) -> int:
+        """The process that serves it."""
         reading, writing = os.pipe()
-        self.host_pid = os.fork()
-        if self.host_pid == 0:
+        pid = os.fork()
+        if pid == 0:
             code = 70
             try:
                 os.close(reading)
                 mount_and_serve(
                     self.dial,
-                    self.host,
+                    at or self.host,
                     name="csd0",
                     allow_other=True,
                     read_only=read_only,
@@ -173,6 +176,8 @@ class World:
         os.close(writing)
         with os.fdopen(reading) as pipe:
             assert pipe.readline() == "ready\n"
+        self.host_pid = self.host_pid if at else pid
+        return pid
 
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)

@@ -135,12 +135,14 @@ def test_grants_of_an_earlier_lease_do_not_count_when_they_arrive(book: Book) ->
     old = found(book, b"old", 9, granted=2)
     book.void(7)
     assert book.lease_end == 0 and known(book, old) is None
-    book.refuse(8)
+    early = found(book, b"early", 8, granted=3, named=4)  # it was under way when the lease ended
+    book.begin_lease(8)
     book.lease_end = END
+    assert known(book, early) is None and book.name(book.root, b"early", NOW) is False
     assert known(book, found(book, b"f", 10, granted=8, named=8)) is None
     assert book.name(book.root, b"f", NOW) is False
     assert known(book, found(book, b"f", 10, granted=9, named=9))
-    book.refuse(3)  # never lower
+    book.begin_lease(3)  # never lower
     assert known(book, found(book, b"g", 11, granted=8)) is None
 
 
@@ -150,7 +152,7 @@ def test_a_server_that_has_forgotten_all_counts_anew(book: Book) -> None:
     book.forget_idle()
     assert book.forgotten == [1011] and errno_of(book.file, idle.node) == errno.ESTALE
     book.recall([10], 60)
-    book.refuse(60)
+    book.begin_lease(60)
     assert set(map(id, book.void(8))) == {id(book.root), id(file)}
     assert (book.memory, book.forgotten, file.memory) == (8, [], 7)
     book.lease_end = END
@@ -185,6 +187,21 @@ def test_what_nobody_uses_is_kept_for_a_while(book: Book, monkeypatch: pytest.Mo
     assert book.forgotten == [1000 + inode for inode in range(11, 17)]  # it is known again
     book.forget_idle()
     assert errno_of(book.file, files[-1].node) == errno.ESTALE and book.file(again.node) is again
+
+
+def test_what_is_found_while_the_server_is_told_to_forget_it_is_not_kept(book: Book) -> None:
+    for inode in (10, 11):
+        found(book, b"%d" % inode, inode, used=0)
+    since = book.changes
+    book.forget_idle()
+    assert book.forget_remotely() == (1010, 1011) and book.forgotten == []
+    file = found(book, b"10", 10, granted=5, named=6)
+    assert known(book, file) is None and file.memory == 0  # it is to be found again
+    assert book.name(book.root, b"10", NOW) is file
+    book.has_forgotten((1010, 1011))
+    late = found(book, b"11", 11, granted=7, since=since)
+    assert known(book, late) is None
+    assert known(book, found(book, b"10", 10, granted=8)) and file.memory == 7
 
 
 def test_a_file_is_forgotten_as_often_as_it_was_found(book: Book) -> None:

@@ -139,6 +139,23 @@ def test_a_lapsed_lease_ends_what_is_kept_but_not_what_is_open(table: LockTable)
     table.leave(Holder(9))
 
 
+def test_what_is_open_without_a_word_is_what_was_said_last(table: LockTable) -> None:
+    for _ in range(2):
+        table.says_open(ONE, F, is_open=True)
+    table.says_open(OTHER, F, is_open=True)
+    assert not table.begin_writing(F)
+    table.says_open(ONE, F, is_open=False)
+    assert not table.begin_writing(F)
+    table.forget(OTHER, F)
+    table.says_open(OTHER, G, is_open=False)
+    assert table.begin_writing(F)
+    table.says_open(ONE, F, is_open=True)  # from now on, for the next who would write it
+    table.end_writing(F)
+    assert not table.begin_writing(F)
+    table.leave(ONE)
+    assert idle(table)
+
+
 def idle(table: LockTable) -> bool:
     return not (table._files or any(table._held.values()))
 

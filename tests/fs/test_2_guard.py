@@ -392,10 +392,47 @@ def test_who_writes_a_file(device: OnDevice) -> None:
     tree.release(writing)
     device.keep(f)
     assert master.opened(device.client, inode)
+    tree.release(reading)
     doing = Doing(tree.open, f, os.O_WRONLY)
     assert device.given_up(doing) == {inode}
     assert tree.access(doing.result()) is Access.DIRECT
     device.keep(f)
-    doing = Doing(tree.write, doing.result(), b"seen", 0)
+    writing = Doing(tree.write, doing.result(), b"seen", 0)
+    assert device.given_up(writing) == {inode}
+    tree.release(doing.result())
+
+
+def test_who_writes_a_file_that_the_kernel_reads(device: OnDevice) -> None:
+    """It can open it in no other way then, whoever else has it open; and nobody is granted it."""
+    tree, master = device.tree, device.master
+    f = device.made(b"f")
+    inode = device.inodes.inode(f)
+    assert eventually(lambda: master.opened(device.client, inode))
+    reading = tree.open(f, os.O_RDONLY)
+    device.keep(f)
+    doing = Doing(tree.open, f, os.O_WRONLY)
     assert device.given_up(doing) == {inode}
+    assert tree.access(doing.result()) is Access.KERNEL
+    assert master.share(device.client, inode) == 0
     tree.release(reading)
+    tree.release(doing.result())
+    device.keep(f)
+
+
+def test_who_reads_a_file_that_the_daemon_writes(device: OnDevice) -> None:
+    """All who have it open have it so in the same way."""
+    tree, master = device.tree, device.master
+    f = device.made(b"f")
+    inode = device.inodes.inode(f)
+    assert eventually(lambda: master.opened(device.client, inode))
+    handles = [tree.open(f, flags) for flags in (os.O_WRONLY, os.O_RDONLY, os.O_RDWR)]
+    assert [tree.access(handle) for handle in handles] == [Access.DIRECT] * 3
+    master.closed(device.client, inode)
+    handles.append(tree.open(f, os.O_RDWR))
+    tree.release(handles.pop(0))
+    assert [tree.access(handle) for handle in handles] == [Access.DIRECT] * 3
+    for handle in handles:
+        tree.release(handle)
+    handle = tree.open(f, os.O_RDWR)
+    assert tree.access(handle) is Access.KERNEL
+    tree.release(handle)

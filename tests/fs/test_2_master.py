@@ -293,8 +293,11 @@ def test_what_the_devices_kernel_writes(master: Clocked, one: Holder) -> None:
     master.recalled(one, inodes, upto, [G])  # opened without a word
     doing.result()
     assert not master.begin_writing(G)
+    master.closed(one, G)  # which was not opened so
+    assert not master.begin_writing(G)
+    master.says_closed(one, G)
+    master.closed(one, F)
     for inode in (F, G):
-        master.closed(one, inode)
         assert master.begin_writing(inode)
         master.end_writing(inode)
     master.share(one, F)

@@ -26,6 +26,7 @@ from millpond.linux.sockets import receive_descriptors
 from millpond.wire.channel import Channel
 
 log = logging.getLogger(__name__)
+_FOR_CONNECTIONS = 2048  # of the descriptors that this process may have
 
 
 def main(config: str, root: str, descriptor: str, tally: str, locks: str) -> None:
@@ -40,7 +41,9 @@ def main(config: str, root: str, descriptor: str, tally: str, locks: str) -> Non
     gate = Gate(patterns(settings.privacy), Tally(int(tally)))
     sandbox = f"Landlock: {landlock.restrict(Path(root))}"
     log.info("%s", sandbox)
-    sessions = Sessions(_tree(Path(root), settings.public_quota), Master(device=True))
+    tree = _tree(Path(root), settings.public_quota)
+    tree.most = max(1024, most - _FOR_CONNECTIONS)
+    sessions = Sessions(tree, Master(device=True))
     sessions.sandbox = sandbox
     listener = socket.socket(fileno=int(locks))
     threading.Thread(target=accept_all, args=(listener, sessions.master), daemon=True).start()

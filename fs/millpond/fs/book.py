@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from millpond.fs.durability import Durability
 from millpond.fs.protocol import FoundIs
 from millpond.fs.tree import ROOT, Node
 from millpond.fs.volume import Attributes, Entry, failure
@@ -52,6 +53,7 @@ class File:
     recalling: int = 0
     uncovered: bool = False
     drops: int = 0
+    durability: Durability = field(default_factory=Durability)
 
     def drop(self) -> None:
         """Go by nothing that was known of it."""
@@ -68,6 +70,8 @@ class Book:
         self.lease_end = 0.0
         self.memory = 0
         self.forgotten: list[int] = []
+        self.is_urgent = False
+        self._forgetting: set[int] = set()
         self._files = {ROOT: self.root}
         self._by_inode: dict[int, File] = {}
         self._idle: OrderedDict[Node, None] = OrderedDict()
@@ -122,14 +126,28 @@ class Book:
             file = self._files[node] = File(node, reply.attributes.inode, None, name)
             self._by_inode[file.inode] = file
         self.place(file, parent, name)
-        file.remote, file.memory = reply.node, memory
+        unsure = reply.node in self._forgetting  # the server may forget it after this, and all its grants
+        file.remote, file.memory = reply.node, 0 if unsure else memory
         if reply.node in self.forgotten:
             self.forgotten.remove(reply.node)
-        if self.learn(file, reply.attributes, reply.granted, since=since):
+        if self.learn(file, reply.attributes, 0 if unsure else reply.granted, since=since):
             file.readable = reply.readable
         self.learn_name(parent, name, file.node, reply.name_granted, since=since)
         self._idle_unless_used(file)
         return file
+
+    def forget_remotely(self) -> tuple[int, ...]:
+        """What the server is told to forget, now or later."""
+        nodes = tuple(self.forgotten)
+        self.forgotten.clear()
+        self.is_urgent = False
+        self._forgetting.update(nodes)
+        return nodes
+
+    def has_forgotten(self, nodes: Iterable[int]) -> None:
+        """The server has; what replies under way say may be of before."""
+        self._forgetting.difference_update(nodes)
+        self.change()
 
     def place(self, file: File, parent: File | None, name: bytes) -> None:
         """It is to be found there from now on; nowhere, without a parent."""
@@ -166,6 +184,10 @@ class Book:
             directory.granted = max(directory.granted, granted)
             directory.names[name] = node
 
+    def counts(self, file: File, granted: int, *, since: int) -> bool:
+        """Whether what came by this grant may be kept."""
+        return self._counts(file, granted) and since == self._changes
+
     def _counts(self, file: File, granted: int) -> bool:
         return granted > max(self._floor, self._recalled.get(file.inode, 0))
 
@@ -183,6 +205,9 @@ class Book:
         if not file.lookups:
             file.seen, file.has_data = False, False
             self._idle_unless_used(file)
+            if file.parent is None and self._idle.pop(node, 0) is None and not file.children:
+                self._remove(file)  # its name is gone: the server keeps it on the flash till it hears so
+                self.is_urgent = True
             self.forget_idle(_MOST_IDLE)
 
     def forget_idle(self, most: int = 0) -> None:
@@ -207,7 +232,7 @@ class Book:
         """Go no longer by what was granted up to then; the files that are known."""
         known = []
         if len(self._recalled) > _MOST_RECALLS:
-            self.refuse(max(self._recalled.values()))
+            self._refuse(max(self._recalled.values()))
         for inode in inodes:
             self._recalled[inode] = upto
             if (file := self._by_inode.get(inode)) and file.granted <= upto:
@@ -220,14 +245,26 @@ class Book:
         if memory != self.memory:
             self.memory = memory
             self.forgotten.clear()
+            self._forgetting.clear()
             self._recalled.clear()
             self._floor = 0
+            for file in self._files.values():
+                file.durability.forgotten()
         self.lease_end = 0.0
         for file in self._files.values():
             file.drop()
         return list(self._files.values())
 
-    def refuse(self, upto: int) -> None:
+    def begin_lease(self, upto: int) -> None:
+        """Grants up to this one were of an earlier lease: neither those that have come since it ended count,
+        nor those under way.
+        """
+        self._refuse(upto)
+        for file in self._files.values():
+            if file.granted <= upto:
+                file.drop()
+
+    def _refuse(self, upto: int) -> None:
         """Grants up to this one do not count when they arrive."""
         self._floor = max(self._floor, upto)
         self._recalled.clear()

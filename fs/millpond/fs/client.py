@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
@@ -26,7 +27,8 @@ from millpond.wire.message import Message
 R = TypeVar("R", bound=Message)
 _DEFAULT_SECONDS = 15.0
 _MOST_KEPT_NAMES = 10_000
-_TRIES = 3
+_REFUSED_SECONDS = 15.0
+_MOMENT = 0.001
 _EXCHANGE = 2  # RENAME_EXCHANGE
 _DIRECTORIES = 1 << 62  # their handles: no open file has such a number
 
@@ -36,6 +38,9 @@ class Keeper(Protocol):
 
     def await_lease(self, file: File) -> None:
         """Return once there is a lease, or the file is recalled. Raises WouldWait and OSError."""
+
+    def drop_soon(self, file: File) -> None:
+        """With the book's lock: have dropped what is about to be told of a file, which may not be kept."""
 
 
 class RemoteTree:
@@ -82,9 +87,13 @@ class RemoteTree:
         name_seconds = self._seconds(parent) if parent.names.get(file.name) == file.node else 0.0
         return Found(file.node, attributes, seconds, name_seconds)
 
-    def _learned(self, reply: p.FoundIs, parent: File, name: bytes, since: int, memory: int) -> Found:
+    def _learned(
+        self, reply: p.FoundIs, parent: File, name: bytes, since: int, memory: int, contents: bytes = b""
+    ) -> Found:
         with self._lock:
             file = self._book.found(reply, parent, name, since=since, memory=memory)
+            if contents and self._book.counts(file, reply.granted, since=since):
+                self._contents.keep(file, contents)
             return self._as_found(file, parent, file.attributes or reply.attributes)
 
     def lookup(self, parent: Node, name: bytes) -> Found:
@@ -111,15 +120,7 @@ class RemoteTree:
                     self._book.learn_name(start, path, None, absent.granted, since=since)
                     kept = path in start.names
                 raise Absent(self._seconds(start) if kept else 0.0) from None
-            found = self._learned(reply, start, path, since, turn.memory)
-        if data:
-            self._keep_contents(self._book.file(found.node), bytes(data), since)
-        return found
-
-    def _keep_contents(self, file: File, data: bytes, since: int) -> None:
-        with self._lock:
-            if self._book.changes == since and self._seconds(file):
-                self._contents.keep(file, data)
+            return self._learned(reply, start, path, since, turn.memory, bytes(data))
 
     def walk(self, start: Node, names: Sequence[bytes]) -> Found:
         """Where a path of names leads."""
@@ -163,10 +164,17 @@ class RemoteTree:
             self._drop_attributes(files)
         try:
             yield since
+        except OSError:
+            with self._lock:  # it may have been done, or will be
+                for file in files:
+                    file.names.clear()
+            raise
         finally:
             with self._lock:
                 self._drop_attributes(files)
                 self._book.change()
+                for file in files:
+                    file.durability.change()
 
     def _drop_attributes(self, files: Sequence[File]) -> None:
         for file in files:
@@ -179,8 +187,6 @@ class RemoteTree:
         file = self._file(node)
         opened = None if handle is None else self._files.get(handle)
         with self._changing(file) as since, self.lanes.turn() as turn:
-            if opened:
-                opened.written += 1
 
             def prepare() -> Message:
                 remote = None if opened is None else self._files.remote(turn, opened)
@@ -313,6 +319,10 @@ class RemoteTree:
             reply, _ = turn.ask(lambda: p.Open(turn.remote(file), flags, keeps), p.Opened, repeat=True)
             return self._files.add(file, flags, reply, turn.memory)
 
+    def named_open(self, files: Sequence[File]) -> None:
+        """The server may have been told by now that these are open."""
+        self._files.named_open(files)
+
     def access(self, handle: Handle) -> Access:
         """How the kernel has to read and write an open file."""
         return Access.DIRECT if self._files.get(handle).direct else Access.KEPT
@@ -345,16 +355,20 @@ class RemoteTree:
         file = opened.file
         if (ready := self._ready(handle, opened, size, offset)) is not None:
             return ready
-        for _ in range(_TRIES):
+        end = now() + _REFUSED_SECONDS
+        while now() < end:
             reply, data = self._read(handle, size, offset, keep=True)
             with self._lock:
                 file.has_data = True
                 if self._book.learn(file, None, reply.granted, since=-1) and self._seconds(file):
                     return data
+                if reply.unseen:
+                    self.keeper.drop_soon(file)
                 if file.recalling:  # who recalls it looks again whether there is anything to drop
                     file.uncovered = True
                     return data
             self.keeper.await_lease(file)
+            time.sleep(_MOMENT)  # the server is about to hear that it was given up
         raise failure(errno.ETIMEDOUT)
 
     def _ready(self, handle: Handle, opened: Open, size: int, offset: int) -> Buffer | None:
@@ -383,14 +397,16 @@ class RemoteTree:
         with self._lock:
             opened.file.has_data = True
             counts = self._book.learn(opened.file, None, found[0], since=since)
-            return found[1] if counts and self._seconds(opened.file) else None
+            if counts and self._seconds(opened.file):
+                return found[1]
+        self._ahead.drop(opened.file)
+        return None
 
     def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
         """Write at ``offset``, or at the file's end, wherever that is."""
         opened, body = self._files.get(handle), memoryview(data)[:MAX_TRANSFER]
 
         def request(remote: int) -> Message:
-            opened.written += 1
             return p.Write(remote, offset, append)
 
         with self._changing(opened.file):
@@ -404,9 +420,7 @@ class RemoteTree:
     def fsync(self, handle: Handle, data_only: bool) -> None:
         """Return when the file, or the directory, is on the flash."""
         if handle in self._directories:
-            file = self._file(self._directories[handle][0])
-            with self.lanes.turn() as turn:
-                turn.ask(lambda: p.SyncDirectory(turn.remote(file)), p.Done, repeat=True)
+            self._files.sync_directory(handle)
         else:
             self._files.sync(handle, data_only)
 
@@ -415,7 +429,6 @@ class RemoteTree:
         opened = self._files.get(handle)
 
         def request(remote: int) -> Message:
-            opened.written += 1
             return p.Allocate(remote, mode, offset, length)
 
         with self._changing(opened.file):
@@ -427,15 +440,17 @@ class RemoteTree:
 
     def release(self, handle: Handle) -> None:
         """Forget the handle."""
+        self._files.release_directory(handle)
         if self._directories.pop(handle, None) is None:
             self._ahead.forget(handle)
             self._files.release(handle)
 
     def opendir(self, node: Node) -> Handle:
         """Open a directory."""
-        self._file(node)
+        file = self._file(node)
         handle = Handle(next(self._numbers))
         self._directories[handle] = node, ()
+        self._files.add_directory(handle, file)
         return handle
 
     def readdir(self, handle: Handle, offset: int) -> Iterator[Entry]:

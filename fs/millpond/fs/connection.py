@@ -85,6 +85,7 @@ class Connection:
         self._unanswered = 0
         self._used = 0.0
         self.posted: list[Message] = []
+        self.on_answered: Callable[[Message], None] = lambda _posted: None
         self.memory, self.root, self.lease = 0, 0, 0.0
 
     @contextlib.contextmanager
@@ -187,7 +188,7 @@ class Connection:
             channel.receive_payload(0, deadline)
             self._unanswered -= 1
             self._performed += 1
-            del self.posted[0]
+            self.on_answered(self.posted.pop(0))
 
     def _receive_payload(self, channel: Channel, size: int, limit: int, deadline: Deadline) -> memoryview:
         if not size <= min(limit, len(self._buffer)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -33,8 +34,10 @@ class Guard(Protocol):
         WouldWait and OSError.
         """
 
-    def begin_writing(self, inode: int) -> bool:
-        """This one's kernel is to write the file itself; False if it may not. Within a change of it."""
+    def begin_writing(self, inode: int, *, anyway: bool = False) -> bool:
+        """This one's kernel is to write the file itself; False if it may not, unless ``anyway``. Within a
+        change of it.
+        """
 
     def end_writing(self, inode: int) -> None:
         """It writes the file no longer."""
@@ -51,7 +54,7 @@ class ClientGuard:
         """Around a change of these."""
         return self.master.change(self.holder, *directories, inodes=inodes)
 
-    def begin_writing(self, _inode: int) -> bool:
+    def begin_writing(self, _inode: int, *, anyway: bool = False) -> bool:  # noqa: ARG002
         """All that a client writes is seen."""
         return False
 
@@ -71,6 +74,8 @@ class Guarded:
         self._tree, self._guard, self._by_kernel = tree, guard, by_kernel
         self._open: dict[Handle, Node] = {}
         self.locks: Locking = SplitLocks(tree.is_public, locks, tree.locks) if locks else tree.locks
+        self._of: dict[Node, set[Handle]] = {}
+        self._lock = threading.Lock()
         self._by_daemon: set[Handle] = set()
         self._by_the_kernel: dict[Handle, int] = {}
         self.lookup, self.walk, self.forget = tree.lookup, tree.walk, tree.forget
@@ -160,7 +165,7 @@ class Guarded:
         """Open a regular file."""
         if flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY:
             handle = self._tree.open(node, flags)
-            self._open[handle] = node
+            self._opened(node, handle, flags)
             return handle
         with self._revoked(node):
             handle = self._tree.open(node, flags)
@@ -168,14 +173,29 @@ class Guarded:
         return handle
 
     def _opened(self, node: Node, handle: Handle, flags: int) -> None:
+        """In the same way as by others who have it open: the kernel knows no other (EIO)."""
         self._open[handle] = node
-        if flags & os.O_ACCMODE == os.O_RDONLY or not (self._by_kernel and self._tree.is_public(node)):
+        if not (self._by_kernel and self._tree.is_public(node)):
             return
+        with self._lock:
+            others = self._of.setdefault(node, set())
+            by_daemon = bool(others) and others <= self._by_daemon
+            others.add(handle)
+            if by_daemon:
+                self._by_daemon.add(handle)
+        if flags & os.O_ACCMODE != os.O_RDONLY and not by_daemon:
+            self._write_by_kernel(node, handle)
+
+    def _write_by_kernel(self, node: Node, handle: Handle) -> None:
+        """Unless the guard refuses, and nobody else has it open by now whom the kernel serves itself."""
         inode = self._tree.inode(node)
-        if self._guard.begin_writing(inode):
-            self._by_the_kernel[handle] = inode
-        else:
-            self._by_daemon.add(handle)
+        if not self._guard.begin_writing(inode):
+            with self._lock:
+                if self._of[node] == {handle}:
+                    self._by_daemon.add(handle)
+                    return
+            self._guard.begin_writing(inode, anyway=True)
+        self._by_the_kernel[handle] = inode
 
     def access(self, handle: Handle) -> Access:
         """How the kernel has to read and write an open file."""
@@ -200,7 +220,12 @@ class Guarded:
     def release(self, handle: Handle) -> None:
         """Close the file behind the handle."""
         self._tree.release(handle)
-        self._open.pop(handle, None)
-        self._by_daemon.discard(handle)
+        node = self._open.pop(handle, None)
+        with self._lock:
+            self._by_daemon.discard(handle)
+            if node in self._of:
+                self._of[node].discard(handle)
+                if not self._of[node]:
+                    del self._of[node]
         if (inode := self._by_the_kernel.pop(handle, None)) is not None:
             self._guard.end_writing(inode)

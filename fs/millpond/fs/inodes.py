@@ -10,6 +10,7 @@ import errno
 import itertools
 import os
 import stat
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -48,13 +49,15 @@ class Inodes:
 
     ``chown_new`` gives new files to whom they are made for: for real root only. ``public`` is the name in the
     root below which files are public; no name crosses that border (EXDEV), and ``statfs`` tells of what is
-    there. Several threads may call at once, but none may use what another one forgets or releases.
+    there. There should be at most ``most`` descriptors. Several threads may call at once, but none may use
+    what another one forgets or releases.
     """
 
     def __init__(self, root: int, *, chown_new: bool = False, public: bytes | None = None) -> None:
         self._make = Maker(chown_new=chown_new)
         self._public = public
         self._lock = threading.Lock()
+        self.most = sys.maxsize
         self._places = {ROOT: _Place(root, _key(os.fstat(root)), 1)}
         self._nodes = {self._places[ROOT].key: ROOT}
         self._numbers = itertools.count(ROOT + 1)
@@ -83,6 +86,11 @@ class Inodes:
     def _below(self, parent: Node, name: bytes) -> bool:
         """Whether what has this name is public."""
         return self._places[parent].public or (parent == ROOT and name == self._public)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are as many descriptors as there may be."""
+        return len(self._places) + len(self._open) > self.most
 
     def is_public(self, node: Node) -> bool:
         """Whether it was found in the public part."""

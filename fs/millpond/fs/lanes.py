@@ -44,7 +44,14 @@ class Lanes:
         self._owners: list[tuple[threading.Thread, Connection]] = []
 
     def _made(self, *, patient: bool) -> Connection:
-        return Connection(self._dial, self._timeout, self.client, patient=patient, meter=self.meter)
+        made = Connection(self._dial, self._timeout, self.client, patient=patient, meter=self.meter)
+        made.on_answered = self._answered
+        return made
+
+    def _answered(self, posted: Message) -> None:
+        if isinstance(posted, p.Forget):
+            with self.lock:
+                self.book.has_forgotten(posted.nodes)
 
     def _lane(self) -> Connection:
         """Of this thread, now."""
@@ -87,7 +94,7 @@ class Lanes:
 
     def flush(self) -> None:
         """Have done now what was posted."""
-        if self.posted:
+        if self.posted or self.book.is_urgent:
             with suppress(OSError), self.turn() as turn:
                 turn.ask(p.GetStatistics, p.StatisticsAre, repeat=True)
 
@@ -151,11 +158,10 @@ class Turn:
         with self._lanes.lock:
             if book.memory != self._lane.memory:
                 self._lanes.on_void(book.void(self._lane.memory))
-            if len(book.forgotten) >= _FORGET_AT_ONCE:
-                self._lane.posted.append(p.Forget(tuple(book.forgotten)))
-                book.forgotten.clear()
             self._lane.posted += [message for memory, message in self._lanes.posted if memory == book.memory]
             self._lanes.posted.clear()
+            if len(book.forgotten) >= _FORGET_AT_ONCE or (book.forgotten and book.is_urgent):
+                self._lane.posted.append(p.Forget(book.forget_remotely()))
 
     def remote(self, file: File) -> int:
         """A file's node on the server, while ``ask`` prepares. Raises OSError: ESTALE if it is gone."""

@@ -28,12 +28,14 @@ from millpond.fs.tree import WouldWait, patient
 from millpond.fs.volume import failure
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
-from millpond.wire.errors import MillpondError
+from millpond.wire.errors import DeadlineExceeded, MillpondError
 from millpond.wire.message import Message
 
 _ANSWER_SECONDS = 4 * LEASE_SECONDS  # as long as the master itself waits, and some more
 _PAUSE = 0.05
 _TRIES = 3
+_GLANCE_SECONDS = 0.25
+_PRESENT_SECONDS = 2.0
 
 
 class DeviceGuard:
@@ -71,18 +73,21 @@ class DeviceGuard:
         """The connection on which the change has begun; None where there is nobody to ask. If it was lost,
         ``anew`` is asked for. Raises OSError and WouldWait.
         """
+        deadline = _deadline()
         while channel := self._channel():
             try:
-                answer = channel.call(request, Message, Deadline.after(_ANSWER_SECONDS))
+                answer = channel.call(request, Message, deadline)
+            except DeadlineExceeded:
+                self._hang_up(channel)
+                raise _too_late() from None
             except MillpondError:
-                channel.close()
-                self._own.channel = None
+                self._hang_up(channel)
                 request = anew or request
                 continue
             self._heard = time.monotonic()
             if isinstance(answer, m.Begun):
                 return channel
-            if isinstance(answer, m.Wait):
+            if isinstance(answer, m.Wait) and not patient.get():
                 raise WouldWait
             raise failure(answer.errno if isinstance(answer, m.Refused) else errno.EIO)
         return None
@@ -91,20 +96,27 @@ class DeviceGuard:
         """What the master says of file locks, and where there is none, this mount. Raises OSError and
         WouldWait.
         """
+        deadline = _deadline()
         for _ in range(_TRIES):
             channel = self._channel()
             if channel is None:
                 break
             try:
-                reply = channel.call(request, r.LockReply, Deadline.after(_ANSWER_SECONDS))
+                reply = channel.call(request, r.LockReply, deadline)
+            except DeadlineExceeded:
+                self._hang_up(channel)
+                raise _too_late() from None
             except MillpondError:
-                channel.close()
-                self._own.channel = None
+                self._hang_up(channel)
                 continue
             self._heard = time.monotonic()
             self._alone.end(DEVICE)
             return reply
         return self._alone.perform(DEVICE, inode, request)
+
+    def _hang_up(self, channel: Channel) -> None:
+        channel.close()
+        self._own.channel = None
 
     def _channel(self) -> Channel | None:
         """This thread's; None after a lease without."""
@@ -122,6 +134,7 @@ class DeviceGuard:
 
     def _connected(self) -> Channel:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        connection.settimeout(_GLANCE_SECONDS)  # one that accepts nobody must not hold up anybody
         try:
             connection.connect(os.fspath(self._path))
         except OSError:
@@ -143,27 +156,28 @@ class DeviceGuard:
                 self._writers.close()
                 self._writers = None
             channel = failed.enter_context(self._connected())
-            channel.call(m.Present(tuple(self._writing)), m.Begun, Deadline.after(_ANSWER_SECONDS))
+            channel.call(m.Present(tuple(self._writing)), m.Begun, Deadline.after(_PRESENT_SECONDS))
             self._writers = channel
             failed.pop_all()
 
-    def begin_writing(self, inode: int) -> bool:
+    def begin_writing(self, inode: int, *, anyway: bool = False) -> bool:
         """The kernel is to write the file itself; False if a client keeps what it reads of it."""
         with self._lock:
-            if not self._writing[inode] and not self._may_write(inode):
+            if not self._writing[inode] and not self._may_write(inode, anyway):
                 return False
             self._writing[inode] += 1
             return True
 
-    def _may_write(self, inode: int) -> bool:
+    def _may_write(self, inode: int, anyway: bool) -> bool:
         """Whether the master says so; one that is not there will be told before it grants anything."""
         if self._writers is None:
             return True
         try:
-            request = m.BeginWriting(inode)
-            return self._writers.call(request, m.Writing, Deadline.after(_ANSWER_SECONDS)).by_kernel
+            request = m.BeginWriting(inode, anyway)
+            return self._writers.call(request, m.Writing, Deadline.after(_PRESENT_SECONDS)).by_kernel
         except (MillpondError, OSError):
-            return True
+            self._writers.close()  # an answer that comes late must not be taken for another's
+            return False
 
     def end_writing(self, inode: int) -> None:
         """The kernel has closed it."""
@@ -175,7 +189,7 @@ class DeviceGuard:
             if self._writers is None:
                 return
             with contextlib.suppress(MillpondError):  # who is gone knows of no file any more
-                self._writers.send(m.EndWriting(inode), Deadline.after(_ANSWER_SECONDS))
+                self._writers.send(m.EndWriting(inode), Deadline.after(_PRESENT_SECONDS))
 
 
 def _await_end(channel: Channel) -> None:
@@ -184,6 +198,15 @@ def _await_end(channel: Channel) -> None:
     with contextlib.suppress(OSError, ValueError):
         state.register(channel.sock.fileno(), select.POLLRDHUP)
         state.poll()
+
+
+def _deadline() -> Deadline:
+    """The thread that must not wait asks once, and those that may, wait for as long as leases can take."""
+    return Deadline.after(_ANSWER_SECONDS if patient.get() else _GLANCE_SECONDS)
+
+
+def _too_late() -> OSError | WouldWait:
+    return failure(errno.EIO) if patient.get() else WouldWait()
 
 
 class _Begun:

@@ -47,9 +47,12 @@ class Present(Message):
 @message("fs.lock.write")
 @dataclass(frozen=True, slots=True)
 class BeginWriting(Message):
-    """The kernel is to write a file itself, of which a change has begun. Answered by Writing."""
+    """The kernel is to write a file itself, of which a change has begun; ``anyway``, whoever has it open.
+    Answered by Writing.
+    """
 
     inode: int
+    anyway: bool = False
 
 
 @message("fs.lock.written")

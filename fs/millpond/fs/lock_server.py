@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 import threading
+import time
 
 from millpond.fs import lock_messages as m
 from millpond.fs import range_messages as r
@@ -16,19 +18,29 @@ from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConnectionLost, ProtocolError
 from millpond.wire.message import Message
 
+log = logging.getLogger(__name__)
+_PAUSE = 0.5
 _ANSWER_SECONDS = 10.0
 
 
 def accept_all(listener: socket.socket, master: Master) -> None:
     """Serve each connection of the device's mount in a thread, as long as the process lives."""
     while True:
-        connection, _ = listener.accept()
+        try:
+            connection, _ = listener.accept()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                return
+            log.warning("the device's mount has to wait: %s", error.strerror)
+            time.sleep(_PAUSE)
+            continue
         threading.Thread(target=serve, args=(Channel(connection, "the mount"), master), daemon=True).start()
 
 
 def serve(channel: Channel, master: Master) -> None:
     """Answer one connection until it ends; what it has begun ends with it."""
     device = _Device(master)
+    channel.eager = True
     try:
         with channel:
             while True:
@@ -70,7 +82,7 @@ class _Device:
             case m.Present():
                 return self._arrive(request.inodes)
             case m.BeginWriting():
-                return self._begin_writing(request.inode)
+                return self._begin_writing(request.inode, request.anyway)
             case m.EndWriting():
                 self._end_writing(request.inode)
             case r.LockRequest():
@@ -110,8 +122,8 @@ class _Device:
         self._master.device_is_present()
         return m.Begun()
 
-    def _begin_writing(self, inode: int) -> Message:
-        may = self._master.begin_writing(inode)
+    def _begin_writing(self, inode: int, anyway: bool) -> Message:
+        may = self._master.begin_writing(inode, already=anyway)
         if may:
             self._written.append(inode)
         return m.Writing(may)

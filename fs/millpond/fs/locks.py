@@ -30,12 +30,13 @@ class Change:
 class _File:
     shares: dict[Holder, int] = field(default_factory=dict)
     open: dict[Holder, int] = field(default_factory=dict)
+    said_open: set[Holder] = field(default_factory=set)
     changes: list[Change] = field(default_factory=list)
     writers: int = 0
 
     @property
     def idle(self) -> bool:
-        return not (self.shares or self.open or self.changes or self.writers)
+        return not (self.shares or self.open or self.said_open or self.changes or self.writers)
 
 
 class LockTable:
@@ -133,10 +134,19 @@ class LockTable:
             del file.open[holder]
             self._tidy(inode)
 
+    def says_open(self, holder: Holder, inode: Inode, *, is_open: bool) -> None:
+        """Whether the holder has it open without a word, to keep what it reads: what it says last counts."""
+        if is_open:
+            self._files.setdefault(inode, _File()).said_open.add(holder)
+        elif file := self._files.get(inode):
+            file.said_open.discard(holder)
+            self._tidy(inode)
+
     def forget(self, holder: Holder, inode: Inode) -> None:
         """The holder knows it no more."""
         if file := self._files.get(inode):
             file.open.pop(holder, None)
+            file.said_open.discard(holder)
         self._unshare(holder, inode)
 
     def lapse(self, holder: Holder) -> None:
@@ -148,8 +158,9 @@ class LockTable:
         """The holder is gone."""
         self.lapse(holder)
         self._numbers.pop(holder, None)
-        for inode in [inode for inode, file in self._files.items() if holder in file.open]:
-            del self._files[inode].open[holder]
+        for inode, file in list(self._files.items()):
+            file.open.pop(holder, None)
+            file.said_open.discard(holder)
             self._tidy(inode)
 
     def latest(self, holder: Holder) -> int:
@@ -170,7 +181,7 @@ class LockTable:
         unless the kernel does so ``already``.
         """
         file = self._files.setdefault(inode, _File())
-        if (file.open or file.shares) and not already:
+        if (file.open or file.said_open or file.shares) and not already:
             return False
         file.writers += 1
         return True

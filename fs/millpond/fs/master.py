@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 
 from millpond.fs.file_locks import SharedLocks
 from millpond.fs.locks import DEVICE, Change, Holder, Inode, LockTable
-from millpond.fs.tree import WouldWait, patient
+from millpond.fs.tree import WouldWait, abandoned, patient
 from millpond.fs.volume import failure
 
 LEASE_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
+_ARRIVAL_SECONDS = 3.0  # after which the device's mount is not expected any more
 _PATIENCE = 3  # leases: who waits longer waits for others that wait
 
 
@@ -58,6 +59,7 @@ class Master:
     ) -> None:
         self.lease, self._clock = lease, clock
         self._knows_the_device = not device
+        self._expected = clock() + _ARRIVAL_SECONDS
         self._table = LockTable()
         self._moved = threading.Condition()
         self._clients: dict[Holder, _Client] = {}
@@ -126,7 +128,9 @@ class Master:
 
     def device_is_present(self) -> None:
         """The device's mount has told what its kernel writes."""
-        self._knows_the_device = True
+        with self._moved:
+            self._knows_the_device = True
+            self._moved.notify_all()
 
     def count(self, holder: Holder) -> int:
         """How many files it keeps."""
@@ -156,6 +160,11 @@ class Master:
                 self._wait(end)
             return number
 
+    def is_written(self, inode: int) -> bool:
+        """Whether the device's kernel writes it."""
+        with self._moved:
+            return self._table.is_written(Inode(inode))
+
     def forget(self, holder: Holder, inode: int) -> None:
         """It has forgotten the file."""
         with self._moved:
@@ -163,14 +172,25 @@ class Master:
             self._moved.notify_all()
 
     def opened(self, holder: Holder, inode: int) -> bool:
-        """It opens the file, to keep what it reads; False if it may not: the device's kernel writes it."""
+        """It opens the file, to keep what it reads; False if it may not: the device's kernel writes it, or
+        there is no device's mount that would tell. Raises WouldWait.
+        """
         with self._moved:
+            while not self._knows_the_device:
+                if self._clock() >= self._expected:
+                    return False
+                self._wait(self._expected)
             return self._table.opened(holder, Inode(inode))
 
     def closed(self, holder: Holder, inode: int) -> None:
         """It has closed the file once."""
         with self._moved:
             self._table.closed(holder, Inode(inode))
+
+    def says_closed(self, holder: Holder, inode: int) -> None:
+        """It has closed what it had opened without a word."""
+        with self._moved:
+            self._table.says_open(holder, Inode(inode), is_open=False)
 
     @contextlib.contextmanager
     def change(self, holder: Holder, *directories: int, inodes: tuple[int, ...] = ()) -> Iterator[Announced]:
@@ -226,7 +246,9 @@ class Master:
         now = self._clock()
         if now >= (until if late is None else late):
             raise failure(errno.ETIMEDOUT)
-        self._moved.wait(max(0.0, until - now) + 0.001)
+        if abandoned.get()():
+            raise failure(errno.ECONNABORTED)
+        self._moved.wait(min(max(0.0, until - now) + 0.001, _LOOK_SECONDS))
 
     def _lapse(self, holder: Holder) -> None:
         self._table.lapse(holder)
@@ -262,8 +284,7 @@ class Master:
                 return
             client.recalls.difference_update(inodes)
             for inode in inodes:
-                if inode in is_open:
-                    self._table.opened(holder, inode)
+                self._table.says_open(holder, inode, is_open=inode in is_open)
                 self._table.recalled(holder, inode, upto)
             self._moved.notify_all()
 

@@ -321,7 +321,7 @@ class Release(Message):
 @message("fs.closed", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Closed(Message):
-    """A file that Recalled named is open no more. Answered by Done."""
+    """A file that Recalled may have named is open no more. Answered by Done."""
 
     inode: int
 
@@ -419,9 +419,12 @@ class Opened(Message):
 @message("fs.data", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Data(Message):
-    """The payload is what was read; ``granted`` as in FoundIs."""
+    """The payload is what was read; ``granted`` as in FoundIs. ``unseen``: it is not granted, since the
+    device's kernel writes the file.
+    """
 
     granted: int = 0
+    unseen: bool = False
 
 
 @message("fs.offset", Kind.VOLUME)

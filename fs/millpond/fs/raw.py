@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import signal
 import stat
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,6 +41,7 @@ from millpond.wire.errors import LocalError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Reply = Sequence[Buffer]
+log = logging.getLogger(__name__)
 
 _THREADS = 4
 _SLOW = frozenset({Code.FSYNC, Code.FSYNCDIR})
@@ -182,6 +185,13 @@ class Binding:
             self._kernel.fail(header, error.errno or errno.EIO)
         except (OverflowError, ValueError):  # a number or a name that no system call takes
             self._kernel.fail(header, errno.EINVAL)
+        except WouldWait:
+            if not patient.get():
+                raise
+            self._kernel.fail(header, errno.EIO)  # whoever it waits for breaks the rules
+        except Exception:
+            log.exception("a request of the kernel (%s) failed", header.code)  # the others go on
+            self._kernel.fail(header, errno.EIO)
         else:
             if parts is not None:
                 self._kernel.reply(header, parts)
@@ -377,26 +387,29 @@ class _Backings:
         self._kernel = kernel
         self._numbers: dict[Node, int] = {}
         self._users: dict[Node, set[Handle]] = {}
+        self._lock = threading.Lock()
 
     def open(self, node: Node, handle: Handle, descriptor: int) -> int | None:
         """The number of its file; None if the kernel leaves it to this process."""
         if self._kernel.complaint:
             return None
-        if node not in self._numbers:
-            try:
-                self._numbers[node] = self._kernel.hand_over(descriptor)
-            except OSError:
-                return None
-        self._users.setdefault(node, set()).add(handle)
-        return self._numbers[node]
+        with self._lock:
+            if node not in self._numbers:
+                try:
+                    self._numbers[node] = self._kernel.hand_over(descriptor)
+                except OSError:
+                    return None
+            self._users.setdefault(node, set()).add(handle)
+            return self._numbers[node]
 
     def close(self, node: Node, handle: Handle) -> None:
         """The handle is closed."""
-        users = self._users.get(node, set())
-        users.discard(handle)
-        if node in self._numbers and not users:
-            self._kernel.take_back(self._numbers.pop(node))
-            del self._users[node]
+        with self._lock:
+            users = self._users.get(node, set())
+            users.discard(handle)
+            if node in self._numbers and not users:
+                self._kernel.take_back(self._numbers.pop(node))
+                del self._users[node]
 
 
 def _attributes(known: Known) -> bytes:

@@ -50,6 +50,7 @@ class ReadAhead:
 
     def __init__(self, dial: Dial, client: bytes, timeout: float, meter: Meter | None = None) -> None:
         self._dial, self._client, self._timeout = dial, client, timeout
+        self._lane = os.urandom(16)
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._memory = 0
@@ -177,7 +178,7 @@ class ReadAhead:
     def _connected(self, memory: int, deadline: Deadline) -> Channel:
         if self._channel is None:
             self._channel = self._dial(deadline)
-            welcome = self._channel.call(p.Hello(self._client, os.urandom(16), False), p.Welcome, deadline)
+            welcome = self._channel.call(p.Hello(self._client, self._lane, False), p.Welcome, deadline)
             self._memory = welcome.memory
         if self._memory != memory:
             raise ProtocolError("the server has forgotten the file")

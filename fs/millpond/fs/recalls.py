@@ -10,6 +10,7 @@ import contextlib
 import errno
 import functools
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -55,12 +56,15 @@ class Recalls:
         self._channel: Channel | None = None
         self._voided: dict[int, File] = {}
         self._thread = threading.Thread(target=self._run, name="recalls", daemon=True)
+        self._soon: queue.SimpleQueue[File | None] = queue.SimpleQueue()
+        self._dropping = threading.Thread(target=self._drop_all, name="drops", daemon=True)
         tree.lanes.on_void = self._void
 
     def start(self) -> None:
         """From now on what the server grants is kept."""
         self._tree.keeper = self
         self._thread.start()
+        self._dropping.start()
         with self._moved:
             self._moved.wait_for(lambda: self._book.lease_end > now(), self._timeout)
 
@@ -73,6 +77,8 @@ class Recalls:
         if channel:
             channel.shut_down()
         self._thread.join()
+        self._soon.put(None)
+        self._dropping.join()
 
     def await_lease(self, file: File) -> None:
         """Return once there is a lease, or the file is recalled."""
@@ -83,6 +89,15 @@ class Recalls:
                 lambda: file.recalling > 0 or self._book.lease_end > now(), self._timeout
             ):
                 raise failure(errno.ETIMEDOUT)
+
+    def drop_soon(self, file: File) -> None:
+        """Have dropped what is about to be told of a file; with the lock."""
+        file.recalling += 1
+        self._soon.put(file)
+
+    def _drop_all(self) -> None:
+        while file := self._soon.get():
+            self._drop_one(file)
 
     def _void(self, files: Sequence[File]) -> None:
         """With the lock: nothing counts any more; what the kernel keeps is dropped by the thread."""
@@ -121,7 +136,7 @@ class Recalls:
         head = channel.receive(deadline)
         if isinstance(head.message, p.Recall):
             with self._moved:
-                self._book.refuse(head.message.upto)  # what is under way was granted under an earlier lease
+                self._book.begin_lease(head.message.upto)
         while isinstance(head.message, p.Recall) and sent + seconds > now() and not self._stopped.is_set():
             with self._moved:
                 self._book.lease_end = sent + seconds
@@ -129,24 +144,25 @@ class Recalls:
             still_open = self._give_up(head.message)
             self._tree.lanes.flush()
             answered = now()
-            channel.send(p.Recalled(still_open), Deadline.after(seconds))
-            head = channel.receive(Deadline.after(sent + seconds - now()))
+            try:
+                channel.send(p.Recalled(tuple(f.inode for f in still_open)), Deadline.after(seconds))
+                head = channel.receive(Deadline.after(sent + seconds - now()))
+            finally:
+                self._tree.named_open(still_open)
             sent = answered
 
-    def _give_up(self, recall: p.Recall) -> tuple[int, ...]:
+    def _give_up(self, recall: p.Recall) -> list[File]:
         """Those that are open and the server does not know of."""
         if not recall.inodes:
-            return ()
+            return []
         with self._moved:
             files = self._book.recall(recall.inodes, recall.upto)
             for file in files:
                 file.recalling += 1
-            still_open = [file for file in files if file.opens and not file.named_open]
-            for file in still_open:
-                file.named_open = True
             self._moved.notify_all()
         self._drop(files)
-        return tuple(file.inode for file in still_open)
+        with self._moved:
+            return [file for file in files if file.opens]
 
     def _drop_voided(self) -> None:
         """What is no longer covered by a lease."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,9 +24,7 @@ _ONCE = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 @dataclass(slots=True)
 class Open:
     """An open file, ``remote`` in the server's ``memory``. ``direct``: what is read may not be kept;
-    ``silent``: the server has not been told of it.
-
-    ``written`` and ``synced`` count changes: between the two lies what a restart of the device may lose.
+    ``silent``: the server has not been told of it. ``doubts``: those of the file that it knows of.
     """
 
     file: File
@@ -35,9 +33,11 @@ class Open:
     memory: int
     direct: bool
     silent: bool = False
-    written: int = 0
-    synced: int = 0
-    in_doubt: bool = False
+    doubts: int = -1
+
+    def __post_init__(self) -> None:
+        if self.doubts < 0:
+            self.doubts = self.file.durability.told
 
 
 def may_keep(flags: int) -> bool:
@@ -53,6 +53,7 @@ class RemoteFiles:
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
         self._open: dict[Handle, Open] = {}
+        self._open_directories: dict[Handle, Open] = {}
         self._numbers = itertools.count(1)
 
     def add(self, file: File, flags: int, reply: p.Opened, memory: int) -> Handle:
@@ -71,11 +72,21 @@ class RemoteFiles:
     def _told(self, opened: Open) -> None:
         """The server knows of it, or need not any more."""
         with self._lanes.lock:
-            file = opened.file
-            opened.silent, closed = False, False
-            file.opens -= 1
-            if file.named_open and not file.opens:
-                file.named_open, closed = False, True
+            opened.silent = False
+            opened.file.opens -= 1
+        self._close_named(opened.file)
+
+    def named_open(self, files: Sequence[File]) -> None:
+        """The server may have been told by now that these are open."""
+        for file in files:
+            file.named_open = True
+            self._close_named(file)
+
+    def _close_named(self, file: File) -> None:
+        """Tell the server once it is open no more; not before it was named, or it would not be heard."""
+        with self._lanes.lock:
+            closed = file.named_open and not file.opens
+            file.named_open = file.named_open and not closed
         if closed:
             self._lanes.post(p.Closed(file.inode), file.memory)
 
@@ -117,7 +128,6 @@ class RemoteFiles:
 
     def _open_again(self, turn: Turn, file: Open) -> None:
         """Open a file of a lost memory in the present one. Raises OSError and Lost (never in doubt)."""
-        file.in_doubt = file.in_doubt or file.written > file.synced
         node = turn.remote(file.file)
         try:
             reply = turn.exchange(p.Open(node, file.flags, not file.direct), p.Opened)
@@ -143,19 +153,38 @@ class RemoteFiles:
                 turn.ask(prepare, p.AttributesAre, repeat=True)
 
     def sync(self, handle: Handle, data_only: bool) -> None:
-        """Return when the file is on the flash; EIO, once, if a lost connection left writes in doubt."""
-        file, written = self.get(handle), 0
+        """Return when the file is on the flash; EIO, once, if a restart of the server may have lost some."""
+        opened = self.get(handle)
+        with self._lanes.turn() as turn:
+            self._sync(turn, opened, lambda: p.Sync(self.remote(turn, opened), data_only))
 
-        def request(remote: int) -> Message:
-            nonlocal written
-            if file.in_doubt:
-                file.in_doubt, file.synced = False, file.written
+    def _sync(self, turn: Turn, opened: Open, request: Callable[[], Message]) -> None:
+        durability, changed = opened.file.durability, 0
+
+        def prepare() -> Message:
+            nonlocal changed
+            if (doubts := durability.tell(opened.doubts)) is not None:
+                opened.doubts = doubts
                 raise failure(errno.EIO)
-            written = file.written
-            return p.Sync(remote, data_only)
+            changed = durability.changed
+            return request()
 
-        self.ask(handle, request, p.Done)
-        file.synced = written
+        turn.ask(prepare, p.Done, repeat=True)
+        durability.sync(changed)
+
+    def add_directory(self, handle: Handle, file: File) -> None:
+        """A directory was opened, here alone."""
+        self._open_directories[handle] = Open(file, os.O_RDONLY, 0, 0, direct=True)
+
+    def sync_directory(self, handle: Handle) -> None:
+        """Return when the directory's names are on the flash; EIO as of ``sync``."""
+        opened = self._open_directories[handle]
+        with self._lanes.turn() as turn:
+            self._sync(turn, opened, lambda: p.SyncDirectory(turn.remote(opened.file)))
+
+    def release_directory(self, handle: Handle) -> None:
+        """It was closed."""
+        self._open_directories.pop(handle, None)
 
     def release(self, handle: Handle) -> None:
         """Forget the handle. Nobody waits until the server has been told."""

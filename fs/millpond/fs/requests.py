@@ -24,7 +24,6 @@ from millpond.wire.message import Message
 
 Reply = tuple[Message, bytes | FileSlice]
 _MOST_FILES = 4096  # that one client may have open: descriptors are for all of them
-_MOST_NODES = 1 << 16  # that one client may know; each is a descriptor, too
 _LARGE = 1 << 16
 _MAX_OFFSET = (1 << 63) - 1
 _MAX_SECONDS = 1 << 40  # 34,000 years, within any file system's own clamp
@@ -40,7 +39,7 @@ class Requests:
         self._plain, self._master = tree, master
         self.holder: Holder = master.join()
         self._tree = Guarded(tree, ClientGuard(master, self.holder))
-        self._nodes: set[Node] = set()
+        self._nodes: dict[Node, None] = {}
         self._handles: dict[Handle, Node] = {}
         self._keeping: set[Handle] = set()
         self._in_use: dict[Node, int] = {}
@@ -57,7 +56,7 @@ class Requests:
         with self._lock:  # what is still under way leaves nothing behind
             self.closed = True
             handles, self._handles = self._handles, {}
-            nodes, self._nodes = self._nodes, set()
+            nodes, self._nodes = self._nodes, {}
         self._master.leave(self.holder)
         for handle in handles:
             with contextlib.suppress(OSError):  # nobody is left to hear of it
@@ -97,13 +96,23 @@ class Requests:
         """It counts once, however often it is found."""
         with self._lock:
             known = node in self._nodes or node == ROOT
-            full = not known and (self.closed or len(self._nodes) >= _MOST_NODES)
-            if not known and not full:
-                self._nodes.add(node)
-        if known or full:
+            if not known and not self.closed:
+                self._nodes[node] = None
+        if known or self.closed:
             self._plain.forget(node, 1)
-        if full:
-            raise failure(errno.ENFILE)
+        while self._plain.is_full:
+            self._forget_oldest(node)
+
+    def _forget_oldest(self, but: Node) -> None:
+        """What was found longest ago; a client that still uses it hears ESTALE, and finds it again by name.
+        Raises OSError: ENFILE if all the room is taken by others.
+        """
+        with self._lock:
+            oldest = next((node for node in self._nodes if node != but and node not in self._in_use), None)
+            if oldest is None:
+                raise failure(errno.ENFILE)
+            del self._nodes[oldest]
+        self._plain.forget(oldest, 1)
 
     def _done(self, operation: Callable[..., None], *arguments: object) -> Reply:
         operation(*arguments)
@@ -145,7 +154,7 @@ class Requests:
             with self._lock:
                 known = node in self._nodes and node not in self._in_use
                 if known:
-                    self._nodes.discard(node)
+                    del self._nodes[node]
             if known:
                 self._master.forget(self.holder, self._plain.inode(node))
                 self._plain.forget(node, 1)
@@ -268,22 +277,24 @@ class Requests:
         handle = self._own(request.handle)
         offset = within(request.offset, 0, _MAX_OFFSET)
         size = min(within(request.size, 0, _MAX_OFFSET), MAX_TRANSFER)
-        node = self._handles[handle]
-        granted = 0
-        if request.shared and self._plain.is_public(node):
-            granted = self._master.share_data(self.holder, self._plain.inode(node))
-        return p.Data(granted), self._part(handle, size, offset)
+        head = self._share_data(self._handles[handle]) if request.shared else p.Data()
+        return head, self._part(handle, size, offset)
+
+    def _share_data(self, node: Node) -> p.Data:
+        if not self._plain.is_public(node):
+            return p.Data()
+        inode = self._plain.inode(node)
+        granted = self._master.share_data(self.holder, inode)
+        return p.Data(granted, unseen=not granted and self._master.is_written(inode))
 
     @perform.register
     def _(self, request: p.ReadFile, _payload: Buffer) -> Reply:
         node, offset = self._node(request.node), within(request.offset, 0, _MAX_OFFSET)
         size = min(within(request.size, 0, _MAX_OFFSET), MAX_TRANSFER)
-        granted = 0
-        if self._plain.is_public(node):
-            granted = self._master.share_data(self.holder, self._plain.inode(node))
+        head = self._share_data(node)
         handle = self._plain.open(node, os.O_RDONLY)
         try:
-            return p.Data(granted), self._part(handle, size, offset)
+            return head, self._part(handle, size, offset)
         finally:
             self._plain.release(handle)
 
@@ -339,7 +350,7 @@ class Requests:
 
     @perform.register
     def _(self, request: p.Closed, _payload: Buffer) -> Reply:
-        return self._done(self._master.closed, self.holder, request.inode)
+        return self._done(self._master.says_closed, self.holder, request.inode)
 
     @perform.register
     def _(self, request: r.OfFile, _payload: Buffer) -> Reply:

@@ -16,7 +16,7 @@ from millpond.fs.inodes import Inodes
 from millpond.fs.locks import Holder
 from millpond.fs.master import Master
 from millpond.fs.requests import Reply, Requests
-from millpond.fs.tree import Buffer, WouldWait, patient
+from millpond.fs.tree import Buffer, WouldWait, abandoned, patient
 from millpond.wire.channel import Channel
 from millpond.wire.errors import ConnectionLost, ProtocolError
 from millpond.wire.message import Message
@@ -67,6 +67,7 @@ class Lane:
             if isinstance(request, p.Again):
                 return self._again(), b""
             patient.set(may_wait)
+            abandoned.set(lambda: channel.peer_has_closed)
             reply, body = self._perform(request, payload)
             self.performed += 1
             self._last = None if body else reply
@@ -111,6 +112,10 @@ class Client:
 
     def lane(self, name: bytes, peer: str) -> Lane:
         """The lane with this name. Raises ProtocolError."""
+        if name not in self.lanes and len(self.lanes) >= _MOST_LANES:
+            away = next((other for other, lane in self.lanes.items() if lane.away), None)
+            if away is not None:
+                del self.lanes[away]
         if name not in self.lanes and len(self.lanes) >= _MOST_LANES:
             raise ProtocolError(f"{peer} would have more than {_MOST_LANES} lanes")
         return self.lanes.setdefault(name, Lane(self.requests))

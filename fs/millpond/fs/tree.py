@@ -26,6 +26,10 @@ patient: ContextVar[bool] = ContextVar("patient", default=True)
 """Whether an operation may wait for others that hold a lock; if not, it raises WouldWait, undone."""
 
 
+abandoned: ContextVar[Callable[[], bool]] = ContextVar("abandoned", default=lambda: False)
+"""Whether nobody is interested any more in an operation that waits for others: then it is not done."""
+
+
 class WouldWait(Exception):
     """Somebody must give up a lock first, which may take as long as a lease."""
 

@@ -118,9 +118,9 @@ class Channel:
         """At once: a packet costs more than a copy."""
         data = bytes(body)
         if self._outlet:
-            self._outlet.passing(kind, heads, payload=False)
-            if data:
-                self._outlet.passing(payload_kind, data, payload=True)
+            parts = ((kind, heads, False), (payload_kind, data, True))
+            for part in parts if data else parts[:1]:
+                self._outlet.passing(*part)
         with self._sending():
             self.sock.settimeout(deadline.remaining())
             self.sock.sendall(heads + data)

@@ -1,0 +1,174 @@
+"""A client that keeps what it is granted, without a kernel, and the device's own mount beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from millpond.fs.client import RemoteTree
+from millpond.fs.guarded import Guarded, Revoking
+from millpond.fs.locks import DEVICE
+from millpond.fs.recalls import Recalls
+from millpond.fs.tree import ROOT, Access, Node
+from millpond.fs.volume import Handle
+from millpond.wire.channel import Channel
+from millpond.wire.deadline import Deadline
+from millpond.wire.frame import Head
+
+from .support import SOON, Doing, Server, eventually
+
+WHOLE = 1 << 20
+
+
+class Kernel:
+    """Knows every node, and writes down what it is told to drop, after it has called ``before`` with it."""
+
+    def __init__(self) -> None:
+        self.names_dropped = 0
+        self.dropped: list[tuple[int, bool]] = []
+        self.before: Callable[[int], None] = lambda _node: None
+
+    def drop_names(self) -> None:
+        self.names_dropped += 1
+
+    def drop(self, node: int, *, data: bool) -> bool:
+        self.before(node)
+        self.dropped.append((node, data))
+        return True
+
+
+class Gate:
+    """Holds back one reply on its way to the client: of what it is called, from when it is shut."""
+
+    def __init__(self) -> None:
+        self._name: str | None = None
+        self._reached, self._open = threading.Event(), threading.Event()
+
+    def shut(self, name: str) -> None:
+        self._reached.clear()
+        self._open.clear()
+        self._name = name
+
+    def reached(self) -> None:
+        """Return once the reply has come there."""
+        assert self._reached.wait(SOON)
+
+    def open(self) -> None:
+        self._open.set()
+
+    def pass_through(self, name: str) -> None:
+        if self._name == name:
+            self._name = None  # this one alone
+            self._reached.set()
+            assert self._open.wait(4 * SOON)
+
+
+class _Gated(Channel):
+    gate: Gate
+
+    def receive(self, deadline: Deadline) -> Head:
+        head = super().receive(deadline)
+        self.gate.pass_through(head.message.NAME)
+        return head
+
+
+class Client:
+    """A RemoteTree that keeps what it is granted, ``public`` its directory."""
+
+    def __init__(self, server: Server, timeout: float = SOON) -> None:
+        self.server, self.kernel, self.gate = server, Kernel(), Gate()
+        self.tree = RemoteTree(self.dial, timeout=timeout)
+        self.recalls = Recalls(self.tree, self.dial, self.kernel, timeout)
+        self.recalls.start()
+        self.public = self.tree.lookup(ROOT, b"public").node
+        assert self.kept(self.public)
+        self.kernel.dropped.clear()  # what was found before there was a lease
+
+    def dial(self, deadline: Deadline) -> Channel:
+        if self.server.refusing:
+            return self.server.dial(deadline)
+        made = _Gated(self.server.raw(), "csd0")
+        made.gate = self.gate
+        return made
+
+    def close(self) -> None:
+        self.recalls.stop()
+        self.tree.close()
+
+    def find(self, name: bytes, parent: Node | None = None) -> Node:
+        return self.tree.lookup(parent or self.public, name).node
+
+    def kept(self, node: Node) -> bool:
+        """Whether its attributes may be kept."""
+        return self.tree.getattr(node).seconds > 0
+
+    def size(self, node: Node) -> int:
+        return self.tree.getattr(node).attributes.size
+
+    def read(self, node: Node) -> bytes:
+        with self.opened(node) as handle:
+            return bytes(self.tree.read(handle, WHOLE, 0))
+
+    @contextlib.contextmanager
+    def opened(self, node: Node, flags: int = os.O_RDONLY) -> Iterator[Handle]:
+        handle = self.tree.open(node, flags)
+        try:
+            yield handle
+        finally:
+            self.tree.release(handle)
+
+    def names(self, node: Node | None = None) -> set[str]:
+        handle = self.tree.opendir(node or self.public)
+        return {entry.name for entry in self.tree.readdir(handle, 0)} - {".", ".."}
+
+    def attended(self) -> bool:
+        """Whether the server can recall something."""
+        known = self.server.sessions.known(self.tree.lanes.client)
+        return known is not None and self.server.sessions.master.may_hold(known.holder)
+
+    def await_lease(self) -> None:
+        assert eventually(lambda: self.attended() and self.kept(self.public))
+
+
+class Device:
+    """The device's own mount: each change is announced to the master."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.tree = Guarded(server.tree, self, by_kernel=True)
+        self.public = self.tree.lookup(ROOT, b"public").node
+
+    def change(self, *directories: int, inodes: tuple[int, ...] = ()) -> AbstractContextManager[Revoking]:
+        return self._server.sessions.master.change(DEVICE, *directories, inodes=inodes)
+
+    def begin_writing(self, inode: int, *, anyway: bool = False) -> bool:
+        return self._server.sessions.master.begin_writing(inode, already=anyway)
+
+    def end_writing(self, inode: int) -> None:
+        self._server.sessions.master.end_writing(inode)
+
+    def find(self, name: bytes) -> Node:
+        return self.tree.lookup(self.public, name).node
+
+    def put(self, name: bytes, data: bytes) -> None:
+        """Make a file, or give it these contents, all at once; by the mount, not by the kernel."""
+        if not (Path(f"/proc/self/fd/{self._server.root}/public") / os.fsdecode(name)).exists():
+            _, handle = self.tree.create(self.public, name, os.O_WRONLY, 0o644, None)
+        else:
+            handle = self.tree.open(self.find(name), os.O_WRONLY | os.O_TRUNC)
+        self.tree.write(handle, data, 0)
+        self.tree.release(handle)
+
+    def does(self, name: bytes, data: bytes) -> Doing:
+        return Doing(self.put, name, data)
+
+    def written_by_kernel(self, name: bytes) -> bool:
+        """Whether the kernel may write the file itself."""
+        handle = self.tree.open(self.find(name), os.O_WRONLY)
+        access = self.tree.access(handle)
+        self.tree.release(handle)
+        return access is Access.KERNEL

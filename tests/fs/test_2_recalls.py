@@ -1,0 +1,513 @@
+"""What a client keeps is given up in time: recalls, leases, connections and servers that go."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.fs import protocol as p
+from millpond.fs.locks import DEVICE
+from millpond.fs.tree import Absent, Access, Changes, Node
+from millpond.fs.volume import Handle
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import MillpondError
+
+from .keeping import WHOLE, Client, Device
+from .support import SOON, Doing, Server, errno_of, eventually
+
+LEASE = 3.0
+LONG = 12.0
+
+
+@pytest.fixture
+def lease() -> float:
+    """So long that no test ends it that does not mean to."""
+    return LONG
+
+
+@pytest.fixture
+def server(top: Path, lease: float) -> Iterator[Server]:
+    (top / "public").mkdir()
+    made = Server(top, public=b"public", lease=lease)
+    yield made
+    made.drop()
+    made.sessions.close()
+    os.close(made.root)
+
+
+@pytest.fixture
+def device(server: Server) -> Device:
+    return Device(server)
+
+
+@pytest.fixture
+def client(server: Server, device: Device) -> Iterator[Client]:
+    device.put(b"f", b"one")
+    device.put(b"g", b"another")
+    made = Client(server)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def other(server: Server, client: Client) -> Iterator[Client]:
+    made = Client(server)
+    yield made
+    made.close()
+
+
+def test_what_is_granted_is_known_without_asking(client: Client, server: Server) -> None:
+    tree, public = client.tree, client.public
+    node, names = client.find(b"f"), client.names()
+    with pytest.raises(Absent):
+        tree.lookup(public, b"none")
+    server.refusing = True
+    for channel in server.channels[1:]:  # all but that over which the server recalls: it was the second
+        if channel is not getattr(server.sessions.known(tree.lanes.client), "caller", None):
+            channel.shut_down()
+    found = tree.lookup(public, b"f")
+    assert (found.node, found.attributes.size) == (node, 3)
+    assert 0 < found.seconds <= LONG and 0 < found.name_seconds <= LONG
+    assert client.size(node) == 3 and client.names() == names == {"f", "g"}
+    with pytest.raises(Absent) as caught:
+        tree.lookup(public, b"none")
+    assert caught.value.seconds > 0
+    server.refusing = False
+
+
+def test_nothing_is_kept_without_a_keeper(server: Server, device: Device) -> None:
+    device.put(b"f", b"one")
+    client = Client(server)
+    client.recalls.stop()
+    client.tree.keeper = None
+    assert not client.kept(client.find(b"f"))
+    with client.opened(client.find(b"f")) as handle:
+        assert client.tree.access(handle) is Access.DIRECT
+    client.tree.close()
+
+
+def test_what_the_device_changes_is_recalled(client: Client, device: Device) -> None:
+    node, g = client.find(b"f"), client.find(b"g")
+    assert client.read(node) == b"one" and client.kept(node) and client.kept(g)
+    device.put(b"f", b"longer")
+    assert (node, True) in client.kernel.dropped
+    assert g not in [dropped for dropped, _ in client.kernel.dropped]
+    assert client.size(node) == 6 and client.read(node) == b"longer" and client.kept(node)
+    device.tree.setattr(device.find(b"f"), Changes(mode=0o600))
+    assert client.tree.getattr(node).attributes.mode & 0o777 == 0o600
+
+
+def test_names_that_the_device_changes_are_recalled(client: Client, device: Device) -> None:
+    tree, public = client.tree, client.public
+    node, before = client.find(b"f"), client.names()
+    with pytest.raises(Absent):
+        tree.lookup(public, b"new")
+    dropped = client.kernel.names_dropped
+    device.tree.rename(device.public, b"f", device.public, b"new")
+    assert client.kernel.names_dropped > dropped
+    assert client.find(b"new") == node and before == {"f", "g"} and client.names() == {"g", "new"}
+    with pytest.raises(Absent):
+        tree.lookup(public, b"f")
+    device.tree.unlink(device.public, b"new")
+    assert client.names() == {"g"} and errno_of(tree.lookup, public, b"new") == errno.ENOENT
+    device.tree.mkdir(device.public, b"d", 0o755, None)
+    assert client.names() == {"d", "g"}
+    assert tree.getattr(public).attributes.links == 3
+
+
+def test_what_another_client_changes_is_recalled(client: Client, other: Client) -> None:
+    node = client.find(b"f")
+    assert client.read(node) == b"one"
+    with other.opened(other.find(b"f"), os.O_RDWR) as handle:
+        assert other.tree.access(handle) is Access.KEPT
+        assert bytes(other.tree.read(handle, WHOLE, 0)) == b"one"
+        other.tree.write(handle, b"two", 0)
+        assert client.read(node) == b"two"
+        other.tree.write(handle, b"!", 0, append=True)
+        assert client.size(node) == 4 and client.read(node) == b"two!"
+        with client.opened(node, os.O_RDWR) as mine:
+            client.tree.write(mine, b"TWO", 0)
+        assert bytes(other.tree.read(handle, WHOLE, 0)) == b"TWO!"
+    other.tree.rename(other.public, b"f", other.public, b"g")
+    assert client.names() == {"g"} and client.find(b"g") == node
+
+
+def test_what_a_client_changes_itself_is_not_recalled(client: Client) -> None:
+    node = client.find(b"f")
+    before = len(client.kernel.dropped)
+    with client.opened(node, os.O_RDWR) as handle:
+        client.tree.read(handle, WHOLE, 0)
+        client.tree.write(handle, b"TWO", 0)
+        assert bytes(client.tree.read(handle, WHOLE, 0)) == b"TWO"
+        client.tree.setattr(node, Changes(size=1), handle)
+    assert client.size(node) == 1 and client.kept(node)
+    client.tree.rename(client.public, b"f", client.public, b"h")
+    assert client.find(b"h") == node and client.names() == {"g", "h"}
+    with pytest.raises(Absent) as caught:
+        client.tree.lookup(client.public, b"f")
+    assert caught.value.seconds > 0
+    assert len(client.kernel.dropped) == before
+
+
+@pytest.mark.parametrize("what", ["fs.attributes", "fs.found", "fs.entries", "fs.data"])
+def test_a_reply_that_was_under_way_is_not_kept(client: Client, device: Device, what: str) -> None:
+    node = client.find(b"f")
+    device.put(b"f", b"two")
+    calls = {
+        "fs.attributes": lambda: client.size(node),
+        "fs.found": lambda: client.tree.lookup(client.public, b"f"),
+        "fs.entries": client.names,
+        "fs.data": lambda: client.read(node),
+    }
+    if what == "fs.found":
+        device.put(b"h", b"")  # its name is not known any more
+    client.gate.shut(what)
+    doing = Doing(calls[what])
+    client.gate.reached()
+    device.put(b"f", b"longer")
+    device.put(b"new", b"")
+    client.gate.open()
+    doing.result()  # what was true when it was asked
+    assert client.size(node) == 6 and client.read(node) == b"longer"
+    assert client.find(b"f") == node and "new" in client.names()
+
+
+def eager(client: Client, device: Device) -> None:
+    """From now on small files come with their names."""
+    for name in (b"a", b"b", b"c"):
+        device.put(name, name)
+    for name in (b"a", b"b", b"c"):
+        assert client.read(client.find(name)) == name
+
+
+def test_contents_that_were_under_way_with_a_name_are_not_kept(client: Client, device: Device) -> None:
+    """Not even if the file is granted anew, in between, to another thread."""
+    eager(client, device)
+    client.gate.shut("fs.found")
+    doing = Doing(client.find, b"f")
+    client.gate.reached()
+    device.put(b"f", b"two")
+    node = client.find(b"f")  # by another lane
+    assert client.kept(node)
+    client.gate.open()
+    assert doing.result() == node
+    assert client.read(node) == b"two"
+
+
+def test_contents_that_came_with_a_name_are_dropped_by_a_change(client: Client, device: Device) -> None:
+    eager(client, device)
+    node, g = client.find(b"f"), client.find(b"g")
+    device.put(b"f", b"two")
+    assert client.read(node) == b"two"
+    with client.opened(g, os.O_WRONLY) as handle:
+        client.tree.write(handle, b"A", 0)
+    assert client.size(g) == 7 and client.read(g) == b"Another"
+
+
+def test_files_read_in_order_are_read_anew_after_a_change(client: Client, device: Device) -> None:
+    def read(handle: Handle, at: int) -> bytes:
+        return bytes(client.tree.read(handle, 128 << 10, at))
+
+    def begin() -> bytes:
+        with client.opened(node) as handle:
+            first = [read(handle, at) for at in range(0, 1 << 20, 128 << 10)]  # and more is read ahead
+            device.does(b"big", b"2" * (4 << 20)).result()
+            return first[0][:1] + b"".join(read(handle, at)[:1] for at in range(1 << 20, 2 << 20, 128 << 10))
+
+    device.put(b"big", b"1" * (4 << 20))
+    node = client.find(b"big")
+    assert client.size(node) == 4 << 20
+    assert Doing(begin, may_wait=True).result() == b"1" + b"2" * 8
+    device.put(b"big", b"1" * (4 << 20))
+    assert client.size(node) == 4 << 20
+    assert Doing(begin, may_wait=False).result() == b"1" + b"2" * 8
+
+
+def test_a_file_that_is_read_while_it_is_recalled_is_dropped_once_more(
+    client: Client, device: Device
+) -> None:
+    """The read must not wait for the change: the kernel drops nothing before the read has ended."""
+    node = client.find(b"f")
+    client.read(node)
+    dropping, go_on = threading.Event(), threading.Event()
+
+    def before(dropped: int) -> None:
+        if dropped == node and not dropping.is_set():
+            dropping.set()
+            assert go_on.wait(SOON)
+
+    client.kernel.before = before
+    doing = device.does(b"f", b"two")
+    assert dropping.wait(SOON)
+    assert client.read(node) in (b"one", b"")  # while the kernel waits for it
+    count = client.kernel.dropped.count((node, True))
+    go_on.set()
+    doing.result()
+    assert client.kernel.dropped.count((node, True)) >= count + 2
+    assert client.read(node) == b"two"
+
+
+def test_a_file_that_was_dropped_can_be_read_though_others_were_not(client: Client, device: Device) -> None:
+    """The server waits for the answer to all of the recall; who reads one of them meanwhile must not fail."""
+    node, g = client.find(b"f"), client.find(b"g")
+    client.read(node)
+    client.read(g)
+    dropped, go_on = threading.Event(), threading.Event()
+
+    def before(dropping: int) -> None:
+        if dropping == g:
+            dropped.set()
+            assert go_on.wait(SOON)
+
+    client.kernel.before = before
+    master = client.server.sessions.master
+    inodes = {client.tree.getattr(each).attributes.inode for each in (node, g)}
+
+    def change() -> None:
+        with master.change(DEVICE, inodes=tuple(inodes)):
+            pass
+
+    doing = Doing(change)
+    assert dropped.wait(SOON)
+    reading = Doing(client.read, node)
+    time.sleep(0.2)
+    go_on.set()
+    doing.result()
+    assert reading.result() == b"one"
+
+
+@pytest.mark.parametrize("how", ["its connection is lost", "the server forgets it"])
+def test_everything_is_dropped_when_nothing_can_be_recalled(
+    client: Client, device: Device, server: Server, how: str
+) -> None:
+    node, g = client.find(b"f"), client.find(b"g")
+    client.read(node)
+    known = server.sessions.known(client.tree.lanes.client)
+    assert known and known.caller
+    names = client.kernel.names_dropped
+    if how == "the server forgets it":
+        server.forget()
+    known.caller.shut_down()
+    assert eventually(lambda: {(node, True), (g, False)} <= set(client.kernel.dropped))
+    assert client.kernel.names_dropped > names
+    client.await_lease()
+    device.put(b"f", b"longer")
+    assert client.size(node) == 6 and client.read(node) == b"longer"
+
+
+def test_a_server_that_forgot_a_client_is_asked_anew(client: Client, device: Device, server: Server) -> None:
+    """Also before the connection ends over which it recalls: the first reply tells."""
+    node = client.find(b"f")
+    assert client.kept(node)
+    server.refusing = True
+    server.restart()
+    server.refusing = False
+    (Path(f"/proc/self/fd/{server.root}") / "public" / "f").write_text("longer")  # nobody is there to tell
+    client.tree.statfs()
+    assert client.size(node) == 6
+    client.await_lease()
+    device.put(b"f", b"again")
+    assert client.size(node) == 5
+
+
+class TestLeases:
+    """That end."""
+
+    @pytest.fixture
+    def lease(self) -> float:
+        return LEASE
+
+    def test_a_lease_is_kept_up(self, client: Client, device: Device) -> None:
+        node = client.find(b"f")
+        client.read(node)
+        end = time.monotonic() + 2 * LEASE
+        while time.monotonic() < end:
+            time.sleep(0.1)
+            assert client.kept(node)
+        assert not client.kernel.dropped
+
+    def test_nobody_waits_longer_than_a_lease(self, client: Client, device: Device) -> None:
+        node = client.find(b"f")
+        client.read(node)
+        stuck = threading.Event()
+
+        def before(_node: int) -> None:
+            stuck.wait(4 * SOON)
+
+        client.kernel.before = before
+        start = time.monotonic()
+        device.put(b"f", b"longer")
+        assert time.monotonic() - start > LEASE / 4
+        count = len(client.kernel.dropped)
+        stuck.set()
+        assert eventually(lambda: node in [dropped for dropped, _ in client.kernel.dropped[count + 1 :]])
+        assert client.size(node) == 6 and client.read(node) == b"longer"
+        client.await_lease()
+        device.put(b"f", b"again!!")
+        assert client.size(node) == 7 and client.read(node) == b"again!!"
+
+    def test_everything_is_dropped_at_the_end_of_a_lease(
+        self, client: Client, device: Device, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        node = client.find(b"f")
+        client.read(node)
+        silence = threading.Event()
+        real = server.sessions.master.next_recall
+
+        def silent(*arguments: object) -> object:
+            silence.wait(4 * SOON)
+            return real(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(server.sessions.master, "next_recall", silent)
+        assert eventually(lambda: (node, True) in client.kernel.dropped)
+        assert not client.kept(node)  # it is known, but not for long
+        assert client.size(node) == 3
+        device.put(b"f", b"longer")
+        assert client.size(node) == 6
+        silence.set()
+        client.await_lease()
+        assert client.kept(node) and client.size(node) == 6
+
+
+def opened_silently(client: Client, node: Node) -> Handle:
+    """A handle of which the server knows nothing."""
+    assert client.kept(node)
+    handle = client.tree.open(node, os.O_RDONLY)
+    assert client.tree._files.get(handle).silent
+    return handle
+
+
+def test_a_file_that_is_open_without_a_word_is_not_written_by_the_kernel(
+    client: Client, device: Device
+) -> None:
+    node = client.find(b"f")
+    handles = [opened_silently(client, node) for _ in range(2)]
+    assert not device.written_by_kernel(b"f")
+    client.tree.release(handles[0])
+    assert client.kept(node)
+    assert not device.written_by_kernel(b"f")
+    client.tree.release(handles[1])
+    client.tree.statfs()
+    assert device.written_by_kernel(b"f")
+
+
+def test_a_file_that_is_closed_while_it_is_recalled(client: Client, device: Device) -> None:
+    """Before the server has heard that it was open: it must not think so for good."""
+    node = client.find(b"f")
+    handle = opened_silently(client, node)
+    closed: list[int] = []
+
+    def before(dropped: int) -> None:
+        if dropped == node and not closed:
+            closed.append(dropped)
+            client.tree.release(handle)
+
+    client.kernel.before = before
+    device.put(b"f", b"two")
+    assert closed
+    client.tree.statfs()
+    assert eventually(lambda: device.written_by_kernel(b"f"))
+
+
+@pytest.mark.parametrize("how", ["its connection is lost", "the server forgets it"])
+def test_a_file_that_is_open_without_a_word_is_named_again(
+    client: Client, device: Device, server: Server, how: str
+) -> None:
+    node = client.find(b"f")
+    opened_silently(client, node)
+    assert not device.written_by_kernel(b"f")
+    known = server.sessions.known(client.tree.lanes.client)
+    assert known and known.caller
+    if how == "the server forgets it":
+        server.forget()
+    known.caller.shut_down()
+    assert eventually(lambda: any(dropped == node for dropped, _ in client.kernel.dropped[1:]))
+    client.await_lease()
+    assert client.kept(node)
+    assert not device.written_by_kernel(b"f")
+
+
+def test_a_file_that_the_kernel_came_to_write_can_still_be_read(
+    client: Client, device: Device, server: Server
+) -> None:
+    """It was opened without a word, the lease ended, and the device's kernel writes it by now."""
+    node = client.find(b"f")
+    handle = opened_silently(client, node)
+    known = server.sessions.known(client.tree.lanes.client)
+    assert known and known.caller
+    server.refusing = True
+    known.caller.shut_down()
+    assert eventually(lambda: not server.sessions.master.may_hold(known.holder))
+    writing = device.tree.open(device.find(b"f"), os.O_RDWR)
+    assert device.tree.access(writing) is Access.KERNEL
+    os.pwrite(device.tree.descriptor(writing), b"two", 0)
+    server.refusing = False
+    client.await_lease()
+    assert bytes(client.tree.read(handle, WHOLE, 0)) == b"two"
+    os.pwrite(device.tree.descriptor(writing), b"six", 0)
+    assert bytes(client.tree.read(handle, WHOLE, 0)) == b"six"
+    device.tree.release(writing)
+
+
+def test_a_file_that_is_forgotten_while_another_lane_finds_it(client: Client, device: Device) -> None:
+    """What was granted with it must not count then: the server will not recall it."""
+    node = client.find(b"f")
+    client.tree.forget(node, 1)
+    client.gate.shut("fs.found")
+    book = client.tree.lanes.book
+    with client.tree.lanes.lock:
+        book.forget_idle()
+    doing = Doing(client.find, b"f")  # the server has found it, the client has not heard of it
+    client.gate.reached()
+    device.put(b"other", b"")
+    for number in range(64):  # so many that the server is told
+        device.put(b"%d" % number, b"")
+        client.tree.forget(client.find(b"%d" % number), 1)
+    with client.tree.lanes.lock:
+        book.forget_idle()
+    client.tree.statfs()
+    client.gate.open()
+    again = doing.result()
+    device.put(b"f", b"longer")
+    assert client.size(again) == 6
+
+
+def test_a_change_that_failed_nobody_knows_how_is_looked_at(device: Device, server: Server) -> None:
+    """It takes too long, is given up, and is done after all."""
+    device.put(b"f", b"one")
+    device.put(b"g", b"another")
+    slow = Client(server, timeout=0.5)
+    node = slow.find(b"f")
+    assert slow.names() == {"f", "g"} and slow.size(node) == 3
+    go_on = threading.Event()
+    known = server.sessions.known(slow.tree.lanes.client)
+    assert known
+    unlink = known.requests._tree.unlink
+
+    def late(*arguments: object) -> None:
+        assert go_on.wait(4 * SOON)
+        unlink(*arguments)  # type: ignore[arg-type]
+
+    known.requests._tree.unlink = late  # type: ignore[method-assign, assignment]
+    assert errno_of(slow.tree.unlink, slow.public, b"f") == errno.ETIMEDOUT
+    go_on.set()
+    assert eventually(lambda: not (Path(f"/proc/self/fd/{server.root}") / "public" / "f").exists())
+    assert eventually(lambda: slow.names() == {"g"})
+    assert errno_of(slow.tree.lookup, slow.public, b"f") == errno.ENOENT
+    slow.close()
+
+
+def test_nobody_attends_in_the_name_of_a_stranger(server: Server) -> None:
+    with server.talk() as talk:
+        assert talk.welcome.lease == LONG
+    with server.dial(Deadline.after(SOON)) as channel:
+        channel.send(p.Attend(b"an unknown client"), Deadline.after(SOON))
+        assert channel.receive(Deadline.after(SOON)).message == p.Error(errno.ESTALE)
+        with pytest.raises(MillpondError):
+            channel.receive(Deadline.after(SOON))

@@ -1,0 +1,260 @@
+"""Both sides at once, at full speed: nobody sees what was true before the other's last operation returned."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import random
+import struct
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import World
+
+WithBoth = Callable[..., None]
+SECONDS = 1.5
+_NUMBER = struct.Struct("=Q")
+_PAGE = 4096
+
+
+class Acknowledged:
+    """The last number whose writing has returned, for all processes."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _PAGE)
+
+    @property
+    def number(self) -> int:
+        return int(_NUMBER.unpack_from(self._memory)[0])
+
+    @number.setter
+    def number(self, number: int) -> None:
+        _NUMBER.pack_into(self._memory, 0, number)
+
+
+def block(number: int) -> bytes:
+    return b"%8d" % number * (_PAGE // 8)
+
+
+class Overwriting:
+    """In one file that stays open, without any change of its size."""
+
+    def __init__(self, top: Path) -> None:
+        self.path = top / "f"
+        self._file = -1
+
+    def write(self, number: int) -> None:
+        if self._file < 0:
+            self._file = os.open(self.path, os.O_WRONLY)
+        os.pwrite(self._file, block(number), 0)
+
+    def read(self) -> int:
+        return int(self.path.read_bytes()[:8])
+
+
+class Reopening(Overwriting):
+    """The file is opened for each write."""
+
+    def write(self, number: int) -> None:
+        with self.path.open("r+b", buffering=0) as file:
+            file.write(block(number))
+
+
+class HeldOpen(Reopening):
+    """By who reads, as well."""
+
+    def read(self) -> int:
+        if self._file < 0:
+            self._file = os.open(self.path, os.O_RDONLY)
+        return int(os.pread(self._file, _PAGE, 0)[:8])
+
+
+class Mapped(Reopening):
+    """Read by a mapping; there can be none (ENODEV) while the device's kernel writes the file itself."""
+
+    _view: mmap.mmap | None = None
+
+    def read(self) -> int:
+        while self._view is None:
+            with self.path.open("rb") as file, contextlib.suppress(OSError):
+                self._view = mmap.mmap(file.fileno(), _PAGE, mmap.MAP_SHARED, mmap.PROT_READ)
+        return int(self._view[:8])
+
+
+class Resizing(Overwriting):
+    """The number is the size."""
+
+    def write(self, number: int) -> None:
+        os.truncate(self.path, number)
+
+    def read(self) -> int:
+        return self.path.stat().st_size
+
+
+class Appending(Resizing):
+    """The number is how many bytes were appended."""
+
+    def write(self, number: int) -> None:
+        size = self.path.stat().st_size
+        with self.path.open("ab", buffering=0) as file:
+            file.write(b"x" * (number + _PAGE - size))
+
+    def read(self) -> int:
+        return len(self.path.read_bytes()) - _PAGE
+
+
+class Replacing(Overwriting):
+    """By a new file that takes the name."""
+
+    def write(self, number: int) -> None:
+        new = self.path.with_name("new")
+        new.write_bytes(block(number))
+        new.rename(self.path)
+
+
+class Renaming(Overwriting):
+    """The number is in the name; read by a listing."""
+
+    def write(self, number: int) -> None:
+        (self.path.parent / f"n{number - 1}").rename(self.path.parent / f"n{number}")
+
+    def read(self) -> int:
+        (name,) = (name for name in os.listdir(self.path.parent) if name.startswith("n"))  # noqa: PTH208
+        return int(name[1:])
+
+
+class Touching(Overwriting):
+    """The number is in the mode and the times."""
+
+    def write(self, number: int) -> None:
+        os.utime(self.path, ns=(number, number))
+
+    def read(self) -> int:
+        return self.path.stat().st_mtime_ns
+
+
+KINDS = [
+    Overwriting, Reopening, HeldOpen, Mapped, Resizing, Appending, Replacing, Renaming, Touching
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("writer", ["device", "host"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_operation_sees_it(
+    world: World, with_both: WithBoth, kind: type[Overwriting], writer: str
+) -> None:
+    def body() -> None:
+        os.umask(0)
+        sides = {side: getattr(world, side) / "public" for side in ("device", "host")}
+        (sides[writer] / "f").write_bytes(block(0))
+        (sides[writer] / "n0").touch()
+        done = Acknowledged()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(write(kind(sides[writer]), done))
+        reading = kind(sides["host" if writer == "device" else "device"])
+        end, count = time.monotonic() + SECONDS, 0
+        try:
+            while time.monotonic() < end:
+                before = done.number
+                found = reading.read()
+                assert found >= before, f"{found} after {before}, in the {count}th look"
+                count += 1
+        finally:
+            done.number = 1 << 63
+            status = os.waitpid(pid, 0)[1]
+        assert status == 0 and count > 5
+
+    def write(writing: Overwriting, done: Acknowledged) -> int:
+        number = 1
+        while done.number < 1 << 63:
+            writing.write(number)
+            if done.number < 1 << 63:
+                done.number = number
+            number += 1
+        return 0 if number > 5 else 1
+
+    with_both(body)
+
+
+NAMES = ("a", "b", "c", "d", "d/a", "d/b", "e", "e/a")
+_EXPECTED = {
+    errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EINVAL, errno.EPERM,
+    errno.ESTALE,  # the kernel cannot take over a directory that was moved elsewhere while others move here
+}  # fmt: skip
+
+
+def anything(top: Path, dice: random.Random) -> None:
+    """One operation, whatever comes of it."""
+    one, other = (top / dice.choice(NAMES) for _ in range(2))
+    calls: list[Callable[[], object]] = [
+        lambda: one.write_bytes(dice.randbytes(dice.randrange(9000))),
+        lambda: one.read_bytes(),
+        lambda: one.stat(),
+        lambda: os.listdir(one),  # noqa: PTH208
+        lambda: one.rename(other),
+        lambda: one.unlink(),
+        lambda: one.mkdir(),
+        lambda: one.rmdir(),
+        lambda: one.hardlink_to(other),
+        lambda: os.truncate(one, dice.randrange(9000)),
+        lambda: append(one),
+        lambda: one.chmod(dice.choice((0o666, 0o777))),
+    ]
+    try:
+        dice.choice(calls)()
+    except OSError as error:
+        if error.errno not in _EXPECTED:
+            raise
+
+
+def append(path: Path) -> None:
+    with path.open("ab", buffering=0) as file:
+        file.write(b"appended")
+        os.fsync(file.fileno())
+
+
+def all_of(top: Path) -> dict[str, tuple[object, ...]]:
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted(top.rglob("*")):
+        status = path.lstat()
+        data = path.read_bytes() if path.is_file() else sorted(os.listdir(path))  # noqa: PTH208
+        found[str(path.relative_to(top))] = (status.st_mode, status.st_nlink, data)
+    return found
+
+
+def test_many_at_once_leave_the_same_behind(world: World, with_both: WithBoth) -> None:
+    world.server_uid = 0
+
+    def body() -> None:
+        os.umask(0)
+        tops = [world.device / "public", world.host / "public"]
+        processes = []
+        for number in range(6):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(work(tops[number % 2], random.Random(number)))
+            processes.append(pid)
+        assert [os.waitpid(pid, 0)[1] for pid in processes] == [0] * len(processes)
+        device, host = map(all_of, tops)
+        assert host == device
+
+    def work(top: Path, dice: random.Random) -> int:
+        end = time.monotonic() + 4 * SECONDS
+        try:
+            while time.monotonic() < end:
+                start = time.monotonic()
+                anything(top, dice)
+                assert time.monotonic() - start < world.lease, "somebody was waited for in vain"
+        except BaseException:  # noqa: BLE001 - shown, and the exit code tells
+            traceback.print_exc()
+            return 1
+        return 0
+
+    with_both(body)
