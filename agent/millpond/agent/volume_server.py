@@ -42,7 +42,7 @@ def main(config: str, root: str, descriptor: str, tally: str, locks: str) -> Non
     sandbox = f"Landlock: {landlock.restrict(Path(root))}"
     log.info("%s", sandbox)
     tree = _tree(Path(root), settings.public_quota)
-    tree.most = max(1024, most - _FOR_CONNECTIONS)
+    tree.most = max(most // 2, most - _FOR_CONNECTIONS)
     sessions = Sessions(tree, Master(device=True))
     sessions.sandbox = sandbox
     listener = socket.socket(fileno=int(locks))

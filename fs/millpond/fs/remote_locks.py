@@ -27,7 +27,7 @@ from millpond.fs.volume import failure
 log = logging.getLogger(__name__)
 _AWAIT_SECONDS = 1.0
 _AGAIN_SECONDS = 0.3
-_GRACE_SECONDS = 2.0
+_GRACE_SECONDS = 5.0
 _TRIES = 5
 _JOIN_SECONDS = 5.0
 _HERE = 0
