@@ -113,10 +113,6 @@ class Client:
     def lane(self, name: bytes, peer: str) -> Lane:
         """The lane with this name. Raises ProtocolError."""
         if name not in self.lanes and len(self.lanes) >= _MOST_LANES:
-            away = next((other for other, lane in self.lanes.items() if lane.away), None)
-            if away is not None:
-                del self.lanes[away]
-        if name not in self.lanes and len(self.lanes) >= _MOST_LANES:
             raise ProtocolError(f"{peer} would have more than {_MOST_LANES} lanes")
         return self.lanes.setdefault(name, Lane(self.requests))
 
