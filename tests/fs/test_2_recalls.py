@@ -11,12 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs import protocol as p
 from millpond.fs.locks import DEVICE
 from millpond.fs.tree import Absent, Access, Changes, Node
 from millpond.fs.volume import Handle
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import MillpondError
 
 from .keeping import WHOLE, Client, Device
 from .support import SOON, Doing, Server, errno_of, eventually
@@ -501,13 +498,3 @@ def test_a_change_that_failed_nobody_knows_how_is_looked_at(device: Device, serv
     assert eventually(lambda: slow.names() == {"g"})
     assert errno_of(slow.tree.lookup, slow.public, b"f") == errno.ENOENT
     slow.close()
-
-
-def test_nobody_attends_in_the_name_of_a_stranger(server: Server) -> None:
-    with server.talk() as talk:
-        assert talk.welcome.lease == LONG
-    with server.dial(Deadline.after(SOON)) as channel:
-        channel.send(p.Attend(b"an unknown client"), Deadline.after(SOON))
-        assert channel.receive(Deadline.after(SOON)).message == p.Error(errno.ESTALE)
-        with pytest.raises(MillpondError):
-            channel.receive(Deadline.after(SOON))

@@ -15,11 +15,12 @@ import pytest
 from millpond.fs import protocol as p
 from millpond.fs.by_path import ByPath
 from millpond.fs.client import RemoteTree
+from millpond.fs.master import LEASE_SECONDS
 from millpond.fs.sessions import Sessions
 from millpond.fs.tree import ROOT, patient
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost
+from millpond.wire.errors import ConnectionLost, MillpondError
 from millpond.wire.message import Failure
 
 from .support import LANE, NAME, SOON, Cutting, Server, errno_of, eventually
@@ -425,3 +426,13 @@ def test_who_may_not_wait_has_a_lane_of_his_own(tree: RemoteTree, server: Server
         patient.set(True)
     tree.statfs()
     assert server.dialled == 2
+
+
+def test_nobody_attends_in_the_name_of_a_stranger(server: Server) -> None:
+    with server.talk() as talk:
+        assert talk.welcome.lease == LEASE_SECONDS
+    with server.dial(Deadline.after(SOON)) as channel:
+        channel.send(p.Attend(b"an unknown client"), Deadline.after(SOON))
+        assert channel.receive(Deadline.after(SOON)).message == p.Error(errno.ESTALE)
+        with pytest.raises(MillpondError):
+            channel.receive(Deadline.after(SOON))

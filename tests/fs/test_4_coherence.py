@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import mmap
 import os
-import signal
 import stat
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,7 +18,6 @@ from .support import errno_of, eventually
 WithBoth = Callable[..., None]
 PAGE = 4096
 OLD, NEW = b"old " * 3000, b"new " * 3000
-LEASE = 2.0
 
 
 @pytest.fixture(params=["device", "host"])
@@ -364,159 +359,5 @@ def test_two_hosts(world: World, with_both: WithBoth) -> None:
                 one.write(b"%4d" % number)
                 two.write(b"%4d" % number)
                 assert (elsewhere / "f").read_bytes()[-8:] == b"%4d" % number * 2
-
-    with_both(body)
-
-
-def warmed(top: Path) -> None:
-    """The host's kernel keeps all that there is."""
-    for _ in range(3):
-        assert (top / "f").read_bytes() == OLD
-        assert errno_of(os.stat, top / "none") == errno.ENOENT
-        assert "none" not in os.listdir(top)  # noqa: PTH208
-
-
-def changed(top: Path) -> None:
-    write_at(top / "f", NEW, 0)
-    (top / "f").chmod(0o646)
-    (top / "none").touch()
-
-
-def as_changed(top: Path) -> bool:
-    status = (top / "f").stat()
-    data = (top / "f").read_bytes()
-    assert data in (OLD, NEW)
-    return (
-        data == NEW
-        and stat.S_IMODE(status.st_mode) == 0o646
-        and errno_of(os.stat, top / "none") is None
-        and "none" in os.listdir(top)  # noqa: PTH208
-    )
-
-
-def test_a_host_that_was_killed_is_not_waited_for(world: World, with_both: WithBoth) -> None:
-    def body() -> None:
-        here, there = parts(world)
-        (here / "f").write_bytes(OLD)
-        warmed(there)
-        world.kill(world.host_pid)
-        start = time.monotonic()
-        changed(here)
-        assert time.monotonic() - start < world.lease / 2
-
-    with_both(body)
-
-
-def asked(question: Callable[[], bool]) -> int:
-    """A process that asks, as this one would have to wait; its exit status tells."""
-    pid = os.fork()
-    if pid == 0:
-        code = 2
-        try:
-            code = 0 if question() else 1
-        except (OSError, AssertionError):
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return pid
-
-
-def test_a_host_that_stands_still_is_waited_for_as_long_as_its_lease(
-    world: World, with_both: WithBoth
-) -> None:
-    world.lease = LEASE
-
-    def body() -> None:
-        here, there = parts(world)
-        (here / "f").write_bytes(OLD)
-        kept = os.open(there / "f", os.O_RDONLY)
-        warmed(there)
-        os.kill(world.host_pid, signal.SIGSTOP)
-        start = time.monotonic()
-        changed(here)
-        assert time.monotonic() - start < 10 * LEASE
-        looking = [asked(lambda: as_changed(there)), asked(lambda: os.pread(kept, 1 << 20, 0) == NEW)]
-        time.sleep(0.5)
-        os.kill(world.host_pid, signal.SIGCONT)
-        assert [os.waitpid(pid, 0)[1] for pid in looking] == [0, 0]
-        assert as_changed(there)
-        assert eventually(lambda: _keeps(there / "f"))
-        write_at(here / "f", OLD, 0)
-        assert (there / "f").read_bytes() == OLD and os.pread(kept, 1 << 20, 0) == OLD
-
-    with_both(body)
-
-
-def _keeps(path: Path) -> bool:
-    """Whether the kernel goes by what it knows: it asks nobody, so asking costs nothing."""
-    start = time.perf_counter()
-    for _ in range(100):
-        path.stat()
-    return time.perf_counter() - start < 0.05
-
-
-@pytest.mark.xfail(strict=True, reason="the server cannot tell pages that were kept too long")
-def test_what_a_host_that_stood_still_had_not_written_does_not_land_late(
-    world: World, with_both: WithBoth
-) -> None:
-    """Its lease was over: what the device has written since stays."""
-    world.lease = LEASE
-
-    def body() -> None:
-        os.umask(0)
-        here, there = parts(world)
-        (there / "f").write_bytes(OLD)
-        with (there / "f").open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:
-            view[:4] = b"late"
-            os.kill(world.host_pid, signal.SIGSTOP)
-            write_at(here / "f", NEW, 0)
-            os.kill(world.host_pid, signal.SIGCONT)
-            assert eventually(lambda: view[PAGE : PAGE + 4] == b"new ")
-            with contextlib.suppress(OSError):
-                view.flush()
-        assert (here / "f").read_bytes() == NEW
-
-    with_both(body)
-
-
-@pytest.mark.parametrize("held", [False, True], ids=["", "held-open-by-the-device"])
-def test_a_server_that_was_started_again(world: World, with_both: WithBoth, held: bool) -> None:
-    world.lease = LEASE
-
-    def body() -> None:
-        os.umask(0)
-        here, there = parts(world)
-        (here / "f").write_bytes(OLD)
-        warmed(there)
-        file = os.open(here / "f", os.O_RDWR) if held else -1
-        world.kill(world.server_pid)
-        world.start_server()
-        for number in range(40):
-            if held:
-                os.pwrite(file, b"%4d" % number, 0)
-            else:
-                write_at(here / "f", b"%4d" % number, 0)
-            assert (there / "f").read_bytes()[:4] == b"%4d" % number
-            time.sleep(0.05)
-        changed(here)
-        assert as_changed(there)
-
-    with_both(body)
-
-
-def test_what_the_kernel_keeps_is_used(world: World, with_both: WithBoth) -> None:
-    """Or all of this would prove nothing: it asks nobody of what it was told, until it is changed."""
-
-    def body() -> None:
-        here, there = parts(world)
-        (here / "f").write_bytes(OLD)
-        with Looking(there / "f", mapped=True) as looking:
-            warmed(there)
-            before = looking.see()
-            status = (there / "f").stat()
-            os.kill(world.host_pid, signal.SIGSTOP)
-            assert looking.see() == before and (there / "f").stat() == status
-            assert errno_of(os.stat, there / "none") == errno.ENOENT
-            os.kill(world.host_pid, signal.SIGCONT)
 
     with_both(body)
