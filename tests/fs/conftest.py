@@ -53,7 +53,7 @@ def in_namespace(tmp_path: Path) -> InNamespace:
 
         pid = spawn(Sandbox(own_pids=True), inside)
         try:
-            status = _wait(pid, 60)
+            status = _wait(pid, 100)
         finally:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
