@@ -48,8 +48,8 @@ _SLOW = frozenset({Code.FSYNC, Code.FSYNCDIR})
 """What waits for the flash, and nobody else has to wait for."""
 
 
-class _Stop(Exception):
-    """A signal wants the mount to end."""
+class _Stop(BaseException):
+    """A signal wants the mount to end. No Exception: what goes wrong with one request must not catch it."""
 
 
 def why_no_passthrough(directory: Path, backing: int) -> str:
