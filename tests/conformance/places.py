@@ -22,6 +22,7 @@ from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
 from millpond.linux import syscalls
 from millpond.linux.sandbox import Bind, Sandbox, spawn
+from millpond.linux.sockets import listen
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import LocalError
@@ -112,11 +113,9 @@ def _locks(flash: Path) -> Path:
 
 
 def _listening(path: Path) -> socket.socket:
+    """Also where an earlier one still listens."""
     path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    listener.listen()
-    return listener
+    return listen(path)
 
 
 def _serve(server: socket.socket, locks: socket.socket) -> int:

@@ -20,6 +20,7 @@ from millpond.fs.master import LEASE_SECONDS, Master
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
 from millpond.fs.tree import ROOT, patient
+from millpond.linux.sockets import listen
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConnectionLost, RemoteError
@@ -86,10 +87,7 @@ class Doing:
 def listening(path: Path) -> socket.socket:
     """A Unix socket, also where an earlier one was."""
     path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    listener.listen()
-    return listener
+    return listen(path)
 
 
 class Cutting(Channel):

@@ -339,7 +339,6 @@ def test_files_of_ones_own(top: Path) -> None:
     assert ROOT
 
 
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # end with their threads
 def test_a_device_without_a_server_has_its_own_which_the_server_then_learns(tmp_path: Path) -> None:
     guard = DeviceGuard(tmp_path / "locks", lease=0.5)
     locks = RemoteLocks(lambda node, request: guard.ask_of_locks(node or 0, request(node or 0)))
@@ -350,13 +349,13 @@ def test_a_device_without_a_server_has_its_own_which_the_server_then_learns(tmp_
     master = Master(30.0)
     with listening(tmp_path / "locks") as listener:
         threading.Thread(target=_accept, args=(listener, master), daemon=True).start()
-        guard.start()
-        assert eventually(lambda: master.files.count(DEVICE) == 1)
-        assert told.error is None
-        locks.release(ROOT, Family.POSIX, BIG)
-        assert told.answer() == 0
-        assert eventually(lambda: master.files.count(DEVICE) == 1)
-        locks.close()
+        with guard:
+            assert eventually(lambda: master.files.count(DEVICE) == 1)
+            assert told.error is None
+            locks.release(ROOT, Family.POSIX, BIG)
+            assert told.answer() == 0
+            assert eventually(lambda: master.files.count(DEVICE) == 1)
+            locks.close()
         listener.shutdown(socket.SHUT_RDWR)
 
 

@@ -29,7 +29,6 @@ from .support import SOON, Doing, errno_of, eventually, listening
 
 D, F, G = 1, 10, 11
 LEASE = 30.0  # so long that nothing that is tested ends by it
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # end with their threads
 
 
 class Listening:
@@ -51,6 +50,11 @@ class Listening:
                 self._channels.append(channel)
                 self._threads.append(thread)
                 thread.start()
+
+    @property
+    def accepted(self) -> int:
+        """How many connections."""
+        return len(self._channels)
 
     def kill(self) -> None:
         self._path.unlink(missing_ok=True)
@@ -83,10 +87,9 @@ def server(path: Path) -> Iterator[Listening]:
 
 
 @pytest.fixture
-def guard(server: Listening, path: Path) -> DeviceGuard:
-    made = DeviceGuard(path, lease=LEASE)
-    made.start()
-    return made
+def guard(server: Listening, path: Path) -> Iterator[DeviceGuard]:
+    with DeviceGuard(path, lease=LEASE) as made:
+        yield made
 
 
 def changed(guard: DeviceGuard, *directories: int, inodes: tuple[int, ...] = ()) -> None:
@@ -98,6 +101,15 @@ def give_up(master: Master, holder: Holder, opened: tuple[int, ...] = ()) -> set
     inodes, upto = master.next_recall(holder, SOON)
     master.recalled(holder, inodes, upto, opened)
     return set(inodes)
+
+
+def test_a_mount_that_has_arrived_stays(server: Listening, guard: DeviceGuard) -> None:
+    """With that connection its file locks would end."""
+    time.sleep(0.3)
+    assert server.accepted == 1
+    changed(guard, D)
+    changed(guard, D)  # over the one that is nobody's now
+    assert server.accepted == 2
 
 
 def test_a_change_is_announced(server: Listening, guard: DeviceGuard) -> None:
@@ -219,8 +231,8 @@ def test_a_master_that_never_heard_of_a_mount_grants_nothing(path: Path) -> None
     server = Listening(path, device=True)
     client = server.client()
     assert server.master.share(client, F) == 0 == server.master.share_data(client, F)
-    DeviceGuard(path, lease=LEASE).start()
-    assert server.master.share(client, F)
+    with DeviceGuard(path, lease=LEASE):
+        assert server.master.share(client, F)
     server.kill()
 
 
@@ -269,23 +281,23 @@ def test_a_master_that_does_not_come_back_is_waited_for_as_long_as_a_lease(
     server: Listening, path: Path
 ) -> None:
     lease = 1.0
-    guard = DeviceGuard(path, lease=lease)
     start = time.monotonic()
-    changed(guard, D)
-    server.kill()
-    changed(guard, D, inodes=(F,))
-    assert time.monotonic() - start >= lease
-    with guard.change(D) as change:
-        change.revoke(F)
-    assert guard.begin_writing(F)
-    guard.end_writing(F)
+    with DeviceGuard(path, lease=lease) as guard:
+        changed(guard, D)
+        server.kill()
+        changed(guard, D, inodes=(F,))
+        assert time.monotonic() - start >= lease
+        with guard.change(D) as change:
+            change.revoke(F)
+        assert guard.begin_writing(F)
+        guard.end_writing(F)
 
 
 def test_nobody_is_waited_for_where_there_never_was_a_master(path: Path) -> None:
-    guard = DeviceGuard(path, lease=1000.0)
-    changed(guard, D, inodes=(F,))
-    assert guard.begin_writing(F)
-    guard.end_writing(F)
+    with DeviceGuard(path, lease=1000.0) as guard:
+        changed(guard, D, inodes=(F,))
+        assert guard.begin_writing(F)
+        guard.end_writing(F)
 
 
 class OnDevice:

@@ -93,20 +93,23 @@ def test_descriptors_arrive(pair: tuple[socket.socket, socket.socket], tmp_path:
     assert [path.read_bytes() for path in paths] == [b"one", b"two"]
 
 
-def open_descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+def open_descriptors(path: Path) -> int:
+    """How many this process has of a file."""
+    descriptors = Path("/proc/self/fd").iterdir()
+    return sum(os.path.realpath(descriptor) == str(path.resolve()) for descriptor in descriptors)
 
 
 @pytest.mark.parametrize(("sent", "asked"), [(1, 2), (2, 1), (3, 1)])
 def test_another_number_than_expected_leaks_none(
-    pair: tuple[socket.socket, socket.socket], sent: int, asked: int
+    pair: tuple[socket.socket, socket.socket], sent: int, asked: int, tmp_path: Path
 ) -> None:
     near, far = pair
-    sockets.send_descriptors(near, [0] * sent)
-    before = open_descriptors()
-    with pytest.raises(ConnectionError, match=f"^expected {asked} descriptors, got "):
-        sockets.receive_descriptors(far, asked)
-    assert open_descriptors() == before
+    path = tmp_path / "a"
+    with path.open("w") as file:
+        sockets.send_descriptors(near, [file.fileno()] * sent)
+        with pytest.raises(ConnectionError, match=f"^expected {asked} descriptors, got "):
+            sockets.receive_descriptors(far, asked)
+        assert open_descriptors(path) == 1
 
 
 def test_something_else_than_descriptors(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -18,7 +18,7 @@ from millpond.agent.gate import Tally
 from millpond.fs.layout import PUBLIC
 from millpond.linux.confine import confined
 from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
-from millpond.linux.sockets import send_descriptors
+from millpond.linux.sockets import listen, send_descriptors
 from millpond.wire.errors import LocalError
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,9 @@ class VolumeServer:
             uid=config.users.volume,
         )
         module = [sys.executable, "-m", "millpond.agent.volume_server", "/etc/agent.toml", "/volume"]
-        with theirs, _listening(lock_socket(config)) as locks:
+        locks_at = lock_socket(config)
+        locks_at.unlink(missing_ok=True)  # also one that a server before this one still listens at
+        with theirs, listen(locks_at) as locks:
             descriptors = [theirs.fileno(), self.tally.descriptor, locks.fileno()]
             command = confined(sandbox, [*module, *map(str, descriptors)])
             self.process = subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL)
@@ -83,16 +85,6 @@ class VolumeServer:
         """End the server and all its connections."""
         self._socket.close()
         _stop(self.process)
-
-
-def _listening(path: Path) -> socket.socket:
-    """A socket for this user alone."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    path.chmod(0o600)
-    listener.listen()
-    return listener
 
 
 def _stop(process: subprocess.Popen[bytes], patience: float = 3.0) -> None:

@@ -186,15 +186,14 @@ class RemoteTree:
         """Change attributes."""
         file = self._file(node)
         opened = None if handle is None else self._files.get(handle)
-        with self._changing(file) as since, self.lanes.turn() as turn:
+        with self._changing(file), self.lanes.turn() as turn:
 
             def prepare() -> Message:
                 remote = None if opened is None else self._files.remote(turn, opened)
                 return _set_attributes(turn.remote(file), changes, remote)
 
             reply, _ = turn.ask(prepare, p.AttributesAre, repeat=True)
-        del since  # the kernel asks again, once nothing is under way
-        return Known(reply.attributes)
+        return Known(reply.attributes)  # not to be kept: the kernel asks again, once nothing is under way
 
     def readlink(self, node: Node) -> bytes:
         """Where a symbolic link points, as it was stored."""

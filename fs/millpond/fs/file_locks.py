@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from millpond.fs import range_messages as r
-from millpond.fs.ranges import Answer, Family, FileLocks, Lock, LockOwner, Mode
-from millpond.fs.volume import failure, within
+from millpond.fs.ranges import Answer, Family, FileLocks, Lock, LockOwner, Mode, mode_of
+from millpond.fs.volume import within
 from millpond.wire.errors import ProtocolError
 
 _MOST_SECONDS = 5.0
@@ -131,9 +131,5 @@ def _family(flock: bool) -> Family:
 
 def _lock(holder: int, request: r.GetLock | r.SetLock, pid: int = 0) -> Lock:
     """Raises OSError: EINVAL for what is none."""
-    try:
-        mode = Mode(request.mode)
-    except ValueError:
-        raise failure(errno.EINVAL) from None
     owner = LockOwner(holder, within(request.owner, 0, _OWNERS))
-    return Lock(owner, mode, request.start, request.end, within(pid, 0, (1 << 32) - 1))
+    return Lock(owner, mode_of(request.mode), request.start, request.end, within(pid, 0, (1 << 32) - 1))

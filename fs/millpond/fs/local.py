@@ -7,6 +7,7 @@ end of the process that started it, unmounts.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import signal
@@ -66,16 +67,19 @@ def _mount(arguments: argparse.Namespace) -> None:
         root = os.open(backing, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise LocalError(f"{backing}: cannot be a volume: {error.strerror}") from None
-    try:
+    with contextlib.ExitStack() as mounted:
+        mounted.callback(os.close, root)
         complaint = "" if binding == "fuse-python" else raw.why_no_passthrough(mountpoint, root)
         by_path = binding == "fuse-python" or (binding == "auto" and bool(complaint))
-        tree = _tree(root, arguments.locks, by_kernel=not by_path)
+        inodes = Inodes(root, chown_new=_gives_away(), public=PUBLIC.encode())
+        tree: Tree = inodes
+        if arguments.locks:
+            guard = mounted.enter_context(DeviceGuard(arguments.locks))
+            tree = _guarded(inodes, guard, by_kernel=not by_path)
         if by_path:
             _mount_by_fuse_python(tree, mountpoint, arguments.name, complaint)
         else:
             _mount_raw(tree, root, mountpoint, arguments.name, complaint)
-    finally:
-        os.close(root)
 
 
 def _mount_raw(tree: Tree, root: int, mountpoint: Path, name: str, complaint: str) -> None:
@@ -91,13 +95,7 @@ def _mount_by_fuse_python(tree: Tree, mountpoint: Path, name: str, complaint: st
     )
 
 
-def _tree(root: int, locks: Path | None, *, by_kernel: bool) -> Tree:
-    inodes = Inodes(root, chown_new=_gives_away(), public=PUBLIC.encode())
-    if locks is None:
-        return inodes
-    guard = DeviceGuard(locks)
-    guard.start()
-
+def _guarded(inodes: Inodes, guard: DeviceGuard, *, by_kernel: bool) -> Tree:
     def ask(node: Node | None, request: Callable[[int], LockRequest]) -> LockReply:
         inode = 0 if node is None else inodes.inode(node)
         return guard.ask_of_locks(inode, request(inode))

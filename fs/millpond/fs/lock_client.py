@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import os
 import select
-import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Self, TypeVar
 
 from millpond.fs import lock_messages as m
 from millpond.fs import range_messages as r
@@ -26,11 +25,13 @@ from millpond.fs.locks import DEVICE
 from millpond.fs.master import LEASE_SECONDS
 from millpond.fs.tree import WouldWait, patient
 from millpond.fs.volume import failure
+from millpond.linux.sockets import connect
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import DeadlineExceeded, MillpondError
 from millpond.wire.message import Message
 
+R = TypeVar("R", bound=Message)
 _ANSWER_SECONDS = 4 * LEASE_SECONDS  # as long as the master itself waits, and some more
 _PAUSE = 0.05
 _TRIES = 3
@@ -39,20 +40,35 @@ _PRESENT_SECONDS = 2.0
 
 
 class DeviceGuard:
-    """Asks the master that listens at ``path``, each thread over a connection of its own. Over one more the
-    master knows what the kernel writes, also one that was started anew.
+    """Asks the master that listens at ``path``, for each change over a connection that is nobody else's until
+    it has ended. Over one more the master knows what the kernel writes, also one that was started anew.
     """
 
     def __init__(self, path: Path, lease: float = LEASE_SECONDS) -> None:
         self._path, self._lease = path, lease
-        self._own = threading.local()
+        self._idle: list[Channel] = []
         self._lock = threading.Lock()
+        self._stopped = threading.Event()
         self._writing: Counter[int] = Counter()
         self._writers: Channel | None = None
         self._alone = SharedLocks(lambda _: False)
-        self._heard = (
-            time.monotonic() if path.exists() else -math.inf
-        )  # without one nobody is granted anything
+        self._heard = time.monotonic() if path.exists() else -math.inf  # without one nothing is granted
+        self._presence = threading.Thread(target=self._stay_present, name="presence", daemon=True)
+
+    def __enter__(self) -> Self:
+        """The mount is about to be there."""
+        self._arrive()
+        self._presence.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The mount is gone, and asks no more."""
+        self._stopped.set()
+        with self._lock:
+            if self._writers:
+                self._writers.shut_down()
+        self._presence.join(_PRESENT_SECONDS)
+        self._forget_idle()
 
     @contextlib.contextmanager
     def change(self, *directories: int, inodes: tuple[int, ...] = ()) -> Iterator[_Begun]:
@@ -64,29 +80,20 @@ class DeviceGuard:
         finally:
             begun.end()
 
-    def start(self) -> None:
-        """The mount is about to be there."""
-        self._arrive()
-        threading.Thread(target=self._stay_present, name="presence", daemon=True).start()
-
-    def ask(self, request: Message, anew: Message | None = None) -> Channel | None:
-        """The connection on which the change has begun; None where there is nobody to ask. If it was lost,
-        ``anew`` is asked for. Raises OSError and WouldWait.
+    def ask(self, request: Message, on: Channel | None = None, anew: Message | None = None) -> Channel | None:
+        """The connection on which the change has begun: ``on`` which it had, or another; None where there is
+        nobody to ask. If it was lost, ``anew`` is asked for. Raises OSError and WouldWait.
         """
         deadline = _deadline()
-        while channel := self._channel():
-            try:
-                answer = channel.call(request, Message, deadline)
-            except DeadlineExceeded:
-                self._hang_up(channel)
-                raise _too_late() from None
-            except MillpondError:
-                self._hang_up(channel)
-                request = anew or request
+        while channel := on or self._taken():
+            answer = self._call(channel, request, Message, deadline)
+            if answer is None:
+                on, request = None, anew or request
                 continue
-            self._heard = time.monotonic()
             if isinstance(answer, m.Begun):
                 return channel
+            if not on:
+                self.give_back(channel)
             if isinstance(answer, m.Wait) and not patient.get():
                 raise WouldWait
             raise failure(answer.errno if isinstance(answer, m.Refused) else errno.EIO)
@@ -98,67 +105,82 @@ class DeviceGuard:
         """
         deadline = _deadline()
         for _ in range(_TRIES):
-            channel = self._channel()
+            channel = self._taken()
             if channel is None:
                 break
-            try:
-                reply = channel.call(request, r.LockReply, deadline)
-            except DeadlineExceeded:
-                self._hang_up(channel)
-                raise _too_late() from None
-            except MillpondError:
-                self._hang_up(channel)
+            reply = self._call(channel, request, r.LockReply, deadline)
+            if reply is None:
                 continue
-            self._heard = time.monotonic()
+            self.give_back(channel)
             self._alone.end(DEVICE)
             return reply
         return self._alone.perform(DEVICE, inode, request)
 
-    def _hang_up(self, channel: Channel) -> None:
-        channel.close()
-        self._own.channel = None
+    def give_back(self, channel: Channel) -> None:
+        """Nothing goes on over this connection any more."""
+        self._idle.append(channel)
+        if self._stopped.is_set():
+            self._forget_idle()
 
-    def _channel(self) -> Channel | None:
-        """This thread's; None after a lease without."""
-        channel: Channel | None = getattr(self._own, "channel", None)
-        while channel is None:
+    def _call(self, channel: Channel, request: Message, reply: type[R], deadline: Deadline) -> R | None:
+        """None if the connection was lost. Raises OSError and WouldWait when the time is up."""
+        try:
+            answer = channel.call(request, reply, deadline)
+        except MillpondError as error:
+            channel.close()
+            if isinstance(error, DeadlineExceeded):
+                raise _too_late() from None
+            self._forget_idle()  # they are of the same master, which is gone
+            return None
+        self._heard = time.monotonic()
+        return answer
+
+    def _taken(self) -> Channel | None:
+        """For this thread alone; None after a lease without."""
+        while True:
+            with contextlib.suppress(IndexError):
+                return self._idle.pop()
             try:
-                channel = self._own.channel = self._connected()
+                return self._connected()
             except OSError:
                 if time.monotonic() > self._heard + self._lease:
                     return None
                 if not patient.get():
                     raise WouldWait from None
                 time.sleep(_PAUSE)
-        return channel
+
+    def _forget_idle(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     def _connected(self) -> Channel:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        connection.settimeout(_GLANCE_SECONDS)  # one that accepts nobody must not hold up anybody
-        try:
-            connection.connect(os.fspath(self._path))
-        except OSError:
-            connection.close()
-            raise
+        connection = connect(self._path, _GLANCE_SECONDS)  # who accepts nobody must not hold up anybody
         return Channel(connection, "the lock master")
 
     def _stay_present(self) -> None:
         """A master that was started anew grants nothing before it is told what is written already."""
-        while True:
+        while not self._stopped.is_set():
             if self._writers:
                 _await_end(self._writers)
-            time.sleep(_PAUSE)
-            self._arrive()
+            if not self._stopped.wait(_PAUSE):
+                self._arrive()
+        self._leave()
 
     def _arrive(self) -> None:
         with contextlib.suppress(MillpondError, OSError), self._lock, contextlib.ExitStack() as failed:
-            if self._writers:
-                self._writers.close()
-                self._writers = None
+            self._leave()
+            if self._stopped.is_set():
+                return
             channel = failed.enter_context(self._connected())
             channel.call(m.Present(tuple(self._writing)), m.Begun, Deadline.after(_PRESENT_SECONDS))
             self._writers = channel
             failed.pop_all()
+
+    def _leave(self) -> None:
+        if self._writers:
+            self._writers.close()
+            self._writers = None
 
     def begin_writing(self, inode: int, *, anyway: bool = False) -> bool:
         """The kernel is to write the file itself; False if a client keeps what it reads of it."""
@@ -219,10 +241,16 @@ class _Begun:
         """Return once nobody else keeps these, too."""
         if self._channel:
             self._begin = replace(self._begin, inodes=(*self._begin.inodes, *inodes))
-            self._channel = self._guard.ask(m.Revoke(inodes, patient.get()), self._begin)
+            more = m.Begin((), inodes, patient.get())
+            self._channel = self._guard.ask(more, self._channel, self._begin)
 
     def end(self) -> None:
         """It is done."""
-        if self._channel:
-            with contextlib.suppress(MillpondError):  # with the connection it has ended
-                self._channel.send(m.End(), Deadline.after(_ANSWER_SECONDS))
+        if not self._channel:
+            return
+        try:
+            self._channel.send(m.End(), Deadline.after(_ANSWER_SECONDS))
+        except MillpondError:  # with the connection it has ended
+            self._channel.close()
+        else:
+            self._guard.give_back(self._channel)

@@ -10,20 +10,12 @@ from millpond.wire.message import Message, message
 @message("fs.lock.begin")
 @dataclass(frozen=True, slots=True)
 class Begin(Message):
-    """A change begins: of directories, by nobody else at the same time, and of other files. Answered by Begun
-    once nobody keeps them; by Wait if it is not ``patient`` and somebody does, or by Refused.
+    """A change begins, or the one that has begun is of these, too: of directories, by nobody else at the same
+    time, and of other files. Answered by Begun once nobody keeps them; by Wait if it is not ``patient`` and
+    somebody does, or by Refused.
     """
 
     directories: tuple[int, ...]
-    inodes: tuple[int, ...]
-    patient: bool
-
-
-@message("fs.lock.revoke")
-@dataclass(frozen=True, slots=True)
-class Revoke(Message):
-    """The change that has begun is of these, too. Answered as Begin is."""
-
     inodes: tuple[int, ...]
     patient: bool
 

@@ -75,8 +75,6 @@ class _Device:
         match request:
             case m.Begin():
                 return self._begin(request)
-            case m.Revoke():
-                return self._revoke(request)
             case m.End():
                 self._master.end(self._change)
             case m.Present():
@@ -110,9 +108,6 @@ class _Device:
             self._master.end(self._change)
             return m.Refused(error.errno or errno.EIO)
         return m.Begun()
-
-    def _revoke(self, request: m.Revoke) -> Message:
-        return self._begin(m.Begin((), request.inodes, request.patient))
 
     def _arrive(self, inodes: tuple[int, ...]) -> Message:
         for inode in inodes:  # whether they may or not: it goes on since before this master began

@@ -40,6 +40,14 @@ class Mode(IntEnum):
     UNLOCK = 2
 
 
+def mode_of(number: int) -> Mode:
+    """The mode with this number. Raises OSError: EINVAL if there is none."""
+    try:
+        return Mode(number)
+    except ValueError:
+        raise failure(errno.EINVAL) from None
+
+
 @dataclass(frozen=True, slots=True)
 class LockOwner:
     """Whose a lock is: the kernel's ``number`` for a process (POSIX) or an open file (flock), in the mount

@@ -5,7 +5,6 @@ and nobody else waits for it meanwhile, or is interrupted.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import threading
 from collections.abc import Sequence
@@ -13,11 +12,10 @@ from collections.abc import Sequence
 from millpond.fs import abi
 from millpond.fs.abi import Code, Header
 from millpond.fs.kernel import Kernel
-from millpond.fs.ranges import Family, Lock, LockOwner, Mode
+from millpond.fs.own_locks import HERE
+from millpond.fs.ranges import Family, Lock, LockOwner, Mode, mode_of
 from millpond.fs.tree import Buffer, Locking, Node, Waiting
 from millpond.fs.volume import failure
-
-_HERE = 0
 
 
 class KernelLocks:
@@ -107,8 +105,4 @@ class KernelLocks:
 
 def _wanted(asked: abi.LockBody) -> Lock:
     """Raises OSError: EINVAL."""
-    try:
-        mode = Mode(asked.kind)
-    except ValueError:
-        raise failure(errno.EINVAL) from None
-    return Lock(LockOwner(_HERE, asked.owner), mode, asked.start, asked.end, asked.pid)
+    return Lock(LockOwner(HERE, asked.owner), mode_of(asked.kind), asked.start, asked.end, asked.pid)

@@ -6,7 +6,7 @@ import errno
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from millpond.fs import protocol as p
@@ -33,11 +33,10 @@ class Open:
     memory: int
     direct: bool
     silent: bool = False
-    doubts: int = -1
+    doubts: int = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.doubts < 0:
-            self.doubts = self.file.durability.told
+        self.doubts = self.file.durability.told
 
 
 def may_keep(flags: int) -> bool:

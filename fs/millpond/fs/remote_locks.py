@@ -20,6 +20,7 @@ from typing import Protocol
 
 from millpond.fs import range_messages as r
 from millpond.fs.lanes import Lanes
+from millpond.fs.own_locks import HERE
 from millpond.fs.ranges import Family, Lock, LockOwner, Mode, replaced
 from millpond.fs.tree import Node, Waiting, WouldWait, patient
 from millpond.fs.volume import failure
@@ -30,7 +31,6 @@ _AGAIN_SECONDS = 0.3
 _GRACE_SECONDS = 5.0
 _TRIES = 5
 _JOIN_SECONDS = 5.0
-_HERE = 0
 
 
 class Asks(Protocol):
@@ -88,7 +88,7 @@ class RemoteLocks:
             raise failure(errno.EIO)
         if found.mode == Mode.UNLOCK:
             return None
-        return Lock(LockOwner(_HERE, 0), Mode(found.mode), found.start, found.end, found.pid)
+        return Lock(LockOwner(HERE, 0), Mode(found.mode), found.start, found.end, found.pid)
 
     def require(self, node: Node) -> None:
         """Raises OSError: EIO if a lock of it was lost."""
