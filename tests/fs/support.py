@@ -210,6 +210,10 @@ class Talk:
         self.channel.receive_payload(p.MAX_LISTING, deadline)
         return answer
 
+    def post(self, request: Message) -> None:
+        """What is not answered."""
+        self.channel.send(request, Deadline.after(SOON))
+
     def call(self, request: Message, reply: type[R], payload: bytes = b"") -> R:
         """The answer, which must be a ``reply``."""
         answer = self.ask(request, payload)

@@ -198,7 +198,7 @@ def test_what_is_found_while_the_server_is_told_to_forget_it_is_not_kept(book: B
     file = found(book, b"10", 10, granted=5, named=6)
     assert known(book, file) is None and file.memory == 0  # it is to be found again
     assert book.name(book.root, b"10", NOW) is file
-    book.has_forgotten((1010, 1011))
+    book.has_forgotten((1010, 1011), others_ask=True)
     late = found(book, b"11", 11, granted=7, since=since)
     assert known(book, late) is None
     assert known(book, found(book, b"10", 10, granted=8)) and file.memory == 7

@@ -283,7 +283,6 @@ HOSTILE = [
     p.SyncDirectory(F),
     p.Allocate(99, 0, 0, 1),
     p.Seek(99, 0, 0),
-    p.Release(99),
 ]
 
 
@@ -309,9 +308,9 @@ def test_what_nobody_knows_is_forgotten_and_closed_at_no_harm(
     (top / "f").write_text("inside")
     with server.talk() as client:
         handle = client.open(b"f")
-        client.call(p.Forget(inodes), p.Done)
+        client.post(p.Forget(inodes))
         for inode in inodes[:9]:
-            client.call(p.Closed(inode), p.Done)
+            client.post(p.Closed(inode))
         client.call(p.Read(handle, 1, 0), p.Data)
         assert client.call(p.Walk(ROOT, ()), p.FoundIs).node == ROOT
         assert client.find(b"f") == F  # it is open, and so it was not forgotten
@@ -420,14 +419,16 @@ def test_files_belong_to_the_client_that_found_and_opened_them(server: Server, t
     with server.talk(b"one client's nam") as one, server.talk(b"the other's name") as two:
         handle, node = one.open(b"f"), one.find(b"f")
         two.find(b"g")
-        for request in (p.Read(handle, 1, 0), p.Release(handle), p.Write(handle, 0), p.Sync(handle, False)):
+        two.post(p.Release(handle))
+        for request in (p.Read(handle, 1, 0), p.Write(handle, 0), p.Sync(handle, False)):
             assert two.ask(request) == p.Error(errno.EBADF)
         for asked in (p.GetAttributes(node), p.Open(node, 0), p.SetAttributes(node, size=0)):
             assert two.ask(asked) == p.Error(errno.ESTALE)
-        two.call(p.Forget((node,)), p.Done)
+        two.post(p.Forget((node,)))
         assert one.call(p.GetAttributes(node), p.AttributesAre).attributes.size == 6
         assert two.find(b"f") == node  # now it may
         two.call(p.GetAttributes(node), p.AttributesAre)
+        one.call(p.Read(handle, 9, 0), p.Data)
         two.call(p.Goodbye(), p.Done)
         assert one.call(p.GetAttributes(node), p.AttributesAre).attributes.size == 6
         assert server.open_files == 1

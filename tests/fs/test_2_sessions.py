@@ -203,7 +203,7 @@ def test_what_arrives_late_over_an_earlier_connection_is_not_done(server: Server
             with contextlib.suppress(ConnectionLost):
                 first.ask(p.MakeDirectory(ROOT, b"late", 0o755))
             second.call(p.Again(), p.FoundIs)
-            second.call(p.RemoveDirectory(ROOT, b"d"), p.Done)
+            second.call(p.RemoveDirectory(ROOT, b"d"), p.Changed)
     assert os.listdir(top) == []  # noqa: PTH208
 
 
@@ -229,7 +229,8 @@ def test_lanes_are_conversations_over_the_same_files(server: Server, top: Path) 
         two.call(p.Again(), p.FoundIs)
         with server.talk(lane=b"the second lane.") as again:
             assert again.welcome.performed == 3
-            again.call(p.Release(handle), p.Done)
+            again.post(p.Release(handle))
+            again.call(p.GetStatistics(), p.StatisticsAre)
         assert one.ask(p.Read(handle, 9, 0)) == p.Error(errno.EBADF)
         with server.talk(lane=b"the first lane's") as again:
             assert again.welcome.performed == 3

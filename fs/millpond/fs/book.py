@@ -79,7 +79,7 @@ class Book:
         self._numbers = itertools.count(ROOT + 1)
         self._recalled: dict[int, int] = {}
         self._floor = 0
-        self._changes = 0
+        self._changes = self._voided = 0
 
     def file(self, node: Node) -> File:
         """Raises OSError: ESTALE for one that was forgotten."""
@@ -144,10 +144,11 @@ class Book:
         self._forgetting.update(nodes)
         return nodes
 
-    def has_forgotten(self, nodes: Iterable[int]) -> None:
-        """The server has; what replies under way say may be of before."""
+    def has_forgotten(self, nodes: Iterable[int], *, others_ask: bool) -> None:
+        """The server has; what replies to ``others`` say that are under way may be of before."""
         self._forgetting.difference_update(nodes)
-        self.change()
+        if others_ask:
+            self.change()
 
     def place(self, file: File, parent: File | None, name: bytes) -> None:
         """It is to be found there from now on; nowhere, without a parent."""
@@ -169,7 +170,7 @@ class Book:
 
     def learn(self, file: File, attributes: Attributes | None, granted: int, *, since: int) -> bool:
         """By this grant; whether it counts."""
-        counts = self._counts(file, granted)
+        counts = self._counts(file, granted, since)
         if counts:
             file.granted = max(file.granted, granted)
             if attributes is not None and since == self._changes:
@@ -180,16 +181,17 @@ class Book:
         self, directory: File, name: bytes, node: Node | None, granted: int, *, since: int
     ) -> None:
         """What a name stands for, None for nothing."""
-        if self._counts(directory, granted) and since == self._changes:
+        if self._counts(directory, granted, since) and since == self._changes:
             directory.granted = max(directory.granted, granted)
             directory.names[name] = node
 
     def counts(self, file: File, granted: int, *, since: int) -> bool:
         """Whether what came by this grant may be kept."""
-        return self._counts(file, granted) and since == self._changes
+        return self._counts(file, granted, since) and since == self._changes
 
-    def _counts(self, file: File, granted: int) -> bool:
-        return granted > max(self._floor, self._recalled.get(file.inode, 0))
+    def _counts(self, file: File, granted: int, since: int) -> bool:
+        """Another memory of the server numbers its grants anew."""
+        return since >= self._voided and granted > max(self._floor, self._recalled.get(file.inode, 0))
 
     def use(self, file: File) -> None:
         """Who uses the client has found it once more."""
@@ -248,6 +250,7 @@ class Book:
             self._forgetting.clear()
             self._recalled.clear()
             self._floor = 0
+            self._voided = self.change()
             for file in self._files.values():
                 file.durability.forgotten()
         self.lease_end = 0.0

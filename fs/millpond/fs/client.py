@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from millpond.fs import protocol as p
 from millpond.fs.book import File
+from millpond.fs.changing import Changing
 from millpond.fs.connection import AbsentName, Dial
 from millpond.fs.contents import MOST, Contents, wanted
 from millpond.fs.lanes import Lanes, Turn, now
@@ -108,7 +109,7 @@ class RemoteTree:
         return self._walk(directory, (name,))
 
     def _walk(self, start: File, names: tuple[bytes, ...]) -> Found:
-        since, path = self._book.changes, b"/".join(names)
+        path = b"/".join(names)
         most = wanted(start) if self.keeper else 0
         with self.lanes.turn() as turn:
             try:
@@ -117,10 +118,10 @@ class RemoteTree:
                 )
             except AbsentName as absent:
                 with self._lock:
-                    self._book.learn_name(start, path, None, absent.granted, since=since)
+                    self._book.learn_name(start, path, None, absent.granted, since=turn.since)
                     kept = path in start.names
                 raise Absent(self._seconds(start) if kept else 0.0) from None
-            return self._learned(reply, start, path, since, turn.memory, bytes(data))
+            return self._learned(reply, start, path, turn.since, turn.memory, bytes(data))
 
     def walk(self, start: Node, names: Sequence[bytes]) -> Found:
         """Where a path of names leads."""
@@ -145,10 +146,9 @@ class RemoteTree:
             file = self._file(node)
             if file.attributes and (seconds := self._seconds(file)):
                 return Known(file.attributes, seconds)
-        since = self._book.changes
         with self.lanes.turn() as turn:
             reply, _ = turn.ask(lambda: p.GetAttributes(turn.remote(file)), p.AttributesAre, repeat=True)
-        return self._now_known(file, reply, since)
+        return self._now_known(file, reply, turn.since)
 
     def _now_known(self, file: File, reply: p.AttributesAre, since: int) -> Known:
         with self._lock:
@@ -156,44 +156,31 @@ class RemoteTree:
             seconds = self._seconds(file) if file.attributes is reply.attributes else 0.0
         return Known(reply.attributes, seconds)
 
-    @contextlib.contextmanager
-    def _changing(self, *files: File) -> Iterator[int]:
-        """Around a change of these; what it tells counts if ``changes`` of the book are still so many."""
-        with self._lock:
-            since = self._book.change()
-            self._drop_attributes(files)
-        try:
-            yield since
-        except OSError:
-            with self._lock:  # it may have been done, or will be
-                for file in files:
-                    file.names.clear()
-            raise
-        finally:
-            with self._lock:
-                self._drop_attributes(files)
-                self._book.change()
-                for file in files:
-                    file.durability.change()
+    def _changing(self, *files: File) -> Changing:
+        return Changing(self._book, self._lock, self._drop, files)
 
-    def _drop_attributes(self, files: Sequence[File]) -> None:
-        for file in files:
-            file.attributes, file.listing = None, None
-            self._ahead.drop(file)
-            self._contents.drop(file)
+    def _drop(self, file: File) -> None:
+        self._ahead.drop(file)
+        self._contents.drop(file)
+
+    def _after(self, change: Changing, file: File, told: p.AttributesAre | None) -> None:
+        if told:
+            with self._lock:
+                change.learn(file, told)
 
     def setattr(self, node: Node, changes: Changes, handle: Handle | None = None) -> Known:
         """Change attributes."""
         file = self._file(node)
         opened = None if handle is None else self._files.get(handle)
-        with self._changing(file), self.lanes.turn() as turn:
+        with self._changing(file) as change, self.lanes.turn() as turn:
 
             def prepare() -> Message:
                 remote = None if opened is None else self._files.remote(turn, opened)
                 return _set_attributes(turn.remote(file), changes, remote)
 
             reply, _ = turn.ask(prepare, p.AttributesAre, repeat=True)
-        return Known(reply.attributes)  # not to be kept: the kernel asks again, once nothing is under way
+        self._after(change, file, reply)
+        return Known(reply.attributes)  # the kernel asks again, once nothing is under way
 
     def readlink(self, node: Node) -> bytes:
         """Where a symbolic link points, as it was stored."""
@@ -206,17 +193,18 @@ class RemoteTree:
 
     def _make(self, parent: Node, name: bytes, request: Callable[[Turn, int], Message], *also: File) -> Found:
         directory = self._file(parent)
-        with self._changing(directory, *also) as since, self.lanes.turn() as turn:
+        with self._changing(directory, *also) as change, self.lanes.turn() as turn:
             one_name(name)
             reply, _ = turn.ask(lambda: request(turn, turn.remote(directory)), p.FoundIs, repeat=False)
-            return self._now_there(reply, directory, name, since, turn.memory)
+        return self._now_there(reply, directory, name, change, turn.memory)
 
-    def _now_there(self, reply: p.FoundIs, parent: File, name: bytes, since: int, memory: int) -> Found:
-        """What was just made. What replies under way say of its name does not count."""
+    def _now_there(self, reply: p.FoundIs, parent: File, name: bytes, change: Changing, memory: int) -> Found:
+        """What was just made."""
         with self._lock:
             parent.names.pop(name, None)
-            file = self._book.found(reply, parent, name, since=since, memory=memory)
-            self._book.change()
+            if reply.directory:
+                change.learn(parent, reply.directory)
+            file = self._book.found(reply, parent, name, since=change.since, memory=memory)
             return self._as_found(file, parent, file.attributes or reply.attributes)
 
     def mknod(self, parent: Node, name: bytes, mode: int, rdev: int, owner: Owner | None) -> Found:
@@ -246,14 +234,13 @@ class RemoteTree:
 
     def _remove(self, parent: Node, name: bytes, request: Callable[[int], Message]) -> None:
         directory = self._file(parent)
-        with self._changing(directory), self.lanes.turn() as turn:
-            drops = directory.drops
-            turn.ask(lambda: request(turn.remote(directory)), p.Done, repeat=False)
-            with self._lock:
-                self._unnamed(directory, name)
-                self._book.change()
-                if directory.granted and directory.drops == drops:
-                    directory.names[name] = None
+        with self._changing(directory) as change, self.lanes.turn() as turn:
+            reply, _ = turn.ask(lambda: request(turn.remote(directory)), p.Changed, repeat=False)
+        with self._lock:
+            self._unnamed(directory, name)
+            for told in reply.directories:
+                change.learn(directory, told)
+                self._book.learn_name(directory, name, None, told.granted, since=change.since)
 
     def _unnamed(self, directory: File, name: bytes) -> None:
         """With the lock: the name stands no longer for what it did."""
@@ -268,21 +255,22 @@ class RemoteTree:
         """Move a name, as renameat2(2) with these flags."""
         here, there = self._file(parent), self._file(new_parent)
         one_name(name), one_name(new_name)
-        with self._changing(here, there), self.lanes.turn() as turn:
+        with self._changing(here, there) as change, self.lanes.turn() as turn:
 
             def prepare() -> Message:
                 return p.Rename(turn.remote(here), name, turn.remote(there), new_name, flags)
 
-            turn.ask(prepare, p.Done, repeat=False)
-            with self._lock:
-                self._moved(here, name, there, new_name, exchanged=bool(flags & _EXCHANGE))
+            reply, _ = turn.ask(prepare, p.Changed, repeat=False)
+        with self._lock:
+            self._moved(here, name, there, new_name, exchanged=bool(flags & _EXCHANGE))
+            for directory, told in zip((here, there), reply.directories, strict=False):
+                change.learn(directory, told)
 
     def _moved(self, here: File, name: bytes, there: File, new_name: bytes, *, exchanged: bool) -> None:
         """With the lock: files are where they were moved, for who has to find them again."""
         one, other = self._book.named(here, name), self._book.named(there, new_name)
         self._unnamed(there, new_name)
         self._unnamed(here, name)
-        self._book.change()
         if one:
             self._book.place(one, there, new_name)
         if other and exchanged:
@@ -293,7 +281,7 @@ class RemoteTree:
     ) -> tuple[Found, Handle]:
         """Make and open a regular file."""
         directory = self._file(parent)
-        with self._changing(directory) as since, self.lanes.turn() as turn:
+        with self._changing(directory) as change, self.lanes.turn() as turn:
 
             def prepare() -> Message:
                 keeps = bool(self.keeper) and may_keep(flags)
@@ -302,8 +290,8 @@ class RemoteTree:
             reply, _ = turn.ask(prepare, p.Opened, repeat=False)
             if reply.found is None:
                 raise failure(errno.EIO)
-            found = self._now_there(reply.found, directory, name, since, turn.memory)
-            return found, self._files.add(self._book.file(found.node), flags, reply, turn.memory)
+        found = self._now_there(reply.found, directory, name, change, turn.memory)
+        return found, self._files.add(self._book.file(found.node), flags, reply, turn.memory)
 
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file; for reading without a word to the server, if that is sure to succeed."""
@@ -356,10 +344,11 @@ class RemoteTree:
             return ready
         end = now() + _REFUSED_SECONDS
         while now() < end:
+            since = self._book.changes
             reply, data = self._read(handle, size, offset, keep=True)
             with self._lock:
                 file.has_data = True
-                if self._book.learn(file, None, reply.granted, since=-1) and self._seconds(file):
+                if self._book.learn(file, None, reply.granted, since=since) and self._seconds(file):
                     return data
                 if reply.unseen:
                     self.keeper.drop_soon(file)
@@ -408,8 +397,9 @@ class RemoteTree:
         def request(remote: int) -> Message:
             return p.Write(remote, offset, append)
 
-        with self._changing(opened.file):
+        with self._changing(opened.file) as change:
             reply, _ = self._files.ask(handle, request, p.Written, payload=body, repeat=not append)
+        self._after(change, opened.file, reply.file)
         return max(0, min(reply.count, len(body)))
 
     def descriptor(self, _handle: Handle) -> int:
@@ -430,8 +420,9 @@ class RemoteTree:
         def request(remote: int) -> Message:
             return p.Allocate(remote, mode, offset, length)
 
-        with self._changing(opened.file):
-            self._files.ask(handle, request, p.Done)
+        with self._changing(opened.file) as change:
+            reply, _ = self._files.ask(handle, request, p.AttributesAre)
+        self._after(change, opened.file, reply)
 
     def seek(self, handle: Handle, offset: int, whence: int) -> int:
         """Where data or a hole begins, as lseek(2)."""
@@ -467,7 +458,6 @@ class RemoteTree:
         with self._lock:
             if file.listing is not None and self._seconds(file):
                 return file.listing
-        since = self._book.changes
         with self.lanes.turn() as turn:
             reply, packed = turn.ask(
                 lambda: p.ReadDirectory(turn.remote(file)), p.Entries, repeat=True, limit=p.MAX_LISTING
@@ -478,8 +468,9 @@ class RemoteTree:
         except ProtocolError:
             raise failure(errno.EIO) from None
         with self._lock:
-            counts = self._book.learn(file, None, reply.granted, since=since)
-            if counts and since == self._book.changes and len(listing) <= _MOST_KEPT_NAMES:
+            counts = self._book.counts(file, reply.granted, since=turn.since)
+            self._book.learn(file, None, reply.granted, since=turn.since)
+            if counts and len(listing) <= _MOST_KEPT_NAMES:
                 file.listing = listing
         return listing
 

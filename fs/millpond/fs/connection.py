@@ -64,7 +64,7 @@ class Connection:
 
     ``memory`` names the server's memory of this client: what it knew in an earlier one is gone. ``root`` is
     the volume's node there, ``lease`` how many seconds a lock is leased for. What is ``posted`` goes out with
-    the next request; its outcome is of no interest, and once may be twice.
+    the next request and is ``answered`` with it; its outcome is of no interest, and once may be twice.
     """
 
     def __init__(
@@ -80,12 +80,11 @@ class Connection:
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._hello = Hello(client, os.urandom(16), patient)
-        self._performed = 0
+        self._performed = self._sent = 0
         self._buffer = memoryview(bytearray(MAX_TRANSFER))
-        self._unanswered = 0
         self._used = 0.0
         self.posted: list[Message] = []
-        self.on_answered: Callable[[Message], None] = lambda _posted: None
+        self.answered: list[Message] = []
         self.memory, self.root, self.lease = 0, 0, 0.0
 
     @contextlib.contextmanager
@@ -133,7 +132,7 @@ class Connection:
                 return self.exchange(request, reply, deadline, payload=payload, limit=limit)
             except Lost as lost:
                 if lost.in_doubt:
-                    doubt = _Doubt(self.memory, self._performed + self._unanswered + 1)
+                    doubt = _Doubt(self.memory, self._performed + self._sent + 1)
         raise failure(errno.EIO)
 
     def exchange(
@@ -151,11 +150,11 @@ class Connection:
         if channel is None:
             raise Lost(in_doubt=False)
         sent, began = False, time.monotonic()
-        posted, self._unanswered = self.posted[:_MOST_POSTED] if counts else [], 0
+        posted = self.posted[:_MOST_POSTED] if counts else []
+        self._sent = len(posted)
         try:
             channel.send(request, deadline, payload, before=posted)
-            sent, self._unanswered = True, len(posted)
-            self._receive_posted(channel, deadline)
+            sent = True
             head = channel.receive(deadline)
             body = self._receive_payload(channel, head.payload_size, limit, deadline)
         except DeadlineExceeded as error:
@@ -169,7 +168,9 @@ class Connection:
         except BaseException:  # an interrupt, which leaves the rest of a reply behind
             self.hang_up()
             raise
-        self._performed += counts
+        self._performed += self._sent + counts
+        del self.posted[: self._sent]
+        self.answered += posted
         self._used = time.monotonic()
         self._meter.took(request.NAME, self._used - began)
         if isinstance(head.message, Error):
@@ -180,15 +181,6 @@ class Connection:
             self.hang_up()  # a refusal, or the server is out of step
             raise failure(errno.EIO)
         return head.message, body
-
-    def _receive_posted(self, channel: Channel, deadline: Deadline) -> None:
-        """The replies to what was posted: that they come is all that counts."""
-        while self._unanswered:
-            channel.receive(deadline)
-            channel.receive_payload(0, deadline)
-            self._unanswered -= 1
-            self._performed += 1
-            self.on_answered(self.posted.pop(0))
 
     def _receive_payload(self, channel: Channel, size: int, limit: int, deadline: Deadline) -> memoryview:
         if not size <= min(limit, len(self._buffer)):

@@ -35,6 +35,7 @@ class Lanes:
         self.client = os.urandom(16)
         self.meter = Meter()
         self.posted: list[tuple[int, Message]] = []
+        self.busy: list[Connection] = []
         self.book, self.lock = Book(), threading.Lock()
         self.on_void: Callable[[list[File]], None] = lambda _files: None
         self._dial, self._timeout = dial, timeout
@@ -44,14 +45,7 @@ class Lanes:
         self._owners: list[tuple[threading.Thread, Connection]] = []
 
     def _made(self, *, patient: bool) -> Connection:
-        made = Connection(self._dial, self._timeout, self.client, patient=patient, meter=self.meter)
-        made.on_answered = self._answered
-        return made
-
-    def _answered(self, posted: Message) -> None:
-        if isinstance(posted, p.Forget):
-            with self.lock:
-                self.book.has_forgotten(posted.nodes)
+        return Connection(self._dial, self._timeout, self.client, patient=patient, meter=self.meter)
 
     def _lane(self) -> Connection:
         """Of this thread, now."""
@@ -85,7 +79,11 @@ class Lanes:
         """A lane, for one operation. Raises OSError."""
         lane = self._lane()
         with lane.turn() as deadline:
-            yield Turn(self, lane, deadline)
+            self.busy.append(lane)
+            try:
+                yield Turn(self, lane, deadline)
+            finally:
+                self.busy.remove(lane)
 
     def post(self, request: Message, memory: int) -> None:
         """Have something done, before long, whose outcome is of no interest; not by another ``memory``."""
@@ -114,11 +112,10 @@ class Turn:
     def __init__(self, lanes: Lanes, lane: Connection, deadline: Deadline) -> None:
         self._lanes, self._lane, self._deadline = lanes, lane, deadline
         self._used: list[File] = []
-
-    @property
-    def memory(self) -> int:
-        """The server's, of this client."""
-        return self._lane.memory
+        self.since = self.memory = 0
+        """How often something had been changed here when the request that was answered was made, and the
+        server's memory of this client then.
+        """
 
     def ask(
         self,
@@ -134,10 +131,16 @@ class Turn:
         def ready(_deadline: Deadline) -> Message:
             self._meet()
             self._used.clear()
+            self.since, self.memory = self._lanes.book.changes, self._lane.memory
             return prepare()
 
         def once() -> tuple[R, memoryview]:
-            return self._lane.ask(ready, reply, self._deadline, repeat=repeat, payload=payload, limit=limit)
+            try:
+                return self._lane.ask(
+                    ready, reply, self._deadline, repeat=repeat, payload=payload, limit=limit
+                )
+            finally:
+                self._settle()
 
         try:
             return once()
@@ -147,6 +150,14 @@ class Turn:
         for file in self._used:  # another lane may have let the server forget what it just found for this one
             file.memory = 0
         return once()
+
+    def _settle(self) -> None:
+        """What was forgotten before the request is not in its reply, but may be in those of other lanes."""
+        forgotten = [node for one in self._lane.answered if isinstance(one, p.Forget) for node in one.nodes]
+        self._lane.answered.clear()
+        if forgotten:
+            with self._lanes.lock:
+                self._lanes.book.has_forgotten(forgotten, others_ask=self._lanes.busy != [self._lane])
 
     def exchange(self, request: Message, reply: type[R]) -> R:
         """While ``ask`` prepares: another request before it."""

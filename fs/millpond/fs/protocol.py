@@ -95,7 +95,7 @@ class Walk(Message):
 @message("fs.forget", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Forget(Message):
-    """The client has forgotten these files, however often it found them. Answered by Done."""
+    """The client has forgotten these files, however often it found them. Not answered."""
 
     nodes: tuple[int, ...]
 
@@ -189,7 +189,7 @@ class MakeLink(Message):
 @message("fs.unlink", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Unlink(Message):
-    """Answered by Done."""
+    """Answered by Changed."""
 
     parent: int
     name: bytes
@@ -198,7 +198,7 @@ class Unlink(Message):
 @message("fs.rmdir", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class RemoveDirectory(Message):
-    """Answered by Done."""
+    """Answered by Changed."""
 
     parent: int
     name: bytes
@@ -207,7 +207,7 @@ class RemoveDirectory(Message):
 @message("fs.rename", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Rename(Message):
-    """``flags`` as of renameat2(2). Answered by Done."""
+    """``flags`` as of renameat2(2). Answered by Changed."""
 
     parent: int
     name: bytes
@@ -292,7 +292,7 @@ class SyncDirectory(Message):
 @message("fs.fallocate", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Allocate(Message):
-    """As fallocate(2). Answered by Done."""
+    """As fallocate(2). Answered by AttributesAre."""
 
     handle: int
     mode: int
@@ -313,7 +313,7 @@ class Seek(Message):
 @message("fs.release", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Release(Message):
-    """Answered by Done."""
+    """The client has closed an open file. Not answered."""
 
     handle: int
 
@@ -321,7 +321,7 @@ class Release(Message):
 @message("fs.closed", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Closed(Message):
-    """A file that Recalled may have named is open no more. Answered by Done."""
+    """A file that Recalled may have named is open no more. Not answered."""
 
     inode: int
 
@@ -367,20 +367,6 @@ class Error(Message):
     granted: int = 0
 
 
-@message("fs.found", Kind.VOLUME)
-@dataclass(frozen=True, slots=True)
-class FoundIs(Message):
-    """A file. ``granted`` is the number of the grant by which its attributes, ``name_granted`` of that by
-    which its name may be kept; 0 for none. ``readable``: the server may read it, a regular file.
-    """
-
-    node: int
-    attributes: Attributes
-    granted: int = 0
-    name_granted: int = 0
-    readable: bool = False
-
-
 @message("fs.attributes", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class AttributesAre(Message):
@@ -388,6 +374,30 @@ class AttributesAre(Message):
 
     attributes: Attributes
     granted: int = 0
+
+
+@message("fs.found", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class FoundIs(Message):
+    """A file. ``granted`` is the number of the grant by which its attributes, ``name_granted`` of that by
+    which its name may be kept; 0 for none. ``readable``: the server may read it, a regular file. If it was
+    made, how the ``directory`` is since then.
+    """
+
+    node: int
+    attributes: Attributes
+    granted: int = 0
+    name_granted: int = 0
+    readable: bool = False
+    directory: AttributesAre | None = None
+
+
+@message("fs.changed", Kind.VOLUME)
+@dataclass(frozen=True, slots=True)
+class Changed(Message):
+    """It is done, and how the directories are since then, in the order of the request; none if nobody knows."""
+
+    directories: tuple[AttributesAre, ...] = ()
 
 
 @message("fs.entries", Kind.VOLUME)
@@ -438,9 +448,10 @@ class OffsetIs(Message):
 @message("fs.written", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Written(Message):
-    """How many bytes were written."""
+    """How many bytes were written, and how the file is since then, if that is known."""
 
     count: int
+    file: AttributesAre | None = None
 
 
 @message("fs.statistics", Kind.VOLUME)
@@ -449,6 +460,10 @@ class StatisticsAre(Message):
     """How full the volume is."""
 
     statistics: Statistics
+
+
+UNANSWERED = (Forget, Release, Closed)
+"""What is sent before some other request, whose reply says that these were performed, too."""
 
 
 def pack_entries(entries: Iterable[Entry]) -> bytes:

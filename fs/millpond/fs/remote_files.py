@@ -133,7 +133,7 @@ class RemoteFiles:
         except Lost:
             raise Lost(in_doubt=False) from None
         if reply.direct and not file.direct:  # the kernel would go by what the device changes unseen
-            turn.exchange(p.Release(reply.handle), p.Done)
+            self._lanes.post(p.Release(reply.handle), turn.memory)
             raise failure(errno.ESTALE)
         file.remote, file.memory = reply.handle, turn.memory
         if file.silent:

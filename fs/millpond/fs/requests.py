@@ -8,6 +8,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import singledispatchmethod
 
 from millpond.fs import protocol as p
@@ -88,6 +89,17 @@ class Requests:
         attributes = self._plain.getattr(found.node).attributes if granted else found.attributes
         readable = bool(granted) and self._may_read(found.node, attributes)
         return p.FoundIs(found.node, attributes, granted, named, readable)
+
+    def _made(self, made: Found, parent: Node) -> p.FoundIs:
+        directory = self._now(parent)
+        return replace(self._found(made, directory.granted if directory else 0), directory=directory)
+
+    def _now(self, node: Node) -> p.AttributesAre | None:
+        """How a file is after a change, which was done in any case."""
+        try:
+            return self._attributes(node)
+        except OSError:
+            return None
 
     def _may_read(self, node: Node, attributes: Attributes) -> bool:
         return stat.S_ISREG(attributes.mode) and self._plain.may_read(node)
@@ -197,39 +209,48 @@ class Requests:
     def _(self, request: p.MakeNode, _payload: Buffer) -> Reply:
         parent, mode = self._node(request.parent), within(request.mode, 0, 0o177777)
         made = self._tree.mknod(parent, request.name, mode, request.rdev, request.owner)
-        return self._found(made, self._share(parent)), b""
+        return self._made(made, parent), b""
 
     @perform.register
     def _(self, request: p.MakeDirectory, _payload: Buffer) -> Reply:
         parent = self._node(request.parent)
         made = self._tree.mkdir(parent, request.name, request.mode, request.owner)
-        return self._found(made, self._share(parent)), b""
+        return self._made(made, parent), b""
 
     @perform.register
     def _(self, request: p.MakeSymlink, _payload: Buffer) -> Reply:
         parent = self._node(request.parent)
         made = self._tree.symlink(parent, request.name, request.target, request.owner)
-        return self._found(made, self._share(parent)), b""
+        return self._made(made, parent), b""
 
     @perform.register
     def _(self, request: p.MakeLink, _payload: Buffer) -> Reply:
         parent = self._node(request.parent)
         made = self._tree.link(self._node(request.node), parent, request.name)
-        return self._found(made, self._share(parent)), b""
+        return self._made(made, parent), b""
 
     @perform.register
     def _(self, request: p.Unlink, _payload: Buffer) -> Reply:
-        return self._done(self._tree.unlink, self._node(request.parent), request.name)
+        parent = self._node(request.parent)
+        self._tree.unlink(parent, request.name)
+        return self._changed(parent)
 
     @perform.register
     def _(self, request: p.RemoveDirectory, _payload: Buffer) -> Reply:
-        return self._done(self._tree.rmdir, self._node(request.parent), request.name)
+        parent = self._node(request.parent)
+        self._tree.rmdir(parent, request.name)
+        return self._changed(parent)
 
     @perform.register
     def _(self, request: p.Rename, _payload: Buffer) -> Reply:
         parent, new_parent = self._node(request.parent), self._node(request.new_parent)
         names = (request.name, new_parent, request.new_name)
-        return self._done(self._tree.rename, parent, *names, within(request.flags, 0, 7))
+        self._tree.rename(parent, *names, within(request.flags, 0, 7))
+        return self._changed(parent, new_parent)
+
+    def _changed(self, *directories: Node) -> Reply:
+        known = [self._now(node) for node in directories]
+        return p.Changed(tuple(one for one in known if one) if all(known) else ()), b""
 
     @perform.register
     def _(self, request: p.Create, _payload: Buffer) -> Reply:
@@ -241,7 +262,7 @@ class Requests:
         except OSError:
             self._plain.forget(made.node, 1)
             raise
-        return p.Opened(handle, direct, self._found(made, self._share(parent))), b""
+        return p.Opened(handle, direct, self._made(made, parent)), b""
 
     def _opened(self, handle: Handle, node: Node, keeps: bool) -> bool:
         """The client has opened the file; whether it must not keep what it reads."""
@@ -310,7 +331,8 @@ class Requests:
     @perform.register
     def _(self, request: p.Write, payload: Buffer) -> Reply:
         handle, offset = self._own(request.handle), within(request.offset, 0, _MAX_OFFSET)
-        return p.Written(self._tree.write(handle, payload, offset, append=request.append)), b""
+        count = self._tree.write(handle, payload, offset, append=request.append)
+        return p.Written(count, self._now(self._handles[handle])), b""
 
     @perform.register
     def _(self, request: p.Sync, _payload: Buffer) -> Reply:
@@ -329,7 +351,8 @@ class Requests:
     def _(self, request: p.Allocate, _payload: Buffer) -> Reply:
         handle = self._own(request.handle)
         where = within(request.offset, 0, _MAX_OFFSET), within(request.length, 0, _MAX_OFFSET)
-        return self._done(self._tree.allocate, handle, within(request.mode, 0, 0xFF), *where)
+        self._tree.allocate(handle, within(request.mode, 0, 0xFF), *where)
+        return self._attributes(self._handles[handle]), b""
 
     @perform.register
     def _(self, request: p.Seek, _payload: Buffer) -> Reply:

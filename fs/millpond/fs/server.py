@@ -85,6 +85,8 @@ def _answer(
         reply, body = lane.perform(channel, head.message, payload, may_wait=may_wait)
     except OSError as error:
         reply, body = p.Error(error.errno or errno.EIO), b""
+    if isinstance(head.message, p.UNANSWERED):
+        return
     try:
         channel.send(reply, deadline, body)
     finally:
