@@ -395,7 +395,7 @@ class FoundIs(Message):
 @message("fs.changed", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Changed(Message):
-    """It is done, and how the directories are since then, in the order of the request; none if nobody knows."""
+    """It is done. How the directories are since then, in the request's order; none if nobody knows."""
 
     directories: tuple[AttributesAre, ...] = ()
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import stat
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import singledispatchmethod
+from typing import Any
 
 from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
@@ -129,6 +131,11 @@ class Requests:
     def _done(self, operation: Callable[..., None], *arguments: object) -> Reply:
         operation(*arguments)
         return _DONE
+
+    def do(self, request: Message, payload: Buffer) -> Reply:
+        """``perform``, found at once: a singledispatchmethod makes a function for each call."""
+        kind: Any = type(request)
+        return _performer(kind)(self, request, payload)
 
     @singledispatchmethod
     def perform(self, request: Message, _payload: Buffer) -> Reply:
@@ -387,6 +394,12 @@ class Requests:
     @perform.register
     def _(self, _request: p.GetStatistics, _payload: Buffer) -> Reply:
         return p.StatisticsAre(self._tree.statfs()), b""
+
+
+@functools.cache
+def _performer(kind: type[Message]) -> Callable[[Requests, Message, Buffer], Reply]:
+    dispatcher: singledispatchmethod[Reply] = vars(Requests)["perform"]
+    return dispatcher.dispatcher.dispatch(kind)
 
 
 def _changes(request: p.SetAttributes) -> Changes:

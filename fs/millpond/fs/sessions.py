@@ -75,7 +75,7 @@ class Lane:
 
     def _perform(self, request: Message, payload: Buffer) -> Reply:
         try:
-            return self._requests.perform(request, payload)
+            return self._requests.do(request, payload)
         except WouldWait:
             return p.Pending(), b""
         except OSError as error:

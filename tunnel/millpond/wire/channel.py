@@ -70,6 +70,40 @@ class FileSlice:
         return found
 
 
+class _Sending:
+    """Around system calls: their errors become millpond's. (A generator would cost more than the calls.)"""
+
+    __slots__ = ("_peer",)
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, TimeoutError):
+            raise DeadlineExceeded(f"{self._peer} took no data in time") from None
+        if isinstance(error, OSError):
+            raise ConnectionLost(f"{self._peer}: {error.strerror or error}") from error
+
+
+class _Receiving(_Sending):
+    __slots__ = ()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None:
+            return
+        if isinstance(error, TimeoutError):
+            raise DeadlineExceeded(f"{self._peer} did not answer in time") from None
+        if isinstance(error, EOFError):
+            raise ConnectionLost(f"{self._peer} closed the connection") from None
+        if isinstance(error, ssl.SSLError):
+            raise _tls_error(self._peer, error) from error
+        if isinstance(error, OSError):
+            raise ConnectionLost(f"{self._peer}: {error.strerror or error}") from error
+
+
 class Channel:
     """Sends and receives messages. ``peer`` names the other end in errors. One that is ``eager`` takes all
     that has come at once, to be woken less often: its socket is then nobody else's to read.
@@ -85,6 +119,7 @@ class Channel:
         self._early = memoryview(b"")
         self.eager = False
         self._closing = threading.Lock()
+        self._sending, self._receiving = _Sending(peer), _Receiving(peer)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             notice_dead_peer(sock)
@@ -121,7 +156,7 @@ class Channel:
             parts = ((kind, heads, False), (payload_kind, data, True))
             for part in parts if data else parts[:1]:
                 self._outlet.passing(*part)
-        with self._sending():
+        with self._sending:
             self.sock.settimeout(deadline.remaining())
             self.sock.sendall(heads + data)
 
@@ -151,7 +186,7 @@ class Channel:
         if self._outlet:
             data = bytes(data) if self._outlet.searches else data
             self._outlet.passing(kind, data, payload)
-        with self._sending():
+        with self._sending:
             self.sock.settimeout(deadline.remaining())
             self.sock.sendall(data)
 
@@ -162,7 +197,7 @@ class Channel:
         if self._outlet:
             self._outlet.passing(kind, data, payload=True)
         end = start + len(data)
-        with self._sending():
+        with self._sending:
             self.sock.settimeout(0.0)
             while start < end:
                 try:
@@ -192,15 +227,6 @@ class Channel:
             raise OSError(errno.EBADF, "it was closed here")
         return number
 
-    @contextlib.contextmanager
-    def _sending(self) -> Iterator[None]:
-        try:
-            yield
-        except TimeoutError:
-            raise DeadlineExceeded(f"{self.peer} took no data in time") from None
-        except OSError as error:
-            raise ConnectionLost(f"{self.peer}: {error.strerror or error}") from error
-
     def receive(self, deadline: Deadline) -> Head:
         """The next message, whatever it is. Raises ConnectionLost, DeadlineExceeded, ProtocolError."""
         if self._payload_left:
@@ -228,7 +254,7 @@ class Channel:
         """Fill ``view`` but for its end, which is returned. To be woken for every packet costs as much as to
         copy what it brought.
         """
-        with self._receiving(), self._woken_by_chunks():
+        with self._receiving, self._woken_by_chunks():
             self.sock.settimeout(0.0)
             while len(view) > _CHUNK:
                 try:
@@ -279,7 +305,7 @@ class Channel:
     def _receive_some(self, buffer: memoryview, deadline: Deadline) -> int:
         if self._early:
             return self._take_early(buffer)
-        with self._receiving():
+        with self._receiving:
             self.sock.settimeout(deadline.remaining())
             if not self.eager or len(buffer) >= _EARLY:
                 return _not_the_end(self.sock.recv_into(buffer))
@@ -307,19 +333,6 @@ class Channel:
         except OSError:
             pass
         return False
-
-    @contextlib.contextmanager
-    def _receiving(self) -> Iterator[None]:
-        try:
-            yield
-        except TimeoutError:
-            raise DeadlineExceeded(f"{self.peer} did not answer in time") from None
-        except EOFError:
-            raise ConnectionLost(f"{self.peer} closed the connection") from None
-        except ssl.SSLError as error:
-            raise _tls_error(self.peer, error) from error
-        except OSError as error:
-            raise ConnectionLost(f"{self.peer}: {error.strerror or error}") from error
 
     @property
     def closed_cleanly(self) -> bool:

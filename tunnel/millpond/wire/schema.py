@@ -25,11 +25,14 @@ def load(cls: type[T], data: object, where: _Where, *, strict: bool = True) -> T
     Raises ConfigError naming ``where`` and the key: unknown (if ``strict``; the nearest known one is named),
     missing, or of the wrong type.
     """
-    if not isinstance(data, Mapping):
+    if type(data) is not dict and not isinstance(data, Mapping):
         raise _wrong(where, "a table", data)
     fields = _fields(typing.cast(Any, cls))
     values: dict[str, Any] = {}
     for key, value in data.items():
+        if type(value) is fields.scalars.get(key):  # most are
+            values[key] = value
+            continue
         convert = fields.converters.get(key)
         if convert is not None:
             values[key] = convert(value, (where, ": ", key), strict)
@@ -43,11 +46,11 @@ def load(cls: type[T], data: object, where: _Where, *, strict: bool = True) -> T
 
 def dump(value: object) -> Any:
     """The plain data of a dataclass, tuple, dict or scalar; ``load`` gives the same value back."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _NAMES:
         return value
-    if dataclasses.is_dataclass(kind):
-        return {name: dump(getattr(value, name)) for name in _fields(kind).converters}
+    if (names := _field_names(kind)) is not None:
+        return {name: item if type(item := getattr(value, name)) in _NAMES else dump(item) for name in names}
     if isinstance(value, (tuple, list)):
         return [dump(item) for item in value]
     if isinstance(value, Mapping):
@@ -65,17 +68,27 @@ def _wrong(where: _Where, expected: str, value: object) -> ConfigError:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Fields:
-    """Of a dataclass: how the value of each is converted, and which must be there."""
+    """Of a dataclass: how the value of each is converted, which must be there, and the type of those that
+    need no conversion if they have it.
+    """
 
     converters: dict[str, _Converter]
     required: tuple[str, ...]
+    scalars: dict[str, type]
 
 
 @functools.cache
 def _fields(cls: Any) -> _Fields:
     hints, fields = typing.get_type_hints(cls), dataclasses.fields(cls)
     required = tuple(field.name for field in fields if _required(field))
-    return _Fields({field.name: _converter(hints[field.name]) for field in fields}, required)
+    converters = {field.name: _converter(hints[field.name]) for field in fields}
+    return _Fields(converters, required, {name: hint for name, hint in hints.items() if hint in _NAMES})
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """Of a dataclass; None of another type."""
+    return tuple(_fields(kind).converters) if dataclasses.is_dataclass(kind) else None
 
 
 def _required(field: dataclasses.Field[Any]) -> bool:
