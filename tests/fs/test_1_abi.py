@@ -44,7 +44,7 @@ def test_the_head_of_a_request() -> None:
         1001,
     )
     assert abi.HEADER.size == 40
-    assert abi.parse_header(request(39)).code is None  # FUSE_IOCTL
+    assert abi.parse_header(request(40)).code is None  # FUSE_POLL
 
 
 @pytest.mark.parametrize("data", [b"", bytes(39), bytes(request(1, b"x", 40)), bytes(request(1, b"x", 42))])

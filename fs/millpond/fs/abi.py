@@ -51,6 +51,7 @@ class Code(IntEnum):
     CREATE = 35
     INTERRUPT = 36
     DESTROY = 38
+    IOCTL = 39
     BATCH_FORGET = 42
     FALLOCATE = 43
     RENAME2 = 45
@@ -78,6 +79,7 @@ class Feature(IntFlag):
     BIG_WRITES = 1 << 5
     AUTO_INVAL_DATA = 1 << 12
     FLOCK_LOCKS = 1 << 10
+    IOCTL_DIR = 1 << 11
     PARALLEL_DIROPS = 1 << 18
     MAX_PAGES = 1 << 22
     INIT_EXT = 1 << 30
@@ -98,6 +100,7 @@ class Valid(IntFlag):
     MTIME_NOW = 1 << 8
 
 
+IOCTL_OF_DIRECTORY = 1 << 4
 OPEN_DIRECT_IO = 1 << 0
 OPEN_KEEP_CACHE = 1 << 1
 OPEN_PASSTHROUGH = 1 << 7
@@ -131,6 +134,8 @@ INTERRUPT = Struct("=Q")
 FSYNC = Struct("=QII")
 FALLOCATE = Struct("=QQQII")
 LSEEK = Struct("=QqII")
+IOCTL = Struct("=QIIQII")
+"""Handle, flags, command, its argument as a number, bytes that come with it, bytes that are wanted."""
 FORGET = Struct("=Q")
 BATCH_FORGET = Struct("=II")
 FORGOTTEN = Struct("=QQ")
@@ -143,6 +148,7 @@ _OPENED = Struct("=QIi")
 _WRITTEN = Struct("=II")
 _STATISTICS = Struct("=QQQQQIIII24x")
 _OFFSET = Struct("=Q")
+_IOCTL_IS = Struct("=iIII")
 _DROP = Struct("=Qqq")
 _LOCK = Struct("=QQQQIII4x")
 _LOCK_IS = Struct("=QQII")
@@ -176,6 +182,17 @@ class LockBody:
     kind: int
     pid: int
     flock: bool
+
+
+PREFETCH_MOST = (1 << 14) - 1
+_PREFETCH = 1 << 30 | ord("m") << 8 | ord("p")
+
+
+def prefetch_command(size: int) -> int:
+    """The ioctl on an open directory by which so many bytes of names, with NUL between them, are said to be
+    about to be read: _IOW('m', 'p', char[size]).
+    """
+    return _PREFETCH | size << 16
 
 
 _CODES = {code.value: code for code in Code}
@@ -264,6 +281,19 @@ def pack_written(count: int) -> bytes:
 def pack_offset(offset: int) -> bytes:
     """Where a seek has come to."""
     return _OFFSET.pack(offset)
+
+
+def names_to_prefetch(body: memoryview) -> list[bytes]:
+    """Of the ioctl. Raises OSError: ENOTTY if it is another one."""
+    _, flags, command, _, size, _ = IOCTL.unpack_from(body)
+    if not flags & IOCTL_OF_DIRECTORY or command != prefetch_command(size):
+        raise failure(errno.ENOTTY)
+    return bytes(body[IOCTL.size :]).split(b"\0")
+
+
+def pack_ioctl() -> bytes:
+    """The ioctl returns 0."""
+    return _IOCTL_IS.pack(0, 0, 0, 0)
 
 
 def pack_lock(start: int, end: int, kind: int, pid: int) -> bytes:

@@ -88,6 +88,10 @@ class Book:
         except KeyError:
             raise failure(errno.ESTALE) from None
 
+    def known(self, node: Node) -> File | None:
+        """None for one that was forgotten."""
+        return self._files.get(node)
+
     def seconds(self, file: File, now: float) -> float:
         """For how long what is known of the file may be gone by."""
         return max(0.0, self.lease_end - now) if file.granted else 0.0
@@ -167,6 +171,7 @@ class Book:
         """Nobody knows it, and no file that is known is to be found in it."""
         if not file.lookups and not file.children:
             self._idle[file.node] = None
+            self._idle.move_to_end(file.node)
 
     def learn(self, file: File, attributes: Attributes | None, granted: int, *, since: int) -> bool:
         """By this grant; whether it counts."""
@@ -210,7 +215,11 @@ class Book:
             if file.parent is None and self._idle.pop(node, 0) is None and not file.children:
                 self._remove(file)  # its name is gone: the server keeps it on the flash till it hears so
                 self.is_urgent = True
-            self.forget_idle(_MOST_IDLE)
+            self.forget_old()
+
+    def forget_old(self) -> None:
+        """What nobody has used, or found, for long."""
+        self.forget_idle(_MOST_IDLE)
 
     def forget_idle(self, most: int = 0) -> None:
         """All that nobody uses, but for so many."""

@@ -16,6 +16,7 @@ from millpond.fs.book import File
 from millpond.fs.changing import Changing
 from millpond.fs.connection import AbsentName, Dial
 from millpond.fs.contents import MOST, Contents, wanted
+from millpond.fs.fetching import Fetching
 from millpond.fs.lanes import Lanes, Turn, now
 from millpond.fs.read_ahead import ReadAhead
 from millpond.fs.remote_files import Open, RemoteFiles, may_keep
@@ -61,6 +62,7 @@ class RemoteTree:
         self._files = RemoteFiles(self.lanes)
         self.locks = over_lanes(self.lanes)
         self._contents = Contents()
+        self.fetching = Fetching(self.lanes, self._contents)
         self._ahead = ReadAhead(dial, self.lanes.client, timeout, self.lanes.meter)
         self._directories: dict[Handle, tuple[Node, tuple[Entry, ...]]] = {}
         self._numbers = itertools.count(_DIRECTORIES)
@@ -69,6 +71,7 @@ class RemoteTree:
     def close(self) -> None:
         """Hang up; what was open is closed by the server."""
         self._ahead.close()
+        self.fetching.close()
         self.locks.close()
         self.lanes.close()
         self._files.clear()

@@ -39,6 +39,10 @@ class Contents:
             self.drop(file)
         return data[offset : offset + size]
 
+    def has(self, file: File) -> bool:
+        """Whether the file can be taken."""
+        return self._kept.get(file.node, (-1, b""))[0] == file.drops
+
     def drop(self, file: File) -> None:
         """It is not to be used."""
         _, data = self._kept.pop(file.node, (0, b""))

@@ -20,7 +20,7 @@ from millpond.wire.errors import LocalError
 
 _WANTED = Feature.BIG_WRITES | Feature.PARALLEL_DIROPS | Feature.MAX_PAGES | Feature.INIT_EXT
 _LOCKING = Feature.POSIX_LOCKS | Feature.FLOCK_LOCKS
-_KEEPING = Feature.ASYNC_READ | Feature.AUTO_INVAL_DATA
+_KEEPING = Feature.ASYNC_READ | Feature.AUTO_INVAL_DATA | Feature.IOCTL_DIR
 _BUFFER = MAX_TRANSFER + (1 << 16)  # a request has its head before the data
 _STACKED = 2  # file systems upon each other, at most: the flash may be an overlay itself
 _BACKING = struct.Struct("=iIQ")

@@ -96,6 +96,14 @@ class Lanes:
             with suppress(OSError), self.turn() as turn:
                 turn.ask(p.GetStatistics, p.StatisticsAre, repeat=True)
 
+    def forget_now(self) -> None:
+        """Have the server forget what it is to forget, before something else is asked: the reply to that
+        would not count.
+        """
+        if len(self.book.forgotten) >= _FORGET_AT_ONCE or self.book.is_urgent:
+            with self.turn() as turn:
+                turn.ask(p.GetStatistics, p.StatisticsAre, repeat=True)
+
     def close(self) -> None:
         """Say farewell on one, and hang up the others."""
         own = self._lane()

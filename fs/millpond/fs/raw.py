@@ -36,11 +36,12 @@ from millpond.fs.tree import (
     WouldWait,
     patient,
 )
-from millpond.fs.volume import Handle, Owner
+from millpond.fs.volume import Handle, Owner, failure
 from millpond.wire.errors import LocalError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Reply = Sequence[Buffer]
+Prefetch = Callable[[Node, Sequence[bytes]], None]
 log = logging.getLogger(__name__)
 
 _THREADS = 4
@@ -73,10 +74,12 @@ def mount_and_serve(
     name: str,
     backing: int | None = None,
     options: Sequence[str] = ("allow_other",),
+    prefetch: Prefetch | None = None,
     on_ready: Callable[[Kernel], None],
 ) -> None:
     """Mount ``tree`` at ``mountpoint`` as ``name`` and serve it, in this thread, until it is unmounted. Its
-    files may lie in ``backing``, an open directory. ``options`` are of mount(8).
+    files may lie in ``backing``, an open directory. ``options`` are of mount(8). ``prefetch`` is told what is
+    about to be read, of a directory these names, and returns at once.
 
     SIGTERM, SIGINT and SIGHUP unmount it. ``on_ready`` is called once it is mounted. The thread must be the
     main one. Raises LocalError if it cannot mount.
@@ -84,7 +87,7 @@ def mount_and_serve(
     require_mountable(mountpoint, name)
     with _signals_held():
         kernel = Kernel(mountpoint, name, backing, options)
-        binding = Binding(kernel, tree)
+        binding = Binding(kernel, tree, prefetch)
         try:
             with _stopped_by_signals() as woken:
                 kernel.wake_by(woken)
@@ -136,8 +139,8 @@ def _stopped_by_signals() -> Iterator[int]:
 class Binding:
     """The kernel's requests, done on a tree."""
 
-    def __init__(self, kernel: Kernel, tree: Tree) -> None:
-        self._kernel, self._tree = kernel, tree
+    def __init__(self, kernel: Kernel, tree: Tree, prefetch: Prefetch | None = None) -> None:
+        self._kernel, self._tree, self._prefetch = kernel, tree, prefetch
         self._backings, self._locks = _Backings(kernel), KernelLocks(kernel, tree.locks)
         self._waiting = ThreadPoolExecutor(_THREADS, "fsync")
 
@@ -345,6 +348,12 @@ class Binding:
         handle, offset, whence, _ = abi.LSEEK.unpack_from(body)
         return [abi.pack_offset(self._tree.seek(Handle(handle), offset, whence))]
 
+    def _ioctl(self, header: Header, body: memoryview) -> Reply:
+        if self._prefetch is None:
+            raise failure(errno.ENOTTY)
+        self._prefetch(Node(header.node), abi.names_to_prefetch(body))
+        return [abi.pack_ioctl()]
+
 
 _DOES: Mapping[Code, Callable[[Binding, Header, memoryview], Reply | None]] = {
     Code.LOOKUP: Binding._lookup,
@@ -372,6 +381,7 @@ _DOES: Mapping[Code, Callable[[Binding, Header, memoryview], Reply | None]] = {
     Code.FSYNCDIR: Binding._fsync,
     Code.FALLOCATE: Binding._fallocate,
     Code.LSEEK: Binding._lseek,
+    Code.IOCTL: Binding._ioctl,
     Code.GETLK: lambda binding, header, body: binding._locks.get(header, body),
     Code.SETLK: lambda binding, header, body: binding._locks.set(header, body),
     Code.SETLKW: lambda binding, header, body: binding._locks.set(header, body),

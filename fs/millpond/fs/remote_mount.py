@@ -90,7 +90,9 @@ def mount_and_serve(
     options = [option for option, wanted in (("allow_other", allow_other), ("ro", read_only)) if wanted]
     try:
         with told:
-            raw.mount_and_serve(tree, mountpoint, name=name, options=options, on_ready=ready)
+            raw.mount_and_serve(
+                tree, mountpoint, name=name, options=options, prefetch=tree.fetching.ask, on_ready=ready
+            )
     finally:
         for each in recalls:
             each.stop()

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any
 
+from millpond.fs import fetch_messages as f
 from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
 from millpond.fs.guarded import ClientGuard, Guarded
@@ -165,6 +166,30 @@ class Requests:
         finally:
             self._plain.release(handle)
         return data if len(data) == size else b""
+
+    @perform.register
+    def _(self, request: f.Fetch, _payload: Buffer) -> Reply:
+        most, batch, looked = within(request.contents, 0, MAX_TRANSFER // 2), f.Batch(), 0
+        for number, names in zip(request.directories, request.names, strict=False):
+            directory = self._node(number)
+            named = self._share(directory)
+            for name in names:
+                if not batch.has_room(most):
+                    return f.Fetched(looked), batch.packed()
+                self._fetch(batch, looked, directory, name, named, most)
+                looked += 1
+        return f.Fetched(looked), batch.packed()
+
+    def _fetch(
+        self, batch: f.Batch, number: int, directory: Node, name: bytes, named: int, most: int
+    ) -> None:
+        """Nothing, if there is no such name. All is looked at once it is granted, as for Walk."""
+        try:
+            found = self._found(self._tree.walk(directory, (name,)), named)
+        except OSError:
+            return
+        whole = found.readable and 0 < found.attributes.size <= most
+        batch.add(number, found, self._whole(Node(found.node), found.attributes.size) if whole else b"")
 
     @perform.register
     def _(self, request: p.Forget, _payload: Buffer) -> Reply:

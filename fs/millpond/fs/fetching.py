@@ -1,0 +1,157 @@
+"""Edge (a thread): fetches small files that are about to be read, many at a time, over a lane of its own.
+
+What has come is kept as what comes with a name is: it counts only if it was granted, and not recalled since.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from itertools import groupby
+
+from millpond.fs import fetch_messages as f
+from millpond.fs.book import File
+from millpond.fs.contents import MOST, Contents
+from millpond.fs.lanes import Lanes, now
+from millpond.fs.protocol import FoundIs
+from millpond.fs.tree import Node
+from millpond.fs.volume import MAX_TRANSFER, failure
+from millpond.wire.errors import ProtocolError
+
+log = logging.getLogger(__name__)
+_MOST_WANTED = 4096  # names: half of what nobody uses and is not forgotten yet
+_AT_ONCE = 128
+_JOIN_SECONDS = 5.0
+_Wanted = list[tuple[File, bytes]]
+
+
+class Fetching:
+    """Of one client. Threads may call at once, and none of them waits."""
+
+    def __init__(self, lanes: Lanes, contents: Contents) -> None:
+        self._lanes, self._book, self._contents = lanes, lanes.book, contents
+        self._moved = threading.Condition()
+        self._queue: deque[tuple[Node, bytes]] = deque(maxlen=_MOST_WANTED)
+        self._busy = self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def ask(self, directory: Node, names: Sequence[bytes]) -> None:
+        """Somebody is about to read these. If too many are waited for, the first of them are left out."""
+        with self._moved:
+            self._queue.extend((directory, name) for name in names)
+            self._moved.notify_all()
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="fetching", daemon=True)
+                self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether all has been fetched, or tried, by then."""
+        with self._moved:
+            return self._moved.wait_for(lambda: not (self._queue or self._busy), seconds)
+
+    def close(self) -> None:
+        """Fetch no more."""
+        with self._moved:
+            self._closed, thread = True, self._thread
+            self._moved.notify_all()
+        if thread:
+            thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        while names := self._next():
+            try:
+                self._fetch(self._wanted(names))
+            except Exception:
+                log.exception("files could not be fetched")  # they are read one by one
+
+    def _next(self) -> list[tuple[Node, bytes]]:
+        """Some names; none if there is no more to do."""
+        with self._moved:
+            self._busy = False
+            self._moved.notify_all()
+            self._moved.wait_for(lambda: self._queue or self._closed)
+            if self._closed:
+                return []
+            self._busy = True
+            return [self._queue.popleft() for _ in range(min(_AT_ONCE, len(self._queue)))]
+
+    def _wanted(self, names: list[tuple[Node, bytes]]) -> _Wanted:
+        """Those of which there is more to know."""
+        with self._lanes.lock:
+            time = now()
+            places = ((self._book.known(node), name) for node, name in names)
+            return [(at, name) for at, name in places if at and self._is_wanted(at, name, time)]
+
+    def _is_wanted(self, directory: File, name: bytes, time: float) -> bool:
+        """Whether it is not known, or known to be a small file that neither is here nor was read."""
+        if name in (b"", b".", b"..") or b"/" in name or self._book.lease_end <= time:
+            return False
+        file = self._book.name(directory, name, time)
+        if not file:
+            return file is False
+        if file.attributes is None or not self._book.seconds(file, time):
+            return True
+        small = file.readable and 0 < file.attributes.size <= MOST
+        return small and not file.has_data and not self._contents.has(file)
+
+    def _fetch(self, wanted: _Wanted) -> None:
+        """As many requests as it takes."""
+        looked = 1
+        while looked and wanted:
+            try:
+                looked = self._fetch_some(wanted)
+            except OSError as error:
+                log.debug("not fetched: %s", error)
+                if error.errno == errno.ESTALE:  # a directory is gone, and must not be in others' way
+                    self._fetch_apart(wanted)
+                return
+            wanted = wanted[looked:]
+
+    def _fetch_apart(self, wanted: _Wanted) -> None:
+        """Each directory by itself."""
+        apart = [list(places) for _, places in groupby(wanted, key=_directory)]
+        for places in apart if len(apart) > 1 else ():
+            self._fetch(places)
+
+    def _fetch_some(self, wanted: _Wanted) -> int:
+        """Of how many names it is known now what they stand for."""
+        places = [
+            (directory, tuple(name for _, name in some)) for directory, some in groupby(wanted, _directory)
+        ]
+        self._lanes.forget_now()
+        with self._lanes.turn() as turn:
+            since = self._book.changes
+
+            def prepare() -> f.Fetch:
+                directories = tuple(turn.remote(directory) for directory, _ in places)
+                return f.Fetch(directories, tuple(names for _, names in places), MOST)
+
+            reply, data = turn.ask(prepare, f.Fetched, repeat=True, limit=MAX_TRANSFER)
+            self._learn(wanted, data, since, turn.memory)
+        return max(0, reply.looked)
+
+    def _learn(self, wanted: _Wanted, data: memoryview, since: int, memory: int) -> None:
+        """What has come. Others may look something up in between."""
+        try:
+            for number, found, contents in f.unpack_found(data):
+                with self._lanes.lock:
+                    self._keep(found, *wanted[number], contents, since, memory)
+        except (ProtocolError, IndexError):
+            raise failure(errno.EIO) from None
+        with self._lanes.lock:
+            self._book.forget_old()
+
+    def _keep(
+        self, found: FoundIs, directory: File, name: bytes, contents: memoryview, since: int, memory: int
+    ) -> None:
+        """With the lock."""
+        file = self._book.found(found, directory, name, since=since, memory=memory)
+        if contents and not file.has_data and self._book.counts(file, found.granted, since=since):
+            self._contents.keep(file, bytes(contents))
+
+
+def _directory(place: tuple[File, bytes]) -> File:
+    return place[0]

@@ -1,0 +1,108 @@
+"""Edge: for a program that is about to read many small files of the host's mount, in an order that it knows.
+
+``for path in prefetch(paths): read(path)``: what comes next is on its way while a file is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+from millpond.fs.abi import PREFETCH_MOST, prefetch_command
+
+Path = str | bytes | os.PathLike[Any]
+P = TypeVar("P", bound=Path)
+_WINDOW = 512  # of the longest files that are fetched, as many as a mount keeps until they are read
+_MOST_OPEN = 256
+
+
+def prefetch(paths: Iterable[P], *, window: int = _WINDOW) -> Iterator[P]:
+    """The same paths in the same order. If they lie on a host's mount, it fetches the small files among the
+    next ``window`` before they are read. Never fails because of that, whatever the paths are.
+    """
+    coming = iter(paths)
+    part = max(1, window // 2)
+    with contextlib.closing(_Directories()) as directories:
+        queue: deque[P] = deque()
+        while True:
+            while len(queue) <= part and (some := list(islice(coming, part))):
+                directories.ask(some)
+                queue.extend(some)
+            if not queue:
+                return
+            yield queue.popleft()
+
+
+class _Directories:
+    """Those that files are read from, open; None for one of no mount that fetches."""
+
+    def __init__(self) -> None:
+        self._open: dict[bytes, int | None] = {}
+
+    def ask(self, paths: Sequence[Path]) -> None:
+        """Have these fetched, those of a directory at once."""
+        names: dict[bytes, list[bytes]] = {}
+        for path in paths:
+            directory, name = os.path.split(os.fsencode(path))
+            names.setdefault(directory, []).append(name)
+        for directory, some in names.items():
+            self._ask(directory, some)
+
+    def _ask(self, directory: bytes, names: Sequence[bytes]) -> None:
+        if directory not in self._open:
+            self._make_room()
+            self._open[directory] = _opened(directory)
+        descriptor = self._open[directory]
+        if descriptor is not None and not _told(descriptor, names):
+            os.close(descriptor)
+            self._open[directory] = None
+
+    def _make_room(self) -> None:
+        """The one that was opened first goes."""
+        if len(self._open) >= _MOST_OPEN:
+            _close(self._open.pop(next(iter(self._open))))
+
+    def close(self) -> None:
+        """Close them."""
+        for descriptor in self._open.values():
+            _close(descriptor)
+        self._open.clear()
+
+
+def _opened(directory: bytes) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        return os.open(directory or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    return None
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _told(descriptor: int, names: Sequence[bytes]) -> bool:
+    """Whether it lies on a mount that fetches."""
+    for packed in _packed(names):
+        try:
+            fcntl.ioctl(descriptor, prefetch_command(len(packed)), packed)
+        except OSError:
+            return False
+    return True
+
+
+def _packed(names: Sequence[bytes]) -> Iterator[bytearray]:
+    """The names with NUL between them, in parts as large as one ioctl takes."""
+    part = bytearray()
+    for name in names:
+        if len(part) + 1 + len(name) > PREFETCH_MOST and part:
+            yield part
+            part = bytearray()
+        if name and len(name) <= PREFETCH_MOST:
+            part += b"\0" + name if part else name
+    if part:
+        yield part
