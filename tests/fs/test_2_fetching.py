@@ -212,6 +212,17 @@ def test_a_server_that_was_started_again_is_asked_by_name(client: Client) -> Non
     assert has(client, b"f", b"one") and has(client, b"g", b"another")
 
 
+def test_a_server_that_does_not_know_how_is_not_asked_each_time(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f.Fetch, "NAME", "fs.unknown")
+    fetch(client, b"f")
+    dialled = len(server.channels)
+    fetch(client, b"g")
+    assert len(server.channels) == dialled
+    assert client.read(client.find(b"f")) == b"one"
+
+
 def test_nothing_is_fetched_that_could_not_be_kept(client: Client) -> None:
     client.recalls.stop()
     before = asked(client)

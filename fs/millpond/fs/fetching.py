@@ -24,6 +24,7 @@ from millpond.wire.errors import ProtocolError
 log = logging.getLogger(__name__)
 _MOST_WANTED = 4096  # names: half of what nobody uses and is not forgotten yet
 _AT_ONCE = 128
+_REST_SECONDS = 1.0
 _JOIN_SECONDS = 5.0
 _Wanted = list[tuple[File, bytes]]
 
@@ -36,11 +37,14 @@ class Fetching:
         self._moved = threading.Condition()
         self._queue: deque[tuple[Node, bytes]] = deque(maxlen=_MOST_WANTED)
         self._busy = self._closed = False
+        self._again = 0.0
         self._thread: threading.Thread | None = None
 
     def ask(self, directory: Node, names: Sequence[bytes]) -> None:
         """Somebody is about to read these. If too many are waited for, the first of them are left out."""
         with self._moved:
+            if now() < self._again:
+                return
             self._queue.extend((directory, name) for name in names)
             self._moved.notify_all()
             if self._thread is None and not self._closed:
@@ -107,8 +111,16 @@ class Fetching:
                 log.debug("not fetched: %s", error)
                 if error.errno == errno.ESTALE:  # a directory is gone, and must not be in others' way
                     self._fetch_apart(wanted)
+                else:
+                    self._rest()
                 return
             wanted = wanted[looked:]
+
+    def _rest(self) -> None:
+        """The server is not there, or does not know how."""
+        with self._moved:
+            self._queue.clear()
+            self._again = now() + _REST_SECONDS
 
     def _fetch_apart(self, wanted: _Wanted) -> None:
         """Each directory by itself."""

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -49,6 +49,7 @@ class Host:
         """Those of the keys."""
         found = {
             "millpond": Route("millpond", "millpond's mount on the host", lambda: _millpond(self)),
+            "prefetch": Route("prefetch", "the same, with prefetch", lambda: _millpond(self, prefetch=True)),
             "sshfs": Route("sshfs", f"sshfs ({CIPHER})", lambda: _sshfs(self)),
             "plain": Route("plain", "sshfs without encryption (directport)", lambda: _plain(self)),
             "native": Route("native", "the backing file system", lambda: native(self.backing)),
@@ -98,11 +99,11 @@ def _in_network_of(pid: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _millpond(host: Host) -> Iterator[Mount]:
+def _millpond(host: Host, *, prefetch: bool = False) -> Iterator[Mount]:
     mountpoint = host.scratch / "host-mount"
     argv = [*command(host.emulation.directory, DEVICE, mountpoint), "--die-with-parent"]
     with served(argv, mountpoint, "ready") as server:
-        yield _mount(host, mountpoint / PUBLIC / FOLDER, (server.pid,))
+        yield replace(_mount(host, mountpoint / PUBLIC / FOLDER, (server.pid,)), prefetch=prefetch)
 
 
 def _mount(host: Host, folder: Path, near: Iterable[int], *far: int) -> Mount:

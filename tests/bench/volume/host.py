@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.balance.experiment import Findings, Run
@@ -45,11 +45,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``figures`` are the ratios that it gives, and the peer's key of each."""
+    """``figures`` are the ratios that it gives, and the peer's key of each; ``prefetched`` those with
+    prefetch.
+    """
 
     title: str
     figures: Mapping[str, str]
     trial: Callable[[Stage], Trial]
+    prefetched: Mapping[str, str] = field(default_factory=dict)
 
 
 def reads(stage: Stage) -> Trial:
@@ -110,10 +113,8 @@ def epochs(stage: Stage) -> Trial:
     count = stage.lengths.samples
     work = ReadSamples("samples", count, PAGE)
     work.make(stage.host.backing)
-    what = (
-        f"host, {count} files of 4 KiB in ten folders, read in shuffled order by one reader, without prefetch"
-    )
-    routes = stage.host.routes("millpond", "sshfs", "plain")
+    what = f"host, {count} files of 4 KiB in ten folders, read in shuffled order by one reader"
+    routes = stage.host.routes("millpond", "prefetch", "sshfs", "plain")
     return Trial("epoch", what, work, routes, stage.lengths.long_repeats, EMULATION)
 
 
@@ -136,6 +137,7 @@ PARTS = {
         "The host reads an epoch of small files",
         {"epoch_over_sshfs": "sshfs", "epoch_over_plain": "plain"},
         epochs,
+        prefetched={"epoch_prefetch_over_sshfs": "sshfs"},
     ),
 }
 
@@ -145,7 +147,8 @@ def measure(part: Part, tools: Tools, run: Run) -> Findings:
     lengths = QUICK if run.quick else FULL
     if complaint := why_not():
         what = f"not measured: {complaint}"
-        missing = [summary(figure, what, [], "x", peer=None, emulation=None) for figure in part.figures]
+        figures = (*part.figures, *part.prefetched)
+        missing = [summary(figure, what, [], "x", peer=None, emulation=None) for figure in figures]
         return Findings(tuple(missing))
     with fleet(tools.scratch) as host:
         stage = Stage(host, tools.blocks(), tools, lengths)
@@ -153,4 +156,5 @@ def measure(part: Part, tools: Tools, run: Run) -> Findings:
         trial = part.trial(stage)
         record = take_turns(trial, run)
     rows = [ratio(figure, trial, record, peer) for figure, peer in part.figures.items()]
+    rows += [ratio(figure, trial, record, peer, "prefetch") for figure, peer in part.prefetched.items()]
     return Findings((*rows, *details(trial, record)))

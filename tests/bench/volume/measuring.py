@@ -99,13 +99,15 @@ def _check_crossed(mount: Mount, before: Traffic, done: Done) -> None:
         )
 
 
-def ratio(figure: str, trial: Trial, record: Record, peer: str) -> Row:
-    """Millpond's speed over the peer's, repeat by repeat."""
-    ours, other = trial.routes[0], next(route for route in trial.routes if route.key == peer)
+def ratio(figure: str, trial: Trial, record: Record, peer: str, key: str | None = None) -> Row:
+    """Millpond's speed over the peer's, repeat by repeat; by its first route, or that of the key."""
+    routes = {route.key: route for route in trial.routes}
+    ours, other = routes[key] if key else trial.routes[0], routes[peer]
     values = record.ratios("speed", ours.key, peer)
-    what = f"{trial.what}: speed over that of {other.label}"
+    what = f"{trial.what}{f'; {ours.label}' if key else ''}: speed over that of {other.label}"
     if not values:
-        what = f"not measured: {other.label}: {record.missing.get(peer, 'no repeat')}"
+        missing = ours if ours.key in record.missing else other
+        what = f"not measured: {missing.label}: {record.missing.get(missing.key, 'no repeat')}"
     return summary(figure, what, values, "x", peer=other.label, emulation=trial.emulation)
 
 

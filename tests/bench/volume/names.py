@@ -8,12 +8,13 @@ import resource
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.volume.route import Mount, RouteFailed
 from bench.volume.workload import Done
+from millpond.fs.prefetch import prefetch
 
 _SECONDS = 300.0
 _GIT = ("git", "-c", "user.name=bench", "-c", "user.email=bench@localhost", "-c", "safe.directory=*")
@@ -77,7 +78,7 @@ class ReadSamples:
         """See Workload. An operation is one file, opened and read."""
         paths = self._shuffled(mount.folder, repeat)
         cpu, began = time.process_time(), time.perf_counter()
-        contents = _read(paths)
+        contents = _read(prefetch(paths) if mount.prefetch else paths)
         seconds, used = time.perf_counter() - began, time.process_time() - cpu
         if contents != _read(self._shuffled(mount.backing, repeat)):
             raise RouteFailed("other contents than were written")
@@ -95,7 +96,7 @@ class ReadSamples:
         return paths
 
 
-def _read(paths: Sequence[str]) -> list[bytes]:
+def _read(paths: Iterable[str]) -> list[bytes]:
     contents = []
     for path in paths:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - less of our own

@@ -26,7 +26,8 @@ class RouteFailed(Exception):
 class Mount:
     """Files in ``folder`` that lie in ``backing``. The processes ``near`` serve the mount, those of ``far``
     are at the other end and in between, each with all below it. ``traffic`` counts the bytes that crossed the
-    tunnel, on the host; ``how`` is what the mount says of itself.
+    tunnel, on the host; ``how`` is what the mount says of itself. With ``prefetch``, whoever reads says what
+    he is about to read.
     """
 
     folder: Path
@@ -35,6 +36,7 @@ class Mount:
     far: tuple[int, ...] = ()
     traffic: Callable[[], Traffic] | None = None
     how: str = ""
+    prefetch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
