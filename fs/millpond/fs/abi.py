@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from struct import Struct
+from typing import NamedTuple
 
 from millpond.fs.volume import Attributes, Entry, Statistics, failure
 
@@ -141,7 +142,7 @@ BATCH_FORGET = Struct("=II")
 FORGOTTEN = Struct("=QQ")
 INIT = Struct("=IIIII")
 
-_ATTRIBUTES = Struct("=QQQQQQIIIIIIIIII")
+_ATTRIBUTES = Struct("=QQQqqqIIIIIIIIII")
 _ATTRIBUTES_ARE = Struct("=QII")
 _ENTRY = Struct("=QQQQII")
 _OPENED = Struct("=QIi")
@@ -154,11 +155,9 @@ _LOCK = Struct("=QQQQIII4x")
 _LOCK_IS = Struct("=QQII")
 _INIT_IS = Struct("=IIIIHHIIHHII24x")
 _DIRENT = Struct("=QQII")
-_MOST = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The head of a request. ``code`` is None for an operation that is not known here."""
 
     size: int
@@ -263,7 +262,7 @@ def _packed(a: Attributes) -> bytes:
     atime, atime_ns = divmod(a.atime, 10**9)
     mtime, mtime_ns = divmod(a.mtime, 10**9)
     ctime, ctime_ns = divmod(a.ctime, 10**9)
-    times = (atime & _MOST, mtime & _MOST, ctime & _MOST, atime_ns, mtime_ns, ctime_ns)
+    times = (atime, mtime, ctime, atime_ns, mtime_ns, ctime_ns)
     rest = (a.mode, a.links, a.uid, a.gid, a.rdev, a.block_size, 0)
     return _ATTRIBUTES.pack(a.inode, a.size, a.blocks, *times, *rest)
 

@@ -94,7 +94,8 @@ class Book:
 
     def seconds(self, file: File, now: float) -> float:
         """For how long what is known of the file may be gone by."""
-        return max(0.0, self.lease_end - now) if file.granted else 0.0
+        left = self.lease_end - now if file.granted else 0.0
+        return left if left > 0.0 else 0.0
 
     def name(self, directory: File, name: bytes, now: float) -> File | Literal[False] | None:
         """What the name stands for, None for nothing, False if that is not known."""

@@ -207,6 +207,5 @@ class Turn:
         file.remote, file.memory = found.node, self._lane.memory
 
 
-def now() -> float:
-    """Seconds of the clock by which leases are counted."""
-    return time.monotonic()
+now = time.monotonic
+"""Seconds of the clock by which leases are counted."""

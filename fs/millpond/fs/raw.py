@@ -156,23 +156,25 @@ class Binding:
 
     def _serve_one(self) -> None:
         header, body = self._kernel.receive()
+        does = _DOES.get(header.code)
+        if does is None:
+            self._serve_another(header, body)
+        elif header.code in _SLOW:
+            self._waiting.submit(self._answer, does, header, memoryview(bytes(body)))
+        else:
+            try:
+                self._answer(does, header, body)
+            except WouldWait:
+                self._waiting.submit(self._answer, does, header, memoryview(bytes(body)))
+
+    def _serve_another(self, header: Header, body: memoryview) -> None:
+        """What is not answered, or not known."""
         if header.code in abi.UNANSWERED:
             self._forget(header, body)
-            return
-        if header.code is Code.INTERRUPT:
+        elif header.code is Code.INTERRUPT:
             self._locks.interrupt(body)
-            return
-        does = _DOES.get(header.code) if header.code else None
-        if does is None:
+        else:
             self._kernel.fail(header, errno.ENOSYS)
-            return
-        if header.code in _SLOW:
-            self._waiting.submit(self._answer, does, header, memoryview(bytes(body)))
-            return
-        try:
-            self._answer(does, header, body)
-        except WouldWait:
-            self._waiting.submit(self._answer, does, header, memoryview(bytes(body)))
 
     def _answer(
         self, does: Callable[[Binding, Header, memoryview], Reply | None], header: Header, body: memoryview
@@ -355,7 +357,7 @@ class Binding:
         return [abi.pack_ioctl()]
 
 
-_DOES: Mapping[Code, Callable[[Binding, Header, memoryview], Reply | None]] = {
+_DOES: Mapping[Code | None, Callable[[Binding, Header, memoryview], Reply | None]] = {
     Code.LOOKUP: Binding._lookup,
     Code.GETATTR: Binding._getattr,
     Code.SETATTR: Binding._setattr,
@@ -414,6 +416,8 @@ class _Backings:
 
     def close(self, node: Node, handle: Handle) -> None:
         """The handle is closed."""
+        if node not in self._users:
+            return
         with self._lock:
             users = self._users.get(node, set())
             users.discard(handle)

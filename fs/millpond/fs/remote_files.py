@@ -83,6 +83,8 @@ class RemoteFiles:
 
     def _close_named(self, file: File) -> None:
         """Tell the server once it is open no more; not before it was named, or it would not be heard."""
+        if not file.named_open:  # who names it calls this, too
+            return
         with self._lanes.lock:
             closed = file.named_open and not file.opens
             file.named_open = file.named_open and not closed

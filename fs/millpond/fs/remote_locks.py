@@ -209,6 +209,8 @@ class RemoteLocks:
 
     def release(self, node: Node, family: Family, owner: int) -> None:
         """Unlock all that this owner has."""
+        if not (self._held or self._lost):
+            return
         place = (node, family)
         if place not in self._held and place not in self._lost:
             return
