@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import random
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from millpond.fs.abi import PREFETCH_MOST, prefetch_command
 from millpond.fs.prefetch import prefetch
 
 from .conftest import World
-from .support import errno_of
+from .support import Doing, errno_of
 
 WithBoth = Callable[..., None]
 
@@ -111,6 +113,39 @@ def told(paths: Sequence[Path]) -> None:
     """Say that they are about to be read, and read none."""
     for _ in prefetch(paths, window=2 * len(paths)):
         pass
+
+
+def test_files_that_are_changed_meanwhile(world: World, with_both: WithBoth) -> None:
+    """What the device has written before a file is opened is what is read of it, or something newer."""
+
+    def body() -> None:
+        paths = samples(world.backing / "public", 5, 40)
+        written, ended = dict.fromkeys(paths, 0), threading.Event()
+        for path in paths:
+            path.write_text("00000000")
+
+        def write() -> None:
+            for version in itertools.count(1):
+                for path in paths[:: 1 + version % 7]:
+                    if ended.is_set():
+                        return
+                    with (world.device / path.relative_to(world.backing)).open("r+b", buffering=0) as file:
+                        file.write(b"%08d" % version)
+                    written[path] = version
+
+        writing = Doing(write)
+        try:
+            here = [world.host / path.relative_to(world.backing) for path in paths]
+            for _ in range(15):
+                for path in prefetch(here, window=64):
+                    least = written[world.backing / path.relative_to(world.host)]
+                    assert int(path.read_bytes()) >= least
+        finally:
+            ended.set()
+            writing.result()
+        assert max(written.values()) > 1
+
+    with_both(body)
 
 
 def test_what_the_mount_is_not_asked_for(world: World, with_both: WithBoth) -> None:
