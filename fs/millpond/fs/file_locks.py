@@ -20,6 +20,7 @@ from millpond.wire.errors import ProtocolError
 
 _MOST_SECONDS = 5.0
 _LOOK_SECONDS = 0.2
+_MOST_ANSWERS = 1024
 _OWNERS = (1 << 64) - 1
 _ASKED_WITH_ERA = r.SetLock | r.ReleaseLocks | r.CancelLock | r.AwaitLocks | r.DropLocks
 
@@ -89,12 +90,14 @@ class SharedLocks:
     def _set(self, holder: int, inode: int, request: r.SetLock) -> r.LockReply:
         lock, family = _lock(holder, request, request.pid), _family(request.flock)
         self._end_lapsed(inode, family, lock)
+        if request.ticket is not None and len(self._answers.get(holder, ())) >= _MOST_ANSWERS:
+            return r.LockSet(errno.ENOLCK)  # he does not ask what has become of them
         outcome = self._table.setlk(inode, family, lock, request.ticket)
         self._deliver(outcome.answers)
         return r.LockSet(outcome.error)
 
     def _await(self, holder: int, request: r.AwaitLocks) -> r.LockReply:
-        end = time.monotonic() + min(request.seconds, _MOST_SECONDS)
+        end = time.monotonic() + min(max(0.0, request.seconds), _MOST_SECONDS)
         while request.era == self._era(holder):
             if found := self._answers.pop(holder, None):
                 return r.LocksAnswered(tuple(found), tuple(found.values()))

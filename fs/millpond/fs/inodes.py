@@ -85,12 +85,21 @@ class Inodes:
 
     def _below(self, parent: Node, name: bytes) -> bool:
         """Whether what has this name is public."""
-        return self._places[parent].public or (parent == ROOT and name == self._public)
+        return self.is_public(parent) or (parent == ROOT and name == self._public)
 
     @property
     def is_full(self) -> bool:
         """Whether there are as many descriptors as there may be."""
         return len(self._places) + len(self._open) > self.most
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether only a part of it is public."""
+        return self._public is not None
+
+    def hides(self, parent: Node, name: bytes) -> bool:
+        """Whether what has this name is nobody's business who sees the public part alone."""
+        return self.is_divided and not self._below(parent, name)
 
     def is_public(self, node: Node) -> bool:
         """Whether it was found in the public part."""
@@ -190,6 +199,8 @@ class Inodes:
         if handle is not None:
             os.ftruncate(self._file(handle).descriptor, size)
             return
+        if not stat.S_ISREG(mode := os.fstat(place).st_mode):  # to open it may do something to others
+            raise failure(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL)
         descriptor = os.open(itself(place), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.ftruncate(descriptor, size)

@@ -175,12 +175,17 @@ class Master:
         """It opens the file, to keep what it reads; False if it may not: the device's kernel writes it, or
         there is no device's mount that would tell. Raises WouldWait.
         """
+        self.await_device()
         with self._moved:
-            while not self._knows_the_device:
-                if self._clock() >= self._expected:
-                    return False
-                self._wait(self._expected)
-            return self._table.opened(holder, Inode(inode))
+            return self._knows_the_device and self._table.opened(holder, Inode(inode))
+
+    def await_device(self) -> None:
+        """Return once the device's mount has told what its kernel writes, or is not expected any more. Raises
+        WouldWait and OSError.
+        """
+        with self._moved:
+            while not self._knows_the_device and self._clock() < self._expected:
+                self._wait(self._expected, late=math.inf)
 
     def closed(self, holder: Holder, inode: int) -> None:
         """It has closed the file once."""

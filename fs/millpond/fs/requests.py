@@ -74,11 +74,22 @@ class Requests:
             raise failure(errno.ESTALE)
         return node
 
+    def _changing(self, number: int) -> Node:
+        """A node that is to be changed: not what holds a public part and others. Raises OSError: EROFS."""
+        node = self._node(number)
+        if node == ROOT and self._plain.is_divided:
+            raise failure(errno.EROFS)
+        return node
+
     def _own(self, number: int) -> Handle:
-        handle = Handle(number)
-        if handle not in self._handles:
-            raise failure(errno.EBADF)
-        return handle
+        self._behind(Handle(number))
+        return Handle(number)
+
+    def _behind(self, handle: Handle) -> Node:
+        try:
+            return self._handles[handle]
+        except KeyError:
+            raise failure(errno.EBADF) from None
 
     def _share(self, node: Node) -> int:
         if node == ROOT:  # nobody changes it
@@ -148,12 +159,17 @@ class Requests:
         start = self._node(request.start)
         named = self._share(start) if len(request.names) == 1 else 0
         try:
-            found = self._found(self._tree.walk(start, request.names), named)
+            found = self._found(self._walked(start, request.names), named)
         except FileNotFoundError:
             return p.Error(errno.ENOENT, named), b""
         if found.readable and 0 < found.attributes.size <= min(request.contents, MAX_TRANSFER):
             return found, self._whole(Node(found.node), found.attributes.size)
         return found, b""
+
+    def _walked(self, start: Node, names: tuple[bytes, ...]) -> Found:
+        if names and self._plain.hides(start, names[0]):
+            raise failure(errno.ENOENT)
+        return self._tree.walk(start, names)
 
     def _whole(self, node: Node, size: int) -> bytes:
         """All of a file; nothing if that does not succeed."""
@@ -214,8 +230,10 @@ class Requests:
 
     @perform.register
     def _(self, request: p.SetAttributes, _payload: Buffer) -> Reply:
-        node = self._node(request.node)
+        node = self._changing(request.node)
         handle = None if request.handle is None else self._own(request.handle)
+        if handle is not None and self._behind(handle) != node:
+            raise failure(errno.EBADF)
         self._tree.setattr(node, _changes(request), handle)
         return self._attributes(node), b""
 
@@ -225,7 +243,7 @@ class Requests:
         granted = self._share(node)
         handle = self._tree.opendir(node)
         try:
-            found = (entry for entry in self._tree.readdir(handle, 0) if entry.name not in (".", ".."))
+            found = (entry for entry in self._tree.readdir(handle, 0) if self._shows(node, entry.name))
             listing = p.pack_entries(found)
         finally:
             self._plain.release(handle)
@@ -233,49 +251,52 @@ class Requests:
             raise failure(errno.EOVERFLOW)
         return p.Entries(granted), listing
 
+    def _shows(self, node: Node, name: str) -> bool:
+        return name not in (".", "..") and (node != ROOT or not self._plain.hides(node, os.fsencode(name)))
+
     @perform.register
     def _(self, request: p.ReadLink, _payload: Buffer) -> Reply:
         return p.Link(self._tree.readlink(self._node(request.node))), b""
 
     @perform.register
     def _(self, request: p.MakeNode, _payload: Buffer) -> Reply:
-        parent, mode = self._node(request.parent), within(request.mode, 0, 0o177777)
+        parent, mode = self._changing(request.parent), within(request.mode, 0, 0o177777)
         made = self._tree.mknod(parent, request.name, mode, request.rdev, request.owner)
         return self._made(made, parent), b""
 
     @perform.register
     def _(self, request: p.MakeDirectory, _payload: Buffer) -> Reply:
-        parent = self._node(request.parent)
+        parent = self._changing(request.parent)
         made = self._tree.mkdir(parent, request.name, request.mode, request.owner)
         return self._made(made, parent), b""
 
     @perform.register
     def _(self, request: p.MakeSymlink, _payload: Buffer) -> Reply:
-        parent = self._node(request.parent)
+        parent = self._changing(request.parent)
         made = self._tree.symlink(parent, request.name, request.target, request.owner)
         return self._made(made, parent), b""
 
     @perform.register
     def _(self, request: p.MakeLink, _payload: Buffer) -> Reply:
-        parent = self._node(request.parent)
+        parent = self._changing(request.parent)
         made = self._tree.link(self._node(request.node), parent, request.name)
         return self._made(made, parent), b""
 
     @perform.register
     def _(self, request: p.Unlink, _payload: Buffer) -> Reply:
-        parent = self._node(request.parent)
+        parent = self._changing(request.parent)
         self._tree.unlink(parent, request.name)
         return self._changed(parent)
 
     @perform.register
     def _(self, request: p.RemoveDirectory, _payload: Buffer) -> Reply:
-        parent = self._node(request.parent)
+        parent = self._changing(request.parent)
         self._tree.rmdir(parent, request.name)
         return self._changed(parent)
 
     @perform.register
     def _(self, request: p.Rename, _payload: Buffer) -> Reply:
-        parent, new_parent = self._node(request.parent), self._node(request.new_parent)
+        parent, new_parent = self._changing(request.parent), self._changing(request.new_parent)
         names = (request.name, new_parent, request.new_name)
         self._tree.rename(parent, *names, within(request.flags, 0, 7))
         return self._changed(parent, new_parent)
@@ -287,7 +308,8 @@ class Requests:
     @perform.register
     def _(self, request: p.Create, _payload: Buffer) -> Reply:
         self._require_room()
-        parent, flags = self._node(request.parent), request.flags & _CREATE_FLAGS
+        self._await_device(request.keeps)
+        parent, flags = self._changing(request.parent), request.flags & _CREATE_FLAGS
         made, handle = self._tree.create(parent, request.name, flags, request.mode, request.owner)
         try:
             direct = self._opened(handle, made.node, request.keeps)
@@ -314,6 +336,11 @@ class Requests:
             return False
         return True
 
+    def _await_device(self, keeps: bool) -> None:
+        """Before anything is done: who may not wait for it asks again elsewhere."""
+        if keeps:
+            self._master.await_device()
+
     def _require_room(self) -> None:
         if len(self._handles) >= _MOST_FILES:
             raise failure(errno.EMFILE)
@@ -321,6 +348,7 @@ class Requests:
     @perform.register
     def _(self, request: p.Open, _payload: Buffer) -> Reply:
         self._require_room()
+        self._await_device(request.keeps)
         node = self._node(request.node)
         handle = self._tree.open(node, within(request.flags, 0, (1 << 31) - 1) & _CREATE_FLAGS & ~os.O_EXCL)
         return p.Opened(handle, self._opened(handle, node, request.keeps)), b""
@@ -330,7 +358,7 @@ class Requests:
         handle = self._own(request.handle)
         offset = within(request.offset, 0, _MAX_OFFSET)
         size = min(within(request.size, 0, _MAX_OFFSET), MAX_TRANSFER)
-        head = self._share_data(self._handles[handle]) if request.shared else p.Data()
+        head = self._share_data(self._behind(handle)) if request.shared else p.Data()
         return head, self._part(handle, size, offset)
 
     def _share_data(self, node: Node) -> p.Data:
@@ -363,8 +391,9 @@ class Requests:
     @perform.register
     def _(self, request: p.Write, payload: Buffer) -> Reply:
         handle, offset = self._own(request.handle), within(request.offset, 0, _MAX_OFFSET)
+        node = self._behind(handle)
         count = self._tree.write(handle, payload, offset, append=request.append)
-        return p.Written(count, self._now(self._handles[handle])), b""
+        return p.Written(count, self._now(node)), b""
 
     @perform.register
     def _(self, request: p.Sync, _payload: Buffer) -> Reply:
@@ -383,8 +412,9 @@ class Requests:
     def _(self, request: p.Allocate, _payload: Buffer) -> Reply:
         handle = self._own(request.handle)
         where = within(request.offset, 0, _MAX_OFFSET), within(request.length, 0, _MAX_OFFSET)
+        node = self._behind(handle)
         self._tree.allocate(handle, within(request.mode, 0, 0xFF), *where)
-        return self._attributes(self._handles[handle]), b""
+        return self._attributes(node), b""
 
     @perform.register
     def _(self, request: p.Seek, _payload: Buffer) -> Reply:
@@ -393,11 +423,12 @@ class Requests:
 
     @perform.register
     def _(self, request: p.Release, _payload: Buffer) -> Reply:
-        handle = self._own(request.handle)
-        node = self._handles.pop(handle)
-        self._in_use[node] -= 1
-        if not self._in_use[node]:
-            del self._in_use[node]
+        with self._lock:  # another lane may say the same
+            handle = self._own(request.handle)
+            node = self._handles.pop(handle)
+            self._in_use[node] -= 1
+            if not self._in_use[node]:
+                del self._in_use[node]
         if handle in self._keeping:
             self._keeping.discard(handle)
             self._master.closed(self.holder, self._plain.inode(node))

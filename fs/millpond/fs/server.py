@@ -28,12 +28,14 @@ def serve(
 ) -> RemoteError | None:
     """Hold one conversation with a client until its connection ends.
 
-    ``idle`` is how many seconds a client may say nothing, ``transfer`` how many a payload or a reply may
-    take. Returns what ended the conversation, None if the client closed it between two requests.
+    ``idle`` is how many seconds a client may say nothing once it has said who it is, ``transfer`` how many
+    that, a payload or a reply may take. Returns what ended the conversation, None if the client closed it
+    between two requests.
     """
     channel.eager = True
     try:
-        first = channel.receive(Deadline.after(idle))
+        first = channel.receive(Deadline.after(transfer if idle is None else idle))
+        channel.receive_payload(0, Deadline.after(transfer))
         if isinstance(first.message, p.Attend):
             _call(channel, sessions, first.message)
         elif isinstance(first.message, GetStatus):
@@ -116,7 +118,7 @@ def _recall(channel: Channel, client: Client, master: Master, *, at_once: bool =
     inodes, upto = master.next_recall(client.holder, 0 if at_once else master.lease / _CALLS_PER_LEASE)
     answer = channel.call(p.Recall(tuple(inodes), upto), p.Recalled, Deadline.after(2 * master.lease))
     master.heard(client.holder)
-    master.recalled(client.holder, inodes, upto, answer.open)
+    master.recalled(client.holder, inodes, upto, frozenset(answer.open))
 
 
 def _refuse(channel: Channel, error: ProtocolError) -> None:

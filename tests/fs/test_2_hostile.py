@@ -1,0 +1,510 @@
+"""One hostile client and the server: whatever it says, private files are none of its business, and the others
+are served.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import itertools
+import math
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millpond.fs import file_locks
+from millpond.fs import protocol as p
+from millpond.fs import range_messages as r
+from millpond.fs.client import RemoteTree
+from millpond.fs.master import Master
+from millpond.fs.sessions import Sessions
+from millpond.fs.tree import ROOT
+from millpond.fs.volume import MAX_TRANSFER, Owner
+from millpond.fs.volume_messages import GetStatus, StatusIs
+from millpond.wire.channel import Channel
+from millpond.wire.deadline import Deadline
+from millpond.wire.errors import ConnectionLost, ProtocolError, Refused
+from millpond.wire.frame import encode
+from millpond.wire.message import Failure, Message
+
+from .hostility import FLOATS, NAMES, NUMBERS, OWNERS, REPLIES, TEXTS, kinds, others
+from .support import LANE, NAME, SOON, Doing, Server
+
+SECRET = b"what never leaves the device"
+HIDDEN = b"a-name-that-is-nobodys-business"
+FIRST = (p.Hello, p.Attend, GetStatus)
+THROWN_OUT = Failure("thrown out", "")
+
+
+class World:
+    """A volume with both parts, a client that behaves and has files open, and one that does not."""
+
+    def __init__(self, top: Path) -> None:
+        self.top, self.public, self.private = top, top / "public", top / "private"
+        self._fill()
+        self._before = self._seen()
+        self.server = Server(top, public=b"public", lease=0.4)
+        self._open_before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        self._victim = Channel(self.server.raw(), "server")
+        self._tell_victim(p.Hello(b"another client's", LANE))
+        public = self._tell_victim(p.Walk(ROOT, (b"public",))).node
+        self.victims = self._tell_victim(p.Walk(public, (b"other",))).node
+        self.victims_handle = self._tell_victim(p.Open(self.victims, os.O_RDWR)).handle
+        self._fresh = itertools.count()
+        self.heard = bytearray()
+        self.channel: Channel | None = None
+        self.begin()
+
+    def _fill(self) -> None:
+        for directory in (self.public / "d", self.private / "sub"):
+            directory.mkdir(parents=True)
+        for name in ("f", "other", "d/g"):
+            (self.public / name).write_bytes(b"public")
+        (self.public / "link").symlink_to("../private/secret")
+        os.mkfifo(self.public / "fifo")
+        for name in ("secret", "sub/" + HIDDEN.decode()):
+            (self.private / name).write_bytes(SECRET)
+            os.utime(self.private / name, (0, 1_000_000_000))
+
+    def _seen(self) -> list[tuple[object, ...]]:
+        """All that there is to see of the private part; when it was last read, too."""
+        found: list[tuple[object, ...]] = []
+        for path in (self.private, self.private / "secret", self.private / "sub" / HIDDEN.decode()):
+            s = path.lstat()
+            atime = s.st_atime_ns if path.is_file() else 0
+            found.append(
+                (s.st_ino, s.st_mode, s.st_nlink, s.st_uid, s.st_size, s.st_mtime_ns, s.st_ctime_ns, atime)
+            )
+        return [*found, (sorted(os.listdir(self.private)), sorted(os.listdir(self.private / "sub")))]  # noqa: PTH208
+
+    @property
+    def private_inodes(self) -> list[int]:
+        return [path.lstat().st_ino for path in (self.private, *self.private.rglob("*"))]
+
+    @property
+    def guesses(self) -> list[int]:
+        """Numbers that were never told to the hostile client, as nodes or handles."""
+        guessed = [number for number in NUMBERS if number > 1 << 30 or number < 1 or number == 99_999]
+        return [*guessed, self.top.stat().st_ino + (1 << 40), *(i + (1 << 40) for i in self.private_inodes)]
+
+    def _tell_victim(self, request: Message) -> Any:
+        return self._victim.call(request, Message, Deadline.after(SOON))
+
+    def begin(self) -> None:
+        """The hostile client knows a few public files, and has one open."""
+        self.say(p.GetStatistics())
+        self.node = self.found(p.Walk(ROOT, (b"public",)))
+        self.file = self.found(p.Walk(self.node, (b"f",)))
+        self.directory = self.found(p.Walk(self.node, (b"d",)))
+        self.own, self.closed = self.open(), self.open()
+        self.say(p.Release(self.closed))
+        regain = self.say(r.DropLocks(0))
+        assert isinstance(regain, r.Regain)
+        self.era = regain.era
+
+    def found(self, request: Message) -> int:
+        answer = self.say(request)
+        assert isinstance(answer, p.FoundIs), answer
+        return answer.node
+
+    def open(self) -> int:
+        answer = self.say(p.Open(self.file, os.O_RDWR))
+        assert isinstance(answer, p.Opened), answer
+        return answer.handle
+
+    def fresh(self) -> bytes:
+        return b"new%d" % next(self._fresh)
+
+    def say(self, request: Message, payload: bytes = b"") -> Message:
+        """The answer; who is thrown out comes back."""
+        try:
+            if self.channel is None:
+                self.channel = Channel(self.server.raw(), "server")
+                self._exchange(p.Hello(NAME, LANE), b"")
+            answer = self._exchange(request, payload)
+            if isinstance(request, p.Goodbye):
+                answer = self._exchange(p.GetStatistics(), b"")
+        except ConnectionLost:
+            answer = THROWN_OUT
+        if isinstance(answer, Failure) and self.channel:
+            self.channel.close()
+            self.channel = None
+        return answer
+
+    def _exchange(self, request: Message, payload: bytes) -> Message:
+        deadline = Deadline.after(4 * SOON)
+        assert self.channel
+        self.channel.send(request, deadline, payload)
+        if isinstance(request, p.UNANSWERED) and not payload:
+            self.channel.send(p.GetStatistics(), deadline)
+        answer = self.channel.receive(deadline).message
+        self.heard += encode(answer) + self.channel.receive_payload(p.MAX_LISTING, deadline)
+        return answer
+
+    def check(self) -> None:
+        """Nothing private was touched or told, nobody died, and whoever behaves is served."""
+        assert self._seen() == self._before
+        for word in (SECRET, HIDDEN, b"secret"):
+            assert word not in self.heard
+        assert self._tell_victim(p.GetAttributes(self.victims)).attributes.size == 6
+        assert (self.public / "other").read_bytes() == b"public"
+        self.public.chmod(0o777)
+        tree = RemoteTree(self.server.dial, timeout=4 * SOON)
+        public = tree.lookup(ROOT, b"public").node
+        _, handle = tree.create(public, b"well-behaved", os.O_RDWR, 0o644, None)
+        assert tree.write(handle, b"served", 0) == 6
+        assert bytes(tree.read(handle, 9, 0)) == b"served"
+        tree.release(handle)
+        tree.unlink(public, b"well-behaved")
+        tree.close()
+
+    def end(self) -> None:
+        """All that they had is closed, and each connection has ended as it may."""
+        for channel in (self._victim, self.channel):
+            if channel:
+                channel.close()
+        connections = len(self.server.threads)
+        self.server.drop()
+        self.server.sessions.close()
+        assert len(self.server.ends) == connections
+        assert all(
+            error is None or isinstance(error, ProtocolError | ConnectionLost) for error in self.server.ends
+        )
+        assert self.server.open_files == 0 and len(self.server.tree._places) == 1
+        assert len(os.listdir("/proc/self/fd")) <= self._open_before  # noqa: PTH208
+        os.close(self.server.root)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.check()
+    made.end()
+
+
+GOOD: dict[type[Message], Callable[[World], Message]] = {
+    p.Hello: lambda _: p.Hello(NAME, LANE),
+    p.Attend: lambda _: p.Attend(NAME),
+    p.Again: lambda _: p.Again(),
+    p.Goodbye: lambda _: p.Goodbye(),
+    p.Walk: lambda w: p.Walk(w.node, (b"f",), 100),
+    p.Forget: lambda w: p.Forget((w.file,)),
+    p.GetAttributes: lambda w: p.GetAttributes(w.file),
+    p.SetAttributes: lambda w: p.SetAttributes(w.file, 0o644, 0, 0, 6, 5, 5, ("atime",), w.own),
+    p.ReadDirectory: lambda w: p.ReadDirectory(w.node),
+    p.ReadLink: lambda w: p.ReadLink(w.file),
+    p.MakeNode: lambda w: p.MakeNode(w.node, w.fresh(), stat.S_IFREG | 0o644, Owner(0, 0)),
+    p.MakeDirectory: lambda w: p.MakeDirectory(w.node, w.fresh(), 0o755, Owner(0, 0)),
+    p.MakeSymlink: lambda w: p.MakeSymlink(w.node, w.fresh(), b"../private/secret", Owner(0, 0)),
+    p.MakeLink: lambda w: p.MakeLink(w.file, w.node, w.fresh()),
+    p.Unlink: lambda w: p.Unlink(w.directory, b"g"),
+    p.RemoveDirectory: lambda w: p.RemoveDirectory(w.node, b"d"),
+    p.Rename: lambda w: p.Rename(w.directory, b"g", w.directory, b"g"),
+    p.Create: lambda w: p.Create(w.node, w.fresh(), os.O_RDWR, 0o644, Owner(0, 0), True),
+    p.Open: lambda w: p.Open(w.file, os.O_RDWR, True),
+    p.Read: lambda w: p.Read(w.own, 9, 0, True),
+    p.ReadFile: lambda w: p.ReadFile(w.file, 9, 0),
+    p.Write: lambda w: p.Write(w.own, 0),
+    p.Sync: lambda w: p.Sync(w.own, True),
+    p.SyncDirectory: lambda w: p.SyncDirectory(w.node),
+    p.Allocate: lambda w: p.Allocate(w.own, 0, 0, 10),
+    p.Seek: lambda w: p.Seek(w.own, 0, os.SEEK_DATA),
+    p.Release: lambda w: p.Release(w.open()),
+    p.Closed: lambda w: p.Closed(w.private_inodes[0]),
+    p.GetStatistics: lambda _: p.GetStatistics(),
+    r.GetLock: lambda w: r.GetLock(w.file, 1, fcntl.F_WRLCK, 0, 9),
+    r.SetLock: lambda w: r.SetLock(w.file, w.era, False, 1, fcntl.F_WRLCK, 0, 9, 1, 7),
+    r.ReleaseLocks: lambda w: r.ReleaseLocks(w.file, w.era, False, 1),
+    r.CancelLock: lambda w: r.CancelLock(w.era, 7),
+    r.AwaitLocks: lambda w: r.AwaitLocks(w.era, 0.0),
+    r.DropLocks: lambda w: r.DropLocks(w.era),
+    GetStatus: lambda _: GetStatus(True),
+}
+"""What would be right; each of its fields is made wrong in turn."""
+NODES = ("node", "parent", "new_parent", "start", "file")
+OF_FILES = [kind for kind in GOOD if {f.name for f in dataclasses.fields(kind)} & {*NODES, "handle"}]
+
+
+def test_there_is_a_case_for_each_message() -> None:
+    assert set(kinds()) == set(GOOD) | {type(reply) for reply in REPLIES}
+
+
+@pytest.mark.parametrize("kind", GOOD, ids=lambda kind: kind.NAME)
+def test_whatever_it_says(world: World, kind: type[Message]) -> None:
+    numbers = [
+        *NUMBERS,
+        *world.guesses,
+        world.victims,
+        world.victims_handle,
+        world.closed,
+        *world.private_inodes,
+    ]
+    for field in dataclasses.fields(kind):
+        for value in others(field.name, getattr(GOOD[kind](world), field.name), numbers):
+            answer = world.say(dataclasses.replace(GOOD[kind](world), **{field.name: value}))
+            assert not isinstance(answer, p.Error) or p.known_errno(answer.errno) == answer.errno
+            if isinstance(answer, p.FoundIs | p.AttributesAre):
+                assert answer.attributes.inode not in world.private_inodes
+            if isinstance(answer, Failure):
+                assert kind in FIRST
+        world.say(p.Goodbye())
+        world.begin()
+        for name in ("d", "d/g"):  # if it was removed
+            with contextlib.suppress(FileExistsError):
+                (world.public / name).mkdir() if name == "d" else (world.public / name).touch()
+        world.directory = world.found(p.Walk(world.node, (b"d",)))
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in OF_FILES if kind not in p.UNANSWERED], ids=lambda k: k.NAME
+)
+def test_guessed_numbers(world: World, kind: type[Message]) -> None:
+    for field in dataclasses.fields(kind):
+        if field.name not in (*NODES, "handle") or (kind is r.GetLock and field.name == "start"):
+            continue
+        refused = errno.EBADF if field.name == "handle" else errno.ESTALE
+        own = {world.node, world.file, world.directory, ROOT}
+        guesses = [*world.guesses, *({world.victims} - own), world.closed, world.victims_handle]
+        for number in guesses[: -2 if refused == errno.ESTALE else None]:
+            if (kind, field.name) != (r.SetLock, "start"):
+                request = dataclasses.replace(GOOD[kind](world), **{field.name: number})
+                assert world.say(request) == p.Error(refused), request
+
+
+def test_more_than_belongs_behind_a_message(world: World) -> None:
+    for made in (*(good(world) for good in GOOD.values()), *REPLIES):
+        if not isinstance(made, p.Write):
+            assert isinstance(world.say(made, b"12345"), Failure) or isinstance(made, p.Goodbye)
+        with Channel(world.server.raw(), "server") as channel, contextlib.suppress(ConnectionLost):
+            channel.send(made, Deadline.after(SOON), b"12345")
+            assert isinstance(channel.receive(Deadline.after(SOON)).message, Failure)
+    world.begin()
+    assert world.say(p.Write(world.own, 0), bytes(MAX_TRANSFER)) != THROWN_OUT
+    assert isinstance(world.say(p.Write(world.own, 0), bytes(MAX_TRANSFER + 1)), Failure)
+
+
+def test_nobody_is_served_who_has_not_said_who_he_is(world: World) -> None:
+    for kind, good in GOOD.items():
+        if kind not in FIRST:
+            with Channel(world.server.raw(), "server") as channel:
+                channel.send(good(world), Deadline.after(SOON))
+                assert isinstance(channel.receive(Deadline.after(SOON)).message, Failure)
+
+
+def test_replies_are_no_requests(world: World) -> None:
+    for reply in REPLIES:
+        assert isinstance(world.say(reply), Failure)
+
+
+def _exactly(answer: Message) -> Message:
+    return dataclasses.replace(answer, granted=0) if isinstance(answer, p.Error) else answer
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in GOOD if {f.name for f in dataclasses.fields(k)} & {"name", "names"}]
+)
+def test_a_private_name_is_like_one_that_does_not_exist(world: World, kind: type[Message]) -> None:
+    def ask(name: bytes, **more: object) -> Message:
+        fields = {f.name for f in dataclasses.fields(kind)}
+        values = {"start": ROOT, "parent": ROOT, "name": name, "names": (name,), "mode": 0o755, **more}
+        asked = {key: value for key, value in values.items() if key in fields}
+        return _exactly(world.say(dataclasses.replace(GOOD[kind](world), **asked)))
+
+    mores: list[dict[str, object]] = [{"flags": flags} for flags in (0, 1, 2, 4, os.O_EXCL)]
+    mores += [{"new_parent": world.node}, {"new_parent": ROOT, "new_name": b"private"}]
+    for more in mores:
+        assert isinstance(ask(b"private", **more), p.Error)
+        assert ask(b"private", **more) == ask(b"nothing", **more)
+    for way in ((b"secret",), (b"secret", b"x"), (b"sub", HIDDEN), (b"nothing",), (b"..",), (b"",)):
+        if kind is p.Walk:
+            assert ask(b"", names=(b"private", *way)) == ask(b"", names=(b"nothing", *way))
+    for name in (b"private", b"nothing"):  # over the border
+        moved = p.Rename(world.node, b"f", ROOT, name), p.MakeLink(world.file, ROOT, name)
+        assert {_exactly(world.say(each)) for each in moved} <= {p.Error(errno.EXDEV), p.Error(errno.EROFS)}
+
+
+def test_what_holds_both_parts_shows_only_the_public_one(world: World) -> None:
+    with world.server.talk(b"another client 2") as other:
+        deadline = Deadline.after(SOON)
+        other.channel.send(p.ReadDirectory(ROOT), deadline)
+        assert isinstance(other.channel.receive(deadline).message, p.Entries)
+        listing = p.unpack_entries(other.channel.receive_payload(p.MAX_LISTING, deadline))
+        assert [entry.name for entry in listing] == ["public"]
+        assert other.ask(p.SetAttributes(ROOT, mode=0o777)) == p.Error(errno.EROFS)
+        assert other.ask(p.RemoveDirectory(ROOT, b"public")) == p.Error(errno.EROFS)
+
+
+def test_what_leads_out_of_the_public_part_leads_nowhere(world: World) -> None:
+    link = world.found(p.Walk(world.node, (b"link",)))
+    for changes in (
+        p.SetAttributes(link, size=0),
+        p.SetAttributes(link, mode=0o777),
+        p.Open(link, os.O_RDWR),
+    ):
+        assert isinstance(world.say(changes), p.Error), changes
+    world.say(p.SetAttributes(link, uid=os.geteuid(), atime=5, mtime=5))
+    world.say(p.MakeLink(link, world.node, b"another"))
+    for names in ((b"link", b"x"), (b"link", b"..", b"private"), (b"..", b"private"), (b"d", b"..", b"..")):
+        assert isinstance(world.say(p.Walk(world.node, names)), p.Error)
+
+
+def test_a_fifo_is_not_opened_to_be_cut(world: World) -> None:
+    fifo = world.found(p.Walk(world.node, (b"fifo",)))
+    reader = os.open(world.public / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(world.public / "fifo", os.O_WRONLY | os.O_NONBLOCK)
+    os.close(writer)
+    assert world.say(p.SetAttributes(fifo, size=0)) == p.Error(errno.EINVAL)
+    assert world.say(p.Open(fifo, os.O_WRONLY)) == p.Error(errno.EPERM)
+    assert world.say(p.SetAttributes(world.node, size=0)) == p.Error(errno.EISDIR)
+    os.close(reader)
+
+
+def test_a_file_is_not_cut_in_the_name_of_another(world: World) -> None:
+    before = (world.public / "f").read_bytes()
+    other = world.found(p.Walk(world.directory, (b"g",)))
+    assert world.say(p.SetAttributes(other, size=0, handle=world.own)) == p.Error(errno.EBADF)
+    assert (world.public / "f").read_bytes() == before
+
+
+def test_who_attends_in_a_wrong_name_or_answers_wrongly(world: World) -> None:
+    for name in (b"", LANE, os.urandom(16), NAME * 1000, NAME[:15]):
+        with Channel(world.server.raw(), "server") as channel:
+            assert channel.call(p.Attend(name), p.Error, Deadline.after(SOON)) == p.Error(errno.ESTALE)
+    lies = tuple(range(100_000)), tuple(world.private_inodes), NUMBERS
+    for last in (p.Done(), p.Recall((), 1), p.GetStatistics(), p.Attend(NAME)):
+        with Channel(world.server.raw(), "server") as channel:
+            channel.call(p.Attend(NAME), p.Recall, Deadline.after(SOON))
+            for lie in lies:  # more often than it is asked
+                channel.send(p.Recalled(lie), Deadline.after(SOON))
+            channel.send(last, Deadline.after(SOON))
+            with pytest.raises(ConnectionLost):
+                while not isinstance(channel.receive(Deadline.after(4 * SOON)).message, Failure):
+                    pass
+                raise ConnectionLost
+
+
+def test_the_wrong_order(world: World) -> None:
+    assert isinstance(world.say(p.Again()), r.Regain)
+    world.say(p.ReadDirectory(world.node))
+    assert world.say(p.Again()) == p.Error(errno.EIO)
+    assert isinstance(world.say(p.Hello(NAME, LANE)), Failure)
+    with Channel(world.server.raw(), "server") as channel:  # Goodbye, and more at once
+        channel.send(p.Hello(b"one more's name.", LANE), Deadline.after(SOON))
+        for request in (p.Goodbye(), p.Unlink(world.node, b"f"), p.Goodbye()):
+            channel.send(request, Deadline.after(SOON))
+        assert isinstance(channel.receive(Deadline.after(SOON)).message, p.Welcome)
+        assert isinstance(channel.receive(Deadline.after(SOON)).message, p.Done)
+    assert (world.public / "f").exists()
+    for name, lane in ((b"", LANE), (NAME, b""), (NAME * 2, LANE), (b"n" * 15, LANE)):
+        with Channel(world.server.raw(), "server") as channel, pytest.raises(Refused):
+            channel.call(p.Hello(name, lane), Message, Deadline.after(SOON))
+    with Channel(world.server.raw(), "server") as channel:
+        assert isinstance(channel.call(GetStatus(True), Message, Deadline.after(SOON)), StatusIs)
+
+
+def test_lists_of_a_hundred_thousand_nodes(world: World) -> None:
+    nodes = tuple(range(-50_000, 50_000))
+    world.say(p.Forget((*nodes, world.victims, ROOT)))
+    assert isinstance(world.say(p.GetAttributes(ROOT)), p.AttributesAre)
+    assert isinstance(world.say(p.GetAttributes(world.file)), p.AttributesAre)  # it is open
+    assert world.say(p.GetAttributes(world.directory)) == p.Error(errno.ESTALE)
+
+
+def test_answers_that_nobody_asks_for_do_not_pile_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_locks, "_MOST_ANSWERS", 8)
+
+    def lock(owner: int, mode: int, ticket: int | None = None) -> Message:
+        return world.say(r.SetLock(world.file, world.era, False, owner, mode, ticket=ticket))
+
+    for ticket in range(8):
+        assert lock(1, fcntl.F_WRLCK) == r.LockSet(0)
+        assert lock(2, fcntl.F_WRLCK, ticket) == r.LockSet(None)
+        assert lock(1, fcntl.F_UNLCK) == lock(2, fcntl.F_UNLCK) == r.LockSet(0)
+    assert lock(1, fcntl.F_WRLCK) == r.LockSet(0)
+    assert lock(2, fcntl.F_WRLCK, 9) == r.LockSet(errno.ENOLCK)
+    assert world.say(r.AwaitLocks(world.era, 0.0)) == r.LocksAnswered(tuple(range(8)), (0,) * 8)
+    assert lock(2, fcntl.F_WRLCK, 9) == r.LockSet(None)
+
+
+def test_time_that_is_no_number(world: World) -> None:
+    assert world.say(r.AwaitLocks(world.era, math.nan)) == r.LocksAnswered((), ())
+    assert world.say(r.AwaitLocks(world.era, -math.inf)) == r.LocksAnswered((), ())
+
+
+def test_lanes_that_close_and_forget_under_each_other(world: World) -> None:
+    """Whoever is late is told so."""
+    handles: list[int] = []
+
+    def disturb(lane: bytes) -> None:
+        with world.server.talk(NAME, lane) as talk:
+            for turn in range(100):
+                for handle in handles[-3:]:
+                    talk.post(p.Release(handle))
+                    talk.ask(p.Read(handle, 1, 0, True))
+                    talk.ask(p.Write(handle, 0))
+                talk.post(p.Forget((world.directory, world.file)))
+                talk.ask(p.MakeNode(world.directory, b"m%d" % turn, 0o644))
+                talk.ask(p.Walk(world.node, (b"d", b"g")))
+
+    disturbing = [Doing(disturb, b"%016d" % number) for number in range(3)]
+    for _ in range(200):
+        answer = world.say(p.Create(world.node, world.fresh(), os.O_RDWR, 0o600))
+        handles += [answer.handle] if isinstance(answer, p.Opened) else []
+    for each in disturbing:
+        each.result()
+
+
+def test_who_may_not_wait_for_the_device_has_done_nothing(tmp_path: Path) -> None:
+    (tmp_path / "public").mkdir()
+    server = Server(tmp_path, public=b"public")
+    server.sessions = Sessions(server.tree, Master(device=True))
+    with server.talk(patient=False) as talk:
+        public = talk.find(b"public")
+        assert talk.ask(p.Create(public, b"f", os.O_RDWR, 0o644, keeps=True)) == p.Pending()
+        assert not (tmp_path / "public" / "f").exists() and server.open_files == 0
+        server.sessions.master.device_is_present()
+        talk.call(p.Create(public, b"f", os.O_RDWR, 0o644, keeps=True), p.Opened)
+    server.restart()
+    os.close(server.root)
+
+
+_ints = st.sampled_from(NUMBERS) | st.integers(-(1 << 63), (1 << 64) - 1) | st.integers(0, 40)
+_STRATEGIES: dict[str, st.SearchStrategy[object]] = {
+    "int": _ints,
+    "int | None": st.none() | _ints,
+    "bool": st.booleans(),
+    "float": st.sampled_from(FLOATS),
+    "bytes": st.sampled_from(NAMES)
+    | st.binary(max_size=20)
+    | st.sampled_from([b"f", b"d", b"g", NAME, LANE]),
+    "Owner | None": st.none() | st.sampled_from(OWNERS),
+    "tuple[int, ...]": st.lists(_ints, max_size=20).map(tuple),
+    "tuple[bytes, ...]": st.lists(st.sampled_from([*NAMES, b"f", b"d", b"g"]), max_size=4).map(tuple),
+    "tuple[str, ...]": st.lists(st.sampled_from(TEXTS), max_size=3).map(tuple),
+    "length": st.sampled_from((-1, 0, 1, 4096, 1 << 63)),  # the disk is others', too
+    "rdev": st.sampled_from((0, -1, (1 << 64) - 1)),  # no device has these
+}
+
+
+def _any_of(kind: type[Message]) -> st.SearchStrategy[Message]:
+    fields = {f.name: _STRATEGIES.get(f.name, _STRATEGIES.get(str(f.type))) for f in dataclasses.fields(kind)}
+    return st.builds(kind, **fields)  # type: ignore[arg-type]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    said=st.lists(st.one_of([_any_of(kind) for kind in GOOD]), min_size=1, max_size=6),
+    payload=st.binary(max_size=9),
+)
+def test_anything_at_all(world: World, said: list[Message], payload: bytes) -> None:
+    for request in said:
+        world.say(request, payload if isinstance(request, p.Write) else b"")
