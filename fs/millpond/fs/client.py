@@ -319,7 +319,7 @@ class RemoteTree:
 
     def read(self, handle: Handle, size: int, offset: int) -> Buffer:
         """Up to ``size`` bytes, fewer at the end of the file."""
-        if self.access(handle) is Access.KEPT:
+        if self.keeper and self.access(handle) is Access.KEPT:
             return self._read_to_keep(handle, min(size, MAX_TRANSFER), offset)
         return self._read(handle, min(size, MAX_TRANSFER), offset, keep=False)[1]
 
@@ -403,7 +403,9 @@ class RemoteTree:
         with self._changing(opened.file) as change:
             reply, _ = self._files.ask(handle, request, p.Written, payload=body, repeat=not append)
         self._after(change, opened.file, reply.file)
-        return max(0, min(reply.count, len(body)))
+        if reply.count > len(body):
+            raise failure(errno.EIO)
+        return reply.count
 
     def descriptor(self, _handle: Handle) -> int:
         """It is on the device."""

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from millpond.fs.meters import Meter
 from millpond.fs.protocol import Again, Done, Error, Goodbye, Hello, Pending, Welcome, known_errno
+from millpond.fs.replies import require_possible
 from millpond.fs.tree import WouldWait
 from millpond.fs.volume import MAX_TRANSFER, failure
 from millpond.wire.channel import Buffer, Channel
@@ -157,6 +158,7 @@ class Connection:
             sent = True
             head = channel.receive(deadline)
             body = self._receive_payload(channel, head.payload_size, limit, deadline)
+            require_possible(head.message)
         except DeadlineExceeded as error:
             self.hang_up()
             raise failure(errno.ETIMEDOUT) from error
@@ -176,7 +178,9 @@ class Connection:
         if isinstance(head.message, Error):
             raise _refusal(head.message)
         if isinstance(head.message, Pending):
-            raise WouldWait
+            if not self._hello.patient:
+                raise WouldWait
+            raise failure(errno.EIO)  # it was asked to wait
         if not isinstance(head.message, reply):
             self.hang_up()  # a refusal, or the server is out of step
             raise failure(errno.EIO)

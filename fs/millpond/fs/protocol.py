@@ -490,7 +490,7 @@ def unpack_entries(data: Buffer) -> tuple[Entry, ...]:
 
 
 def _name(data: bytes, length: int) -> str:
-    if len(data) != length or not data or b"/" in data or b"\0" in data or data in (b".", b".."):
+    if len(data) != length or not 0 < length < 256 or b"/" in data or b"\0" in data or data in (b".", b".."):
         raise ProtocolError("a directory's listing holds a name that no file can have")
     return os.fsdecode(data)
 

@@ -26,6 +26,7 @@ from millpond.fs.volume import failure
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import MillpondError
+from millpond.wire.message import Message
 
 log = logging.getLogger(__name__)
 _AGAIN_SECONDS = 0.5
@@ -133,20 +134,20 @@ class Recalls:
     def _converse(self, channel: Channel, deadline: Deadline) -> None:
         sent, seconds = now(), self._tree.lanes.lease
         channel.send(p.Attend(self._tree.lanes.client), deadline)
-        head = channel.receive(deadline)
-        if isinstance(head.message, p.Recall):
+        heard = _heard(channel, deadline)
+        if isinstance(heard, p.Recall):
             with self._moved:
-                self._book.begin_lease(head.message.upto)
-        while isinstance(head.message, p.Recall) and sent + seconds > now() and not self._stopped.is_set():
+                self._book.begin_lease(heard.upto)
+        while isinstance(heard, p.Recall) and sent + seconds > now() and not self._stopped.is_set():
             with self._moved:
                 self._book.lease_end = sent + seconds
                 self._moved.notify_all()
-            still_open = self._give_up(head.message)
+            still_open = self._give_up(heard)
             self._tree.lanes.flush()
             answered = now()
             try:
                 channel.send(p.Recalled(tuple(f.inode for f in still_open)), Deadline.after(seconds))
-                head = channel.receive(Deadline.after(sent + seconds - now()))
+                heard = _heard(channel, Deadline.after(sent + seconds - now()))
             finally:
                 self._tree.named_open(still_open)
             sent = answered
@@ -202,3 +203,10 @@ class Recalls:
     def _quietly(self, do: Callable[[], object]) -> None:
         with contextlib.suppress(OSError):  # the mount has gone
             do()
+
+
+def _heard(channel: Channel, deadline: Deadline) -> Message:
+    """What the server says, with nothing behind it."""
+    head = channel.receive(deadline)
+    channel.receive_payload(0, deadline)
+    return head.message

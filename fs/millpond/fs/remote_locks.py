@@ -136,7 +136,7 @@ class RemoteLocks:
             self._let_others_ask_again(ticket)
             era = self._era
             reply = self._ask(node, _setting(era, family, lock, ticket))
-            if isinstance(reply, r.LockSet):
+            if isinstance(reply, r.LockSet) and (reply.error is not None or ticket is not None):
                 return era, reply.error
             if not isinstance(reply, r.Regain):
                 break
