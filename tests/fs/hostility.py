@@ -8,6 +8,8 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
+from hypothesis import strategies as st
+
 from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
 from millpond.fs import volume_messages
@@ -105,3 +107,25 @@ def varied(message: M, numbers: Sequence[int] = NUMBERS) -> Iterator[M]:
     for field in dataclasses.fields(message):  # type: ignore[arg-type]
         for value in others(field.name, getattr(message, field.name), numbers):
             yield dataclasses.replace(message, **{field.name: value})  # type: ignore[type-var]
+
+
+_ints = st.sampled_from(NUMBERS) | st.integers(-(1 << 63), (1 << 64) - 1) | st.integers(0, 40)
+_STRATEGIES: dict[str, st.SearchStrategy[object]] = {
+    "int": _ints,
+    "int | None": st.none() | _ints,
+    "bool": st.booleans(),
+    "float": st.sampled_from(FLOATS),
+    "bytes": st.sampled_from(NAMES) | st.binary(max_size=20) | st.sampled_from([b"f", b"d", b"g"]),
+    "Owner | None": st.none() | st.sampled_from(OWNERS),
+    "tuple[int, ...]": st.lists(_ints, max_size=20).map(tuple),
+    "tuple[bytes, ...]": st.lists(st.sampled_from([*NAMES, b"f", b"d", b"g"]), max_size=4).map(tuple),
+    "tuple[str, ...]": st.lists(st.sampled_from(TEXTS), max_size=3).map(tuple),
+    "length": st.sampled_from((-1, 0, 1, 4096, 1 << 63)),  # the disk is others', too
+    "rdev": st.sampled_from((0, -1, (1 << 64) - 1)),  # no device has these
+}
+
+
+def any_of(kind: type[Message]) -> st.SearchStrategy[Message]:
+    """Any message of this kind."""
+    fields = {f.name: _STRATEGIES.get(f.name, _STRATEGIES.get(str(f.type))) for f in dataclasses.fields(kind)}
+    return st.builds(kind, **fields)  # type: ignore[arg-type]

@@ -140,6 +140,11 @@ class Mounted:
         )
         self.handle = self.tree.open(self.file, os.O_RDWR)
 
+    def find(self) -> None:
+        self.directory, self.file, self.link = (
+            self.tree.lookup(ROOT, name).node for name in (b"d", b"f", b"l")
+        )
+
     def close(self) -> None:
         self.device.says.clear()
         self.binding.close()
@@ -347,15 +352,14 @@ def test_more_written_than_there_was(mounted: Mounted) -> None:
     assert mounted.ask(*mounted.requests()[p.Written][0]) == errno.EIO
 
 
-def test_nothing_is_in_itself(mounted: Mounted) -> None:
+def test_a_directory_in_itself_is_forgotten_like_others(mounted: Mounted) -> None:
     mounted.device.says[p.FoundIs] = p.FoundIs(78, _DIRECTORY), b""
-    assert mounted.ask(Code.LOOKUP, b"x\0") == errno.EIO
+    assert mounted.ask(Code.LOOKUP, b"x\0") == 0
     mounted.device.says.clear()
-    mounted.binding._forget(
-        Header(0, Code.FORGET, 0, mounted.directory, 0, 0), memoryview(abi.FORGET.pack(1))
-    )
-    mounted.tree.forget(mounted.file, 0)
-    mounted.directory = mounted.tree.lookup(ROOT, b"d").node
+    for node, times in ((mounted.file, 9), (mounted.directory, 9), (mounted.link, 9), (mounted.directory, 1)):
+        body = memoryview(abi.FORGET.pack(times))
+        mounted.binding._forget(Header(0, Code.FORGET, 0, node, 0, 0), body)
+    mounted.find()
 
 
 def test_who_may_wait_is_not_told_to_wait(mounted: Mounted) -> None:

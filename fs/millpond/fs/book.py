@@ -124,10 +124,8 @@ class Book:
         return self._changes
 
     def found(self, reply: FoundIs, parent: File, name: bytes, *, since: int, memory: int) -> File:
-        """A file that the server has found. Raises OSError."""
+        """A file that the server has found."""
         file = self._by_inode.get(reply.attributes.inode)
-        if file is parent:  # nothing is in itself
-            raise failure(errno.EIO)
         if file is None:
             node = Node(next(self._numbers))
             file = self._files[node] = File(node, reply.attributes.inode, None, name)

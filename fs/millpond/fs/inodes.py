@@ -24,6 +24,7 @@ from millpond.linux import syscalls
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_FLAGS = os.O_ACCMODE | os.O_SYNC | os.O_DSYNC
 _CREATE_FLAGS = _KEPT_FLAGS | os.O_TRUNC
+_OPENED_HARMLESSLY = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)  # or not at all
 
 _Key = tuple[int, int]
 
@@ -199,8 +200,8 @@ class Inodes:
         if handle is not None:
             os.ftruncate(self._file(handle).descriptor, size)
             return
-        if not stat.S_ISREG(mode := os.fstat(place).st_mode):  # to open it may do something to others
-            raise failure(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL)
+        if stat.S_IFMT(os.fstat(place).st_mode) not in _OPENED_HARMLESSLY:
+            raise failure(errno.EINVAL)
         descriptor = os.open(itself(place), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.ftruncate(descriptor, size)
