@@ -29,7 +29,7 @@ from millpond.wire.message import Failure, Message
 
 from .support import LANE, NAME, SOON, Server, errno_of
 
-names = st.text(min_size=1).filter(lambda n: not set(n) & set("/\0") and n not in (".", ".."))
+names = st.text(min_size=1, max_size=60).filter(lambda n: not set(n) & set("/\0") and n not in (".", ".."))
 words = st.integers(0, (1 << 32) - 1)
 ABSURD = (-1, -(1 << 63), 1 << 63, (1 << 64) - 1)
 
