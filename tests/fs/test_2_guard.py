@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import mmap
 import os
+import signal
 import socket
 import threading
 import time
@@ -19,6 +22,7 @@ from millpond.fs.inodes import Inodes
 from millpond.fs.lock_client import DeviceGuard
 from millpond.fs.lock_server import serve
 from millpond.fs.locks import Holder
+from millpond.fs.mappings import is_written
 from millpond.fs.master import Master
 from millpond.fs.tree import ROOT, Access, Changes, Node, WouldWait
 from millpond.fs.volume import Handle
@@ -448,3 +452,35 @@ def test_who_reads_a_file_that_the_daemon_writes(device: OnDevice) -> None:
     handle = tree.open(f, os.O_RDWR)
     assert tree.access(handle) is Access.KERNEL
     tree.release(handle)
+
+
+def test_a_file_that_is_still_mapped_is_written(device: OnDevice) -> None:
+    tree, master = device.tree, device.master
+    f = device.made(b"f")
+    inode = device.inodes.inode(f)
+    tree.setattr(f, Changes(size=mmap.PAGESIZE))
+    with (device.top / "public/f").open("r+b") as file:
+        mapping = mmap.mmap(file.fileno(), 0)
+    for _ in range(2):  # and whoever opens it meanwhile has not ended that
+        tree.release(tree.open(f, os.O_RDWR))
+        assert master.share(device.client, inode) == 0
+    assert master.device[1] == 1
+    mapping.close()
+    device.keep(f)
+    assert eventually(lambda: "mappings" not in [thread.name for thread in threading.enumerate()])
+
+
+def test_who_opens_a_file_while_it_is_looked_at(device: OnDevice) -> None:
+    """Nobody hears of the lease by which that is done, and nobody is killed by its signal."""
+    f = device.made(b"f")
+    with (device.top / "public/f").open("rb") as looked_at:
+        fcntl.fcntl(looked_at, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(looked_at, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        doing = [Doing(device.tree.open, f, os.O_RDWR), Doing(device.tree.setattr, f, Changes(size=3))]
+        time.sleep(0.05)
+        assert not any(one.done for one in doing)
+        fcntl.fcntl(looked_at, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        handle, known = [one.result() for one in doing]
+        assert known.attributes.size == 3 and is_written(looked_at.fileno())
+        device.tree.release(handle)
+        assert eventually(lambda: not is_written(looked_at.fileno()))

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from millpond.fs.inodes import Inodes
 from millpond.fs.locks import Holder
+from millpond.fs.mappings import Mapped
 from millpond.fs.master import Master
 from millpond.fs.own_locks import SplitLocks
 from millpond.fs.tree import Access, Buffer, Changes, Found, Known, Locking, Node
@@ -78,6 +79,7 @@ class Guarded:
         self._lock = threading.Lock()
         self._by_daemon: set[Handle] = set()
         self._by_the_kernel: dict[Handle, int] = {}
+        self._mapped = Mapped()
         self.lookup, self.walk, self.forget = tree.lookup, tree.walk, tree.forget
         self.getattr, self.readlink, self.statfs = tree.getattr, tree.readlink, tree.statfs
         self.opendir, self.readdir, self.read = tree.opendir, tree.readdir, tree.read
@@ -227,5 +229,19 @@ class Guarded:
                 self._of[node].discard(handle)
                 if not self._of[node]:
                     del self._of[node]
-        if (inode := self._by_the_kernel.pop(handle, None)) is not None:
+        if (inode := self._by_the_kernel.pop(handle, None)) is not None and node is not None:
+            self._end_writing(node, inode)
+
+    def _end_writing(self, node: Node, inode: int) -> None:
+        """Once nobody has it mapped, either."""
+        try:
+            looking = self._tree.open(node, os.O_RDONLY)
+        except OSError:
             self._guard.end_writing(inode)
+            return
+
+        def over() -> None:
+            self._tree.release(looking)
+            self._guard.end_writing(inode)
+
+        self._mapped.closed(inode, self._tree.descriptor(looking), over)

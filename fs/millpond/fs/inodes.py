@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from millpond.fs.making import SAFE_FLAGS, Maker, checked, entries, itself, permissions, set_mode
+from millpond.fs.mappings import open_beside
 from millpond.fs.own_locks import OwnLocks
 from millpond.fs.tree import ROOT, Access, Buffer, Changes, Found, Known, Node, Now, one_name
 from millpond.fs.volume import MAX_TRANSFER, Entry, Handle, Owner, Statistics, attributes, failure
@@ -202,7 +203,7 @@ class Inodes:
             return
         if stat.S_IFMT(os.fstat(place).st_mode) not in _OPENED_HARMLESSLY:
             raise failure(errno.EINVAL)
-        descriptor = os.open(itself(place), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_beside(itself(place), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.ftruncate(descriptor, size)
         finally:
@@ -278,7 +279,7 @@ class Inodes:
         place = self._at(node)
         if not stat.S_ISREG(os.fstat(place).st_mode):  # before it is opened: that may do something to others
             raise failure(errno.EPERM)
-        return self._opened(os.open(itself(place), flags & _CREATE_FLAGS | SAFE_FLAGS & ~os.O_NOFOLLOW))
+        return self._opened(open_beside(itself(place), flags & _CREATE_FLAGS | SAFE_FLAGS & ~os.O_NOFOLLOW))
 
     def _opened(self, descriptor: int) -> Handle:
         handle = Handle(next(self._handles))

@@ -156,9 +156,13 @@ class Kernel:
 
     def hand_over(self, descriptor: int) -> int:
         """Have the kernel read and write an open file itself; the number by which to tell it so."""
-        wanted = bytearray(_BACKING.pack(descriptor, 0, 0))
-        backing: int = fcntl.ioctl(self._descriptor, _BACKING_OPEN, wanted)
-        return backing
+        place = os.open(f"/proc/self/fd/{descriptor}", os.O_PATH | os.O_CLOEXEC)
+        try:  # not with the descriptor itself: it might count as a writer for as long as others read
+            wanted = bytearray(_BACKING.pack(place, 0, 0))
+            backing: int = fcntl.ioctl(self._descriptor, _BACKING_OPEN, wanted)
+            return backing
+        finally:
+            os.close(place)
 
     def take_back(self, backing: int) -> None:
         """The file is open no more."""
