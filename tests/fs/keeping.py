@@ -106,6 +106,9 @@ class Client:
         """Whether its attributes may be kept."""
         return self.tree.getattr(node).seconds > 0
 
+    def inode(self, node: Node) -> int:
+        return self.tree.getattr(node).attributes.inode
+
     def size(self, node: Node) -> int:
         return self.tree.getattr(node).attributes.size
 

@@ -139,6 +139,30 @@ def test_a_lapsed_lease_ends_what_is_kept_but_not_what_is_open(table: LockTable)
     table.leave(Holder(9))
 
 
+def test_what_a_lapsed_holder_still_has_is_late_once_others_change_it(table: LockTable) -> None:
+    for inode in (F, G):
+        table.share(ONE, inode)
+        table.share(OTHER, inode)
+    table.end(begun(table, OTHER, G))
+    under_way = begun(table, DEVICE, F)
+    table.lapse(ONE)
+    table.end(under_way)
+    table.end(begun(table, ONE, F, G))
+    assert table.is_late(ONE, F) and not table.is_late(ONE, G) and not table.is_late(OTHER, F)
+    table.lapse(ONE)
+    table.share(ONE, F)
+    table.lapse(ONE)
+    assert table.is_late(ONE, F)
+    table.end(begun(table, OTHER, G))
+    assert table.is_late(ONE, G)
+    table.returned(ONE)
+    table.end(begun(table, OTHER, F, G))
+    assert not table.is_late(ONE, F) and not table.is_late(ONE, G)
+    table.lapse(OTHER)
+    table.leave(OTHER)
+    assert idle(table)
+
+
 def test_what_is_open_without_a_word_is_what_was_said_last(table: LockTable) -> None:
     for _ in range(2):
         table.says_open(ONE, F, is_open=True)
@@ -157,7 +181,7 @@ def test_what_is_open_without_a_word_is_what_was_said_last(table: LockTable) -> 
 
 
 def idle(table: LockTable) -> bool:
-    return not (table._files or any(table._held.values()))
+    return not (table._files or any(table._held.values()) or table._lapsed)
 
 
 holders, inodes = st.sampled_from([ONE, OTHER, DEVICE]), st.sampled_from([F, G, Inode(12)])
@@ -223,6 +247,10 @@ class Histories(RuleBasedStateMachine):
     def lapse(self, holder: Holder) -> None:
         self.table.lapse(holder)
         self.granted = {key: number for key, number in self.granted.items() if key[0] != holder}
+
+    @rule(holder=holders)
+    def returned(self, holder: Holder) -> None:
+        self.table.returned(holder)
 
     @invariant()
     def who_is_in_the_way(self) -> None:

@@ -396,15 +396,9 @@ class RemoteTree:
     def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
         """Write at ``offset``, or at the file's end, wherever that is."""
         opened, body = self._files.get(handle), memoryview(data)[:MAX_TRANSFER]
-
-        def request(remote: int) -> Message:
-            return p.Write(remote, offset, append)
-
         with self._changing(opened.file) as change:
-            reply, _ = self._files.ask(handle, request, p.Written, payload=body, repeat=not append)
+            reply = self._files.write(handle, body, offset, append=append)
         self._after(change, opened.file, reply.file)
-        if reply.count > len(body):
-            raise failure(errno.EIO)
         return reply.count
 
     def descriptor(self, _handle: Handle) -> int:

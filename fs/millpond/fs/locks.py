@@ -32,11 +32,13 @@ class _File:
     open: dict[Holder, int] = field(default_factory=dict)
     said_open: set[Holder] = field(default_factory=set)
     changes: list[Change] = field(default_factory=list)
+    lapsed: dict[Holder, bool] = field(default_factory=dict)
     writers: int = 0
 
     @property
     def idle(self) -> bool:
-        return not (self.shares or self.open or self.said_open or self.changes or self.writers)
+        used = self.shares or self.open or self.said_open or self.changes or self.lapsed or self.writers
+        return not used
 
 
 class LockTable:
@@ -45,6 +47,7 @@ class LockTable:
     def __init__(self) -> None:
         self._files: dict[Inode, _File] = {}
         self._held: dict[Holder, set[Inode]] = {}
+        self._lapsed: dict[Holder, set[Inode]] = {}
         self._numbers: dict[Holder, int] = {}
 
     def share(self, holder: Holder, inode: Inode) -> int:
@@ -79,6 +82,7 @@ class LockTable:
             return False
         if change not in file.changes:
             file.changes.append(change)
+            file.lapsed.update((holder, True) for holder in file.lapsed if holder != change.holder)
         change.inodes.add(inode)
         if alone:
             change.alone.add(inode)
@@ -150,13 +154,29 @@ class LockTable:
         self._unshare(holder, inode)
 
     def lapse(self, holder: Holder) -> None:
-        """The holder's lease is over: it keeps nothing."""
+        """The holder's lease is over: it keeps nothing by right, but may do so until it has returned."""
         for inode in list(self._held.pop(holder, ())):
+            file = self._files[inode]
+            is_late = any(change.holder != holder for change in file.changes)
+            file.lapsed[holder] = is_late or file.lapsed.get(holder, False)
+            self._lapsed.setdefault(holder, set()).add(inode)
             self._unshare(holder, inode)
+
+    def is_late(self, holder: Holder, inode: Inode) -> bool:
+        """Whether others have changed it since the holder's lease was over, or were about to then."""
+        file = self._files.get(inode)
+        return file is not None and file.lapsed.get(holder, False)
+
+    def returned(self, holder: Holder) -> None:
+        """The holder has given up all that it kept when its lease was over."""
+        for inode in self._lapsed.pop(holder, ()):
+            self._files[inode].lapsed.pop(holder, None)
+            self._tidy(inode)
 
     def leave(self, holder: Holder) -> None:
         """The holder is gone."""
         self.lapse(holder)
+        self.returned(holder)
         self._numbers.pop(holder, None)
         for inode, file in list(self._files.items()):
             file.open.pop(holder, None)

@@ -87,10 +87,12 @@ class Master:
         return holder != DEVICE and (not self.may_hold(Holder(holder)) or client is None or client.is_gone())
 
     def attend(self, holder: Holder, is_gone: Callable[[], bool]) -> None:
-        """It can be told what to give up from now on: its lease begins. ``is_gone`` says when it, who closes
-        the connection only when it keeps nothing any more, or its process is.
+        """It can be told what to give up from now on, and has given up all of an earlier lease: its lease
+        begins. ``is_gone`` says when it, who closes the connection only when it keeps nothing any more, or
+        its process is.
         """
         with self._moved:
+            self._table.returned(holder)
             if client := self._clients.get(holder):
                 client.is_gone = is_gone
         self.heard(holder)
@@ -164,6 +166,11 @@ class Master:
         """Whether the device's kernel writes it."""
         with self._moved:
             return self._table.is_written(Inode(inode))
+
+    def is_late(self, holder: Holder, inode: int) -> bool:
+        """Whether others have changed what it kept when its lease ended, which it has not given up since."""
+        with self._moved:
+            return self._table.is_late(holder, Inode(inode))
 
     def forget(self, holder: Holder, inode: int) -> None:
         """It has forgotten the file."""

@@ -265,11 +265,14 @@ class ReadFile(Message):
 @message("fs.write", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Write(Message):
-    """The payload is the data, which goes to the file's end if ``append``; answered by Written."""
+    """The payload is the data, which goes to the file's end if ``append``; answered by Written. If it was
+    ``kept_back`` by the client's kernel, and others have changed the file since the lease was over: EIO.
+    """
 
     handle: int
     offset: int
     append: bool = False
+    kept_back: bool = False
 
 
 @message("fs.fsync", Kind.VOLUME)

@@ -34,6 +34,7 @@ from millpond.fs.tree import (
     Now,
     Tree,
     WouldWait,
+    kept_back,
     patient,
 )
 from millpond.fs.volume import Handle, Owner, failure
@@ -304,6 +305,7 @@ class Binding:
         if how & abi.WRITE_KILL_SUIDGID:
             self._drop_privileges(Node(header.node))
         self._tree.locks.require(Node(header.node))
+        kept_back.set(bool(how & abi.WRITE_CACHE))
         data, append = body[abi.WRITE.size :][:size], bool(flags & os.O_APPEND)
         return [abi.pack_written(self._tree.write(Handle(handle), data, offset, append=append))]
 

@@ -13,6 +13,7 @@ from millpond.fs import protocol as p
 from millpond.fs.book import File
 from millpond.fs.connection import Lost
 from millpond.fs.lanes import Lanes, Turn
+from millpond.fs.tree import kept_back
 from millpond.fs.volume import Handle, failure
 from millpond.wire.channel import Buffer
 from millpond.wire.message import Message
@@ -120,6 +121,20 @@ class RemoteFiles:
                 return request(self.remote(turn, file))
 
             return turn.ask(prepare, reply, repeat=repeat, payload=payload, limit=limit)
+
+    def write(self, handle: Handle, data: memoryview, offset: int, *, append: bool) -> p.Written:
+        """Write at ``offset``, or at the file's end; how many bytes were written, and the file since."""
+        file, late = self.get(handle), kept_back.get()
+
+        def request(remote: int) -> Message:
+            return p.Write(remote, offset, append, late)
+
+        with self._lanes.lock:
+            file.file.has_data |= not file.direct  # the kernel keeps what is written, too
+        reply, _ = self.ask(handle, request, p.Written, payload=data, repeat=not append)
+        if reply.count > len(data):
+            raise failure(errno.EIO)
+        return reply
 
     def remote(self, turn: Turn, file: Open) -> int:
         """The number of an open file on the server, while ``ask`` prepares."""

@@ -30,6 +30,10 @@ abandoned: ContextVar[Callable[[], bool]] = ContextVar("abandoned", default=lamb
 """Whether nobody is interested any more in an operation that waits for others: then it is not done."""
 
 
+kept_back: ContextVar[bool] = ContextVar("kept_back", default=False)
+"""Whether what is written was stored to a mapping some time ago, and may come too late."""
+
+
 class WouldWait(Exception):
     """Somebody must give up a lock first, which may take as long as a lease."""
 

@@ -1,0 +1,103 @@
+"""What a client's kernel has kept back is written, unless it comes too late."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.master import Master
+from millpond.fs.tree import kept_back
+from millpond.fs.volume import Handle
+
+from .keeping import Client, Device
+from .support import Doing, Server, errno_of, eventually
+
+LONG = 120.0  # so that no lease ends by itself
+
+
+@pytest.fixture
+def server(top: Path) -> Iterator[Server]:
+    (top / "public").mkdir()
+    made = Server(top, public=b"public", lease=LONG)
+    yield made
+    made.drop()
+    made.sessions.close()
+    os.close(made.root)
+
+
+@pytest.fixture
+def device(server: Server) -> Device:
+    return Device(server)
+
+
+@pytest.fixture
+def client(server: Server, device: Device) -> Iterator[Client]:
+    device.put(b"f", b"one")
+    device.put(b"g", b"another")
+    made = Client(server)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def master(server: Server) -> Master:
+    return server.sessions.master
+
+
+def write_back(client: Client, handle: Handle, data: bytes) -> int:
+    """As the kernel does with what was stored to a mapping."""
+    kept_back.set(True)
+    try:
+        return client.tree.write(handle, data, 0)
+    finally:
+        kept_back.set(False)
+
+
+def test_what_is_written_back_while_it_is_recalled_is_in_time(client: Client, device: Device) -> None:
+    f = client.find(b"f")
+    client.read(f)
+    with client.opened(f, os.O_RDWR) as handle:
+        writing: list[Doing] = []
+
+        def before(_node: int) -> None:
+            if not writing:
+                writing.append(Doing(write_back, client, handle, b"in time"))
+                assert writing[0].result() == 7
+
+        client.kernel.before = before
+        device.put(b"f", b"x")
+        assert writing and client.read(f) == b"x"
+
+
+def test_what_others_have_changed_since_the_lease_was_over_stays(
+    client: Client, device: Device, server: Server, master: Master
+) -> None:
+    f, g = client.find(b"f"), client.find(b"g")
+    client.read(f), client.read(g)
+    known = server.sessions.known(client.tree.lanes.client)
+    assert known and known.caller
+    with client.opened(f, os.O_RDWR) as to_f, client.opened(g, os.O_RDWR) as to_g:
+        master.gone(known.holder)
+        assert write_back(client, to_f, b"nobody minds") == 12
+        device.put(b"f", b"longer")
+        assert errno_of(write_back, client, to_f, b"late") == errno.EIO
+        assert write_back(client, to_g, b"unchanged") == 9
+        assert client.tree.write(to_f, b"l", 0) == 1  # which is done now
+        known.caller.shut_down()
+        assert eventually(lambda: not master.is_late(known.holder, client.inode(f)))
+        client.await_lease()
+        assert write_back(client, to_f, b"L") == 1 and client.read(f) == b"Longer"
+
+
+def test_what_was_only_written_is_dropped_with_its_data(client: Client, device: Device) -> None:
+    """Or the kernel would write back later what it has kept of that."""
+    f = client.find(b"f")
+    with client.opened(f, os.O_RDWR) as handle:
+        client.tree.write(handle, b"two", 0)
+        assert client.size(f) == 3 and client.kept(f)
+        device.put(b"f", b"three")
+        assert (f, True) in client.kernel.dropped
