@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
+from millpond.fs import fetch_messages as f
+from millpond.fs import lock_messages, volume_messages
 from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
-from millpond.fs import volume_messages
 from millpond.fs.volume import Attributes, Owner, Statistics
 from millpond.wire import message as registry
 from millpond.wire.message import Message
@@ -57,6 +58,7 @@ REPLIES: tuple[Message, ...] = (
     p.OffsetIs(5),
     p.Written(5, p.AttributesAre(ATTRIBUTES)),
     p.StatisticsAre(Statistics(4096, 4096, 9, 9, 9, 9, 9, 255)),
+    f.Fetched(1),
     r.Regain(1),
     r.LockIs(0),
     r.LockSet(0),
@@ -68,8 +70,8 @@ REPLIES: tuple[Message, ...] = (
 
 def kinds() -> list[type[Message]]:
     """All messages that host and device know for the volume, but for those that stay on the device."""
-    modules = {module.__name__ for module in (p, r, volume_messages)}
-    return [kind for kind in registry._registry.values() if kind.__module__ in modules]
+    kinds = (kind for kind in registry._registry.values() if kind.__module__.startswith("millpond.fs."))
+    return [kind for kind in kinds if kind.__module__ != lock_messages.__name__]
 
 
 def others(name: str, value: object, numbers: Sequence[int] = NUMBERS) -> Sequence[Any]:
@@ -94,6 +96,8 @@ def others(name: str, value: object, numbers: Sequence[int] = NUMBERS) -> Sequen
 
 
 def _lists(name: str, value: tuple[Any, ...], numbers: Sequence[int]) -> Sequence[Any]:
+    if name == "names" and isinstance(value[0], tuple):
+        return tuple((names,) * count for names in _lists(name, value[0], numbers) for count in (1, 3))
     if name == "names":
         return ((), *((each,) for each in NAMES), (b"f", *NAMES[:3]), (b"..",) * 4, (b"d",) * 100_000)
     if name == "now":
@@ -119,6 +123,9 @@ _STRATEGIES: dict[str, st.SearchStrategy[object]] = {
     "Owner | None": st.none() | st.sampled_from(OWNERS),
     "tuple[int, ...]": st.lists(_ints, max_size=20).map(tuple),
     "tuple[bytes, ...]": st.lists(st.sampled_from([*NAMES, b"f", b"d", b"g"]), max_size=4).map(tuple),
+    "tuple[tuple[bytes, ...], ...]": st.lists(
+        st.lists(st.sampled_from([*NAMES, b"f", b"g"]), max_size=3).map(tuple), max_size=4
+    ).map(tuple),
     "tuple[str, ...]": st.lists(st.sampled_from(TEXTS), max_size=3).map(tuple),
     "length": st.sampled_from((-1, 0, 1, 4096, 1 << 63)),  # the disk is others', too
     "rdev": st.sampled_from((0, -1, (1 << 64) - 1)),  # no device has these

@@ -25,6 +25,8 @@ from millpond.fs import file_locks
 from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
 from millpond.fs.client import RemoteTree
+from millpond.fs.fetch_messages import Fetch
+from millpond.fs.listing import unpack_entries
 from millpond.fs.master import Master
 from millpond.fs.sessions import Sessions
 from millpond.fs.tree import ROOT
@@ -223,6 +225,7 @@ GOOD: dict[type[Message], Callable[[World], Message]] = {
     p.Release: lambda w: p.Release(w.open()),
     p.Closed: lambda w: p.Closed(w.private_inodes[0]),
     p.GetStatistics: lambda _: p.GetStatistics(),
+    Fetch: lambda w: Fetch((w.node,), ((b"f",),), 100),
     r.GetLock: lambda w: r.GetLock(w.file, 1, fcntl.F_WRLCK, 0, 9),
     r.SetLock: lambda w: r.SetLock(w.file, w.era, False, 1, fcntl.F_WRLCK, 0, 9, 1, 7),
     r.ReleaseLocks: lambda w: r.ReleaseLocks(w.file, w.era, False, 1),
@@ -232,7 +235,7 @@ GOOD: dict[type[Message], Callable[[World], Message]] = {
     GetStatus: lambda _: GetStatus(True),
 }
 """What would be right; each of its fields is made wrong in turn."""
-NODES = ("node", "parent", "new_parent", "start", "file")
+NODES = ("node", "parent", "new_parent", "start", "file", "directories")
 OF_FILES = [kind for kind in GOOD if {f.name for f in dataclasses.fields(kind)} & {*NODES, "handle"}]
 
 
@@ -278,7 +281,8 @@ def test_guessed_numbers(world: World, kind: type[Message]) -> None:
         guesses = [*world.guesses, *({world.victims} - own), world.closed, world.victims_handle]
         for number in guesses[: -2 if refused == errno.ESTALE else None]:
             if (kind, field.name) != (r.SetLock, "start"):
-                request = dataclasses.replace(GOOD[kind](world), **{field.name: number})
+                value = (number,) if field.name == "directories" else number
+                request = dataclasses.replace(GOOD[kind](world), **{field.name: value})
                 assert world.say(request) == p.Error(refused), request
 
 
@@ -312,7 +316,8 @@ def _exactly(answer: Message) -> Message:
 
 
 @pytest.mark.parametrize(
-    "kind", [k for k in GOOD if {f.name for f in dataclasses.fields(k)} & {"name", "names"}]
+    "kind",
+    [k for k in GOOD if {f.name for f in dataclasses.fields(k)} & {"name", "names"} and k is not Fetch],
 )
 def test_a_private_name_is_like_one_that_does_not_exist(world: World, kind: type[Message]) -> None:
     def ask(name: bytes, **more: object) -> Message:
@@ -339,7 +344,7 @@ def test_what_holds_both_parts_shows_only_the_public_one(world: World) -> None:
         deadline = Deadline.after(SOON)
         other.channel.send(p.ReadDirectory(ROOT), deadline)
         assert isinstance(other.channel.receive(deadline).message, p.Entries)
-        listing = p.unpack_entries(other.channel.receive_payload(p.MAX_LISTING, deadline))
+        listing = unpack_entries(other.channel.receive_payload(p.MAX_LISTING, deadline))
         assert [entry.name for entry in listing] == ["public"]
         assert other.ask(p.SetAttributes(ROOT, mode=0o777)) == p.Error(errno.EROFS)
         assert other.ask(p.RemoveDirectory(ROOT, b"public")) == p.Error(errno.EROFS)

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import pytest
 
-from millpond.fs import abi
+from millpond.fs import abi, listing
 from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
 from millpond.fs.abi import Code, Header
@@ -319,12 +319,12 @@ def test_a_strange_welcome(welcome: Message) -> None:
     ids=lambda n: n[0][:9],
 )
 def test_listings_with_names_that_no_file_has(mounted: Mounted, names: list[bytes]) -> None:
-    packed = b"".join(p._ENTRY.pack(5, stat.S_IFREG, len(name)) + name for name in names)
+    packed = b"".join(listing._ENTRY.pack(5, stat.S_IFREG, len(name)) + name for name in names)
     _list(mounted, packed, errno.EIO)
 
 
 def test_listings_that_are_none(mounted: Mounted) -> None:
-    entry = p._ENTRY.pack((1 << 64) - 1, (1 << 32) - 1, 1) + b"f"
+    entry = listing._ENTRY.pack((1 << 64) - 1, (1 << 32) - 1, 1) + b"f"
     for cut in range(1, len(entry)):
         _list(mounted, entry[:cut], errno.EIO)
     _list(mounted, bytes(p.MAX_LISTING + 1), errno.EIO)

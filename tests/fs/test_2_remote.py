@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millpond.fs import listing
 from millpond.fs import protocol as p
 from millpond.fs.by_path import ByPath
 from millpond.fs.client import RemoteTree
@@ -38,13 +39,13 @@ ABSURD = (-1, -(1 << 63), 1 << 63, (1 << 64) - 1)
     st.lists(st.builds(Entry, names.filter(lambda n: n.isprintable()), st.integers(0, (1 << 64) - 1), words))
 )
 def test_listings_survive_packing(entries: list[Entry]) -> None:
-    assert p.unpack_entries(p.pack_entries(entries)) == tuple(entries)
+    assert listing.unpack_entries(listing.pack_entries(entries)) == tuple(entries)
 
 
 @given(st.binary())
 def test_any_bytes_are_a_listing_or_refused(data: bytes) -> None:
     try:
-        found = p.unpack_entries(data)
+        found = listing.unpack_entries(data)
     except ProtocolError:
         return
     assert all(entry.name not in ("", ".", "..") and "/" not in entry.name for entry in found)
@@ -53,7 +54,7 @@ def test_any_bytes_are_a_listing_or_refused(data: bytes) -> None:
 @pytest.mark.parametrize("name", [b"", b".", b"..", b"../x", b"a\0"])
 def test_names_that_no_file_has_are_refused(name: bytes) -> None:
     with pytest.raises(ProtocolError):
-        p.unpack_entries(p._ENTRY.pack(1, 0, len(name)) + name)
+        listing.unpack_entries(listing._ENTRY.pack(1, 0, len(name)) + name)
 
 
 def test_every_operation_crosses(volume: ByPath, top: Path) -> None:

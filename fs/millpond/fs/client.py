@@ -18,6 +18,7 @@ from millpond.fs.connection import AbsentName, Dial
 from millpond.fs.contents import MOST, Contents, wanted
 from millpond.fs.fetching import Fetching
 from millpond.fs.lanes import Lanes, Turn, now
+from millpond.fs.listing import unpack_entries
 from millpond.fs.read_ahead import ReadAhead
 from millpond.fs.remote_files import Open, RemoteFiles, may_keep
 from millpond.fs.remote_locks import over_lanes
@@ -463,7 +464,7 @@ class RemoteTree:
             )
         try:
             dots = (Entry(".", file.inode, stat.S_IFDIR), Entry("..", file.inode, stat.S_IFDIR))
-            listing = (*dots, *p.unpack_entries(packed))
+            listing = (*dots, *unpack_entries(packed))
         except ProtocolError:
             raise failure(errno.EIO) from None
         with self._lock:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from millpond.fs.protocol import FoundIs
+from millpond.fs.replies import require_possible
 from millpond.fs.volume import MAX_TRANSFER, Attributes
 from millpond.wire.errors import ProtocolError
 from millpond.wire.message import Kind, Message, message
@@ -72,4 +73,6 @@ def unpack_found(data: memoryview) -> Iterator[tuple[int, FoundIs, memoryview]]:
         at += _FOUND.size + size
         if at > len(data):
             raise ProtocolError("what was found ends in the middle of a file's contents")
-        yield number, FoundIs(node, Attributes(*fields), granted, named, readable), data[at - size : at]
+        found = FoundIs(node, Attributes(*fields), granted, named, readable)
+        require_possible(found)
+        yield number, found, data[at - size : at]

@@ -7,20 +7,13 @@ and Entries have a payload of raw bytes.
 from __future__ import annotations
 
 import errno
-import os
-import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from millpond.fs.tree import Buffer
-from millpond.fs.volume import Attributes, Entry, Owner, Statistics
-from millpond.wire.errors import ProtocolError
+from millpond.fs.volume import Attributes, Owner, Statistics
 from millpond.wire.message import Kind, Message, message
 
 MAX_LISTING = 64 << 20
 """The most bytes of one directory's listing: some two million names."""
-
-_ENTRY = struct.Struct("!QIH")
 
 
 @message("fs.hello", Kind.VOLUME)
@@ -406,7 +399,7 @@ class Changed(Message):
 @message("fs.entries", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Entries(Message):
-    """The payload is a directory's listing, packed by ``pack_entries``; ``granted`` as in FoundIs."""
+    """The payload is a directory's listing, as of ``listing``; ``granted`` as in FoundIs."""
 
     granted: int = 0
 
@@ -467,35 +460,6 @@ class StatisticsAre(Message):
 
 UNANSWERED = (Forget, Release, Closed)
 """What is sent before some other request, whose reply says that these were performed, too."""
-
-
-def pack_entries(entries: Iterable[Entry]) -> bytes:
-    """The payload of Entries: for each an inode, a mode, the length of its name, its name."""
-    packed = []
-    for entry in entries:
-        name = os.fsencode(entry.name)
-        packed += [_ENTRY.pack(entry.inode, entry.mode, len(name)), name]
-    return b"".join(packed)
-
-
-def unpack_entries(data: Buffer) -> tuple[Entry, ...]:
-    """What ``pack_entries`` packed. Raises ProtocolError for anything else."""
-    data, entries, at = bytes(data), [], 0
-    try:
-        while at < len(data):
-            inode, mode, length = _ENTRY.unpack_from(data, at)
-            at += _ENTRY.size
-            entries.append(Entry(_name(data[at : at + length], length), inode, mode))
-            at += length
-    except struct.error:
-        raise ProtocolError("a directory's listing ends in the middle of an entry") from None
-    return tuple(entries)
-
-
-def _name(data: bytes, length: int) -> str:
-    if len(data) != length or not 0 < length < 256 or b"/" in data or b"\0" in data or data in (b".", b".."):
-        raise ProtocolError("a directory's listing holds a name that no file can have")
-    return os.fsdecode(data)
 
 
 def known_errno(number: int) -> int:

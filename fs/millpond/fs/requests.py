@@ -18,6 +18,7 @@ from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
 from millpond.fs.guarded import ClientGuard, Guarded
 from millpond.fs.inodes import Inodes
+from millpond.fs.listing import pack_entries
 from millpond.fs.locks import Holder
 from millpond.fs.master import Master
 from millpond.fs.tree import ROOT, Buffer, Changes, Found, Node, Now
@@ -201,7 +202,7 @@ class Requests:
     ) -> None:
         """Nothing, if there is no such name. All is looked at once it is granted, as for Walk."""
         try:
-            found = self._found(self._tree.walk(directory, (name,)), named)
+            found = self._found(self._walked(directory, (name,)), named)
         except OSError:
             return
         whole = found.readable and 0 < found.attributes.size <= most
@@ -244,7 +245,7 @@ class Requests:
         handle = self._tree.opendir(node)
         try:
             found = (entry for entry in self._tree.readdir(handle, 0) if self._shows(node, entry.name))
-            listing = p.pack_entries(found)
+            listing = pack_entries(found)
         finally:
             self._plain.release(handle)
         if len(listing) > p.MAX_LISTING:
