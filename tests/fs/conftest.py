@@ -21,6 +21,7 @@ from millpond.fs.by_path import ByPath
 from millpond.fs.client import RemoteTree
 from millpond.fs.inodes import Inodes
 from millpond.fs.layout import prepare
+from millpond.fs.leases import Leases, open_leases
 from millpond.fs.lock_server import accept_all
 from millpond.fs.master import LEASE_SECONDS, Master
 from millpond.fs.remote_mount import mount_and_serve
@@ -112,6 +113,7 @@ class World:
     device_pid: int = 0
     server_pid: int = 0
     host_pid: int = 0
+    leases: int = -1
 
     def mount_device(self) -> None:
         argv = [sys.executable, "-m", "millpond.fs.local", self.backing, self.device, "--name", "csd0"]
@@ -129,7 +131,9 @@ class World:
 
         def body() -> int:
             root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
-            sessions = Sessions(Inodes(root, public=b"public"), Master(self.lease, device=True))
+            leases = Leases(self.leases, self.lease)
+            master = Master(self.lease, device=True, leases=leases)
+            sessions = Sessions(Inodes(root, public=b"public"), master)
             threading.Thread(target=accept_all, args=(locks, sessions.master), daemon=True).start()
             while True:
                 channel = Channel(server.accept()[0], "the host")
@@ -188,10 +192,12 @@ class World:
 def world(fuse_usable: None, tmp_path: Path) -> Iterator[World]:
     """The directories of a device and its host; nothing is mounted yet."""
     made = World(tmp_path / "backing", tmp_path / "device", tmp_path / "host", tmp_path / "s", tmp_path / "l")
+    made.leases = open_leases(tmp_path / "leases")
     made.device.mkdir()
     made.host.mkdir()
     tmp_path.chmod(0o755)
     yield made
+    os.close(made.leases)
 
 
 @pytest.fixture

@@ -208,6 +208,29 @@ def test_a_server_that_was_started_again(world: World, with_both: WithBoth, held
     with_both(body)
 
 
+def test_a_server_that_was_started_again_waits_for_a_host_that_was_cut_off(
+    world: World, with_both: WithBoth
+) -> None:
+    """It goes by what the server before has granted it."""
+
+    def body() -> None:
+        here, there = parts(world)
+        (here / "f").write_bytes(OLD)
+        warmed(there)
+        os.kill(world.host_pid, signal.SIGSTOP)
+        world.kill(world.server_pid)
+        world.start_server()
+        writing = asked(lambda: write_at(here / "f", NEW, 0) is None)
+        time.sleep(0.5)
+        assert os.waitpid(writing, os.WNOHANG) == (0, 0)
+        assert (there / "f").stat().st_size == len(OLD)  # as it is known to the host's kernel
+        os.kill(world.host_pid, signal.SIGCONT)
+        assert os.waitpid(writing, 0)[1] == 0
+        assert (there / "f").read_bytes() == NEW
+
+    with_both(body)
+
+
 def test_what_the_kernel_keeps_is_used(world: World, with_both: WithBoth) -> None:
     """Or all of this would prove nothing: it asks nobody of what it was told, until it is changed."""
 

@@ -7,15 +7,18 @@ network: it only ever holds connections that the agent has authenticated and pas
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import IO
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.gate import Tally
 from millpond.fs.layout import PUBLIC
+from millpond.fs.leases import SIZE, open_leases
 from millpond.linux.confine import confined
 from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.sockets import listen, send_descriptors
@@ -71,8 +74,8 @@ class VolumeServer:
         module = [sys.executable, "-m", "millpond.agent.volume_server", "/etc/agent.toml", "/volume"]
         locks_at = lock_socket(config)
         locks_at.unlink(missing_ok=True)  # also one that a server before this one still listens at
-        with theirs, listen(locks_at) as locks:
-            descriptors = [theirs.fileno(), self.tally.descriptor, locks.fileno()]
+        with theirs, listen(locks_at) as locks, _leases(Path(config.state, "leases")) as leases:
+            descriptors = [theirs.fileno(), self.tally.descriptor, locks.fileno(), leases.fileno()]
             command = confined(sandbox, [*module, *map(str, descriptors)])
             self.process = subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL)
 
@@ -85,6 +88,17 @@ class VolumeServer:
         """End the server and all its connections."""
         self._socket.close()
         _stop(self.process)
+
+
+def _leases(path: Path) -> IO[bytes]:
+    """The file of the leases that one server leaves to the next. Without it the next knows of none."""
+    try:
+        descriptor = open_leases(path)
+    except OSError as error:
+        log.warning("leases are not kept for the next server of the volume: %s", error.strerror)
+        descriptor = os.memfd_create("leases")
+        os.ftruncate(descriptor, SIZE)
+    return os.fdopen(descriptor, "r+b", buffering=0)
 
 
 def _stop(process: subprocess.Popen[bytes], patience: float = 3.0) -> None:

@@ -17,8 +17,9 @@ from millpond.agent.gate import CanaryError, Gate, Tally, patterns
 from millpond.fs.bounded import Bounded
 from millpond.fs.inodes import Inodes
 from millpond.fs.layout import PUBLIC, public_usage
+from millpond.fs.leases import Leases
 from millpond.fs.lock_server import accept_all
-from millpond.fs.master import Master
+from millpond.fs.master import LEASE_SECONDS, Master
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
 from millpond.linux import landlock
@@ -29,9 +30,9 @@ log = logging.getLogger(__name__)
 _FOR_CONNECTIONS = 2048  # of the descriptors that this process may have
 
 
-def main(config: str, root: str, descriptor: str, tally: str, locks: str) -> None:
+def main(config: str, root: str, descriptor: str, tally: str, locks: str, leases: str) -> None:
     """Serve each connection passed over ``descriptor`` until the agent closes it, and lock requests of the
-    device's own mount at the listening socket ``locks``.
+    device's own mount at the listening socket ``locks``. The file ``leases`` outlasts this process.
     """
     logging.basicConfig(level=logging.INFO, format="volume: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -43,7 +44,7 @@ def main(config: str, root: str, descriptor: str, tally: str, locks: str) -> Non
     log.info("%s", sandbox)
     tree = _tree(Path(root), settings.public_quota)
     tree.most = max(most // 2, most - _FOR_CONNECTIONS)
-    sessions = Sessions(tree, Master(device=True))
+    sessions = Sessions(tree, Master(device=True, leases=Leases(int(leases), LEASE_SECONDS)))
     sessions.sandbox = sandbox
     listener = socket.socket(fileno=int(locks))
     threading.Thread(target=accept_all, args=(listener, sessions.master), daemon=True).start()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from millpond.fs.file_locks import SharedLocks
+from millpond.fs.leases import Leases
 from millpond.fs.locks import DEVICE, Change, Holder, Inode, LockTable
 from millpond.fs.tree import WouldWait, abandoned, patient
 from millpond.fs.volume import failure
@@ -29,6 +30,7 @@ _PATIENCE = 3  # leases: who waits longer waits for others that wait
 
 @dataclass(slots=True)
 class _Client:
+    name: bytes | None = None
     heard: float = -math.inf
     is_gone: Callable[[], bool] = lambda: False
     recalls: set[Inode] = field(default_factory=set)
@@ -47,7 +49,8 @@ class Announced:
 
 class Master:
     """Of one volume's locks. Threads may call at once. ``clock`` is in seconds. With ``device``, nothing is
-    granted before the device's mount has told which files its kernel writes. ``files`` are the file locks.
+    granted before the device's mount has told which files its kernel writes; with ``leases``, nothing changed
+    before those of an earlier master are over. ``files`` are the file locks.
     """
 
     def __init__(
@@ -56,8 +59,9 @@ class Master:
         clock: Callable[[], float] = time.monotonic,
         *,
         device: bool = False,
+        leases: Leases | None = None,
     ) -> None:
-        self.lease, self._clock = lease, clock
+        self.lease, self._clock, self._leases = lease, clock, leases
         self._knows_the_device = not device
         self._expected = clock() + _ARRIVAL_SECONDS
         self._table = LockTable()
@@ -77,7 +81,7 @@ class Master:
         """It keeps nothing and will not come back."""
         with self._moved:
             self._table.leave(holder)
-            self._clients.pop(holder, None)
+            self._end_lease(self._clients.pop(holder, None))
             self._moved.notify_all()
         self.files.end(holder)
 
@@ -86,21 +90,29 @@ class Master:
         client = self._clients.get(Holder(holder))
         return holder != DEVICE and (not self.may_hold(Holder(holder)) or client is None or client.is_gone())
 
-    def attend(self, holder: Holder, is_gone: Callable[[], bool]) -> None:
+    def _end_lease(self, client: _Client | None) -> None:
+        if self._leases and client and client.name:
+            self._leases.end(client.name)
+
+    def attend(self, holder: Holder, is_gone: Callable[[], bool], name: bytes | None = None) -> None:
         """It can be told what to give up from now on, and has given up all of an earlier lease: its lease
         begins. ``is_gone`` says when it, who closes the connection only when it keeps nothing any more, or
-        its process is.
+        its process is; an earlier master may have known it by its ``name``.
         """
         with self._moved:
             self._table.returned(holder)
             if client := self._clients.get(holder):
-                client.is_gone = is_gone
+                client.is_gone, client.name = is_gone, name
         self.heard(holder)
+        with self._moved:
+            self._moved.notify_all()
 
     def heard(self, holder: Holder) -> None:
         """It has answered: its lease begins anew."""
         client = self._clients.get(holder)
         if client is not None:
+            if self._leases and client.name:
+                self._leases.renew(client.name)
             client.heard = self._clock()
 
     def gone(self, holder: Holder) -> None:
@@ -108,6 +120,7 @@ class Master:
         with self._moved:
             if client := self._clients.get(holder):
                 client.heard = -math.inf
+                self._end_lease(client)
             self._lapse(holder)
 
     def may_hold(self, holder: Holder) -> bool:
@@ -223,6 +236,8 @@ class Master:
         """
         end = self._clock() + _PATIENCE * self.lease
         with self._moved:
+            while self._leases and self._leases.outlast:
+                self._wait(end)
             for inode in inodes:
                 while not self._table.begin(change, inode, alone=alone):
                     self._wait(end)

@@ -1,0 +1,123 @@
+"""Leases that an earlier server gave: nothing is changed before they are over."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.leases import SIZE, Leases, open_leases
+from millpond.fs.locks import DEVICE, Holder
+from millpond.fs.master import Master
+from millpond.fs.tree import WouldWait
+
+from .support import SOON, Doing
+
+LEASE = 10.0
+ONE, OTHER = b"the name of one.", b"and of the other"
+F = 10
+
+
+@dataclass
+class Machine:
+    """What lasts while servers come and go; the time goes only when a test says so."""
+
+    file: int
+    time: float = 1000.0
+    servers: list[Master] = field(default_factory=list)
+
+    def started(self) -> Master:
+        """A server, started anew."""
+        return Master(LEASE, lambda: self.time, leases=Leases(self.file, LEASE, lambda: self.time))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    file = open_leases(tmp_path / "leases")
+    yield Machine(file)
+    os.close(file)
+
+
+def attending(master: Master, name: bytes) -> Holder:
+    holder = master.join()
+    master.attend(holder, lambda: False, name)
+    return holder
+
+
+def changed(master: Master) -> None:
+    with master.change(DEVICE, inodes=(F,)):
+        pass
+
+
+def waits(master: Master) -> bool:
+    try:
+        Doing(changed, master, may_wait=False).result()
+    except WouldWait:
+        return True
+    return False
+
+
+def test_a_change_waits_for_leases_of_before(machine: Machine) -> None:
+    before = machine.started()
+    assert not waits(before)
+    one = attending(before, ONE)
+    machine.time += 5
+    attending(before, OTHER)
+    before.heard(one)
+    machine.time += 9
+    after = machine.started()
+    assert waits(after)
+    doing = Doing(changed, after)
+    time.sleep(0.05)
+    assert not doing.done
+    machine.time += 1
+    doing.result()
+    assert not waits(after)
+
+
+def test_it_waits_for_nobody_who_has_come_back_or_was_gone(machine: Machine) -> None:
+    before = machine.started()
+    one, other, gone = [attending(before, name) for name in (ONE, OTHER, b"and of a third ")]
+    before.gone(gone)
+    after = machine.started()
+    doing = Doing(changed, after)
+    back = attending(after, ONE)
+    assert waits(after) and not doing.done
+    attending(after, OTHER)
+    doing.result(SOON)
+    assert not waits(after)
+    after.leave(back)
+    later = machine.started()
+    assert waits(later)
+    attending(later, OTHER)
+    assert not waits(later)
+    assert {one, other}
+
+
+def test_it_waits_again_for_a_lease_of_its_own(machine: Machine) -> None:
+    attending(machine.started(), ONE)
+    after = machine.started()
+    attending(after, ONE)
+    machine.time += 9
+    assert waits(machine.started())
+
+
+def test_leases_of_before_the_machine_was_started_are_none(machine: Machine) -> None:
+    attending(machine.started(), ONE)
+    machine.time = 100.0
+    assert not waits(machine.started())
+
+
+def test_places_are_used_again(machine: Machine) -> None:
+    leases = Leases(machine.file, LEASE, lambda: machine.time)
+    for number in range(SIZE):
+        leases.renew(b"%16d" % number)
+        leases.end(b"%16d" % (number - 1))
+    again = Leases(machine.file, LEASE, lambda: machine.time)
+    assert again.outlast
+    again.end(b"%16d" % (SIZE - 1))
+    assert not again.outlast and not Leases(machine.file, LEASE, lambda: machine.time).outlast
