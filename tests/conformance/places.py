@@ -72,7 +72,7 @@ def host(flash: Path, mountpoint: Path, listener: Path) -> Iterator[str]:
     """
     served = start_server(flash, listener)
     beside = mountpoint.with_suffix(".device")
-    beside.mkdir()
+    beside.mkdir(exist_ok=True)
     try:
         with device(flash, beside, "raw"):
             mounted = start_host(mountpoint, listener)

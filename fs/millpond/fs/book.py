@@ -20,6 +20,7 @@ from millpond.fs.volume import Attributes, Entry, failure
 
 _MOST_IDLE = 8192
 _MOST_RECALLS = 8192
+_MOST_FORGOTTEN = 4096  # at once
 _DEEPEST = 4096
 
 
@@ -143,9 +144,9 @@ class Book:
 
     def forget_remotely(self) -> tuple[int, ...]:
         """What the server is told to forget, now or later."""
-        nodes = tuple(self.forgotten)
-        self.forgotten.clear()
-        self.is_urgent = False
+        nodes = tuple(self.forgotten[:_MOST_FORGOTTEN])
+        del self.forgotten[:_MOST_FORGOTTEN]
+        self.is_urgent = bool(self.forgotten)
         self._forgetting.update(nodes)
         return nodes
 

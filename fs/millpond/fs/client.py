@@ -238,27 +238,31 @@ class RemoteTree:
 
     def _remove(self, parent: Node, name: bytes, request: Callable[[int], Message]) -> None:
         directory = self._file(parent)
+        with self._lock:
+            removed = self._book.named(directory, name)
         with self._changing(directory) as change, self.lanes.turn() as turn:
             reply, _ = turn.ask(lambda: request(turn.remote(directory)), p.Changed, repeat=False)
         with self._lock:
-            self._unnamed(directory, name)
+            self._unnamed(directory, name, removed)
             for told in reply.directories:
                 change.learn(directory, told)
                 self._book.learn_name(directory, name, None, told.granted, since=change.since)
 
-    def _unnamed(self, directory: File, name: bytes) -> None:
-        """With the lock: the name stands no longer for what it did."""
-        file = self._book.named(directory, name)
-        directory.names.pop(name, None)
+    def _unnamed(self, directory: File, name: bytes, file: File | None) -> None:
+        """With the lock: the name stands no longer for this file, but may stand for another by now."""
         if file:
             file.attributes = None
-            if (file.parent, file.name) == (directory.node, name):
+        if self._book.named(directory, name) is file:
+            directory.names.pop(name, None)
+            if file and (file.parent, file.name) == (directory.node, name):
                 self._book.place(file, None, b"")
 
     def rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int = 0) -> None:
         """Move a name, as renameat2(2) with these flags."""
         here, there = self._file(parent), self._file(new_parent)
         one_name(name), one_name(new_name)
+        with self._lock:
+            one, other = self._book.named(here, name), self._book.named(there, new_name)
         with self._changing(here, there) as change, self.lanes.turn() as turn:
 
             def prepare() -> Message:
@@ -266,19 +270,14 @@ class RemoteTree:
 
             reply, _ = turn.ask(prepare, p.Changed, repeat=False)
         with self._lock:
-            self._moved(here, name, there, new_name, exchanged=bool(flags & _EXCHANGE))
+            self._unnamed(there, new_name, other)
+            self._unnamed(here, name, one)
+            if one:  # for who has to find it again
+                self._book.place(one, there, new_name)
+            if other and flags & _EXCHANGE:
+                self._book.place(other, here, name)
             for directory, told in zip((here, there), reply.directories, strict=False):
                 change.learn(directory, told)
-
-    def _moved(self, here: File, name: bytes, there: File, new_name: bytes, *, exchanged: bool) -> None:
-        """With the lock: files are where they were moved, for who has to find them again."""
-        one, other = self._book.named(here, name), self._book.named(there, new_name)
-        self._unnamed(there, new_name)
-        self._unnamed(here, name)
-        if one:
-            self._book.place(one, there, new_name)
-        if other and exchanged:
-            self._book.place(other, here, name)
 
     def create(
         self, parent: Node, name: bytes, flags: int, mode: int, owner: Owner | None

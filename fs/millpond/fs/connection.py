@@ -28,7 +28,6 @@ from millpond.wire.message import Message
 R = TypeVar("R", bound=Message)
 Dial = Callable[[Deadline], Channel]
 _TRIES = 3
-_MOST_POSTED = 32
 _FRESH_SECONDS = 0.5  # a connection that was used just now is tried at once: a loss shows in any case
 
 
@@ -126,6 +125,7 @@ class Connection:
                     break
                 if not forgotten and doubt.performed == self._performed and doubt.memory and not limit:
                     return self.exchange(Again(), reply, deadline, counts=False)
+                doubt = _Doubt(0, 0)  # it was not performed
                 request = prepare(deadline)
             except Lost:
                 continue
@@ -151,8 +151,7 @@ class Connection:
         if channel is None:
             raise Lost(in_doubt=False)
         sent, began = False, time.monotonic()
-        posted = self.posted[:_MOST_POSTED] if counts else []
-        self._sent = len(posted)
+        posted = self._posting() if counts else []
         try:
             channel.send(request, deadline, payload, before=posted)
             sent = True
@@ -170,21 +169,25 @@ class Connection:
         except BaseException:  # an interrupt, which leaves the rest of a reply behind
             self.hang_up()
             raise
-        self._performed += self._sent + counts
-        del self.posted[: self._sent]
-        self.answered += posted
-        self._used = time.monotonic()
-        self._meter.took(request.NAME, self._used - began)
-        if isinstance(head.message, Error):
-            raise _refusal(head.message)
-        if isinstance(head.message, Pending):
-            if not self._hello.patient:
-                raise WouldWait
-            raise failure(errno.EIO)  # it was asked to wait
-        if not isinstance(head.message, reply):
+        if not isinstance(head.message, (Error, Pending, reply)):
             self.hang_up()  # a refusal, or the server is out of step
             raise failure(errno.EIO)
-        return head.message, body
+        if counts:
+            self._performed += 1
+            self._have_answered(len(posted))
+        self._used = time.monotonic()
+        self._meter.took(request.NAME, self._used - began)
+        return self._success(head.message, reply), body
+
+    def _success(self, answer: Message, reply: type[R]) -> R:
+        """Raises OSError and WouldWait."""
+        if isinstance(answer, Error):
+            raise _refusal(answer)
+        if isinstance(answer, reply):
+            return answer
+        if not self._hello.patient:
+            raise WouldWait
+        raise failure(errno.EIO)  # it was asked to wait
 
     def _receive_payload(self, channel: Channel, size: int, limit: int, deadline: Deadline) -> memoryview:
         if not size <= min(limit, len(self._buffer)):
@@ -192,6 +195,17 @@ class Connection:
         body = self._buffer[:size]
         channel.receive_into(body, deadline)
         return body
+
+    def _posting(self) -> list[Message]:
+        self._sent = len(self.posted)
+        return self.posted[:]
+
+    def _have_answered(self, count: int) -> None:
+        """So many of what was posted were performed."""
+        self._performed += count
+        self.answered += self.posted[:count]
+        del self.posted[:count]
+        self._sent = 0
 
     def hang_up(self) -> None:
         """Close the connection. The server waits for the next one for a while."""
@@ -222,10 +236,14 @@ class Connection:
 
     def _greet(self, deadline: Deadline) -> None:
         """Go on with the lane, if the server still knows it."""
+        sent = self._sent
         welcome, _ = self.exchange(self._hello, Welcome, deadline, counts=False)
         if welcome.memory != self.memory:
             self.memory, self.root = welcome.memory, welcome.root
             self.posted.clear()
+            self.answered.clear()
+        else:  # what was done must not be done again: by now it may mean something else
+            self._have_answered(min(sent, max(0, welcome.performed - self._performed)))
         self._performed, self.lease = welcome.performed, welcome.lease
 
 

@@ -84,6 +84,14 @@ class Lanes:
                 yield Turn(self, lane, deadline)
             finally:
                 self.busy.remove(lane)
+                self._take_back(lane)
+
+    def _take_back(self, lane: Connection) -> None:
+        """What was posted, and went with no request."""
+        if lane.posted:
+            with self.lock:
+                self.posted[:0] = [(lane.memory, message) for message in lane.posted]
+            lane.posted.clear()
 
     def post(self, request: Message, memory: int) -> None:
         """Have something done, before long, whose outcome is of no interest; not by another ``memory``."""

@@ -132,6 +132,9 @@ class DeviceGuard:
                 raise _too_late() from None
             self._forget_idle()  # they are of the same master, which is gone
             return None
+        except BaseException:  # an answer that comes late must not be taken for another's
+            channel.close()
+            raise
         self._heard = time.monotonic()
         return answer
 

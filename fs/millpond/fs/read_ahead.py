@@ -34,6 +34,7 @@ class _Extent:
     data: memoryview | None = None
     granted: int = 0
     failed: bool = False
+    drops: int = 0
 
 
 @dataclass(slots=True)
@@ -103,7 +104,7 @@ class ReadAhead:
             start = index * EXTENT
             if start >= end or index in stream.extents:
                 continue
-            extent = stream.extents[index] = _Extent(min(EXTENT, end - start))
+            extent = stream.extents[index] = _Extent(min(EXTENT, end - start), drops=stream.file.drops)
             channel.send(p.Read(opened.remote, extent.size, start, True), deadline)
             self._coming.append(extent)
 
@@ -117,7 +118,8 @@ class ReadAhead:
             if extent.data is None and not extent.failed:
                 stream.window = min(2 * stream.window, _LAST_WINDOW)
                 self._receive(extent, deadline)
-            if extent.failed or extent.data is None or len(extent.data) != extent.size:
+            dropped = extent.drops != stream.file.drops  # a grant of an earlier memory says nothing
+            if dropped or extent.failed or extent.data is None or len(extent.data) != extent.size:
                 self._drop(stream)
                 return None
             start = at % EXTENT

@@ -82,6 +82,13 @@ class Requests:
             raise failure(errno.EROFS)
         return node
 
+    def _directory(self, number: int) -> tuple[Node, int]:
+        """One that is to be changed, and its grant: of before, so that what others change in it after this
+        change recalls what the reply says of its names.
+        """
+        node = self._changing(number)
+        return node, self._share(node)
+
     def _own(self, number: int) -> Handle:
         self._behind(Handle(number))
         return Handle(number)
@@ -105,14 +112,13 @@ class Requests:
         readable = bool(granted) and self._may_read(found.node, attributes)
         return p.FoundIs(found.node, attributes, granted, named, readable)
 
-    def _made(self, made: Found, parent: Node) -> p.FoundIs:
-        directory = self._now(parent)
-        return replace(self._found(made, directory.granted if directory else 0), directory=directory)
+    def _made(self, made: Found, parent: Node, granted: int) -> p.FoundIs:
+        return replace(self._found(made, granted), directory=self._now(parent, granted))
 
-    def _now(self, node: Node) -> p.AttributesAre | None:
+    def _now(self, node: Node, granted: int) -> p.AttributesAre | None:
         """How a file is after a change, which was done in any case."""
         try:
-            return self._attributes(node)
+            return p.AttributesAre(self._plain.getattr(node).attributes, granted)
         except OSError:
             return None
 
@@ -261,63 +267,65 @@ class Requests:
 
     @perform.register
     def _(self, request: p.MakeNode, _payload: Buffer) -> Reply:
-        parent, mode = self._changing(request.parent), within(request.mode, 0, 0o177777)
+        mode = within(request.mode, 0, 0o177777)
+        parent, granted = self._directory(request.parent)
         made = self._tree.mknod(parent, request.name, mode, request.rdev, request.owner)
-        return self._made(made, parent), b""
+        return self._made(made, parent, granted), b""
 
     @perform.register
     def _(self, request: p.MakeDirectory, _payload: Buffer) -> Reply:
-        parent = self._changing(request.parent)
+        parent, granted = self._directory(request.parent)
         made = self._tree.mkdir(parent, request.name, request.mode, request.owner)
-        return self._made(made, parent), b""
+        return self._made(made, parent, granted), b""
 
     @perform.register
     def _(self, request: p.MakeSymlink, _payload: Buffer) -> Reply:
-        parent = self._changing(request.parent)
+        parent, granted = self._directory(request.parent)
         made = self._tree.symlink(parent, request.name, request.target, request.owner)
-        return self._made(made, parent), b""
+        return self._made(made, parent, granted), b""
 
     @perform.register
     def _(self, request: p.MakeLink, _payload: Buffer) -> Reply:
-        parent = self._changing(request.parent)
+        parent, granted = self._directory(request.parent)
         made = self._tree.link(self._node(request.node), parent, request.name)
-        return self._made(made, parent), b""
+        return self._made(made, parent, granted), b""
 
     @perform.register
     def _(self, request: p.Unlink, _payload: Buffer) -> Reply:
-        parent = self._changing(request.parent)
+        parent, granted = self._directory(request.parent)
         self._tree.unlink(parent, request.name)
-        return self._changed(parent)
+        return self._changed((parent, granted))
 
     @perform.register
     def _(self, request: p.RemoveDirectory, _payload: Buffer) -> Reply:
-        parent = self._changing(request.parent)
+        parent, granted = self._directory(request.parent)
         self._tree.rmdir(parent, request.name)
-        return self._changed(parent)
+        return self._changed((parent, granted))
 
     @perform.register
     def _(self, request: p.Rename, _payload: Buffer) -> Reply:
-        parent, new_parent = self._changing(request.parent), self._changing(request.new_parent)
-        names = (request.name, new_parent, request.new_name)
-        self._tree.rename(parent, *names, within(request.flags, 0, 7))
-        return self._changed(parent, new_parent)
+        one, other = self._directory(request.parent), self._directory(request.new_parent)
+        names = (request.name, other[0], request.new_name)
+        self._tree.rename(one[0], *names, within(request.flags, 0, 7))
+        return self._changed(one, other)
 
-    def _changed(self, *directories: Node) -> Reply:
-        known = [self._now(node) for node in directories]
+    def _changed(self, *directories: tuple[Node, int]) -> Reply:
+        known = [self._now(node, granted) for node, granted in directories]
         return p.Changed(tuple(one for one in known if one) if all(known) else ()), b""
 
     @perform.register
     def _(self, request: p.Create, _payload: Buffer) -> Reply:
         self._require_room()
         self._await_device(request.keeps)
-        parent, flags = self._changing(request.parent), request.flags & _CREATE_FLAGS
+        flags = request.flags & _CREATE_FLAGS
+        parent, granted = self._directory(request.parent)
         made, handle = self._tree.create(parent, request.name, flags, request.mode, request.owner)
         try:
             direct = self._opened(handle, made.node, request.keeps)
         except OSError:
             self._plain.forget(made.node, 1)
             raise
-        return p.Opened(handle, direct, self._made(made, parent)), b""
+        return p.Opened(handle, direct, self._made(made, parent, granted)), b""
 
     def _opened(self, handle: Handle, node: Node, keeps: bool) -> bool:
         """The client has opened the file; whether it must not keep what it reads."""
@@ -395,8 +403,9 @@ class Requests:
         node = self._behind(handle)
         if request.kept_back and self._master.is_late(self.holder, self._plain.inode(node)):
             raise failure(errno.EIO)
+        granted = self._share(node)
         count = self._tree.write(handle, payload, offset, append=request.append)
-        return p.Written(count, self._now(node)), b""
+        return p.Written(count, self._now(node, granted)), b""
 
     @perform.register
     def _(self, request: p.Sync, _payload: Buffer) -> Reply:

@@ -82,7 +82,7 @@ class _Sending:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, TimeoutError):
+        if isinstance(error, TimeoutError) and error.errno is None:  # else the kernel has given the peer up
             raise DeadlineExceeded(f"{self._peer} took no data in time") from None
         if isinstance(error, OSError):
             raise ConnectionLost(f"{self._peer}: {error.strerror or error}") from error
@@ -94,7 +94,7 @@ class _Receiving(_Sending):
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             return
-        if isinstance(error, TimeoutError):
+        if isinstance(error, TimeoutError) and error.errno is None:
             raise DeadlineExceeded(f"{self._peer} did not answer in time") from None
         if isinstance(error, EOFError):
             raise ConnectionLost(f"{self._peer} closed the connection") from None

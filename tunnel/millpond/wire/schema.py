@@ -82,7 +82,7 @@ def _fields(cls: Any) -> _Fields:
     hints, fields = typing.get_type_hints(cls), dataclasses.fields(cls)
     required = tuple(field.name for field in fields if _required(field))
     converters = {field.name: _converter(hints[field.name]) for field in fields}
-    return _Fields(converters, required, {name: hint for name, hint in hints.items() if hint in _NAMES})
+    return _Fields(converters, required, {name: hints[name] for name in converters if hints[name] in _NAMES})
 
 
 @functools.cache
