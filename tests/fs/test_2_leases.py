@@ -43,8 +43,8 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def attending(master: Master, name: bytes) -> Holder:
-    holder = master.join()
-    master.attend(holder, lambda: False, name)
+    holder = master.join(name)
+    master.attend(holder, lambda: False)
     return holder
 
 
@@ -118,6 +118,15 @@ def test_places_are_used_again(machine: Machine) -> None:
         leases.renew(b"%16d" % number)
         leases.end(b"%16d" % (number - 1))
     again = Leases(machine.file, LEASE, lambda: machine.time)
-    assert again.outlast
+    assert again.outlast(None)
     again.end(b"%16d" % (SIZE - 1))
-    assert not again.outlast and not Leases(machine.file, LEASE, lambda: machine.time).outlast
+    assert not again.outlast(None) and not Leases(machine.file, LEASE, lambda: machine.time).outlast(None)
+
+
+def test_who_comes_back_does_not_wait_for_himself(machine: Machine) -> None:
+    """He may have to change something before he can drop what he keeps."""
+    attending(machine.started(), ONE)
+    after = machine.started()
+    with after.change(after.join(ONE), inodes=(F,)):
+        pass
+    assert waits(after)

@@ -63,11 +63,10 @@ class Leases:
             if (place := self._places.pop(name, None)) is not None:
                 _SLOT.pack_into(self._map, place, name, 0.0)
 
-    @property
-    def outlast(self) -> bool:
-        """Whether any of an earlier server still lasts."""
+    def outlast(self, but: bytes | None) -> bool:
+        """Whether any of an earlier server still lasts, of another client than ``but``."""
         if self._former:
             now = self._clock()
             for name in [name for name, end in list(self._former.items()) if end <= now]:
                 self.end(name)
-        return bool(self._former)
+        return any(name != but for name in list(self._former))

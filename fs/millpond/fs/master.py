@@ -70,11 +70,11 @@ class Master:
         self._numbers = itertools.count(DEVICE + 1)
         self.files = SharedLocks(self._has_lapsed)
 
-    def join(self) -> Holder:
-        """A new client."""
+    def join(self, name: bytes | None = None) -> Holder:
+        """A new client, whom an earlier master may have known by its name."""
         with self._moved:
             holder = Holder(next(self._numbers))
-            self._clients[holder] = _Client()
+            self._clients[holder] = _Client(name)
             return holder
 
     def leave(self, holder: Holder) -> None:
@@ -94,15 +94,15 @@ class Master:
         if self._leases and client and client.name:
             self._leases.end(client.name)
 
-    def attend(self, holder: Holder, is_gone: Callable[[], bool], name: bytes | None = None) -> None:
+    def attend(self, holder: Holder, is_gone: Callable[[], bool]) -> None:
         """It can be told what to give up from now on, and has given up all of an earlier lease: its lease
         begins. ``is_gone`` says when it, who closes the connection only when it keeps nothing any more, or
-        its process is; an earlier master may have known it by its ``name``.
+        its process is.
         """
         with self._moved:
             self._table.returned(holder)
             if client := self._clients.get(holder):
-                client.is_gone, client.name = is_gone, name
+                client.is_gone = is_gone
         self.heard(holder)
         with self._moved:
             self._moved.notify_all()
@@ -236,12 +236,17 @@ class Master:
         """
         end = self._clock() + _PATIENCE * self.lease
         with self._moved:
-            while self._leases and self._leases.outlast:
+            while self._others_outlast(change.holder):
                 self._wait(end)
             for inode in inodes:
                 while not self._table.begin(change, inode, alone=alone):
                     self._wait(end)
             self._clear_the_way(change, end)
+
+    def _others_outlast(self, holder: Holder) -> bool:
+        """Whether another client may go by what an earlier master granted it."""
+        client = self._clients.get(holder)
+        return self._leases is not None and self._leases.outlast(client.name if client else None)
 
     def _clear_the_way(self, change: Change, end: float) -> None:
         while others := self._table.in_the_way(change):

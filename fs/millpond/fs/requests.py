@@ -40,9 +40,9 @@ _DONE: Reply = (p.Done(), b"")
 class Requests:
     """The requests of one client on ``tree``, whose locks ``master`` has. Threads may call at once."""
 
-    def __init__(self, tree: Inodes, master: Master) -> None:
+    def __init__(self, tree: Inodes, master: Master, name: bytes | None = None) -> None:
         self._plain, self._master = tree, master
-        self.holder: Holder = master.join()
+        self.holder: Holder = master.join(name)
         self._tree = Guarded(tree, ClientGuard(master, self.holder))
         self._nodes: dict[Node, None] = {}
         self._handles: dict[Handle, Node] = {}

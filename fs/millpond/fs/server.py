@@ -103,11 +103,7 @@ def _call(channel: Channel, sessions: Sessions, attend: p.Attend) -> None:
         channel.send(p.Error(errno.ESTALE), Deadline.after(_TRANSFER_SECONDS))
         return
     client.caller = channel
-    master.attend(
-        client.holder,
-        lambda: client.caller is not None and client.caller.peer_has_closed,
-        client.name,
-    )
+    master.attend(client.holder, lambda: client.caller is not None and client.caller.peer_has_closed)
     try:
         _recall(channel, client, master, at_once=True)
         while sessions.known(attend.client) is client and client.caller is channel:

@@ -96,7 +96,7 @@ class Client:
 
     def __init__(self, name: bytes, tree: Inodes, master: Master) -> None:
         self.name, self.memory = name, secrets.randbits(62) + 1
-        self.requests = Requests(tree, master)
+        self.requests = Requests(tree, master, name)
         self.lanes: dict[bytes, Lane] = {}
         self.caller: Channel | None = None
 
