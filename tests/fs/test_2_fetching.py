@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from millpond.fs import fetch_messages as f
+from millpond.fs import fetching
 from millpond.fs import protocol as p
 from millpond.fs.contents import MOST
 from millpond.fs.tree import ROOT, Node
@@ -83,6 +84,46 @@ def test_what_was_fetched_is_read_without_asking(client: Client) -> None:
     assert has(client, b"g", b"another") and has(client, b"f", b"one")
     assert client.kept(client.find(b"f"))
     assert errno_of(client.find, b"none") == errno.ENOENT
+
+
+def read_some(client: Client, names: Sequence[bytes]) -> None:
+    for name in names:
+        assert client.read(client.find(name)) == name
+    assert client.tree.fetching.wait(4 * SOON)
+
+
+@pytest.fixture
+def samples(server: Server, top: Path) -> list[bytes]:
+    """Many files, each with its name in it."""
+    names = [b"%04d" % number for number in range(600)]
+    for name in names:
+        (top / "public" / name.decode()).write_bytes(name)
+    return names
+
+
+def test_the_rest_of_a_directory_of_which_much_was_read(samples: list[bytes], client: Client) -> None:
+    read_some(client, samples[:64])
+    read_some(client, samples[64:127])
+    assert asked(client, "fs.fetch") == 0
+    read_some(client, samples[127:128])
+    assert asked(client, "fs.fetch") == 5
+    assert all(has(client, name, name) for name in samples[128:])
+
+
+def test_the_rest_is_as_new_as_what_was_read(samples: list[bytes], client: Client, device: Device) -> None:
+    read_some(client, samples[:128])
+    device.put(b"0300", b"new")
+    device.tree.unlink(device.public, b"0301")
+    assert client.read(client.find(b"0300")) == b"new"
+    assert errno_of(client.find, b"0301") == errno.ENOENT
+
+
+def test_a_directory_that_is_too_long_to_be_listed(
+    samples: list[bytes], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_NAME", 1)
+    read_some(client, samples[:128])
+    assert asked(client, "fs.fetch", "fs.readdir") == 0
 
 
 def test_the_same_file_has_the_same_number(client: Client) -> None:

@@ -63,7 +63,7 @@ class RemoteTree:
         self._files = RemoteFiles(self.lanes)
         self.locks = over_lanes(self.lanes)
         self._contents = Contents()
-        self.fetching = Fetching(self.lanes, self._contents)
+        self.fetching = Fetching(self.lanes, self._contents, self._listing)
         self._ahead = ReadAhead(dial, self.lanes.client, timeout, self.lanes.meter)
         self._directories: dict[Handle, tuple[Node, tuple[Entry, ...]]] = {}
         self._numbers = itertools.count(_DIRECTORIES)
@@ -370,7 +370,7 @@ class RemoteTree:
             if known is None or not self._seconds(file):
                 return None
             if parent and offset == 0 and known.size <= MOST:
-                parent.small_reads += 1
+                self.fetching.note_small_read(parent)
             if (data := self._contents.take(file, size, offset)) is not None:
                 file.has_data = True
                 return data

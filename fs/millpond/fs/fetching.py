@@ -1,5 +1,6 @@
 """Edge (a thread): fetches small files that are about to be read, many at a time, over a lane of its own.
 
+Which these are says whoever is about to read them; and of a directory of which much was read, it is the rest.
 What has come is kept as what comes with a name is: it counts only if it was granted, and not recalled since.
 """
 
@@ -7,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import stat
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from millpond.fs import fetch_messages as f
@@ -18,24 +21,29 @@ from millpond.fs.contents import MOST, Contents
 from millpond.fs.lanes import Lanes, now
 from millpond.fs.protocol import FoundIs
 from millpond.fs.tree import Node
-from millpond.fs.volume import MAX_TRANSFER, failure
+from millpond.fs.volume import MAX_TRANSFER, Entry, failure
 from millpond.wire.errors import ProtocolError
 
 log = logging.getLogger(__name__)
 _MOST_WANTED = 4096  # names: half of what nobody uses and is not forgotten yet
 _AT_ONCE = 128
+_MANY, _DENSE = 64, 8  # who has read so many files of a directory, and one in so many, will read the others
+_NAME = 264  # bytes that the longest takes in a directory
 _REST_SECONDS = 1.0
 _JOIN_SECONDS = 5.0
 _Wanted = list[tuple[File, bytes]]
 
 
 class Fetching:
-    """Of one client. Threads may call at once, and none of them waits."""
+    """Of one client, which lists directories by ``listing``. Threads may call at once, and none of them
+    waits.
+    """
 
-    def __init__(self, lanes: Lanes, contents: Contents) -> None:
-        self._lanes, self._book, self._contents = lanes, lanes.book, contents
+    def __init__(self, lanes: Lanes, contents: Contents, listing: Callable[[File], Sequence[Entry]]) -> None:
+        self._lanes, self._book, self._contents, self._listing = lanes, lanes.book, contents, listing
         self._moved = threading.Condition()
         self._queue: deque[tuple[Node, bytes]] = deque(maxlen=_MOST_WANTED)
+        self._dense: deque[Node] = deque()
         self._busy = self._closed = False
         self._again = 0.0
         self._thread: threading.Thread | None = None
@@ -46,15 +54,27 @@ class Fetching:
             if now() < self._again:
                 return
             self._queue.extend((directory, name) for name in names)
-            self._moved.notify_all()
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="fetching", daemon=True)
-                self._thread.start()
+            self._wake()
+
+    def note_small_read(self, directory: File) -> None:
+        """With the book's lock: a small file of this directory is read."""
+        directory.small_reads += 1
+        count = directory.small_reads
+        if count >= _MANY and count & (count - 1) == 0:
+            with self._moved:
+                self._dense.append(directory.node)
+                self._wake()
+
+    def _wake(self) -> None:
+        self._moved.notify_all()
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._run, name="fetching", daemon=True)
+            self._thread.start()
 
     def wait(self, seconds: float) -> bool:
         """Whether all has been fetched, or tried, by then."""
         with self._moved:
-            return self._moved.wait_for(lambda: not (self._queue or self._busy), seconds)
+            return self._moved.wait_for(lambda: not (self._queue or self._dense or self._busy), seconds)
 
     def close(self) -> None:
         """Fetch no more."""
@@ -65,22 +85,43 @@ class Fetching:
             thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
-        while names := self._next():
+        while (work := self._next()) is not None:
             try:
-                self._fetch(self._wanted(names))
+                if isinstance(work, list):
+                    self._fetch(self._wanted(work))
+                else:
+                    self._ask_for_all(work)
             except Exception:
                 log.exception("files could not be fetched")  # they are read one by one
 
-    def _next(self) -> list[tuple[Node, bytes]]:
-        """Some names; none if there is no more to do."""
+    def _next(self) -> list[tuple[Node, bytes]] | Node | None:
+        """Some names, or a directory whose names are likely; None if there is no more to do."""
         with self._moved:
             self._busy = False
             self._moved.notify_all()
-            self._moved.wait_for(lambda: self._queue or self._closed)
+            self._moved.wait_for(lambda: self._queue or self._dense or self._closed)
             if self._closed:
-                return []
+                return None
             self._busy = True
+            if not self._queue:
+                return self._dense.popleft()
             return [self._queue.popleft() for _ in range(min(_AT_ONCE, len(self._queue)))]
+
+    def _ask_for_all(self, node: Node) -> None:
+        """All files of a directory, if enough of them were read."""
+        with self._lanes.lock:
+            directory = self._book.known(node)
+            known = directory and directory.attributes
+        if directory is None or (known and known.size > directory.small_reads * _DENSE * _NAME):
+            return  # to list it would take long, and be for nothing
+        try:
+            listing = self._listing(directory)
+        except OSError as error:
+            log.debug("not listed: %s", error)
+            return
+        names = [os.fsencode(entry.name) for entry in listing if stat.S_ISREG(entry.mode)]
+        if directory.small_reads * _DENSE >= len(names):
+            self.ask(node, names[:_MOST_WANTED])
 
     def _wanted(self, names: list[tuple[Node, bytes]]) -> _Wanted:
         """Those of which there is more to know."""
