@@ -154,6 +154,11 @@ class World:
             raise
         return Channel(sock, "csd0")
 
+    @property
+    def numbers(self) -> Path:
+        """Where the host's mounts tell their numbers."""
+        return self.backing.with_name("n")
+
     def mount_host(self, timeout: float = 3.0, read_only: bool = False, *, at: Path | None = None) -> int:
         """The process that serves it."""
         reading, writing = os.pipe()
@@ -170,6 +175,7 @@ class World:
                     read_only=read_only,
                     binding=self.host_binding,
                     timeout=timeout,
+                    numbers=self.numbers,
                     on_ready=lambda _: os.close(writing) if os.write(writing, b"ready\n") else None,
                 )
                 code = 0

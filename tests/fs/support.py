@@ -160,11 +160,15 @@ class Server:
         return Cutting(self.raw(), "csd0")
 
     def drop(self) -> None:
-        """Cut all connections, from the server's side, and wait until it has cleaned up."""
+        """Cut all connections, and wait until the server has cleaned up."""
+        self.cut()
+        self.join()
+
+    def cut(self) -> None:
+        """Cut all connections, from the server's side."""
         for channel in self.channels:
             with contextlib.suppress(OSError):  # it has ended already
                 channel.sock.shutdown(socket.SHUT_RDWR)
-        self.join()
 
     def restart(self) -> None:
         """Cut all connections, and forget all clients."""

@@ -345,3 +345,44 @@ class TestPacking:
             batch.add(count, p.FoundIs(7, self.ATTRIBUTES), bytes(MOST))
             count += 1
         assert count == 15 and len(batch.packed()) <= MAX_TRANSFER
+
+
+def test_a_directory_that_is_gone_when_its_files_come(client: Client, device: Device) -> None:
+    """Nothing of it stays, and nobody stumbles over it."""
+    d = client.tree.mkdir(client.public, b"d", 0o755, None).node
+    with client.opened(client.find(b"f")):
+        found, handle = client.tree.create(d, b"f0", os.O_WRONLY, 0o644, None)
+        client.tree.write(handle, b"zero", 0)
+        client.tree.release(handle)
+    client.tree.forget(found.node, 9)
+    book = client.tree.lanes.book
+    with client.tree.lanes.lock:
+        book.forget_idle()
+    client.gate.shut("fs.fetched")
+    ask(client, [b"f0"], d)
+    client.gate.reached()
+    device.tree.unlink(device.find(b"d"), b"f0")
+    device.tree.rmdir(device.public, b"d")
+    client.tree.forget(d, 9)
+    with client.tree.lanes.lock:
+        book.forget_idle()
+    client.gate.open()
+    assert client.tree.fetching.wait(4 * SOON)
+    with client.tree.lanes.lock:
+        book.forget_idle()
+    assert client.read(client.find(b"f")) == b"one"
+    restart(client)
+    assert client.names() == {"f", "g"}
+
+
+def test_a_file_that_is_renamed_while_it_comes(client: Client) -> None:
+    handle = client.tree.open(client.find(b"f"), os.O_RDWR)
+    client.gate.shut("fs.fetched")
+    ask(client, [b"f", b"g"])
+    client.gate.reached()
+    client.tree.rename(client.public, b"f", client.public, b"new")
+    client.gate.open()
+    assert client.tree.fetching.wait(4 * SOON)
+    restart(client)
+    assert client.tree.write(handle, b"ONE", 0) == 3  # it is found where it is
+    assert client.read(client.find(b"new")) == b"ONE"

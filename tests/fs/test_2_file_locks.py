@@ -190,6 +190,7 @@ def test_a_server_that_forgot_all_is_asked_again(
     told = Told()
     assert ask(other, family, lock(WRITE), told) is None
     served.forget()
+    served.cut()
     one.await_lease()
     assert eventually(lambda: _held(served) == 1)
     assert told.error is None

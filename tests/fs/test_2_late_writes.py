@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from millpond.fs.guarded import Guarded
 from millpond.fs.master import Master
 from millpond.fs.tree import kept_back
 from millpond.fs.volume import Handle
@@ -101,3 +102,29 @@ def test_what_was_only_written_is_dropped_with_its_data(client: Client, device: 
         assert client.size(f) == 3 and client.kept(f)
         device.put(b"f", b"three")
         assert (f, True) in client.kernel.dropped
+
+
+def test_what_becomes_late_just_before_it_is_written(
+    client: Client,
+    device: Device,
+    server: Server,
+    master: Master,
+    top: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    f = client.find(b"f")
+    client.read(f)
+    known = server.sessions.known(client.tree.lanes.client)
+    assert known
+    original = Guarded.write
+
+    def after_the_device(*arguments: object, **more: object) -> int:
+        monkeypatch.setattr(Guarded, "write", original)
+        Doing(device.put, b"f", b"the device's").result()
+        return original(*arguments, **more)  # type: ignore[arg-type]
+
+    with client.opened(f, os.O_RDWR) as handle:
+        master.gone(known.holder)
+        monkeypatch.setattr(Guarded, "write", after_the_device)
+        assert errno_of(write_back, client, handle, b"late") == errno.EIO
+    assert (top / "public" / "f").read_bytes() == b"the device's"

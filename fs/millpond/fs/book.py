@@ -142,6 +142,13 @@ class Book:
         self._idle_unless_used(file)
         return file
 
+    def refuse(self, reply: FoundIs, memory: int) -> None:
+        """A file that the server has found, of no interest: it may forget it, unless it is known."""
+        file = self._by_inode.get(reply.attributes.inode)
+        is_known = file is not None and file.remote == reply.node
+        if memory == self.memory and not is_known and reply.node not in self.forgotten:
+            self.forgotten.append(reply.node)
+
     def forget_remotely(self) -> tuple[int, ...]:
         """What the server is told to forget, now or later."""
         nodes = tuple(self.forgotten[:_MOST_FORGOTTEN])
@@ -161,9 +168,9 @@ class Book:
         if file.parent is not None:
             if self._places.get((file.parent, file.name)) == file.node:
                 del self._places[file.parent, file.name]
-            before = self._files[file.parent]
-            before.children -= 1
-            self._idle_unless_used(before)
+            if before := self._files.get(file.parent):
+                before.children -= 1
+                self._idle_unless_used(before)
         file.parent, file.name = (None if parent is None else parent.node), name
         if parent is not None:
             parent.children += 1
@@ -216,7 +223,7 @@ class Book:
             self._idle_unless_used(file)
             if file.parent is None and self._idle.pop(node, 0) is None and not file.children:
                 self._remove(file)  # its name is gone: the server keeps it on the flash till it hears so
-                self.is_urgent = True
+                self.is_urgent = bool(self.forgotten)
             self.forget_old()
 
     def forget_old(self) -> None:

@@ -200,6 +200,12 @@ class Connection:
         self._sent = len(self.posted)
         return self.posted[:]
 
+    def unsent(self) -> list[Message]:
+        """What was posted and has not gone out, to be posted elsewhere."""
+        left = self.posted[self._sent :]
+        del self.posted[self._sent :]
+        return left
+
     def _have_answered(self, count: int) -> None:
         """So many of what was posted were performed."""
         self._performed += count

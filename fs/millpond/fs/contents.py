@@ -11,6 +11,7 @@ MOST = 64 << 10
 """The longest file whose contents come with its name, in bytes."""
 
 _ROOM = 32 << 20
+_EACH = 256  # bytes that one takes besides
 _EAGER = 2
 
 
@@ -25,9 +26,9 @@ class Contents:
         """The whole of a file; the oldest goes if there is no room."""
         self.drop(file)
         self._kept[file.node] = file.drops, data
-        self._bytes += len(data)
+        self._bytes += len(data) + _EACH
         while self._bytes > _ROOM:
-            self._bytes -= len(self._kept.popitem(last=False)[1][1])
+            self._bytes -= len(self._kept.popitem(last=False)[1][1]) + _EACH
 
     def take(self, file: File, size: int, offset: int) -> bytes | None:
         """Part of a file; once its end was taken, it is not needed again."""
@@ -45,8 +46,8 @@ class Contents:
 
     def drop(self, file: File) -> None:
         """It is not to be used."""
-        _, data = self._kept.pop(file.node, (0, b""))
-        self._bytes -= len(data)
+        if kept := self._kept.pop(file.node, None):
+            self._bytes -= len(kept[1]) + _EACH
 
 
 def wanted(directory: File) -> int:

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 _MOST_WANTED = 4096  # names: half of what nobody uses and is not forgotten yet
 _AT_ONCE = 128
 _MANY, _DENSE = 64, 8  # who has read so many files of a directory, and one in so many, will read the others
+_LONGEST = 255  # bytes of a name
 _NAME = 264  # bytes that the longest takes in a directory
 _REST_SECONDS = 1.0
 _JOIN_SECONDS = 5.0
@@ -53,7 +54,7 @@ class Fetching:
         with self._moved:
             if now() < self._again:
                 return
-            self._queue.extend((directory, name) for name in names)
+            self._queue.extend((directory, name) for name in names if len(name) <= _LONGEST)
             self._wake()
 
     def note_small_read(self, directory: File) -> None:
@@ -200,7 +201,12 @@ class Fetching:
     def _keep(
         self, found: FoundIs, directory: File, name: bytes, contents: memoryview, since: int, memory: int
     ) -> None:
-        """With the lock."""
+        """With the lock. No lock of the kernel's keeps a fetch apart from changes, as it does a look at one
+        name: after any change, who knows where the file is.
+        """
+        if since != self._book.changes or self._book.known(directory.node) is not directory:
+            self._book.refuse(found, memory)
+            return
         file = self._book.found(found, directory, name, since=since, memory=memory)
         if contents and not file.has_data and self._book.counts(file, found.granted, since=since):
             self._contents.keep(file, bytes(contents))

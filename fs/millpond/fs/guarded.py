@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,9 @@ from millpond.fs.master import Master
 from millpond.fs.own_locks import SplitLocks
 from millpond.fs.tree import Access, Buffer, Changes, Found, Known, Locking, Node
 from millpond.fs.volume import Handle, Owner, failure
+
+log = logging.getLogger(__name__)
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Revoking(Protocol):
@@ -203,9 +207,21 @@ class Guarded:
         """How the kernel has to read and write an open file."""
         return Access.DIRECT if handle in self._by_daemon else Access.KERNEL
 
-    def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
-        """Write at ``offset``, or at the file's end."""
+    def write(
+        self,
+        handle: Handle,
+        data: Buffer,
+        offset: int,
+        *,
+        append: bool = False,
+        unless: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """Write at ``offset``, or at the file's end. Raises OSError: EIO ``unless`` it may, once others have
+        given up what they keep.
+        """
         with self._revoked(self._node(handle)):
+            if unless():
+                raise failure(errno.EIO)
             return self._tree.write(handle, data, offset, append=append)
 
     def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
@@ -236,7 +252,10 @@ class Guarded:
         """Once nobody has it mapped, either."""
         try:
             looking = self._tree.open(node, os.O_RDONLY)
-        except OSError:
+        except OSError as error:
+            if error.errno in _OUT_OF_DESCRIPTORS:
+                log.warning("a file may be mapped, and cannot be looked at: %s", error.strerror)
+                return  # nobody is granted it any more
             self._guard.end_writing(inode)
             return
 

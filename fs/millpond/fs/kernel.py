@@ -156,13 +156,21 @@ class Kernel:
 
     def hand_over(self, descriptor: int) -> int:
         """Have the kernel read and write an open file itself; the number by which to tell it so."""
-        place = os.open(f"/proc/self/fd/{descriptor}", os.O_PATH | os.O_CLOEXEC)
         try:  # not with the descriptor itself: it might count as a writer for as long as others read
-            wanted = bytearray(_BACKING.pack(place, 0, 0))
+            return self._hand_over(descriptor, os.O_PATH)
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+        return self._hand_over(descriptor, os.O_RDONLY)  # Linux before 6.12 takes no place
+
+    def _hand_over(self, descriptor: int, how: int) -> int:
+        file = os.open(f"/proc/self/fd/{descriptor}", how | os.O_CLOEXEC)
+        try:
+            wanted = bytearray(_BACKING.pack(file, 0, 0))
             backing: int = fcntl.ioctl(self._descriptor, _BACKING_OPEN, wanted)
             return backing
         finally:
-            os.close(place)
+            os.close(file)
 
     def take_back(self, backing: int) -> None:
         """The file is open no more."""

@@ -87,11 +87,10 @@ class Lanes:
                 self._take_back(lane)
 
     def _take_back(self, lane: Connection) -> None:
-        """What was posted, and went with no request."""
-        if lane.posted:
+        """What was posted, and went with no request; where others have gone, it is told who asks next."""
+        if unsent := lane.unsent():
             with self.lock:
-                self.posted[:0] = [(lane.memory, message) for message in lane.posted]
-            lane.posted.clear()
+                self.posted[:0] = [(lane.memory, message) for message in unsent]
 
     def post(self, request: Message, memory: int) -> None:
         """Have something done, before long, whose outcome is of no interest; not by another ``memory``."""

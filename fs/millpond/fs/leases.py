@@ -53,20 +53,28 @@ class Leases:
             self._former.pop(name, None)
             if name not in self._places:
                 taken = set(self._places.values())
-                self._places[name] = next(place for place in _PLACES if place not in taken)
+                free = next((place for place in _PLACES if place not in taken), None)
+                if free is None:
+                    return  # many more servers have come and gone in one lease than ever will
+                self._places[name] = free
             _SLOT.pack_into(self._map, self._places[name], name, self._clock() + self._seconds)
 
     def end(self, name: bytes) -> None:
         """A client keeps nothing."""
         with self._lock:
-            self._former.pop(name, None)
-            if (place := self._places.pop(name, None)) is not None:
-                _SLOT.pack_into(self._map, place, name, 0.0)
+            self._end(name)
+
+    def _end(self, name: bytes) -> None:
+        self._former.pop(name, None)
+        if (place := self._places.pop(name, None)) is not None:
+            _SLOT.pack_into(self._map, place, name, 0.0)
 
     def outlast(self, but: bytes | None) -> bool:
         """Whether any of an earlier server still lasts, of another client than ``but``."""
-        if self._former:
+        if not self._former:
+            return False
+        with self._lock:
             now = self._clock()
-            for name in [name for name, end in list(self._former.items()) if end <= now]:
-                self.end(name)
-        return any(name != but for name in list(self._former))
+            for name in [name for name, end in self._former.items() if end <= now]:
+                self._end(name)
+            return any(name != but for name in self._former)

@@ -186,9 +186,11 @@ class DeviceGuard:
             self._writers = None
 
     def begin_writing(self, inode: int, *, anyway: bool = False) -> bool:
-        """The kernel is to write the file itself; False if a client keeps what it reads of it."""
+        """The kernel is to write the file itself; False if a client keeps what it reads of it, and it is not
+        to be written so ``anyway``: a master that cannot be reached is told when it can.
+        """
         with self._lock:
-            if not self._writing[inode] and not self._may_write(inode, anyway):
+            if not self._writing[inode] and not self._may_write(inode, anyway) and not anyway:
                 return False
             self._writing[inode] += 1
             return True

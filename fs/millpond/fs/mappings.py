@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
 
+log = logging.getLogger(__name__)
 _SOON, _LATER = 0.001, 0.25
 _TRIES = 1000
 
@@ -77,4 +79,7 @@ class Mapped:
                 calls = [self._files.pop(inode)[1] for inode in ended]
                 self._watching = bool(self._files)
             for over in calls:
-                over()
+                try:
+                    over()
+                except Exception:
+                    log.exception("what was mapped could not be closed")  # others wait for this thread

@@ -109,11 +109,12 @@ class Master:
 
     def heard(self, holder: Holder) -> None:
         """It has answered: its lease begins anew."""
-        client = self._clients.get(holder)
-        if client is not None:
-            if self._leases and client.name:
-                self._leases.renew(client.name)
-            client.heard = self._clock()
+        with self._moved:
+            client = self._clients.get(holder)
+            if client is not None:
+                if self._leases and client.name:
+                    self._leases.renew(client.name)
+                client.heard = self._clock()
 
     def gone(self, holder: Holder) -> None:
         """It lives no more, or says that it keeps nothing; it may come back."""

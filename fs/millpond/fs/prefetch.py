@@ -18,24 +18,41 @@ from millpond.fs.abi import PREFETCH_MOST, prefetch_command
 Path = str | bytes | os.PathLike[Any]
 P = TypeVar("P", bound=Path)
 _WINDOW = 512  # of the longest files that are fetched, as many as a mount keeps until they are read
-_MOST_OPEN = 256
+_MOST_OPEN = 32  # descriptors, of the program's own
 
 
 def prefetch(paths: Iterable[P], *, window: int = _WINDOW) -> Iterator[P]:
     """The same paths in the same order. If they lie on a host's mount, it fetches the small files among the
-    next ``window`` before they are read. Never fails because of that, whatever the paths are.
+    next ``window`` before they are read. Never fails because of that, whatever the paths are. Takes half a
+    window from ``paths`` at a time, and waits for it; what they raise comes after those before it.
     """
     coming = iter(paths)
     part = max(1, window // 2)
+    failure: Exception | None = None
     with contextlib.closing(_Directories()) as directories:
         queue: deque[P] = deque()
         while True:
-            while len(queue) <= part and (some := list(islice(coming, part))):
+            while failure is None and len(queue) <= part:
+                some, failure = _taken(coming, part)
+                if not some:
+                    break
                 directories.ask(some)
                 queue.extend(some)
             if not queue:
+                if failure:
+                    raise failure
                 return
             yield queue.popleft()
+
+
+def _taken(coming: Iterator[P], most: int) -> tuple[list[P], Exception | None]:
+    """Some of them, and what the next one raises."""
+    some: list[P] = []
+    try:
+        some.extend(islice(coming, most))
+    except Exception as error:  # noqa: BLE001 - the program has it once it has read what came before
+        return some, error
+    return some, None
 
 
 class _Directories:
@@ -48,8 +65,9 @@ class _Directories:
         """Have these fetched, those of a directory at once."""
         names: dict[bytes, list[bytes]] = {}
         for path in paths:
-            directory, name = os.path.split(os.fsencode(path))
-            names.setdefault(directory, []).append(name)
+            with contextlib.suppress(ValueError, TypeError):  # who opens it is told that it is no path
+                directory, name = os.path.split(os.fsencode(path))
+                names.setdefault(directory, []).append(name)
         for directory, some in names.items():
             self._ask(directory, some)
 

@@ -171,7 +171,10 @@ class Binding:
     def _serve_another(self, header: Header, body: memoryview) -> None:
         """What is not answered, or not known."""
         if header.code in abi.UNANSWERED:
-            self._forget(header, body)
+            try:
+                self._forget(header, body)
+            except Exception:
+                log.exception("the kernel has forgotten what cannot be forgotten")  # the mount goes on
         elif header.code is Code.INTERRUPT:
             self._locks.interrupt(body)
         else:

@@ -401,10 +401,12 @@ class Requests:
     def _(self, request: p.Write, payload: Buffer) -> Reply:
         handle, offset = self._own(request.handle), within(request.offset, 0, _MAX_OFFSET)
         node = self._behind(handle)
-        if request.kept_back and self._master.is_late(self.holder, self._plain.inode(node)):
-            raise failure(errno.EIO)
         granted = self._share(node)
-        count = self._tree.write(handle, payload, offset, append=request.append)
+
+        def is_late() -> bool:
+            return request.kept_back and self._master.is_late(self.holder, self._plain.inode(node))
+
+        count = self._tree.write(handle, payload, offset, append=request.append, unless=is_late)
         return p.Written(count, self._now(node, granted)), b""
 
     @perform.register
