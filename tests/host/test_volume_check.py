@@ -124,9 +124,10 @@ def test_links_that_change_meanwhile_are_no_finding(backing: Path, root: int) ->
     assert walk.findings == []
 
 
-def probed(root: int) -> list[str]:
+def probed(root: int, public: bytes | None) -> list[str]:
+    """What is found of a server that knows which part is public, or not."""
     ours, theirs = socket.socketpair()
-    sessions = Sessions(Inodes(root, public=PUBLIC.encode()), Master())
+    sessions = Sessions(Inodes(root, public=public), Master())
     server = threading.Thread(target=serve, args=(Channel(theirs, "the host"), sessions))
     server.start()
     with Channel(ours, "csd0") as channel:
@@ -136,10 +137,11 @@ def probed(root: int) -> list[str]:
 
 
 def test_a_server_that_shows_the_private_part_is_found_out(backing: Path, root: int) -> None:
-    (first,) = probed(root)  # its root has both parts
+    (first,) = probed(root, None)  # its root has both parts
     assert first.startswith("the host gets 'fs.found' for private: unmount it everywhere")
+    assert probed(root, PUBLIC.encode()) == []
     (backing / "private").rmdir()
-    assert probed(root) == []
+    assert probed(root, None) == []
 
 
 def test_what_a_server_reports_is_judged() -> None:
