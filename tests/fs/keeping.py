@@ -24,6 +24,17 @@ from .support import SOON, Doing, Server, eventually
 WHOLE = 1 << 20
 
 
+@contextlib.contextmanager
+def shared(top: Path, lease: float) -> Iterator[Server]:
+    """The server of a volume with a public part, while it lives."""
+    (top / "public").mkdir()
+    made = Server(top, public=b"public", lease=lease)
+    yield made
+    made.drop()
+    made.sessions.close()
+    os.close(made.root)
+
+
 class Kernel:
     """Knows every node, and writes down what it is told to drop, after it has called ``before`` with it."""
 

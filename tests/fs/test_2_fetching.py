@@ -17,7 +17,7 @@ from millpond.fs.tree import ROOT, Node
 from millpond.fs.volume import MAX_TRANSFER, Attributes
 from millpond.wire.errors import ProtocolError
 
-from .keeping import Client, Device
+from .keeping import Client, Device, shared
 from .support import SOON, Doing, Server, errno_of
 
 LEASE = 12.0
@@ -25,12 +25,8 @@ LEASE = 12.0
 
 @pytest.fixture
 def server(top: Path) -> Iterator[Server]:
-    (top / "public").mkdir()
-    made = Server(top, public=b"public", lease=LEASE)
-    yield made
-    made.drop()
-    made.sessions.close()
-    os.close(made.root)
+    with shared(top, LEASE) as made:
+        yield made
 
 
 @pytest.fixture

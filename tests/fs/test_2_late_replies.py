@@ -16,7 +16,7 @@ from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConnectionLost
 from millpond.wire.frame import Head
 
-from .keeping import Client, Device
+from .keeping import Client, Device, shared
 from .support import Doing, Server, errno_of, eventually
 
 LEASE = 2.0
@@ -25,12 +25,8 @@ PART = 128 << 10
 
 @pytest.fixture
 def server(top: Path) -> Iterator[Server]:
-    (top / "public").mkdir()
-    made = Server(top, public=b"public", lease=LEASE)
-    yield made
-    made.drop()
-    made.sessions.close()
-    os.close(made.root)
+    with shared(top, LEASE) as made:
+        yield made
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from millpond.fs.master import Master
 from millpond.fs.tree import kept_back
 from millpond.fs.volume import Handle
 
-from .keeping import Client, Device
+from .keeping import Client, Device, shared
 from .support import Doing, Server, errno_of, eventually
 
 LONG = 120.0  # so that no lease ends by itself
@@ -22,12 +22,8 @@ LONG = 120.0  # so that no lease ends by itself
 
 @pytest.fixture
 def server(top: Path) -> Iterator[Server]:
-    (top / "public").mkdir()
-    made = Server(top, public=b"public", lease=LONG)
-    yield made
-    made.drop()
-    made.sessions.close()
-    os.close(made.root)
+    with shared(top, LONG) as made:
+        yield made
 
 
 @pytest.fixture

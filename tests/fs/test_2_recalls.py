@@ -15,7 +15,7 @@ from millpond.fs.locks import DEVICE
 from millpond.fs.tree import Absent, Access, Changes, Node
 from millpond.fs.volume import Handle
 
-from .keeping import WHOLE, Client, Device
+from .keeping import WHOLE, Client, Device, shared
 from .support import SOON, Doing, Server, errno_of, eventually
 
 LEASE = 3.0
@@ -30,12 +30,8 @@ def lease() -> float:
 
 @pytest.fixture
 def server(top: Path, lease: float) -> Iterator[Server]:
-    (top / "public").mkdir()
-    made = Server(top, public=b"public", lease=lease)
-    yield made
-    made.drop()
-    made.sessions.close()
-    os.close(made.root)
+    with shared(top, lease) as made:
+        yield made
 
 
 @pytest.fixture
