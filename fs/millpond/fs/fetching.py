@@ -177,14 +177,13 @@ class Fetching:
         ]
         self._lanes.forget_now()
         with self._lanes.turn() as turn:
-            since = self._book.changes
 
             def prepare() -> f.Fetch:
                 directories = tuple(turn.remote(directory) for directory, _ in places)
                 return f.Fetch(directories, tuple(names for _, names in places), MOST)
 
             reply, data = turn.ask(prepare, f.Fetched, repeat=True, limit=MAX_TRANSFER)
-            self._learn(wanted, data, since, turn.memory)
+            self._learn(wanted, data, turn.since, turn.memory)
         return max(0, reply.looked)
 
     def _learn(self, wanted: _Wanted, data: memoryview, since: int, memory: int) -> None:

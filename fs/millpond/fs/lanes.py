@@ -100,16 +100,20 @@ class Lanes:
     def flush(self) -> None:
         """Have done now what was posted."""
         if self.posted or self.book.is_urgent:
-            with suppress(OSError), self.turn() as turn:
-                turn.ask(p.GetStatistics, p.StatisticsAre, repeat=True)
+            with suppress(OSError):
+                self._ask_anything()
+
+    def _ask_anything(self) -> None:
+        """What is posted goes with it."""
+        with self.turn() as turn:
+            turn.ask(p.GetStatistics, p.StatisticsAre, repeat=True)
 
     def forget_now(self) -> None:
         """Have the server forget what it is to forget, before something else is asked: the reply to that
         would not count.
         """
         if len(self.book.forgotten) >= _FORGET_AT_ONCE or self.book.is_urgent:
-            with self.turn() as turn:
-                turn.ask(p.GetStatistics, p.StatisticsAre, repeat=True)
+            self._ask_anything()
 
     def close(self) -> None:
         """Say farewell on one, and hang up the others."""

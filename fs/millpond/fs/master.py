@@ -103,8 +103,7 @@ class Master:
             self._table.returned(holder)
             if client := self._clients.get(holder):
                 client.is_gone = is_gone
-        self.heard(holder)
-        with self._moved:
+            self.heard(holder)
             self._moved.notify_all()
 
     def heard(self, holder: Holder) -> None:
