@@ -1,12 +1,22 @@
-"""For all tests: a warning in the log that nobody expected is a failure."""
+"""For all tests: no unexpected warning in the log; what mounts does so in a namespace of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import re
-from collections.abc import Iterator
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+
+from millpond.linux.sandbox import Sandbox, spawn
+
+InNamespace = Callable[[Callable[[], None]], None]
 
 
 class _Unexpected(logging.Handler):
@@ -34,3 +44,62 @@ def no_unexpected_log(request: pytest.FixtureRequest) -> Iterator[None]:
     root.removeHandler(handler)
     if handler.lines:
         pytest.fail("unexpected in the log:\n" + "\n".join(handler.lines), pytrace=False)
+
+
+@pytest.fixture
+def in_namespace(tmp_path: Path) -> InNamespace:
+    """Run a function in a process with mounts and pids of its own: nothing that it does outlives it."""
+
+    def run(body: Callable[[], None]) -> None:
+        report = tmp_path / "report"
+
+        def inside() -> int:
+            try:
+                body()
+            except BaseException:  # noqa: BLE001 - the parent raises it
+                report.write_text(traceback.format_exc())
+                return 1
+            return 0
+
+        pid = spawn(Sandbox(own_pids=True), inside)
+        try:
+            status = _wait(pid, 100)
+        finally:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        if status != 0:
+            pytest.fail(report.read_text() if report.exists() else f"the namespace ended with {status}")
+
+    return run
+
+
+def _wait(pid: int, seconds: float) -> int:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(0.005)
+    return -1
+
+
+@pytest.fixture
+def wait() -> Callable[[int, float], int]:
+    return _wait
+
+
+def _why_no_fuse() -> str | None:
+    if os.geteuid() != 0:
+        return "mounting needs root"
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+    except OSError as error:
+        return f"/dev/fuse: {error.strerror}"
+    return None
+
+
+@pytest.fixture(scope="session")
+def fuse_usable() -> None:
+    if reason := _why_no_fuse():
+        pytest.skip(reason)

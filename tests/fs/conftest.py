@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,65 +33,6 @@ from millpond.wire.deadline import Deadline
 from .support import SOON, Cutting, Server, listening
 
 InNamespace = Callable[[Callable[[], None]], None]
-
-
-@pytest.fixture
-def in_namespace(tmp_path: Path) -> InNamespace:
-    """Run a function in a process with mounts and pids of its own: nothing that it does outlives it."""
-
-    def run(body: Callable[[], None]) -> None:
-        report = tmp_path / "report"
-
-        def inside() -> int:
-            try:
-                body()
-            except BaseException:  # noqa: BLE001 - the parent raises it
-                report.write_text(traceback.format_exc())
-                return 1
-            return 0
-
-        pid = spawn(Sandbox(own_pids=True), inside)
-        try:
-            status = _wait(pid, 100)
-        finally:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-        if status != 0:
-            pytest.fail(report.read_text() if report.exists() else f"the namespace ended with {status}")
-
-    return run
-
-
-def _wait(pid: int, seconds: float) -> int:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return status
-        time.sleep(0.005)
-    return -1
-
-
-@pytest.fixture
-def wait() -> Callable[[int, float], int]:
-    return _wait
-
-
-def _why_no_fuse() -> str | None:
-    if os.geteuid() != 0:
-        return "mounting needs root"
-    try:
-        os.close(os.open("/dev/fuse", os.O_RDWR))
-    except OSError as error:
-        return f"/dev/fuse: {error.strerror}"
-    return None
-
-
-@pytest.fixture(scope="session")
-def fuse_usable() -> None:
-    if reason := _why_no_fuse():
-        pytest.skip(reason)
 
 
 @dataclass

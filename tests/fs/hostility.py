@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from millpond.fs import fetch_messages as f
 from millpond.fs import lock_messages, volume_messages
+from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
 from millpond.fs.volume import Attributes, Owner, Statistics
@@ -59,6 +60,7 @@ REPLIES: tuple[Message, ...] = (
     p.Written(5, p.AttributesAre(ATTRIBUTES)),
     p.StatisticsAre(Statistics(4096, 4096, 9, 9, 9, 9, 9, 255)),
     f.Fetched(1),
+    n.Prepared(1, ATTRIBUTES, (5,), (5,), (77,), (1,)),
     r.Regain(1),
     r.LockIs(0),
     r.LockSet(0),
@@ -113,6 +115,7 @@ def varied(message: M, numbers: Sequence[int] = NUMBERS) -> Iterator[M]:
             yield dataclasses.replace(message, **{field.name: value})  # type: ignore[type-var]
 
 
+NAMING = n.Naming(1, 2, 1, 5, b"new", 0o644, 5)
 _ints = st.sampled_from(NUMBERS) | st.integers(-(1 << 63), (1 << 64) - 1) | st.integers(0, 40)
 _STRATEGIES: dict[str, st.SearchStrategy[object]] = {
     "int": _ints,
@@ -127,6 +130,8 @@ _STRATEGIES: dict[str, st.SearchStrategy[object]] = {
         st.lists(st.sampled_from([*NAMES, b"f", b"g"]), max_size=3).map(tuple), max_size=4
     ).map(tuple),
     "tuple[str, ...]": st.lists(st.sampled_from(TEXTS), max_size=3).map(tuple),
+    "tuple[Naming, ...]": st.lists(st.sampled_from([NAMING, *varied(NAMING)]), max_size=4).map(tuple),
+    "tuple[Touched, ...]": st.lists(st.builds(n.Touched, _ints, _ints), max_size=4).map(tuple),
     "length": st.sampled_from((-1, 0, 1, 4096, 1 << 63)),  # the disk is others', too
     "rdev": st.sampled_from((0, -1, (1 << 64) - 1)),  # no device has these
 }

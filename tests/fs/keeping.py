@@ -159,6 +159,9 @@ class Device:
     def change(self, *directories: int, inodes: tuple[int, ...] = ()) -> AbstractContextManager[Revoking]:
         return self._server.sessions.master.change(DEVICE, *directories, inodes=inodes)
 
+    def settle(self, inode: int) -> bool:
+        return self._server.sessions.master.settle(DEVICE, inode)
+
     def begin_writing(self, inode: int, *, anyway: bool = False) -> bool:
         return self._server.sessions.master.begin_writing(inode, already=anyway)
 

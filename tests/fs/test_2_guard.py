@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import mmap
 import os
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from millpond.fs import lock_client
 from millpond.fs import lock_messages as m
 from millpond.fs.guarded import Guarded
 from millpond.fs.inodes import Inodes
@@ -23,6 +25,7 @@ from millpond.fs.lock_client import DeviceGuard
 from millpond.fs.lock_server import serve
 from millpond.fs.locks import Holder
 from millpond.fs.mappings import is_written
+from millpond.fs.marks import Marks, SeenMarks
 from millpond.fs.master import Master
 from millpond.fs.tree import ROOT, Access, Changes, Node, WouldWait
 from millpond.fs.volume import Handle
@@ -158,6 +161,60 @@ def test_who_cannot_wait_is_told_so(server: Listening, guard: DeviceGuard) -> No
     assert give_up(master, client) == {D + 1}
     assert give_up(master, client) == {F}
     doing.result()
+
+
+def test_who_looks_asks_only_where_there_is_a_mark(server: Listening, guard: DeviceGuard) -> None:
+    master, client = server.master, server.client()
+    assert not guard.settle(D) and server.accepted == 1
+    assert master.take(client, D)
+    assert not guard.settle(F) and server.accepted == 1
+    with pytest.raises(WouldWait):
+        Doing(guard.settle, D, may_wait=False).result()
+    looking = Doing(guard.settle, D)
+    assert master.next_recall(client, SOON)[0] == {D} and not looking.done
+    assert give_up(master, client) == {D}
+    assert looking.result()
+    assert not guard.settle(D)
+
+
+def test_marks_are_those_of_the_master_that_is_there(server: Listening, path: Path) -> None:
+    with DeviceGuard(path, lease=0.5) as guard:
+        assert server.master.take(server.client(), D)
+        server.kill()
+        Doing(guard.settle, D).result()  # once its leases are over
+        other = Listening(path, device=True)
+        client = other.client()
+        # once the mount has seen its marks
+        assert eventually(lambda: other.master.heard(client) or other.master.take(client, F))
+        looking = Doing(guard.settle, F)
+        assert give_up(other.master, client) == {F}
+        assert looking.result() and not guard.settle(D)
+    other.kill()
+
+
+def test_what_is_granted_before_the_marks_have_come_is_asked_for(
+    server: Listening, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received, come = lock_client._received_marks, threading.Event()
+
+    def late(channel: Channel) -> SeenMarks:
+        assert come.wait(SOON)
+        return received(channel)
+
+    monkeypatch.setattr(lock_client, "_received_marks", late)
+    made = DeviceGuard(path, lease=0.5)
+    before = Marks()
+    made._marks, made._heard = SeenMarks(os.dup(before.shared())), -math.inf  # of a master that is gone
+    arriving = Doing(made.__enter__)
+    client = server.client()
+    assert eventually(lambda: server.accepted and server.master.take(client, F))
+    assert eventually(lambda: made._marks is None)
+    looking = Doing(made.settle, F)
+    assert give_up(server.master, client) == {F}
+    assert looking.result()
+    come.set()
+    arriving.result()
+    made.__exit__()
 
 
 def test_a_refusal_says_why(server: Listening, guard: DeviceGuard, monkeypatch: pytest.MonkeyPatch) -> None:

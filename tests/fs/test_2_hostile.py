@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.fs import file_locks
+from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
 from millpond.fs.client import RemoteTree
@@ -34,7 +35,7 @@ from millpond.fs.volume import MAX_TRANSFER, Owner
 from millpond.fs.volume_messages import GetStatus, StatusIs
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, ProtocolError, Refused
+from millpond.wire.errors import ConnectionLost, DeadlineExceeded, ProtocolError, Refused
 from millpond.wire.frame import encode
 from millpond.wire.message import Failure, Message
 
@@ -64,6 +65,8 @@ class World:
         self._fresh = itertools.count()
         self.heard = bytearray()
         self.channel: Channel | None = None
+        self.attending: Channel | None = None
+        self.serials = itertools.count(1)
         self.begin()
 
     def _fill(self) -> None:
@@ -124,6 +127,29 @@ class World:
         assert isinstance(answer, p.Opened), answer
         return answer.handle
 
+    def attend(self) -> None:
+        """It is told what to give up, and says nothing."""
+        if self.attending:
+            self.attending.close()
+        self.attending = Channel(self.server.raw(), "server")
+        self.attending.call(p.Attend(NAME), Message, Deadline.after(SOON))
+
+    def prepared(self) -> n.Prepared:
+        """A directory is its own, and files are prepared for it."""
+        for _ in range(100):
+            self.attend()
+            answer = self.say(n.Prepare(self.directory, 0, 2))
+            if isinstance(answer, n.Prepared) and answer.nodes:
+                return answer
+            self.say(p.Goodbye())  # it has too many
+            self.begin()
+        raise AssertionError(answer)
+
+    def naming(self) -> n.Naming:
+        """A name that it may tell."""
+        got = self.prepared()
+        return n.Naming(next(self.serials), self.directory, got.granted, got.nodes[0], self.fresh(), 0o644, 5)
+
     def fresh(self) -> bytes:
         return b"new%d" % next(self._fresh)
 
@@ -172,16 +198,15 @@ class World:
 
     def end(self) -> None:
         """All that they had is closed, and each connection has ended as it may."""
-        for channel in (self._victim, self.channel):
+        for channel in (self._victim, self.channel, self.attending):
             if channel:
                 channel.close()
         connections = len(self.server.threads)
         self.server.drop()
         self.server.sessions.close()
         assert len(self.server.ends) == connections
-        assert all(
-            error is None or isinstance(error, ProtocolError | ConnectionLost) for error in self.server.ends
-        )
+        allowed = ProtocolError | ConnectionLost | (DeadlineExceeded if self.attending else ProtocolError)
+        assert all(error is None or isinstance(error, allowed) for error in self.server.ends)
         assert self.server.open_files == 0 and len(self.server.tree._places) == 1
         assert len(os.listdir("/proc/self/fd")) <= self._open_before  # noqa: PTH208
         os.close(self.server.root)
@@ -217,12 +242,14 @@ GOOD: dict[type[Message], Callable[[World], Message]] = {
     p.Open: lambda w: p.Open(w.file, os.O_RDWR, True),
     p.Read: lambda w: p.Read(w.own, 9, 0, True),
     p.ReadFile: lambda w: p.ReadFile(w.file, 9, 0),
-    p.Write: lambda w: p.Write(w.own, 0),
+    p.Write: lambda w: p.Write(w.own, 0, told=(w.naming(),)),
     p.Sync: lambda w: p.Sync(w.own, True),
     p.SyncDirectory: lambda w: p.SyncDirectory(w.node),
     p.Allocate: lambda w: p.Allocate(w.own, 0, 0, 10),
     p.Seek: lambda w: p.Seek(w.own, 0, os.SEEK_DATA),
     p.Release: lambda w: p.Release(w.open()),
+    n.Prepare: lambda w: n.Prepare(w.directory, 0, 3),
+    n.Tell: lambda w: n.Tell((w.naming(),), (n.Touched(w.directory, 1),)),
     p.Closed: lambda w: p.Closed(w.private_inodes[0]),
     p.GetStatistics: lambda _: p.GetStatistics(),
     Fetch: lambda w: Fetch((w.node,), ((b"f",),), 100),

@@ -22,7 +22,8 @@ from millpond.linux.sandbox import Bind, Sandbox, spawn
 from millpond.wire.channel import Channel
 
 from .conftest import InNamespace, World
-from .support import SOON, Server, errno_of, listening
+from .keeping import Client
+from .support import SOON, Server, errno_of, eventually, listening
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMIT = 2 * MIB
@@ -32,9 +33,9 @@ NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 class Limited(Server):
     """Whose public part has a quota."""
 
-    def __init__(self, backing: Path) -> None:
+    def __init__(self, backing: Path, limit: int = LIMIT) -> None:
         super().__init__(backing, public=PUBLIC.encode())
-        self.bounded = Bounded(self.root, LIMIT, lambda: public_usage(backing), public=PUBLIC.encode())
+        self.bounded = Bounded(self.root, limit, lambda: public_usage(backing), public=PUBLIC.encode())
         self.tree = self.bounded
         self.sessions = Sessions(self.tree)
 
@@ -72,6 +73,57 @@ def filled(volume: ByPath, path: str, size: int) -> int:
 
 def agrees(limited: Limited, backing: Path) -> bool:
     return (limited.bounded.quota.used, limited.bounded.quota.files) == public_usage(backing)
+
+
+def test_names_that_are_made_behind_count(backing: Path) -> None:
+    limited = Limited(backing, 100 * MIB)
+    client = Client(limited)
+    tree, public = client.tree, client.public
+    for number in range(40):
+        _, handle = tree.create(public, b"%d" % number, NEW, 0o644, None)
+        if number % 2:
+            tree.write(handle, bytes(KIB), 0)
+        tree.release(handle)
+    assert tree.naming.names.held
+    limited.bounded.recount()
+    assert limited.bounded.recount() == (0, 0)  # with what is prepared and has no name
+    assert limited.bounded.quota.files > public_usage(backing)[1]
+    tree.unlink(public, b"1")
+    client.close()
+    assert eventually(lambda: limited.open_files == 0)
+    assert agrees(limited, backing) and len(os.listdir(backing / "public")) == 39  # noqa: PTH208
+    limited.drop()
+    os.close(limited.root)
+
+
+def test_nothing_is_made_behind_where_there_is_hardly_room(backing: Path, limited: Limited) -> None:
+    client = Client(limited)
+    for number in range(9):
+        client.tree.create(client.public, b"%d" % number, NEW, 0o644, None)
+        assert (backing / "public" / f"{number}").exists()
+    client.close()
+
+
+def test_nothing_is_made_behind_once_there_is_hardly_room(backing: Path) -> None:
+    limited = Limited(backing, 70 * MIB)
+    client = Client(limited)
+    tree, public = client.tree, client.public
+    for number in range(5):
+        tree.release(tree.create(public, b"%d" % number, NEW, 0o644, None)[1])
+    assert tree.naming.names.held[public].spares
+    _, handle = tree.create(public, b"f", NEW, 0o644, None)
+    with pytest.raises(OSError, match="No space"):
+        for offset in range(0, 99 * MIB, MIB):
+            tree.write(handle, bytes(MIB), offset)
+    assert eventually(lambda: not tree.naming.names.held)
+    while (
+        errno_of(tree.write, handle, bytes(4 * KIB), tree.getattr(client.find(b"f")).attributes.size) is None
+    ):
+        pass
+    assert errno_of(tree.create, public, b"g", NEW, 0o644, None) == errno.ENOSPC
+    client.close()
+    limited.drop()
+    os.close(limited.root)
 
 
 def test_the_write_that_would_cross_the_quota_fails(limited: Limited, volume: ByPath, backing: Path) -> None:

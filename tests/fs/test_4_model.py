@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -26,7 +27,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from millpond.fs import granting, master, naming
 from millpond.fs.master import LEASE_SECONDS
+from millpond.fs.mount_numbers import told
 
 from .conftest import World
 
@@ -121,6 +124,10 @@ class Histories(RuleBasedStateMachine):
     @rule(side=sides, path=paths, data=blocks)
     def write(self, side: str, path: str, data: bytes) -> None:
         self.both(side, Path.write_bytes, path, data)
+
+    @rule(side=sides, path=paths)
+    def touch(self, side: str, path: str) -> None:
+        self.both(side, Path.touch, path)
 
     @rule(side=sides, path=paths, data=blocks, offset=offsets)
     def write_at(self, side: str, path: str, data: bytes, offset: int) -> None:
@@ -235,7 +242,19 @@ class Histories(RuleBasedStateMachine):
                 os.close(file)
 
 
-def test_any_history(world: World, with_both: WithBoth) -> None:
+@pytest.fixture(params=["told", "behind"])
+def histories(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many; the host makes names behind where it can, and keeps them back for long."""
+    if request.param == "told":
+        return _HISTORIES
+    monkeypatch.setattr(master, "_CONTENDED_SECONDS", 0.0)
+    monkeypatch.setattr(granting, "_REFUSED_SECONDS", 0.0)
+    monkeypatch.setattr(granting, "_ENOUGH", 1)
+    monkeypatch.setattr(naming, "_TICK_SECONDS", 0.5)
+    return 2 * _HISTORIES
+
+
+def test_any_history(world: World, with_both: WithBoth, histories: int) -> None:
     world.server_uid = 0  # who may do what is another matter
 
     def body() -> None:
@@ -246,7 +265,7 @@ def test_any_history(world: World, with_both: WithBoth) -> None:
         public = {side: getattr(world, side) / "public" for side in ("device", "host")}
         Histories.tops = {"plain": plain, **public}
         how = settings(
-            max_examples=_HISTORIES,
+            max_examples=histories,
             stateful_step_count=_STEPS,
             deadline=None,
             database=None,
@@ -254,5 +273,8 @@ def test_any_history(world: World, with_both: WithBoth) -> None:
             suppress_health_check=list(HealthCheck),
         )
         run_state_machine_as_test(Histories, settings=how)
+        if histories != _HISTORIES:
+            (mount,) = told(world.numbers, "csd0")
+            assert sum(mount.took["fs.prepare"]) > histories / 4 < 10 * sum(mount.took["fs.tell"])
 
     with_both(body)

@@ -29,7 +29,10 @@ class File:
     """One file. ``remote`` is its node in the server's ``memory``; it was last found as ``name``, which may
     be several with ``/`` between them, in ``parent``. ``lookups`` are those of who uses the client; ``seen``:
     it has since been used by its number. ``opens`` without the server's knowledge, unless ``named_open`` when
-    it was recalled; ``small_reads``, of a directory, of files in it.
+    it was recalled. Of a directory: ``small_reads`` of files in it, ``made`` by the server there, and until
+    when, and for how long, it is not asked for exclusively; ``fresh``: it was made here, and nothing in it;
+    ``unsure``: how often nobody knows which names were changed. ``linked``: its name was given to a file that
+    was there before, and was not synced since.
     """
 
     node: Node
@@ -54,6 +57,12 @@ class File:
     recalling: int = 0
     uncovered: bool = False
     drops: int = 0
+    unsure: int = 0
+    made: int = 0
+    refused_until: float = 0.0
+    refused_for: float = 0.0
+    fresh: bool = False
+    linked: bool = False
     durability: Durability = field(default_factory=Durability)
 
     def drop(self) -> None:
@@ -88,6 +97,10 @@ class Book:
             return self._files[node]
         except KeyError:
             raise failure(errno.ESTALE) from None
+
+    def has(self, inode: int) -> bool:
+        """Whether a file with this number of the device's is known."""
+        return inode in self._by_inode
 
     def known(self, node: Node) -> File | None:
         """None for one that was forgotten."""

@@ -158,6 +158,11 @@ class Bounded(Inodes):
         with self._naming(parent, 0):
             return super().link(node, parent, name)
 
+    def give_name(self, node: Node, parent: Node, name: bytes, mode: int, time: int) -> None:
+        """To a file that was prepared, and counts since."""
+        with self._naming(parent, 0):
+            super().give_name(node, parent, name, mode, time)
+
     def unlink(self, parent: Node, name: bytes) -> None:
         """Remove a name of a file."""
         with self._removing(parent, name):

@@ -40,6 +40,7 @@ class Changing:
             if isinstance(error, OSError):  # it may have been done, or will be
                 for file in self._files:
                     file.names.clear()
+                    file.unsure += 1
             self._forget()
             alone = self.since == self._book.changes
             now = self._book.change()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
-import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
@@ -18,22 +16,21 @@ from millpond.fs.connection import AbsentName, Dial
 from millpond.fs.contents import MOST, Contents, wanted
 from millpond.fs.fetching import Fetching
 from millpond.fs.lanes import Lanes, Turn, now
-from millpond.fs.listing import unpack_entries
+from millpond.fs.naming import Naming
 from millpond.fs.read_ahead import ReadAhead
-from millpond.fs.remote_files import Open, RemoteFiles, may_keep
+from millpond.fs.remote_directories import RemoteDirectories
+from millpond.fs.remote_files import Open, RemoteFiles, Told, may_keep
 from millpond.fs.remote_locks import over_lanes
-from millpond.fs.tree import Absent, Access, Buffer, Changes, Found, Known, Node, Now, one_name, patient
+from millpond.fs.setting import set_attributes
+from millpond.fs.tree import Absent, Access, Buffer, Changes, Found, Known, Node, one_name, patient
 from millpond.fs.volume import MAX_TRANSFER, Attributes, Entry, Handle, Owner, Statistics, failure
-from millpond.wire.errors import ProtocolError
 from millpond.wire.message import Message
 
 R = TypeVar("R", bound=Message)
 _DEFAULT_SECONDS = 15.0
-_MOST_KEPT_NAMES = 10_000
 _REFUSED_SECONDS = 15.0
 _MOMENT = 0.001
 _EXCHANGE = 2  # RENAME_EXCHANGE
-_DIRECTORIES = 1 << 62  # their handles: no open file has such a number
 
 
 class Keeper(Protocol):
@@ -63,14 +60,15 @@ class RemoteTree:
         self._files = RemoteFiles(self.lanes)
         self.locks = over_lanes(self.lanes)
         self._contents = Contents()
-        self.fetching = Fetching(self.lanes, self._contents, self._listing)
+        self.naming = Naming(self.lanes, self._files, lambda: self.keeper is not None)
+        self._directories = RemoteDirectories(self.lanes, self._seconds, self.naming.settle)
+        self.fetching = Fetching(self.lanes, self._contents, self._directories.listing)
         self._ahead = ReadAhead(dial, self.lanes.client, timeout, self.lanes.meter)
-        self._directories: dict[Handle, tuple[Node, tuple[Entry, ...]]] = {}
-        self._numbers = itertools.count(_DIRECTORIES)
         self.keeper: Keeper | None = None
 
     def close(self) -> None:
         """Hang up; what was open is closed by the server."""
+        self.naming.close()
         self._ahead.close()
         self.fetching.close()
         self.locks.close()
@@ -85,10 +83,14 @@ class RemoteTree:
     def _seconds(self, file: File) -> float:
         return self._book.seconds(file, now())
 
+    def _brief_seconds(self, file: File) -> float:
+        """Of its attributes."""
+        return self.naming.seconds(file, self._seconds(file))
+
     def _as_found(self, file: File, parent: File, attributes: Attributes) -> Found:
         """With the lock: what is told of a file that was found."""
         self._book.use(file)
-        seconds = self._seconds(file) if file.attributes is attributes else 0.0
+        seconds = self._brief_seconds(file) if file.attributes is attributes else 0.0
         name_seconds = self._seconds(parent) if parent.names.get(file.name) == file.node else 0.0
         return Found(file.node, attributes, seconds, name_seconds)
 
@@ -103,16 +105,19 @@ class RemoteTree:
 
     def lookup(self, parent: Node, name: bytes) -> Found:
         """The file with this name."""
+        directory = self._file(parent)
+        if directory.fresh:
+            self.naming.granting.expect(directory)
         with self._lock:
-            directory = self._file(parent)
-            known = self._book.name(directory, one_name(name), now())
+            known = self.naming.stands_for(directory, one_name(name))
             if known is None:
                 raise Absent(self._seconds(directory))
-            if isinstance(known, File) and known.attributes and self._seconds(known):
+            if isinstance(known, File) and known.attributes and self._brief_seconds(known):
                 return self._as_found(known, directory, known.attributes)
         return self._walk(directory, (name,))
 
     def _walk(self, start: File, names: tuple[bytes, ...]) -> Found:
+        self.naming.settle()
         path = b"/".join(names)
         most = wanted(start) if self.keeper else 0
         with self.lanes.turn() as turn:
@@ -140,6 +145,8 @@ class RemoteTree:
     def forget(self, node: Node, times: int) -> None:
         """It was found so often and is of no more interest."""
         with self._lock:
+            if file := self._book.known(node):
+                self.naming.forget(file, times)
             self._book.forget(node, times)
             if not self._book.lease_end:
                 self._book.forget_idle()
@@ -148,15 +155,19 @@ class RemoteTree:
         """The attributes of a file."""
         with self._lock:
             file = self._file(node)
-            if file.attributes and (seconds := self._seconds(file)):
+            if file.attributes and (seconds := self._brief_seconds(file)):
                 return Known(file.attributes, seconds)
+            untold = self.naming.names.concern(file)
+        if untold:
+            self.naming.settle()
         with self.lanes.turn() as turn:
             reply, _ = turn.ask(lambda: p.GetAttributes(turn.remote(file)), p.AttributesAre, repeat=True)
         return self._now_known(file, reply, turn.since)
 
     def _now_known(self, file: File, reply: p.AttributesAre, since: int) -> Known:
         with self._lock:
-            self._book.learn(file, reply.attributes, reply.granted, since=since)
+            if self._book.learn(file, reply.attributes, reply.granted, since=since):
+                self.naming.asked(file)
             seconds = self._seconds(file) if file.attributes is reply.attributes else 0.0
         return Known(reply.attributes, seconds)
 
@@ -176,11 +187,14 @@ class RemoteTree:
         """Change attributes."""
         file = self._file(node)
         opened = None if handle is None else self._files.get(handle)
+        self.naming.settle(file)
+        if (changes.mode, changes.uid, changes.gid) != (None, None, None):
+            self.naming.let_go(file)
         with self._changing(file) as change, self.lanes.turn() as turn:
 
             def prepare() -> Message:
                 remote = None if opened is None else self._files.remote(turn, opened)
-                return _set_attributes(turn.remote(file), changes, remote)
+                return set_attributes(turn.remote(file), changes, remote)
 
             reply, _ = turn.ask(prepare, p.AttributesAre, repeat=True)
         self._after(change, file, reply)
@@ -197,6 +211,7 @@ class RemoteTree:
 
     def _make(self, parent: Node, name: bytes, request: Callable[[Turn, int], Message], *also: File) -> Found:
         directory = self._file(parent)
+        self.naming.settle()
         with self._changing(directory, *also) as change, self.lanes.turn() as turn:
             one_name(name)
             reply, _ = turn.ask(lambda: request(turn, turn.remote(directory)), p.FoundIs, repeat=False)
@@ -209,6 +224,7 @@ class RemoteTree:
             if reply.directory:
                 change.learn(parent, reply.directory)
             file = self._book.found(reply, parent, name, since=change.since, memory=memory)
+            self.naming.named(parent, name, is_there=True)
             return self._as_found(file, parent, file.attributes or reply.attributes)
 
     def mknod(self, parent: Node, name: bytes, mode: int, rdev: int, owner: Owner | None) -> Found:
@@ -217,7 +233,10 @@ class RemoteTree:
 
     def mkdir(self, parent: Node, name: bytes, mode: int, owner: Owner | None) -> Found:
         """Make a directory."""
-        return self._make(parent, name, lambda _, into: p.MakeDirectory(into, name, mode, owner))
+        found = self._make(parent, name, lambda _, into: p.MakeDirectory(into, name, mode, owner))
+        with self._lock:
+            self._book.file(found.node).fresh = True
+        return found
 
     def symlink(self, parent: Node, name: bytes, target: bytes, owner: Owner | None) -> Found:
         """Make a symbolic link."""
@@ -230,6 +249,12 @@ class RemoteTree:
 
     def unlink(self, parent: Node, name: bytes) -> None:
         """Remove a name of a file."""
+        directory = self._file(parent)
+        with self._lock:
+            if removed := self.naming.unlink(directory, name):
+                self._unnamed(directory, name, removed.file)
+                removed.file.attributes = removed.attributes
+                return
         self._remove(parent, name, lambda into: p.Unlink(into, one_name(name)))
 
     def rmdir(self, parent: Node, name: bytes) -> None:
@@ -238,12 +263,14 @@ class RemoteTree:
 
     def _remove(self, parent: Node, name: bytes, request: Callable[[int], Message]) -> None:
         directory = self._file(parent)
+        self.naming.settle()
         with self._lock:
             removed = self._book.named(directory, name)
         with self._changing(directory) as change, self.lanes.turn() as turn:
             reply, _ = turn.ask(lambda: request(turn.remote(directory)), p.Changed, repeat=False)
         with self._lock:
             self._unnamed(directory, name, removed)
+            self.naming.named(directory, name, is_there=False)
             for told in reply.directories:
                 change.learn(directory, told)
                 self._book.learn_name(directory, name, None, told.granted, since=change.since)
@@ -261,6 +288,7 @@ class RemoteTree:
         """Move a name, as renameat2(2) with these flags."""
         here, there = self._file(parent), self._file(new_parent)
         one_name(name), one_name(new_name)
+        self.naming.settle()
         with self._lock:
             one, other = self._book.named(here, name), self._book.named(there, new_name)
         with self._changing(here, there) as change, self.lanes.turn() as turn:
@@ -272,6 +300,8 @@ class RemoteTree:
         with self._lock:
             self._unnamed(there, new_name, other)
             self._unnamed(here, name, one)
+            self.naming.named(here, name, is_there=bool(flags & _EXCHANGE))
+            self.naming.named(there, new_name, is_there=True)
             if one:  # for who has to find it again
                 self._book.place(one, there, new_name)
             if other and flags & _EXCHANGE:
@@ -284,6 +314,10 @@ class RemoteTree:
     ) -> tuple[Found, Handle]:
         """Make and open a regular file."""
         directory = self._file(parent)
+        if made := self.naming.create(directory, one_name(name), flags, mode):
+            with self._lock:
+                return self._as_found(made.file, directory, made.attributes), made.handle
+        self.naming.settle()
         with self._changing(directory) as change, self.lanes.turn() as turn:
 
             def prepare() -> Message:
@@ -303,6 +337,7 @@ class RemoteTree:
             with self._lock:
                 if file.readable and self._seconds(file):
                     return self._files.add_silently(file, flags)
+        self.naming.settle(file)
         changing = self._changing(file) if flags & os.O_TRUNC else contextlib.nullcontext()
         with changing, self.lanes.turn() as turn:
             keeps = bool(self.keeper) and may_keep(flags)
@@ -395,11 +430,15 @@ class RemoteTree:
 
     def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
         """Write at ``offset``, or at the file's end, wherever that is."""
-        opened, body = self._files.get(handle), memoryview(data)[:MAX_TRANSFER]
-        with self._changing(opened.file) as change:
-            reply = self._files.write(handle, body, offset, append=append)
-        self._after(change, opened.file, reply.file)
-        return reply.count
+        body, file = memoryview(data)[:MAX_TRANSFER], self._files.get(handle).file
+
+        def write(told: Told) -> int:
+            with self._changing(file) as change:
+                reply = self._files.write(handle, body, offset, append=append, told=told)
+            self._after(change, file, reply.file)
+            return reply.count
+
+        return self.naming.along(file, write)
 
     def descriptor(self, _handle: Handle) -> int:
         """It is on the device."""
@@ -407,6 +446,7 @@ class RemoteTree:
 
     def fsync(self, handle: Handle, data_only: bool) -> None:
         """Return when the file, or the directory, is on the flash."""
+        self.naming.settle()
         if handle in self._directories:
             self._files.sync_directory(handle)
         else:
@@ -415,6 +455,7 @@ class RemoteTree:
     def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
         """As fallocate(2)."""
         opened = self._files.get(handle)
+        self.naming.settle(opened.file)
 
         def request(remote: int) -> Message:
             return p.Allocate(remote, mode, offset, length)
@@ -429,58 +470,26 @@ class RemoteTree:
 
     def release(self, handle: Handle) -> None:
         """Forget the handle."""
-        self._files.release_directory(handle)
-        if self._directories.pop(handle, None) is None:
-            self._ahead.forget(handle)
-            self._files.release(handle)
+        if handle in self._directories:
+            self._directories.close(handle)
+            self._files.release_directory(handle)
+            return
+        self._ahead.forget(handle)
+        closed = self.naming.closed(self._files.get(handle))
+        self._files.release(handle, silently=closed)
 
     def opendir(self, node: Node) -> Handle:
         """Open a directory."""
-        file = self._file(node)
-        handle = Handle(next(self._numbers))
-        self._directories[handle] = node, ()
+        file, handle = self._file(node), self._directories.open(node)
         self._files.add_directory(handle, file)
         return handle
 
     def readdir(self, handle: Handle, offset: int) -> Iterator[Entry]:
         """The names in a directory from the one at ``offset`` on."""
-        try:
-            node, entries = self._directories[handle]
-        except KeyError:
-            raise failure(errno.EBADF) from None
-        if offset == 0:
-            entries = self._listing(self._file(node))
-            self._directories[handle] = node, entries
-        yield from itertools.islice(entries, offset, None)
-
-    def _listing(self, file: File) -> tuple[Entry, ...]:
-        with self._lock:
-            if file.listing is not None and self._seconds(file):
-                return file.listing
-        with self.lanes.turn() as turn:
-            reply, packed = turn.ask(
-                lambda: p.ReadDirectory(turn.remote(file)), p.Entries, repeat=True, limit=p.MAX_LISTING
-            )
-        try:
-            dots = (Entry(".", file.inode, stat.S_IFDIR), Entry("..", file.inode, stat.S_IFDIR))
-            listing = (*dots, *unpack_entries(packed))
-        except ProtocolError:
-            raise failure(errno.EIO) from None
-        with self._lock:
-            counts = self._book.counts(file, reply.granted, since=turn.since)
-            self._book.learn(file, None, reply.granted, since=turn.since)
-            if counts and len(listing) <= _MOST_KEPT_NAMES:
-                file.listing = listing
-        return listing
+        return self._directories.read(handle, offset)
 
     def statfs(self) -> Statistics:
         """How full the volume is."""
+        self.naming.settle()
         with self.lanes.turn() as turn:
             return turn.ask(p.GetStatistics, p.StatisticsAre, repeat=True)[0].statistics
-
-
-def _set_attributes(node: int, c: Changes, handle: int | None) -> p.SetAttributes:
-    times = {"atime": c.atime, "mtime": c.mtime}
-    present = tuple(name for name, time in times.items() if time is Now.NOW)
-    atime, mtime = (0 if isinstance(time, Now) else time for time in times.values())
-    return p.SetAttributes(node, c.mode, c.uid, c.gid, c.size, atime, mtime, present, handle)

@@ -213,6 +213,11 @@ class Connection:
         del self.posted[:count]
         self._sent = 0
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the server has closed the connection."""
+        return self._channel is not None and not self._channel.is_quiet
+
     def hang_up(self) -> None:
         """Close the connection. The server waits for the next one for a while."""
         if self._channel:

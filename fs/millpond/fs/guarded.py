@@ -6,10 +6,11 @@ import contextlib
 import errno
 import logging
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from millpond.fs.inodes import Inodes
@@ -18,7 +19,7 @@ from millpond.fs.mappings import Mapped
 from millpond.fs.master import Master
 from millpond.fs.own_locks import SplitLocks
 from millpond.fs.tree import Access, Buffer, Changes, Found, Known, Locking, Node
-from millpond.fs.volume import Handle, Owner, failure
+from millpond.fs.volume import Entry, Handle, Owner, failure
 
 log = logging.getLogger(__name__)
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -37,6 +38,11 @@ class Guard(Protocol):
     def change(self, *directories: int, inodes: tuple[int, ...] = ()) -> AbstractContextManager[Revoking]:
         """Around a change of these directories, by nobody else at the same time, and of other files. Raises
         WouldWait and OSError.
+        """
+
+    def settle(self, inode: int) -> bool:
+        """Before this one looks at a directory: return once nobody else has it exclusively; False if it is
+        certain that nobody had. Raises WouldWait and OSError.
         """
 
     def begin_writing(self, inode: int, *, anyway: bool = False) -> bool:
@@ -58,6 +64,10 @@ class ClientGuard:
     def change(self, *directories: int, inodes: tuple[int, ...] = ()) -> AbstractContextManager[Revoking]:
         """Around a change of these."""
         return self.master.change(self.holder, *directories, inodes=inodes)
+
+    def settle(self, inode: int) -> bool:
+        """Return once no other client has it exclusively."""
+        return self.master.settle(self.holder, inode)
 
     def begin_writing(self, _inode: int, *, anyway: bool = False) -> bool:  # noqa: ARG002
         """All that a client writes is seen."""
@@ -84,10 +94,63 @@ class Guarded:
         self._by_daemon: set[Handle] = set()
         self._by_the_kernel: dict[Handle, int] = {}
         self._mapped = Mapped()
-        self.lookup, self.walk, self.forget = tree.lookup, tree.walk, tree.forget
-        self.getattr, self.readlink, self.statfs = tree.getattr, tree.readlink, tree.statfs
-        self.opendir, self.readdir, self.read = tree.opendir, tree.readdir, tree.read
+        self._listed: dict[Handle, Node] = {}
+        self.forget, self.readlink, self.statfs = tree.forget, tree.readlink, tree.statfs
+        self.read = tree.read
         self.descriptor, self.fsync, self.seek = tree.descriptor, tree.fsync, tree.seek
+
+    def settle(self, node: Node) -> bool:
+        """Return once nobody else has this directory exclusively; False if it is certain that nobody had."""
+        return self._tree.is_public(node) and self._guard.settle(self._tree.inode(node))
+
+    def lookup(self, parent: Node, name: bytes) -> Found:
+        """The file with this name."""
+        self.settle(parent)
+        return self._as_it_is(self._tree.lookup(parent, name))
+
+    def _as_it_is(self, found: Found) -> Found:
+        """A directory that has just been found may be another's."""
+        if not stat.S_ISDIR(found.attributes.mode):
+            return found
+        try:
+            if not self.settle(found.node):
+                return found
+            return replace(found, attributes=self._tree.getattr(found.node).attributes)
+        except BaseException:
+            self._tree.forget(found.node, 1)
+            raise
+
+    def walk(self, start: Node, names: Sequence[bytes]) -> Found:
+        """Where a path of names leads."""
+        if not names:
+            self.settle(start)
+            return self._tree.walk(start, names)
+        at = start
+        for name in names:
+            try:
+                found = self.lookup(at, name)
+            finally:
+                if at != start:
+                    self._tree.forget(at, 1)
+            at = found.node
+        return found
+
+    def getattr(self, node: Node) -> Known:
+        """The attributes of a file."""
+        self.settle(node)
+        return self._tree.getattr(node)
+
+    def opendir(self, node: Node) -> Handle:
+        """Open a directory."""
+        handle = self._tree.opendir(node)
+        self._listed[handle] = node
+        return handle
+
+    def readdir(self, handle: Handle, offset: int) -> Iterator[Entry]:
+        """The names in a directory from the one at ``offset`` on."""
+        if offset == 0 and handle in self._listed:
+            self.settle(self._listed[handle])
+        return self._tree.readdir(handle, offset)
 
     @contextlib.contextmanager
     def _changing(self, *places: tuple[Node, bytes], inodes: tuple[int, ...] = ()) -> Iterator[None]:
@@ -167,6 +230,12 @@ class Guarded:
             self._opened(found.node, handle, flags)
         return found, handle
 
+    def prepare(self, parent: Node) -> tuple[Found, Handle]:
+        """Make and open a file without a name, of which nobody else knows."""
+        found, handle = self._tree.prepare(parent)
+        self._opened(found.node, handle, os.O_RDWR)
+        return found, handle
+
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file."""
         if flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY:
@@ -238,6 +307,7 @@ class Guarded:
     def release(self, handle: Handle) -> None:
         """Close the file behind the handle."""
         self._tree.release(handle)
+        self._listed.pop(handle, None)
         node = self._open.pop(handle, None)
         with self._lock:
             self._by_daemon.discard(handle)

@@ -173,6 +173,14 @@ class Inodes:
         """Whether this process may read it."""
         return os.access(itself(self._at(node)), os.R_OK)
 
+    def touch(self, node: Node) -> None:
+        """It has been changed just now."""
+        os.utime(itself(self._at(node)))
+
+    def may_name(self, directory: Node) -> bool:
+        """Whether this process may make names in a directory, for files of its own."""
+        return not self._make.gives_away and os.access(itself(self._at(directory)), os.W_OK | os.X_OK)
+
     def _at(self, node: Node) -> int:
         try:
             return self._places[node].descriptor
@@ -273,6 +281,24 @@ class Inodes:
             os.close(made)
             raise
         return found, self._opened(made)
+
+    def prepare(self, parent: Node) -> tuple[Found, Handle]:
+        """Make and open a regular file without a name, which is to get one in this directory."""
+        made = self._make.nameless(self._at(parent))
+        try:
+            found = self._found(os.open(itself(made), os.O_PATH | os.O_CLOEXEC), self.is_public(parent))
+        except OSError:
+            os.close(made)
+            raise
+        return found, self._opened(made)
+
+    def give_name(self, node: Node, parent: Node, name: bytes, mode: int, time: int) -> None:
+        """To a file that was prepared there, with these permissions, and changed at this ``time``."""
+        place = itself(self._at(node))
+        self._require_one_side(self.is_public(node), self._below(parent, name))
+        os.chmod(place, mode)  # noqa: PTH101 - a Path would only be taken apart again
+        os.utime(place, ns=(time, time))
+        os.link(os.fsencode(place), one_name(name), dst_dir_fd=self._at(parent))
 
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file; EPERM for any other."""

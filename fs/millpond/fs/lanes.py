@@ -38,14 +38,14 @@ class Lanes:
         self.busy: list[Connection] = []
         self.book, self.lock = Book(), threading.Lock()
         self.on_void: Callable[[list[File]], None] = lambda _files: None
-        self._dial, self._timeout = dial, timeout
+        self._dial, self.timeout = dial, timeout
         self._first = self._made(patient=False)
         self._own = threading.local()
         self._all = [self._first]
         self._owners: list[tuple[threading.Thread, Connection]] = []
 
     def _made(self, *, patient: bool) -> Connection:
-        return Connection(self._dial, self._timeout, self.client, patient=patient, meter=self.meter)
+        return Connection(self._dial, self.timeout, self.client, patient=patient, meter=self.meter)
 
     def _lane(self) -> Connection:
         """Of this thread, now."""
@@ -185,6 +185,9 @@ class Turn:
     def _meet(self) -> None:
         """Go by nothing that the server has forgotten; let it forget what is forgotten here."""
         book = self._lanes.book
+        if book.memory not in (0, self._lane.memory) and self._lane.has_ended:
+            self._lane.hang_up()  # or it would be taken for the server that has forgotten all
+            raise Lost(in_doubt=False)
         with self._lanes.lock:
             if book.memory != self._lane.memory:
                 self._lanes.on_void(book.void(self._lane.memory))

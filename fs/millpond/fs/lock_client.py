@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import os
 import select
+import socket
 import threading
 import time
 from collections import Counter
@@ -22,6 +24,7 @@ from millpond.fs import lock_messages as m
 from millpond.fs import range_messages as r
 from millpond.fs.file_locks import SharedLocks
 from millpond.fs.locks import DEVICE
+from millpond.fs.marks import SeenMarks
 from millpond.fs.master import LEASE_SECONDS
 from millpond.fs.tree import WouldWait, patient
 from millpond.fs.volume import failure
@@ -51,6 +54,7 @@ class DeviceGuard:
         self._stopped = threading.Event()
         self._writing: Counter[int] = Counter()
         self._writers: Channel | None = None
+        self._marks: SeenMarks | None = None
         self._alone = SharedLocks(lambda _: False)
         self._heard = time.monotonic() if path.exists() else -math.inf  # without one nothing is granted
         self._presence = threading.Thread(target=self._stay_present, name="presence", daemon=True)
@@ -79,6 +83,19 @@ class DeviceGuard:
             yield begun
         finally:
             begun.end()
+
+    def settle(self, inode: int) -> bool:
+        """Return once no client has this directory exclusively; False if it has no mark. Raises WouldWait and
+        OSError.
+        """
+        marks = self._marks
+        if marks is None and time.monotonic() > self._heard + self._lease:
+            return False  # nobody has been granted anything for long
+        if marks is not None and not marks.has(inode):
+            return False
+        if channel := self.ask(m.Settle(inode, patient.get())):
+            self.give_back(channel)
+        return True
 
     def ask(self, request: Message, on: Channel | None = None, anew: Message | None = None) -> Channel | None:
         """The connection on which the change has begun: ``on`` which it had, or another; None where there is
@@ -176,7 +193,9 @@ class DeviceGuard:
             if self._stopped.is_set():
                 return
             channel = failed.enter_context(self._connected())
-            channel.call(m.Present(tuple(self._writing)), m.Begun, Deadline.after(_PRESENT_SECONDS))
+            self._marks, self._heard = None, time.monotonic()  # it may grant before its marks are here
+            channel.call(m.Present(tuple(self._writing)), m.Arrived, Deadline.after(_PRESENT_SECONDS))
+            self._marks = _received_marks(channel)
             self._writers = channel
             failed.pop_all()
 
@@ -225,6 +244,16 @@ def _await_end(channel: Channel) -> None:
     with contextlib.suppress(OSError, ValueError):
         state.register(channel.sock.fileno(), select.POLLRDHUP)
         state.poll()
+
+
+def _received_marks(channel: Channel) -> SeenMarks:
+    """What follows Arrived. Raises OSError."""
+    channel.sock.settimeout(_PRESENT_SECONDS)
+    _, descriptors, _, _ = socket.recv_fds(channel.sock, 1, 1)
+    if not descriptors:
+        raise failure(errno.EPROTO)
+    os.set_inheritable(descriptors[0], False)
+    return SeenMarks(descriptors[0])
 
 
 def _deadline() -> Deadline:

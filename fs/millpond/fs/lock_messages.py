@@ -30,10 +30,21 @@ class End(Message):
 @dataclass(frozen=True, slots=True)
 class Present(Message):
     """The mount is there, and its kernel writes these files itself, as long as this connection lasts, on
-    which all of them are told. Answered by Begun.
+    which all of them are told. Answered by Arrived.
     """
 
     inodes: tuple[int, ...]
+
+
+@message("fs.lock.settle")
+@dataclass(frozen=True, slots=True)
+class Settle(Message):
+    """The mount is about to look at a directory that has a mark. Answered by Begun once nobody has it
+    exclusively; by Wait if it is not ``patient`` and somebody does, or by Refused.
+    """
+
+    inode: int
+    patient: bool
 
 
 @message("fs.lock.write")
@@ -59,6 +70,12 @@ class EndWriting(Message):
 @dataclass(frozen=True, slots=True)
 class Begun(Message):
     """Nobody else keeps them."""
+
+
+@message("fs.lock.arrived")
+@dataclass(frozen=True, slots=True)
+class Arrived(Message):
+    """It is known. One byte follows, and with it the descriptor of the marks of ``marks``."""
 
 
 @message("fs.lock.wait")

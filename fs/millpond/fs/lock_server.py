@@ -47,8 +47,12 @@ def serve(channel: Channel, master: Master) -> None:
                 reply = device.perform(channel.receive(Deadline.after(None)).message)
                 if reply is not None:
                     channel.send(reply, Deadline.after(_ANSWER_SECONDS))
-    except ConnectionLost:
+                if isinstance(reply, m.Arrived):
+                    socket.send_fds(channel.sock, [b"m"], [master.shared_marks()])
+    except (ConnectionLost, ConnectionError):
         pass
+    except OSError as error:
+        log.warning("the device's mount cannot see what is marked: %s", error.strerror)
     finally:
         device.end()
 
@@ -77,6 +81,8 @@ class _Device:
                 return self._begin(request)
             case m.End():
                 self._master.end(self._change)
+            case m.Settle():
+                return self._settle(request)
             case m.Present():
                 return self._arrive(request.inodes)
             case m.BeginWriting():
@@ -109,13 +115,23 @@ class _Device:
             return m.Refused(error.errno or errno.EIO)
         return m.Begun()
 
+    def _settle(self, request: m.Settle) -> Message:
+        patient.set(request.patient)
+        try:
+            self._master.settle(DEVICE, request.inode)
+        except WouldWait:
+            return m.Wait()
+        except OSError as error:
+            return m.Refused(error.errno or errno.EIO)
+        return m.Begun()
+
     def _arrive(self, inodes: tuple[int, ...]) -> Message:
         for inode in inodes:  # whether they may or not: it goes on since before this master began
             self._master.begin_writing(inode, already=True)
         self._written += inodes
         self._is_presence = True
         self._master.device_is_present()
-        return m.Begun()
+        return m.Arrived()
 
     def _begin_writing(self, inode: int, anyway: bool) -> Message:
         may = self._master.begin_writing(inode, already=anyway)

@@ -3,18 +3,41 @@
 A file that nobody changes may be kept by all. Who changes it, with the change announced by ``begin``, waits
 until nobody else keeps it; while it lasts, nobody else is granted it anew. A directory is changed by one at
 a time, so that what a name stands for can be looked up in between. A file that the device's own kernel
-writes, unseen, is granted to nobody.
+writes, unseen, is granted to nobody. A directory that nobody else keeps or changes may be granted
+exclusively: then others must not even look at it before its holder has told what names he has made there.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Final, NewType
+from typing import Final, NewType, Protocol
 
 Inode = NewType("Inode", int)
 Holder = NewType("Holder", int)
 DEVICE: Final = Holder(0)
 """The device's own mount. It keeps nothing."""
+
+
+class Marks(Protocol):
+    """Shows others which directories are held exclusively, before they are."""
+
+    def add(self, inode: int) -> None:
+        """This one is about to be."""
+
+    def remove(self, inode: int) -> None:
+        """It is no longer."""
+
+
+class NoMarks:
+    """Shows nobody anything."""
+
+    def add(self, inode: int) -> None:
+        """Nothing."""
+
+    def remove(self, inode: int) -> None:
+        """Nothing."""
 
 
 @dataclass(eq=False, slots=True)
@@ -42,9 +65,12 @@ class _File:
 
 
 class LockTable:
-    """Grants are numbered for each holder, from 1."""
+    """Grants are numbered for each holder, from 1. ``marks`` show those that are exclusive."""
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Marks | None = None) -> None:
+        self._marks: Marks = marks or NoMarks()
+        self._exclusive: dict[Inode, tuple[Holder, int]] = {}
+        self._telling: Counter[Inode] = Counter()
         self._files: dict[Inode, _File] = {}
         self._held: dict[Holder, set[Inode]] = {}
         self._lapsed: dict[Holder, set[Inode]] = {}
@@ -55,10 +81,57 @@ class LockTable:
         file = self._files.get(inode)
         if file is not None and (file.writers or any(c.holder != holder for c in file.changes)):
             return 0
+        if self._exclusive and self.excluded_by(holder, inode) is not None:
+            return 0
         number = self._numbers[holder] = self._numbers.get(holder, 0) + 1
         self._files.setdefault(inode, _File()).shares[holder] = number
         self._held.setdefault(holder, set()).add(inode)
         return number
+
+    def take(self, holder: Holder, inode: Inode) -> int:
+        """Grant a directory exclusively; the grant's number, 0 if it is refused."""
+        file = self._files.get(inode)
+        others = file is not None and (file.changes or set(file.shares) - {holder})
+        number = 0 if others or self._telling[inode] else self.share(holder, inode)
+        if number:
+            if inode not in self._exclusive:
+                self._marks.add(inode)
+            self._exclusive[inode] = holder, number
+        return number
+
+    def untake(self, holder: Holder, inode: Inode) -> None:
+        """It is the holder's no more than others', who may keep it, too."""
+        if self._exclusive.get(inode, (None, 0))[0] == holder:
+            del self._exclusive[inode]
+            self._marks.remove(inode)
+
+    def has_taken(self, holder: Holder, inode: Inode, number: int) -> bool:
+        """Whether it is the holder's exclusively, by this grant."""
+        return self._exclusive.get(inode) == (holder, number)
+
+    def excluded_by(self, holder: Holder, inode: Inode) -> Holder | None:
+        """Who else has it exclusively."""
+        other = self._exclusive.get(inode)
+        return None if other is None or other[0] == holder else other[0]
+
+    @property
+    def exclusives(self) -> int:
+        """How many directories are held exclusively."""
+        return len(self._exclusive)
+
+    def begin_telling(self, inodes: Collection[Inode]) -> None:
+        """Names that a holder has made in these directories are about to be made here."""
+        self._telling.update(inodes)
+
+    def end_telling(self, inodes: Collection[Inode]) -> None:
+        """They are, or will not be."""
+        self._telling.subtract(inodes)
+        self._telling = +self._telling
+
+    def is_told(self, holder: Holder, inodes: Collection[Inode]) -> bool:
+        """Whether names are just being made in one of them that is not the holder's."""
+        told = self._telling.keys() & set(inodes) if self._telling else ()
+        return any(self._exclusive.get(inode, (None, 0))[0] != holder for inode in told)
 
     def keeps(self, holder: Holder, inode: Inode) -> bool:
         """Whether it is granted to the holder, or recalled but not yet given up."""
@@ -113,6 +186,7 @@ class LockTable:
             self._unshare(holder, inode)
 
     def _unshare(self, holder: Holder, inode: Inode) -> None:
+        self.untake(holder, inode)
         self._held.get(holder, set()).discard(inode)
         if file := self._files.get(inode):
             file.shares.pop(holder, None)

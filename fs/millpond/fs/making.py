@@ -22,11 +22,20 @@ class Maker:
     def __init__(self, *, chown_new: bool) -> None:
         self._chown_new = chown_new
 
+    @property
+    def gives_away(self) -> bool:
+        """Whether new files are others'."""
+        return self._chown_new
+
     def file(self, parent: int, name: AnyStr, flags: int, mode: int, owner: Owner | None) -> int:
         """Create a regular file that is not there yet; its descriptor."""
         made = os.open(name, flags | os.O_CREAT | os.O_EXCL | SAFE_FLAGS, mode, dir_fd=parent)
         with _undone(lambda: os.unlink(name, dir_fd=parent)):
             return self._settled(made, parent, mode, owner)
+
+    def nameless(self, parent: int) -> int:
+        """Create a regular file without a name, which can get one in ``parent``; its descriptor."""
+        return os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=parent)
 
     def directory(self, parent: int, name: AnyStr, mode: int, owner: Owner | None) -> int:
         """Make a directory; a descriptor that only tells its place."""

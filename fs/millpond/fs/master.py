@@ -13,12 +13,13 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from millpond.fs.file_locks import SharedLocks
 from millpond.fs.leases import Leases
 from millpond.fs.locks import DEVICE, Change, Holder, Inode, LockTable
+from millpond.fs.marks import Marks
 from millpond.fs.tree import WouldWait, abandoned, patient
 from millpond.fs.volume import failure
 
@@ -26,6 +27,8 @@ LEASE_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
 _ARRIVAL_SECONDS = 3.0  # after which the device's mount is not expected any more
 _PATIENCE = 3  # leases: who waits longer waits for others that wait
+_CONTENDED_SECONDS = 0.25  # for which a directory that others wanted is granted to nobody exclusively
+_MOST_CONTENDED = 1024
 
 
 @dataclass(slots=True)
@@ -64,7 +67,9 @@ class Master:
         self.lease, self._clock, self._leases = lease, clock, leases
         self._knows_the_device = not device
         self._expected = clock() + _ARRIVAL_SECONDS
-        self._table = LockTable()
+        self.marks = Marks()
+        self._table = LockTable(self.marks)
+        self._contended: dict[Inode, float] = {}
         self._moved = threading.Condition()
         self._clients: dict[Holder, _Client] = {}
         self._numbers = itertools.count(DEVICE + 1)
@@ -141,6 +146,17 @@ class Master:
         with self._moved:
             return self._knows_the_device, self._table.written
 
+    @property
+    def exclusives(self) -> int:
+        """How many directories are held exclusively."""
+        with self._moved:
+            return self._table.exclusives
+
+    def shared_marks(self) -> int:
+        """The descriptor of the marks, for the device's mount. Raises OSError."""
+        with self._moved:
+            return self.marks.shared()
+
     def device_is_present(self) -> None:
         """The device's mount has told what its kernel writes."""
         with self._moved:
@@ -174,6 +190,74 @@ class Master:
                     return 0
                 self._wait(end)
             return number
+
+    def take(self, holder: Holder, inode: int) -> int:
+        """Grant a directory exclusively; the grant's number, 0 for a refusal. It waits for nobody."""
+        directory = Inode(inode)
+        with self._moved:
+            if not (self._knows_the_device and self.may_hold(holder)) or self._others_outlast(holder):
+                return 0
+            if self._clock() < self._contended.get(directory, -math.inf):
+                return 0
+            return self._table.take(holder, directory)
+
+    def untake(self, holder: Holder, inode: int) -> None:
+        """It is not to be exclusive after all."""
+        with self._moved:
+            self._table.untake(holder, Inode(inode))
+            self._moved.notify_all()
+
+    def recall(self, holder: Holder, inodes: Iterable[int]) -> None:
+        """Have it give these up before long, though nobody waits for them."""
+        with self._moved:
+            if holder in self._clients:
+                self._recall(holder, {Inode(inode) for inode in inodes})
+
+    def has_taken(self, holder: Holder, inode: int, number: int) -> bool:
+        """Whether it is the holder's exclusively, by this grant."""
+        with self._moved:
+            return self._table.has_taken(holder, Inode(inode), number)
+
+    @contextlib.contextmanager
+    def telling(self, holder: Holder, grants: Mapping[int, int]) -> Iterator[None]:
+        """Around names that the holder tells, of directories that are his by these grants. Raises OSError:
+        ESTALE if one is not: others may know better by now.
+        """
+        inodes = [Inode(inode) for inode in grants]
+        with self._moved:
+            if not all(self._table.has_taken(holder, inode, grants[inode]) for inode in inodes):
+                raise failure(errno.ESTALE)
+            self._table.begin_telling(inodes)
+        try:
+            yield
+        finally:
+            with self._moved:
+                self._table.end_telling(inodes)
+                self._moved.notify_all()
+
+    def settle(self, holder: Holder, inode: int) -> bool:
+        """Return once nobody else has this directory exclusively; False if nobody has any. Raises WouldWait
+        and OSError.
+        """
+        directory, table = Inode(inode), self._table
+        if not table.exclusives and not table.is_told(holder, (directory,)):
+            return False
+        end = self._clock() + _PATIENCE * self.lease
+        with self._moved:
+            while other := table.excluded_by(holder, directory):
+                self._contend(directory)
+                self._give_way({other: {directory}}, end)
+            while table.is_told(holder, (directory,)):
+                self._wait(end)
+        return True
+
+    def _contend(self, directory: Inode) -> None:
+        """Others want it, too: it is granted to nobody exclusively for a while."""
+        now = self._clock()
+        if len(self._contended) >= _MOST_CONTENDED:
+            self._contended = {inode: end for inode, end in self._contended.items() if end > now}
+        if len(self._contended) < _MOST_CONTENDED:
+            self._contended[directory] = now + _CONTENDED_SECONDS
 
     def is_written(self, inode: int) -> bool:
         """Whether the device's kernel writes it."""
@@ -239,6 +323,8 @@ class Master:
             while self._others_outlast(change.holder):
                 self._wait(end)
             for inode in inodes:
+                if self._table.exclusives and self._table.excluded_by(change.holder, inode):
+                    self._contend(inode)
                 while not self._table.begin(change, inode, alone=alone):
                     self._wait(end)
             self._clear_the_way(change, end)
@@ -250,12 +336,18 @@ class Master:
 
     def _clear_the_way(self, change: Change, end: float) -> None:
         while others := self._table.in_the_way(change):
-            if not patient.get():
-                raise WouldWait
-            over = min(self._recall(holder, inodes) for holder, inodes in others.items())
-            if not self._lapse_if_gone(others):
-                self._wait(min(end, over, self._clock() + _LOOK_SECONDS), late=end)
-                self._lapse_if_gone(others)
+            self._give_way(others, end)
+        while self._table.is_told(change.holder, change.inodes):
+            self._wait(end)
+
+    def _give_way(self, others: Mapping[Holder, set[Inode]], end: float) -> None:
+        """Wait for a while until these have given up that."""
+        if not patient.get():
+            raise WouldWait
+        over = min(self._recall(holder, inodes) for holder, inodes in others.items())
+        if not self._lapse_if_gone(others):
+            self._wait(min(end, over, self._clock() + _LOOK_SECONDS), late=end)
+            self._lapse_if_gone(others)
 
     def _lapse_if_gone(self, holders: Iterable[Holder]) -> bool:
         gone = [one for one in holders if not self.may_hold(one) or self._clients[one].is_gone()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 
+from millpond.fs.naming_messages import Naming
 from millpond.fs.volume import Attributes, Owner, Statistics
 from millpond.wire.message import Kind, Message, message
 
@@ -260,12 +261,14 @@ class ReadFile(Message):
 class Write(Message):
     """The payload is the data, which goes to the file's end if ``append``; answered by Written. If it was
     ``kept_back`` by the client's kernel, and others have changed the file since the lease was over: EIO.
+    What is ``told`` is so first, as by Tell; nothing is written if that fails.
     """
 
     handle: int
     offset: int
     append: bool = False
     kept_back: bool = False
+    told: tuple[Naming, ...] = ()
 
 
 @message("fs.fsync", Kind.VOLUME)

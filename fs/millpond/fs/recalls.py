@@ -64,6 +64,7 @@ class Recalls:
     def start(self) -> None:
         """From now on what the server grants is kept."""
         self._tree.keeper = self
+        self._tree.naming.on_lost = functools.partial(self._quietly, self._cache.drop_names)
         self._thread.start()
         self._dropping.start()
         with self._moved:
@@ -71,6 +72,7 @@ class Recalls:
 
     def stop(self) -> None:
         """Nothing is kept any more, in this process: the mount has gone."""
+        self._tree.naming.close()
         self._stopped.set()
         with self._moved:
             self._book.void(self._book.memory)
@@ -130,6 +132,7 @@ class Recalls:
                 with self._moved:
                     self._void(self._book.void(self._book.memory))
                 self._drop_voided()
+                self._tell_names()  # the server hears them, if nobody has missed them, until this is closed
 
     def _converse(self, channel: Channel, deadline: Deadline) -> None:
         sent, seconds = now(), self._tree.lanes.lease
@@ -161,9 +164,15 @@ class Recalls:
             for file in files:
                 file.recalling += 1
             self._moved.notify_all()
+        self._tell_names()
         self._drop(files)
         with self._moved:
             return [file for file in files if file.opens]
+
+    def _tell_names(self) -> None:
+        """Those that were made without a word to the server."""
+        with contextlib.suppress(OSError):  # they are told later, or lost when others look after the lease
+            self._tree.naming.settle()
 
     def _drop_voided(self) -> None:
         """What is no longer covered by a lease."""

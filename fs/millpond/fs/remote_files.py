@@ -13,6 +13,7 @@ from millpond.fs import protocol as p
 from millpond.fs.book import File
 from millpond.fs.connection import Lost
 from millpond.fs.lanes import Lanes, Turn
+from millpond.fs.naming_messages import Naming
 from millpond.fs.tree import kept_back
 from millpond.fs.volume import Handle, failure
 from millpond.wire.channel import Buffer
@@ -20,6 +21,14 @@ from millpond.wire.message import Message
 
 R = TypeVar("R", bound=Message)
 _ONCE = os.O_CREAT | os.O_EXCL | os.O_TRUNC
+
+
+Told = Callable[[int], tuple[Naming, ...]]
+
+
+def nothing_told(_memory: int) -> tuple[Naming, ...]:
+    """No names."""
+    return ()
 
 
 @dataclass(slots=True)
@@ -122,16 +131,21 @@ class RemoteFiles:
 
             return turn.ask(prepare, reply, repeat=repeat, payload=payload, limit=limit)
 
-    def write(self, handle: Handle, data: memoryview, offset: int, *, append: bool) -> p.Written:
-        """Write at ``offset``, or at the file's end; how many bytes were written, and the file since."""
+    def write(
+        self, handle: Handle, data: memoryview, offset: int, *, append: bool, told: Told = nothing_told
+    ) -> p.Written:
+        """Write at ``offset``, or at the file's end; how many bytes were written, and the file since. What is
+        ``told`` is so first.
+        """
         file, late = self.get(handle), kept_back.get()
-
-        def request(remote: int) -> Message:
-            return p.Write(remote, offset, append, late)
-
         with self._lanes.lock:
             file.file.has_data |= not file.direct  # the kernel keeps what is written, too
-        reply, _ = self.ask(handle, request, p.Written, payload=data, repeat=not append)
+        with self._lanes.turn() as turn:
+
+            def prepare() -> Message:
+                return p.Write(self.remote(turn, file), offset, append, late, told(turn.memory))
+
+            reply, _ = turn.ask(prepare, p.Written, repeat=not append, payload=data)
         if reply.count > len(data):
             raise failure(errno.EIO)
         return reply
@@ -171,8 +185,10 @@ class RemoteFiles:
     def sync(self, handle: Handle, data_only: bool) -> None:
         """Return when the file is on the flash; EIO, once, if a restart of the server may have lost some."""
         opened = self.get(handle)
+        data_only = data_only and not opened.file.linked  # a file system may have synced such data before
         with self._lanes.turn() as turn:
             self._sync(turn, opened, lambda: p.Sync(self.remote(turn, opened), data_only))
+        opened.file.linked = opened.file.linked and data_only
 
     def _sync(self, turn: Turn, opened: Open, request: Callable[[], Message]) -> None:
         durability, changed = opened.file.durability, 0
@@ -202,11 +218,11 @@ class RemoteFiles:
         """It was closed."""
         self._open_directories.pop(handle, None)
 
-    def release(self, handle: Handle) -> None:
-        """Forget the handle. Nobody waits until the server has been told."""
+    def release(self, handle: Handle, *, silently: bool = False) -> None:
+        """Forget the handle. Nobody waits until the server has been told, if it is to be."""
         file = self.get(handle)
         del self._open[handle]
         if file.silent:
             self._told(file)
-        else:
+        elif not silently:
             self._lanes.post(p.Release(file.remote), file.memory)

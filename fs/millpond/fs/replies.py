@@ -12,6 +12,7 @@ from functools import singledispatch
 
 from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
+from millpond.fs.naming_messages import MOST, Prepared
 from millpond.fs.ranges import OFFSET_MAX, Mode
 from millpond.fs.volume import MAX_TRANSFER, Attributes
 from millpond.wire.errors import ProtocolError
@@ -58,6 +59,19 @@ def _(reply: p.Opened) -> bool:
 @_is_possible.register
 def _(reply: p.Written) -> bool:
     return 0 <= reply.count <= MAX_TRANSFER and _is_possible(reply.file)
+
+
+@_is_possible.register
+def _(reply: Prepared) -> bool:
+    counts = {len(each) for each in (reply.nodes, reply.handles, reply.inodes, reply.grants)}
+    whole = counts == {0 if reply.attributes is None else len(reply.nodes)} and len(reply.nodes) <= MOST
+    return whole and (reply.attributes is None or _is_file(reply.attributes)) and _are_files(reply)
+
+
+def _are_files(reply: Prepared) -> bool:
+    is_file = reply.attributes is None or stat.S_ISREG(reply.attributes.mode)
+    inodes = reply.inodes
+    return is_file and len(set(inodes)) == len(inodes) and _are_within((0, *inodes), 0, _LONG)
 
 
 @_is_possible.register

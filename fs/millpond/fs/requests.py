@@ -14,6 +14,7 @@ from functools import singledispatchmethod
 from typing import Any
 
 from millpond.fs import fetch_messages as f
+from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
 from millpond.fs.guarded import ClientGuard, Guarded
@@ -21,7 +22,9 @@ from millpond.fs.inodes import Inodes
 from millpond.fs.listing import pack_entries
 from millpond.fs.locks import Holder
 from millpond.fs.master import Master
-from millpond.fs.tree import ROOT, Buffer, Changes, Found, Node, Now
+from millpond.fs.preparing import Preparing
+from millpond.fs.setting import asked_changes
+from millpond.fs.tree import ROOT, Buffer, Found, Node
 from millpond.fs.volume import MAX_TRANSFER, Attributes, Handle, failure, within
 from millpond.wire.channel import FileSlice
 from millpond.wire.errors import ProtocolError
@@ -31,7 +34,6 @@ Reply = tuple[Message, bytes | FileSlice]
 _MOST_FILES = 4096  # that one client may have open: descriptors are for all of them
 _LARGE = 1 << 16
 _MAX_OFFSET = (1 << 63) - 1
-_MAX_SECONDS = 1 << 40  # 34,000 years, within any file system's own clamp
 _CREATE_FLAGS = os.O_ACCMODE | os.O_EXCL | os.O_TRUNC | os.O_SYNC | os.O_DSYNC
 _ROOT_INODE = 0  # as its own number may be that of a file of another file system
 _DONE: Reply = (p.Done(), b"")
@@ -44,6 +46,7 @@ class Requests:
         self._plain, self._master = tree, master
         self.holder: Holder = master.join(name)
         self._tree = Guarded(tree, ClientGuard(master, self.holder))
+        self._preparing = Preparing(tree, self._tree, master, self.holder, self._prepared)
         self._nodes: dict[Node, None] = {}
         self._handles: dict[Handle, Node] = {}
         self._keeping: set[Handle] = set()
@@ -54,7 +57,7 @@ class Requests:
     @property
     def open_files(self) -> int:
         """How many files the client has open."""
-        return len(self._handles)
+        return len(self._handles) - self._preparing.count
 
     def close(self) -> None:
         """Close what the client left open, and forget what it knew."""
@@ -229,7 +232,9 @@ class Requests:
 
     @perform.register
     def _(self, request: p.GetAttributes, _payload: Buffer) -> Reply:
-        return self._attributes(self._node(request.node)), b""
+        node = self._node(request.node)
+        self._tree.settle(node)
+        return self._attributes(node), b""
 
     def _attributes(self, node: Node) -> p.AttributesAre:
         granted = self._share(node)
@@ -241,7 +246,7 @@ class Requests:
         handle = None if request.handle is None else self._own(request.handle)
         if handle is not None and self._behind(handle) != node:
             raise failure(errno.EBADF)
-        self._tree.setattr(node, _changes(request), handle)
+        self._tree.setattr(node, asked_changes(request), handle)
         return self._attributes(node), b""
 
     @perform.register
@@ -253,7 +258,7 @@ class Requests:
             found = (entry for entry in self._tree.readdir(handle, 0) if self._shows(node, entry.name))
             listing = pack_entries(found)
         finally:
-            self._plain.release(handle)
+            self._tree.release(handle)
         if len(listing) > p.MAX_LISTING:
             raise failure(errno.EOVERFLOW)
         return p.Entries(granted), listing
@@ -350,8 +355,8 @@ class Requests:
         if keeps:
             self._master.await_device()
 
-    def _require_room(self) -> None:
-        if len(self._handles) >= _MOST_FILES:
+    def _require_room(self, more: int = 1) -> None:
+        if len(self._handles) + more > _MOST_FILES:
             raise failure(errno.EMFILE)
 
     @perform.register
@@ -400,6 +405,7 @@ class Requests:
     @perform.register
     def _(self, request: p.Write, payload: Buffer) -> Reply:
         handle, offset = self._own(request.handle), within(request.offset, 0, _MAX_OFFSET)
+        self._preparing.tell(request.told, self._changing)
         node = self._behind(handle)
         granted = self._share(node)
 
@@ -419,7 +425,7 @@ class Requests:
         try:
             self._tree.fsync(handle, False)
         finally:
-            self._plain.release(handle)
+            self._tree.release(handle)
         return _DONE
 
     @perform.register
@@ -428,6 +434,7 @@ class Requests:
         where = within(request.offset, 0, _MAX_OFFSET), within(request.length, 0, _MAX_OFFSET)
         node = self._behind(handle)
         self._tree.allocate(handle, within(request.mode, 0, 0xFF), *where)
+        self._preparing.give_up_if_full()
         return self._attributes(node), b""
 
     @perform.register
@@ -443,10 +450,30 @@ class Requests:
             self._in_use[node] -= 1
             if not self._in_use[node]:
                 del self._in_use[node]
+        self._preparing.forget(node, handle)
         if handle in self._keeping:
             self._keeping.discard(handle)
             self._master.closed(self.holder, self._plain.inode(node))
         return self._done(self._tree.release, handle)
+
+    @perform.register
+    def _(self, request: n.Prepare, _payload: Buffer) -> Reply:
+        self._require_room(request.count)
+        return self._preparing.answer(self._changing(request.node), request)
+
+    def _prepared(self, found: Found, handle: Handle) -> int:
+        """The client knows it, and has it open, though nobody could find it."""
+        try:
+            self._opened(handle, found.node, keeps=True)
+        except OSError:
+            self._plain.forget(found.node, 1)
+            raise
+        self._keep(found.node)
+        return self._share(found.node)
+
+    @perform.register
+    def _(self, request: n.Tell, _payload: Buffer) -> Reply:
+        return self._done(self._preparing.tell, request.told, self._changing, request.touched)
 
     @perform.register
     def _(self, request: p.Closed, _payload: Buffer) -> Reply:
@@ -470,17 +497,3 @@ class Requests:
 def _performer(kind: type[Message]) -> Callable[[Requests, Message, Buffer], Reply]:
     dispatcher: singledispatchmethod[Reply] = vars(Requests)["perform"]
     return dispatcher.dispatcher.dispatch(kind)
-
-
-def _changes(request: p.SetAttributes) -> Changes:
-    """What is to be set. Raises OSError: EINVAL for what no file can have."""
-    if request.size is not None:
-        within(request.size, 0, _MAX_OFFSET)
-    if request.mode is not None:
-        within(request.mode, 0, 0o177777)
-    times = {}
-    for name, time in (("atime", request.atime), ("mtime", request.mtime)):
-        if time is not None:
-            within(time, -_MAX_SECONDS * 10**9, _MAX_SECONDS * 10**9)
-        times[name] = Now.NOW if name in request.now else time
-    return Changes(request.mode, request.uid, request.gid, request.size, times["atime"], times["mtime"])

@@ -20,7 +20,7 @@ from bench.volume.route import Mount, Route, RouteFailed, native, served
 from millpond.fs.layout import PUBLIC
 from millpond.host import provision
 from millpond.host.mounter import command
-from millpond.images.ssh_server import HOME, USER
+from millpond.images.ssh_settings import HOME, USER
 from system.support import MILLPOND, Emulation, create, why_not
 
 EMULATION = (
@@ -134,7 +134,7 @@ def _sshfs(host: Host) -> Iterator[Mount]:
         "BatchMode": "yes",
     }
     told = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    source = f"{USER}@{host.address}:{HOME}/{PUBLIC}/{FOLDER}"
+    source = f"{USER.user}@{host.address}:{HOME}/{PUBLIC}/{FOLDER}"
     mountpoint = host.scratch / "sshfs-mount"
     argv = [*_in_network_of(host.emulation.daemon().pid), _program(), "-f", "-F", "/dev/null", *told]
     before = _children()

@@ -1,0 +1,170 @@
+"""Edge: how a client gets directories exclusively and files prepared for them, and gives them back."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from millpond.fs import naming_messages as n
+from millpond.fs import protocol as p
+from millpond.fs.book import File
+from millpond.fs.exclusive import FIRST, Exclusive, Names, Spare
+from millpond.fs.lanes import Lanes, Turn, now
+from millpond.fs.listing import unpack_entries
+from millpond.wire.errors import ProtocolError
+
+log = logging.getLogger(__name__)
+_REFUSED_SECONDS = 0.25  # and then twice as long each time
+_LONGEST_REFUSED = 30.0
+_MOST_HELD = 256
+_ENOUGH = 2  # names made in a directory before it is asked for
+
+
+def moment() -> int:
+    """Nanoseconds of a clock that stands still at no time."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class Granting:
+    """For the ``names`` of one client. ``may_grant`` says whether it is told what is recalled; ``settle`` has
+    the server know all names that were made; ``on_hold`` is called, with the lock, when it has one more.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        names: Names,
+        may_grant: Callable[[], bool],
+        settle: Callable[[], None],
+        on_hold: Callable[[], None],
+    ) -> None:
+        self._lanes, self._names, self._may_grant = lanes, names, may_grant
+        self._settle, self._on_hold = settle, on_hold
+        self._book, self._lock = lanes.book, lanes.lock
+
+    def of(self, directory: File) -> Exclusive | None:
+        """With the lock: a directory whose names may be gone by."""
+        if not self._names.held:
+            return None
+        held = self._names.of(directory)
+        return held if held and self._book.seconds(directory, now()) else None
+
+    def is_ready(self, directory: File, name: bytes) -> bool:
+        """Whether there is a file prepared for the directory, after the server was asked if there is none."""
+        with self._lock:
+            held = self.of(directory)
+            if held is not None:
+                if held.spares or name in held.names:
+                    return bool(held.spares)
+            elif not self._is_worth_it(directory):
+                return False
+        return self._ask(directory, held)
+
+    def _ask(self, directory: File, held: Exclusive | None) -> bool:
+        try:
+            return self._prepare(directory, held)
+        except OSError as error:
+            if error.errno == errno.ETIMEDOUT:  # who asks has waited long enough
+                raise
+            log.debug("nothing is prepared: %s", error)
+            return False
+
+    def expect(self, directory: File) -> None:
+        """Somebody looks for the first time into a directory that was made here: he is likely to fill it."""
+        directory.fresh = False
+        with self._lock:
+            may = self._may_grant() and self._may_ask(directory)
+        if may:
+            self._ask(directory, None)
+
+    def _is_worth_it(self, directory: File) -> bool:
+        """Whether it is asked for now: others may have wanted it just before."""
+        directory.made += 1
+        return directory.made >= _ENOUGH and self._may_ask(directory)
+
+    def _may_ask(self, directory: File) -> bool:
+        """Whether it may be granted now; the one that was used longest ago makes room for it."""
+        time = now()
+        if time < directory.refused_until or directory is self._book.root:
+            return False
+        if len(self._names.held) >= _MOST_HELD:
+            oldest = min(self._names.held.values(), key=lambda held: held.used)
+            if self._names.concern(oldest.file):
+                return False
+            self.end(oldest)
+        return self._book.seconds(directory, time) > 0
+
+    def _prepare(self, directory: File, held: Exclusive | None) -> bool:
+        """More files, and without ``held`` the directory."""
+        self._settle()
+        granted, count = (held.granted, held.next_count()) if held else (0, FIRST)
+        unsure = directory.unsure
+        with self._lanes.turn() as turn:
+
+            def request() -> n.Prepare:
+                return n.Prepare(turn.remote(directory), granted, count)
+
+            reply, listing = turn.ask(request, n.Prepared, repeat=True, limit=0 if held else p.MAX_LISTING)
+            with self._lock:
+                is_whole = unsure == directory.unsure  # or names may be missing
+                return self._prepared(directory, held, reply, listing if is_whole else None, turn)
+
+    def _prepared(
+        self,
+        directory: File,
+        held: Exclusive | None,
+        reply: n.Prepared,
+        listing: memoryview | None,
+        turn: Turn,
+    ) -> bool:
+        if reply.attributes is None or not reply.granted:
+            directory.refused_for = min(max(2 * directory.refused_for, _REFUSED_SECONDS), _LONGEST_REFUSED)
+            directory.refused_until = now() + directory.refused_for
+            return False
+        places = zip(reply.nodes, reply.handles, reply.inodes, reply.grants, strict=True)
+        spares = [Spare(*place) for place in places]
+        clock = reply.attributes.mtime - moment()
+        if held is None and listing is not None:
+            held = self._hold(directory, reply, listing, turn, clock)
+        if held is None or held.granted != reply.granted or held.memory != turn.memory:
+            self.give_back(spares, turn.memory)
+            return False
+        held.prepared(spares, reply.attributes, clock)
+        return True
+
+    def _hold(
+        self, directory: File, reply: n.Prepared, listing: memoryview, turn: Turn, clock: int
+    ) -> Exclusive | None:
+        """It is the client's, unless it was recalled while the answer was under way."""
+        assert reply.attributes is not None
+        try:
+            names = {os.fsencode(entry.name) for entry in unpack_entries(listing)}
+        except ProtocolError:
+            return None
+        if not self._book.learn(directory, None, reply.granted, since=turn.since):
+            return None
+        if before := self._names.held.get(directory.node):
+            self.end(before)
+        directory.refused_for = 0.0
+        held = Exclusive(directory, reply.granted, turn.memory, names, reply.attributes, clock, now())
+        self._names.held[directory.node] = held
+        self._book.use(directory)
+        self._on_hold()
+        return held
+
+    def give_back(self, spares: Sequence[Spare], memory: int) -> None:
+        """With the lock: these files will not be named."""
+        if spares:
+            self._lanes.posted += [(memory, p.Release(spare.handle)) for spare in spares]
+            self._lanes.posted.append((memory, p.Forget(tuple(spare.node for spare in spares))))
+
+    def end(self, held: Exclusive) -> None:
+        """With the lock: the client makes no more names there without asking."""
+        if self._names.held.get(held.file.node) is held:
+            del self._names.held[held.file.node]
+            self.give_back(held.spares, held.memory)
+            held.spares = []
+            self._book.forget(held.file.node, 1)

@@ -1,0 +1,408 @@
+"""Edge (a thread, the clock): names that a client makes in directories that it has exclusively, told later.
+
+A regular file is made, and its name taken away again, without a word to the server, as long as nobody else
+may look. Names are told in their order: before anything else is changed or asked that may depend on them,
+with the first write to one of the files, when a directory is recalled, and in any case before long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from millpond.fs import naming_messages as n
+from millpond.fs import protocol as p
+from millpond.fs.book import File
+from millpond.fs.exclusive import Exclusive, Made, Names
+from millpond.fs.granting import Granting, moment
+from millpond.fs.lanes import Lanes, now
+from millpond.fs.remote_files import Open, RemoteFiles, Told, may_keep, nothing_told
+from millpond.fs.tree import patient
+from millpond.fs.volume import Attributes, Handle, failure
+
+log = logging.getLogger(__name__)
+_TICK_SECONDS = 0.05  # a name is told after one or two
+_IDLE_SECONDS = 2.0
+_REST_SECONDS = 0.5
+_BRIEF_SECONDS = 0.1  # for which attributes are kept that change when the name is told
+_JOIN_SECONDS = 5.0
+_SYNCED = os.O_SYNC | os.O_DSYNC
+_SPECIAL = 0o7000
+_LONGEST_NAME = 255  # bytes: longer ones are for the server to refuse
+_MOST_FAILURES = 3
+_IN_DOUBT = (errno.EIO, errno.ETIMEDOUT)  # the server may have done it, or was not there
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A file that was made and opened here."""
+
+    file: File
+    attributes: Attributes
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A file that has lost its name here, which nobody has open."""
+
+    file: File
+    attributes: Attributes
+
+
+class Naming:
+    """Of one client. ``may_grant`` says whether it is told what is recalled; ``on_lost`` is called when names
+    that somebody was told of will not be, and must be dropped.
+    """
+
+    def __init__(self, lanes: Lanes, files: RemoteFiles, may_grant: Callable[[], bool]) -> None:
+        self._lanes, self._files = lanes, files
+        self._book, self._lock = lanes.book, lanes.lock
+        self.names = Names()
+        self._working, self._closed = threading.Event(), threading.Event()
+
+        def may() -> bool:
+            return may_grant() and not self._closed.is_set()
+
+        self._may_grant = may
+        self.granting = Granting(lanes, self.names, self._may_grant, self.settle, self._work)
+        self.on_lost: Callable[[], None] = lambda: None
+        self._telling, self._failures = threading.Lock(), 0
+        self._thread: threading.Thread | None = None
+
+    def close(self) -> None:
+        """Tell all, if it can still be told, and make no more."""
+        self._closed.set()
+        self._working.set()
+        if self._thread:
+            self._thread.join(_JOIN_SECONDS)
+        try:
+            self.settle()
+        except OSError as error:
+            log.warning("%d new names are lost: %s", len(self.names.untold), error.strerror)
+
+    def stands_for(self, directory: File, name: bytes) -> File | Literal[False] | None:
+        """With the lock: what a name stands for, None for nothing, False if that is not known."""
+        held = self.granting.of(directory) if len(name) <= _LONGEST_NAME else None
+        if held and (made := held.untold.get(name)):
+            return made.file
+        if held and name not in held.names:
+            return None
+        known = self._book.name(directory, name, now())
+        return False if held and known is None else known
+
+    def seconds(self, file: File, seconds: float) -> float:
+        """With the lock: for how long the attributes of a file may be kept, otherwise for ``seconds``."""
+        if file.node in self.names.files:
+            return min(seconds, _BRIEF_SECONDS)
+        held = self.names.held.get(file.node)
+        if held and held.estimated:
+            return max(0.0, min(seconds, held.estimated + _BRIEF_SECONDS - now()))
+        return seconds
+
+    def asked(self, file: File) -> None:
+        """With the lock: the attributes of a file are the device's."""
+        if held := self.names.held.get(file.node):
+            held.estimated = 0.0
+
+    def create(self, directory: File, name: bytes, flags: int, mode: int) -> Created | None:
+        """Make and open a file; None if the server has to be asked."""
+        if flags & _SYNCED or mode & _SPECIAL or len(name) > _LONGEST_NAME or not self._may_grant():
+            return None
+        if not self.granting.is_ready(directory, name):
+            return None
+        with self._lock:
+            held = self.granting.of(directory)
+            if held is None or name in held.names or not held.spares:
+                return None
+            if self._book.has(held.spares[-1].inode):  # it was another file's, or a device says so
+                self.granting.give_back([held.spares.pop()], held.memory)
+                return None
+            made, attributes = self._make(held, name, mode & 0o777)
+            opened = p.Opened(made.spare.handle, direct=not may_keep(flags))
+            handle = self._files.add(made.file, flags, opened, held.memory)
+            return Created(made.file, attributes, handle)
+
+    def _make(self, held: Exclusive, name: bytes, mode: int) -> tuple[Made, Attributes]:
+        spare, since = held.spares.pop(), self._book.change()
+        made_at = moment() + held.clock
+        attributes = held.attributes_of(spare, mode, made_at)
+        found = p.FoundIs(spare.node, attributes, spare.granted, held.granted, bool(mode & 0o400))
+        file = self._book.found(found, held.file, name, since=since, memory=held.memory)
+        self._book.use(file)
+        self._has_changed(held)
+        return self.names.make(held, spare, file, name, mode, made_at), attributes
+
+    def _has_changed(self, held: Exclusive) -> None:
+        """With the lock: its names were changed here, just now."""
+        directory, time = held.file, moment() + held.clock
+        held.used = held.estimated = now()
+        directory.listing = None
+        if directory.attributes:
+            directory.attributes = replace(directory.attributes, mtime=time, ctime=time)
+
+    def _work(self) -> None:
+        self._working.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="names", daemon=True)
+            self._thread.start()
+
+    def unlink(self, directory: File, name: bytes) -> Removed | None:
+        """With the lock: take a name away; None if the server has to be asked."""
+        if not self.names.untold or self.granting.of(directory) is None:
+            return None
+        made = self.names.unmake(directory, name)
+        if made is None:
+            return None
+        self._book.change()
+        self._has_changed(made.directory)
+        held = made.directory
+        return Removed(made.file, held.attributes_of(made.spare, made.mode, moment() + held.clock, links=0))
+
+    def named(self, directory: File, name: bytes, *, is_there: bool) -> None:
+        """With the lock: what the server has just been asked for."""
+        if held := self.names.of(directory):
+            if is_there:
+                held.names.add(name)
+            else:
+                held.names.discard(name)
+        else:  # a listing that is under way may be of before
+            directory.unsure += 1
+
+    def forget(self, file: File, times: int) -> None:
+        """With the lock: it is about to be forgotten so often."""
+        if file.lookups - times > 1:
+            return
+        held = self.names.held.get(file.node)
+        if held and not held.untold:
+            self.names.touched.pop(file.node, None)
+            self.granting.end(held)
+        if made := self.names.reuse(file):
+            reused = made.spare in made.directory.spares
+            file.memory = 0 if reused else file.memory
+            if not reused and made.closed:
+                self._lanes.posted.append((made.directory.memory, p.Release(made.spare.handle)))
+            self._book.forget(file.node, 1)
+
+    def let_go(self, directory: File) -> None:
+        """Its names are all told; whether more can be made there, the server has to say anew."""
+        with self._lock:
+            held = self.names.held.get(directory.node)
+            if held and not held.untold:
+                self.granting.end(held)
+
+    def spoil(self, file: File) -> None:
+        """It is about to be changed: if it has lost its name, no other can be made of it."""
+        with self._lock:
+            if made := self.names.spoil(file):
+                self._let_go(made)
+
+    def _let_go(self, made: Made) -> None:
+        """With the lock: from now on it is a file like others."""
+        if made.closed:
+            self._lanes.posted.append((made.directory.memory, p.Release(made.spare.handle)))
+        self._book.forget(made.file.node, 1)
+
+    def closed(self, opened: Open) -> bool:
+        """An open file is closed here; whether the server need not be told yet."""
+        if not self.names.held and not self.names.untold:
+            return False
+        with self._lock:
+            return self.names.close(opened.file, opened.remote)
+
+    def settle(self, changed: File | None = None) -> None:
+        """Return once all names that were made are told, before this file is ``changed``. Raises OSError."""
+        if changed and self.names.held:
+            self.spoil(changed)
+        if not self.names.are_any:
+            return
+        with self._one_at_a_time():
+            with self._lock:
+                upto = self.names.last
+            while self._tell_some(upto):
+                pass
+
+    @contextlib.contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        if not self._telling.acquire(timeout=self._lanes.timeout):
+            raise failure(errno.ETIMEDOUT)
+        try:
+            yield
+        finally:
+            self._telling.release()
+
+    def _tell_some(self, upto: int) -> bool:
+        """Of those up to this one; False if there were none."""
+        with self._lock:
+            batch, touched = self.names.begin_telling(upto), self.names.take_touched()
+        told: list[Made] = []
+        try:
+            told = self._told(batch, touched)
+        finally:
+            with self._lock:
+                self._are_told(told)
+        return bool(batch)
+
+    def _told(self, batch: Sequence[Made], touched: Sequence[Exclusive]) -> list[Made]:
+        """Those that the server has now; what it will not have is lost. Raises OSError: nobody knows."""
+        if not (batch or touched):
+            return []
+        try:
+            self._tell(batch, touched)
+        except OSError as error:
+            if error.errno in _IN_DOUBT and not self._has_failed_often():
+                with self._lock:
+                    self.names.touched.update((held.file.node, held) for held in touched)
+                raise
+        else:
+            self._failures = 0
+            return list(batch)
+        told, lost = [], 0
+        for made in batch:  # those that were told already are not named again
+            try:
+                self._tell([made])
+            except OSError as error:
+                if error.errno in _IN_DOUBT and self._failures <= _MOST_FAILURES:
+                    raise
+                self._lose(made)
+                lost, why = lost + 1, error.strerror
+            else:
+                told.append(made)
+        if lost:
+            log.warning(
+                "new names are lost that the device was not told in time: %d, the last: %s", lost, why
+            )
+            self.on_lost()
+        return told
+
+    def _has_failed_often(self) -> bool:
+        """Though the server is there: nobody shall have to wait for that for ever."""
+        self._failures = self._failures + 1 if self._book.lease_end > now() else 0
+        return self._failures > _MOST_FAILURES
+
+    def _tell(self, batch: Sequence[Made], touched: Sequence[Exclusive] = ()) -> None:
+        with self._lanes.turn() as turn:
+
+            def request() -> n.Tell:
+                if any(
+                    held.memory != turn.memory for held in (*(made.directory for made in batch), *touched)
+                ):
+                    raise failure(errno.ESTALE)
+                names = tuple(made.naming(turn.remote(made.directory.file)) for made in batch)
+                others = (n.Touched(turn.remote(held.file), held.granted) for held in touched)
+                return n.Tell(names, tuple(others))
+
+            turn.ask(request, p.Done, repeat=True)  # the server knows which it has had
+
+    def _are_told(self, batch: Sequence[Made]) -> None:
+        """With the lock."""
+        self.names.end_telling(batch)
+        if batch:
+            self._book.change()
+        for made in batch:
+            made.file.attributes, made.file.linked = None, True
+            if not made.directory.estimated:
+                made.directory.file.attributes = None
+            made.file.durability.change()
+            made.directory.file.durability.change()
+            self._let_go(made)
+
+    def _lose(self, made: Made) -> None:
+        """Whoever has it, or its directory, open hears of it when he syncs it."""
+        directory = made.directory.file
+        with self._lock:
+            self.names.lose(made)
+            directory.unsure += 1  # it may be there after all
+            self._book.change()
+            directory.attributes, directory.listing = None, None
+            if directory.names.get(made.name) == made.file.node:
+                del directory.names[made.name]
+            if (made.file.parent, made.file.name) == (directory.node, made.name):
+                self._book.place(made.file, None, b"")
+            made.file.attributes = None
+            made.file.durability.doubts += 1
+            directory.durability.doubts += 1
+            self._let_go(made)
+
+    def along(self, file: File, write: Callable[[Told], int]) -> int:
+        """Write to a file, with the names that are to be told first. Raises OSError and WouldWait."""
+        if self.names.held:
+            self.spoil(file)
+        if self.names.untold and not patient.get():  # who may wait for others must not keep them back so long
+            with self._one_at_a_time():
+                done = self._told_along(file, write)
+            if done is not None:
+                return done
+        self.settle()
+        return write(nothing_told)
+
+    def _told_along(self, file: File, write: Callable[[Told], int]) -> int | None:
+        """None if it was not done: perhaps since a name cannot be told."""
+        with self._lock:
+            batch = self.names.begin_telling()
+            made = self.names.files.get(file.node)
+        if made is not None and made not in batch:  # naming it sets its times
+            return None
+        told: list[Made] = []
+        try:
+            done = write(_telling(batch))
+            told = batch
+        except OSError as error:
+            if error.errno in _IN_DOUBT:
+                raise
+            return None
+        else:
+            return done
+        finally:
+            with self._lock:
+                kept = file.attributes
+                self._are_told(told)
+                file.attributes = kept  # they came after the names
+
+    def _run(self) -> None:
+        last = 0
+        while True:
+            self._working.wait()
+            if self._closed.wait(_TICK_SECONDS):
+                return
+            last = self._tick(last)
+
+    def _tick(self, last: int) -> int:
+        """Tell what was made before the tick before, and all that has come since; the last that was made."""
+        with self._lock:
+            oldest = self.names.first
+        if self.names.touched or 0 < oldest <= last:
+            try:
+                self.settle()
+            except OSError as error:
+                log.debug("names cannot be told: %s", error)
+                self._closed.wait(_REST_SECONDS)
+        with self._lock:
+            self._end_idle()
+            return self.names.last
+
+    def _end_idle(self) -> None:
+        """Directories that were recalled, and those where nothing is made any more."""
+        idle = now() - _IDLE_SECONDS
+        for held in list(self.names.held.values()):
+            if not self.names.concern(held.file) and (held.used < idle or not held.is_valid):
+                self.granting.end(held)
+        if not self.names.held and not self.names.untold:
+            self._working.clear()
+
+
+def _telling(batch: Sequence[Made]) -> Told:
+    """What is told of these; ESTALE if the server knows them no more."""
+
+    def told(memory: int) -> tuple[n.Naming, ...]:
+        if any(not memory == made.directory.memory == made.directory.file.memory for made in batch):
+            raise failure(errno.ESTALE)
+        return tuple(made.naming(made.directory.file.remote) for made in batch)
+
+    return told

@@ -1,0 +1,168 @@
+"""Edge: the files that were prepared for one client of a volume, until it tells their names."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from millpond.fs.guarded import Guarded
+from millpond.fs.inodes import Inodes
+from millpond.fs.listing import pack_entries
+from millpond.fs.locks import Holder
+from millpond.fs.master import Master
+from millpond.fs.naming_messages import MOST, Naming, Prepare, Prepared, Touched
+from millpond.fs.tree import Found, Node
+from millpond.fs.volume import Attributes, Entry, Handle, failure, within
+
+log = logging.getLogger(__name__)
+_MOST_PREPARED = 1024  # of one client
+_MOST_NAMES = 10_000  # in a directory that is granted exclusively: they are all told
+_LONGEST = 264  # bytes that a name takes in a directory
+_ROOM = 64 << 20  # bytes that are left on the flash, or nothing is granted: to name a file may take some
+_FILES = 1024  # the same, of files
+_MOST_TIME = (1 << 40) * 10**9
+Keep = Callable[[Found, Handle], int]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    directory: int
+    handle: Handle
+
+
+class Preparing:
+    """For ``holder``. ``keep`` notes that the client knows a file and has it open, and grants its attributes.
+    Raises OSError if it cannot, with nothing left behind.
+    """
+
+    def __init__(self, tree: Inodes, guarded: Guarded, master: Master, holder: Holder, keep: Keep) -> None:
+        self._tree, self._guarded, self._keep = tree, guarded, keep
+        self._master, self._holder = master, holder
+        self._files: dict[Node, _File] = {}
+        self._told = 0
+        self._telling = threading.Lock()
+
+    @property
+    def count(self) -> int:
+        """How many files have no name yet."""
+        return len(self._files)
+
+    def answer(self, node: Node, request: Prepare) -> tuple[Prepared, bytes]:
+        """What the client asks for. Raises OSError."""
+        if request.granted:
+            return self._prepare(node, request.granted, request.count), b""
+        return self._grant(node, request.count)
+
+    def _grant(self, node: Node, count: int) -> tuple[Prepared, bytes]:
+        """The directory exclusively, with its listing, unless anything speaks against it."""
+        within(count, 1, MOST)
+        inode = self._tree.inode(node)
+        granted = self._master.take(self._holder, inode) if self._may(node) else 0
+        if not granted:
+            return Prepared(0), b""
+        try:
+            if (names := self._names(node)) is not None:
+                prepared = self._prepare(node, granted, count)
+                if prepared.nodes:
+                    return prepared, pack_entries(names)
+        except OSError as error:
+            log.debug("a directory is not granted exclusively: %s", error)
+        self._master.untake(self._holder, inode)
+        return Prepared(0), b""
+
+    def _may(self, node: Node) -> bool:
+        """Whether names can be made there, and there will be room for them."""
+        return self._tree.is_public(node) and self._tree.may_name(node) and self._has_room()
+
+    def _has_room(self) -> bool:
+        s = self._tree.statfs()
+        return s.available * s.fragment_size >= _ROOM and s.files_free >= _FILES and not self._tree.is_full
+
+    def _names(self, node: Node) -> list[Entry] | None:
+        """All in a directory; None if they are too many."""
+        if self._tree.getattr(node).attributes.size > _MOST_NAMES * _LONGEST:
+            return None  # to count them would take long
+        handle = self._tree.opendir(node)
+        try:
+            found = [entry for entry in self._tree.readdir(handle, 0) if entry.name not in (".", "..")]
+        finally:
+            self._tree.release(handle)
+        return found if len(found) <= _MOST_NAMES else None
+
+    def _prepare(self, node: Node, granted: int, count: int) -> Prepared:
+        """As many as there is room for. Raises OSError: ESTALE if the directory is not the client's by this
+        grant, and what prevents the first.
+        """
+        within(count, 1, MOST)
+        inode = self._tree.inode(node)
+        if not self._master.has_taken(self._holder, inode, granted):
+            raise failure(errno.ESTALE)
+        made: list[tuple[Found, Handle, int]] = []
+        while len(made) < count and self._has_room() and len(self._files) < _MOST_PREPARED:
+            try:
+                found, handle = self._guarded.prepare(node)
+                made.append((found, handle, self._keep(found, handle)))
+            except OSError:
+                if not made:
+                    raise
+                break
+            self._files[found.node] = _File(inode, handle)
+        return _told(granted, made)
+
+    def give_up_if_full(self) -> None:
+        """Without it for what may be named yet, the client is to ask for each name again."""
+        if self._files and not self._has_room():
+            self._master.recall(self._holder, {file.directory for file in list(self._files.values())})
+
+    def forget(self, node: Node, handle: Handle) -> None:
+        """The client has closed a file: it will not name what it got prepared open as that."""
+        if (file := self._files.get(node)) and file.handle == handle:
+            self._files.pop(node, None)
+
+    def tell(
+        self, names: Sequence[Naming], node_of: Callable[[int], Node], touched: Sequence[Touched] = ()
+    ) -> None:
+        """Give these names. Raises OSError."""
+        if max(len(names), len(touched)) > MOST:
+            raise failure(errno.EMSGSIZE)
+        self.give_up_if_full()
+        if not (names or touched):
+            return
+        with self._telling:
+            new = [each for each in names if each.serial > self._told]
+            places: list[Naming | Touched] = [*new, *touched]
+            directories = {node: node_of(node) for node in {each.directory for each in places}}
+            inodes = {number: self._tree.inode(node) for number, node in directories.items()}
+            grants = {inodes[each.directory]: each.granted for each in places}
+            with self._master.telling(self._holder, grants):
+                for each in new:
+                    self._name(each, directories[each.directory], inodes[each.directory])
+                for one in touched:
+                    self._tree.touch(directories[one.directory])
+
+    def _name(self, naming: Naming, directory: Node, inode: int) -> None:
+        node = Node(naming.node)
+        file = self._files.get(node)
+        if file is None or file.directory != inode:
+            raise failure(errno.ESTALE)
+        time = within(naming.time, 0, _MOST_TIME)
+        self._tree.give_name(node, directory, naming.name, within(naming.mode, 0, 0o777), time)
+        self._files.pop(node, None)
+        self._told = naming.serial
+
+
+def _told(granted: int, made: Sequence[tuple[Found, Handle, int]]) -> Prepared:
+    attributes: Attributes | None = None
+    for found, _, _ in made:
+        attributes = replace(found.attributes, inode=0)
+    return Prepared(
+        granted,
+        attributes,
+        tuple(found.node for found, _, _ in made),
+        tuple(handle for _, handle, _ in made),
+        tuple(found.attributes.inode for found, _, _ in made),
+        tuple(number for _, _, number in made),
+    )

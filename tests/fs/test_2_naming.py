@@ -1,0 +1,534 @@
+"""A client that has a directory exclusively: names made behind, and everyone who looks sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millpond.fs import granting, preparing
+from millpond.fs import naming as edge
+from millpond.fs.making import Maker
+from millpond.fs.naming_messages import MOST
+from millpond.fs.preparing import Preparing
+from millpond.fs.tree import Absent, Changes, Node, WouldWait
+from millpond.fs.volume import Handle
+
+from .keeping import Client, Device, shared
+from .support import SOON, Cutting, Doing, Server, errno_of, eventually
+
+LEASE = 1.5
+FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with shared(tmp_path, LEASE) as made:
+        yield made
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is told by the clock."""
+    monkeypatch.setattr(edge, "_TICK_SECONDS", 1000.0)
+
+
+@pytest.fixture
+def client(server: Server, patience: None) -> Iterator[Client]:
+    made = Client(server)
+    yield made
+    with contextlib.suppress(OSError):
+        made.close()
+
+
+@pytest.fixture
+def device(server: Server) -> Device:
+    return Device(server)
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> Path:
+    return tmp_path / "public"
+
+
+def make(client: Client, name: bytes, parent: Node | None = None, mode: int = 0o640) -> tuple[Node, Handle]:
+    found, handle = client.tree.create(parent or client.public, name, FLAGS, mode, None)
+    return found.node, handle
+
+
+def hold(client: Client, parent: Node | None = None) -> None:
+    """Have the directory exclusively: the second file that is made there asks for it."""
+    for name in (b"first", b"second"):
+        client.tree.release(make(client, name, parent)[1])
+    assert (parent or client.public) in client.tree.naming.names.held
+    client.tree.naming.settle()
+
+
+def test_a_name_is_made_behind_and_told_before_anybody_looks(
+    client: Client, device: Device, public: Path
+) -> None:
+    hold(client)
+    node, handle = make(client, b"f")
+    assert not (public / "f").exists()
+    found = client.tree.lookup(client.public, b"f")
+    assert found.node == node and stat.S_IMODE(found.attributes.mode) == 0o640
+    looking = Doing(device.find, b"f")
+    there = device.tree.getattr(looking.result()).attributes
+    assert there.inode == found.attributes.inode and there.mode == found.attributes.mode
+    assert (there.mtime, there.links, there.size) == (found.attributes.mtime, 1, 0)
+    client.tree.write(handle, b"data", 0)
+    assert (public / "f").read_bytes() == b"data"
+
+
+def test_what_is_taken_away_before_it_was_told_leaves_nothing(client: Client, public: Path) -> None:
+    hold(client)
+    asked = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    inodes = set()
+    for number in range(50):
+        name = b"f%d" % number
+        node, handle = make(client, name)
+        inodes.add(client.inode(node))
+        client.tree.release(handle)
+        client.tree.unlink(client.public, name)
+        with pytest.raises(Absent):
+            client.tree.lookup(client.public, name)
+        client.tree.forget(node, 1)
+        assert client.tree.lanes.book.known(node) is None
+    assert not client.tree.naming.names.untold
+    assert len(inodes) < 20 and len(os.listdir("/proc/self/fd")) <= asked  # noqa: PTH208
+    assert sorted(os.listdir(public)) == ["first", "second"]  # noqa: PTH208
+    client.tree.naming.settle()
+
+
+@pytest.mark.parametrize("how", ["created", "opened"])
+def test_a_file_without_its_name_lives_while_it_is_open(client: Client, how: str) -> None:
+    hold(client)
+    node, handle = make(client, b"f", mode=0o604)
+    if how == "opened":
+        client.tree.release(handle)
+        handle = client.tree.open(node, os.O_RDONLY)
+    client.tree.unlink(client.public, b"f")
+    assert errno_of(client.tree.lookup, client.public, b"f") == errno.ENOENT
+    status = client.tree.getattr(node).attributes
+    assert (status.links, stat.S_IMODE(status.mode), status.size) == (0, 0o604, 0)
+    if how == "created":
+        assert client.tree.write(handle, b"data", 0) == 4
+        assert bytes(client.tree.read(handle, 9, 0)) == b"data" and client.size(node) == 4
+    client.tree.release(handle)
+    client.tree.forget(node, 1)
+
+
+def test_no_file_is_made_of_one_that_was_changed(client: Client, public: Path) -> None:
+    hold(client)
+    node, handle = make(client, b"f")
+    client.tree.release(handle)
+    client.tree.unlink(client.public, b"f")
+    status = client.tree.getattr(node).attributes
+    assert (status.links, stat.S_IMODE(status.mode)) == (0, 0o640)
+    client.tree.setattr(node, Changes(size=4))  # somebody has it still, by its place
+    client.tree.forget(node, 1)
+    for number in range(20):  # none is made of it
+        client.tree.release(make(client, b"%d" % number)[1])
+    client.tree.naming.settle()
+    assert {(public / f"{number}").stat().st_size for number in range(20)} == {0}
+
+
+def test_a_write_tells_the_names_in_the_same_request(client: Client, public: Path) -> None:
+    hold(client)
+    for name in (b"a", b"b"):
+        make(client, name)
+    node, handle = make(client, b"c")
+    before = dict(client.tree.lanes.meter.kinds)
+    counts = {kind: sum(classes) for kind, classes in before.items()}
+    done = Doing(client.tree.write, handle, b"data", 0, may_wait=False)
+    assert done.result() == 4
+    after = {kind: sum(classes) for kind, classes in client.tree.lanes.meter.kinds.items()}
+    asked = {kind for kind in after if after[kind] != counts.get(kind)}
+    assert asked - {"fs.hello"} == {"fs.write"}
+    assert {path.name for path in public.iterdir()} == {"first", "second", "a", "b", "c"}
+    assert (public / "c").read_bytes() == b"data" and not client.tree.naming.names.untold
+    status, there = client.tree.getattr(node).attributes, (public / "c").stat()
+    assert (status.size, status.ctime, status.mtime) == (4, there.st_ctime_ns, there.st_mtime_ns)
+    assert "fs.getattr" not in client.tree.lanes.meter.kinds  # it came with the reply
+
+
+@pytest.mark.parametrize(
+    "how", ["setattr", "getattr of the directory", "list", "link", "rename", "sync", "statfs"]
+)
+def test_what_depends_on_it_tells_it_first(client: Client, public: Path, how: str) -> None:
+    hold(client)
+    node, handle = make(client, b"f")
+    tree, at = client.tree, client.public
+    if how == "setattr":
+        assert tree.setattr(node, Changes(mode=0o600)).attributes.links == 1
+    elif how == "getattr of the directory":
+        assert tree.getattr(at).attributes.mtime <= time.time_ns()  # an estimate, for an instant
+        assert eventually(lambda: tree.getattr(at).attributes.mtime == public.stat().st_mtime_ns)
+    elif how == "list":
+        assert client.names() == {"first", "second", "f"}
+    elif how == "link":
+        assert tree.link(node, at, b"g").attributes.links == 2
+    elif how == "rename":
+        tree.rename(at, b"f", at, b"h")
+        assert tree.lookup(at, b"h").node == node and errno_of(tree.lookup, at, b"f") == errno.ENOENT
+        assert errno_of(make, client, b"h") == errno.EEXIST
+        tree.release(make(client, b"f")[1])
+    elif how == "sync":
+        tree.fsync(handle, False)
+    else:
+        tree.statfs()
+    assert (public / "f").exists() or how == "rename"
+
+
+def test_a_directory_that_was_made_here_is_exclusive_at_once(client: Client, public: Path) -> None:
+    directory = client.tree.mkdir(client.public, b"d", 0o755, None).node
+    with pytest.raises(Absent):
+        client.tree.lookup(directory, b"f")
+    make(client, b"f", directory)
+    assert not list((public / "d").iterdir()) and "fs.create" not in client.tree.lanes.meter.kinds
+    assert errno_of(client.tree.rmdir, client.public, b"d") == errno.ENOTEMPTY
+    client.tree.unlink(directory, b"f")
+    client.tree.rmdir(client.public, b"d")
+    assert not (public / "d").exists()
+
+
+def test_so_many_directories_are_held_at_once(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(granting, "_MOST_HELD", 3)
+    for number in range(9):
+        directory = client.tree.mkdir(client.public, b"d%d" % number, 0o755, None).node
+        errno_of(client.tree.lookup, directory, b"f")
+        client.tree.release(make(client, b"f", directory)[1])
+        client.tree.naming.settle()
+    assert len(client.tree.naming.names.held) == 3
+    client.tree.statfs()
+    assert server.open_files == 3  # what was prepared for the others is given back
+
+
+def test_what_is_there_is_not_made_again(client: Client, public: Path) -> None:
+    (public / "old").touch()
+    hold(client)
+    client.tree.mkdir(client.public, b"d", 0o755, None)
+    for name in (b"old", b"first", b"d"):
+        assert errno_of(make, client, name) == errno.EEXIST
+    client.tree.rmdir(client.public, b"d")
+    client.tree.unlink(client.public, b"old")
+    for name in (b"old", b"d"):
+        make(client, name)
+    assert errno_of(make, client, b"old") == errno.EEXIST
+
+
+def test_it_is_told_before_long(server: Server, public: Path) -> None:
+    client = Client(server)
+    hold(client)
+    make(client, b"f")
+    assert eventually((public / "f").exists)
+    assert eventually(lambda: client.public not in client.tree.naming.names.held)  # nothing more comes
+    assert eventually(lambda: server.open_files == 1)
+    client.close()
+
+
+def test_more_names_than_files_are_prepared_at_once(client: Client, public: Path) -> None:
+    hold(client)
+    for number in range(300):
+        client.tree.release(make(client, b"%d" % number)[1])
+    client.tree.naming.settle()
+    assert len(os.listdir(public)) == 302  # noqa: PTH208
+
+
+def test_two_clients_see_each_others_names(client: Client, server: Server, device: Device) -> None:
+    other = Client(server)
+    directory = client.tree.mkdir(client.public, b"d", 0o755, None).node
+    hold(client, directory)
+    make(client, b"f", directory)
+    there = other.tree.lookup(other.public, b"d").node
+    assert other.names(there) == {"first", "second", "f"}
+    make(client, b"g", directory)
+    assert other.find(b"g", there)
+    other.tree.unlink(there, b"g")
+    assert errno_of(client.tree.lookup, directory, b"g") == errno.ENOENT
+    make(client, b"g", directory)
+    other.close()
+
+
+def test_the_device_changes_what_a_client_has_exclusively(
+    client: Client, device: Device, public: Path
+) -> None:
+    hold(client)
+    make(client, b"f")
+    device.put(b"g", b"data")
+    assert (public / "f").exists() and client.names() == {"first", "second", "f", "g"}
+    assert errno_of(make, client, b"g") == errno.EEXIST
+
+
+def test_where_no_file_can_be_without_a_name_nothing_is_made_behind(
+    client: Client, server: Server, public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "no O_TMPFILE here")
+
+    monkeypatch.setattr(Maker, "nameless", refused)
+    for number in range(5):
+        make(client, b"%d" % number)
+        assert (public / f"{number}").exists()
+    assert not client.tree.naming.names.held and not server.sessions.master.exclusives
+
+
+def test_a_directory_with_too_many_names_is_not_exclusive(
+    client: Client, server: Server, public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparing, "_MOST_NAMES", 3)
+    for number in range(3):
+        (public / f"old{number}").touch()
+    for number in range(5):
+        make(client, b"%d" % number)
+        assert (public / f"{number}").exists()
+    assert server.open_files == 5 and not server.sessions.master.exclusives
+
+
+def test_who_lists_an_open_directory_sees_them_too(client: Client, device: Device) -> None:
+    opened = device.tree.opendir(device.public)
+    hold(client)
+    make(client, b"f")
+    listed = Doing(lambda: {entry.name for entry in device.tree.readdir(opened, 0)}).result()
+    assert listed == {".", "..", "first", "second", "f"}
+    device.tree.release(opened)
+
+
+def test_a_lost_answer_is_told_again(client: Client, public: Path) -> None:
+    hold(client)
+    client.dial = client.server.dial  # type: ignore[method-assign]
+    make(client, b"f")
+    client.tree.lanes._dial = client.server.dial
+    for lane in client.tree.lanes._all:
+        lane._dial = client.server.dial
+        lane.hang_up()
+    Cutting.cut_after = "fs.tell"
+    client.tree.naming.settle()
+    assert Cutting.cut_after is None and (public / "f").exists() and not client.tree.naming.names.untold
+
+
+def test_a_lane_of_before_a_restart_does_not_lose_names_of_after_it(
+    client: Client, server: Server, public: Path
+) -> None:
+    asked, done = threading.Event(), threading.Event()
+
+    def in_another_thread() -> None:
+        client.tree.statfs()
+        done.set()
+        assert asked.wait(SOON)
+        client.tree.naming.settle()  # at once: its connection seems to be in use
+
+    other = Doing(in_another_thread)
+    assert done.wait(SOON)
+    server.refusing = True
+    server.restart()
+    server.refusing = False
+    client.await_lease()
+    hold(client)
+    make(client, b"f")
+    for lane in client.tree.lanes._all:
+        lane._used = time.monotonic()
+    asked.set()
+    other.result()
+    assert (public / "f").exists() and client.tree.naming.granting.of(
+        client.tree.lanes.book.file(client.public)
+    )
+
+
+@pytest.mark.expected_log("new names are lost")
+def test_names_that_were_not_told_within_the_lease_are_lost(
+    client: Client, server: Server, device: Device, public: Path
+) -> None:
+    hold(client)
+    (lost, handle), directory = make(client, b"f"), client.tree.opendir(client.public)
+    server.refusing = True
+    server.drop()
+    device.put(b"g", b"data")
+    server.refusing = False
+    client.await_lease()
+    assert client.names() == {"first", "second", "g"} and not (public / "f").exists()
+    for each in (handle, directory):
+        assert errno_of(client.tree.fsync, each, False) == errno.EIO
+        assert errno_of(client.tree.fsync, each, False) is None
+    assert client.tree.getattr(lost).attributes.links == 0
+    make(client, b"f")
+
+
+def test_names_that_nobody_missed_are_told_after_the_lease(client: Client, public: Path) -> None:
+    hold(client)
+    client.gate.shut("fs.recall")
+    client.gate.reached()
+    make(client, b"f")
+    time.sleep(1.2 * LEASE)
+    assert not client.tree.naming.granting.of(client.tree.lanes.book.file(client.public))
+    client.gate.open()
+    assert eventually((public / "f").exists)
+    client.await_lease()
+    assert "f" in client.names()
+
+
+@pytest.mark.expected_log("new names are lost")
+def test_names_of_a_lost_lease_are_lost_and_whoever_syncs_hears_of_it(
+    client: Client, server: Server, public: Path
+) -> None:
+    hold(client)
+    _, handle = make(client, b"f")
+    directory = client.tree.opendir(client.public)
+    server.refusing = True
+    server.restart()
+    server.refusing = False
+    client.await_lease()
+    assert errno_of(client.tree.lookup, client.public, b"f") == errno.ENOENT
+    assert not (public / "f").exists()
+    assert errno_of(client.tree.fsync, directory, False) == errno.EIO
+    assert errno_of(client.tree.fsync, directory, False) is None
+    assert errno_of(client.tree.fsync, handle, False) in (errno.EIO, errno.ESTALE)
+    hold_again = make(client, b"f")
+    client.tree.fsync(hold_again[1], False)
+    assert (public / "f").exists()
+
+
+def stocked(client: Client, name: bytes) -> Node:
+    """A directory that the client has exclusively, with as many files prepared as there ever are."""
+    directory = client.tree.mkdir(client.public, name, 0o755, None).node
+    hold(client, directory)
+    held = client.tree.naming.names.held[directory]
+    while len(held.spares) < MOST - 1:
+        client.tree.release(make(client, b"s%d" % len(held.names), directory)[1])
+    client.tree.naming.settle()
+    return directory
+
+
+def test_a_write_to_a_file_whose_name_is_not_among_the_next_tells_all_first(
+    client: Client, public: Path
+) -> None:
+    full, other = stocked(client, b"full"), stocked(client, b"other")
+    for number in range(MOST + 2):
+        client.tree.release(make(client, b"%d" % number, full if number < MOST - 1 else other)[1])
+    node, handle = make(client, b"f", other)
+    assert Doing(client.tree.write, handle, b"data", 0, may_wait=False).result() == 4
+    written = client.tree.getattr(node).attributes.mtime
+    client.tree.release(handle)
+    assert (public / "other/f").stat().st_mtime_ns == written
+    client.tree.unlink(other, b"f")
+    client.tree.forget(node, 1)
+    client.tree.release(make(client, b"g", other)[1])
+    client.tree.naming.settle()
+    assert (public / "other/g").read_bytes() == b"" and not (public / "other/f").exists()
+
+
+def test_a_name_that_was_told_with_a_write_that_has_to_wait_is_not_taken_away_here(
+    client: Client, server: Server, public: Path
+) -> None:
+    (public / "old").write_bytes(b"")
+    directory = client.tree.mkdir(client.public, b"d", 0o755, None).node
+    handle = client.tree.open(client.find(b"old"), os.O_RDWR)
+    hold(client, directory)
+    with contextlib.closing(Client(server)) as other:
+        assert other.kept(other.find(b"old"))
+        node, made = make(client, b"f", directory)
+        client.tree.release(made)
+        with pytest.raises(WouldWait):
+            Doing(client.tree.write, handle, b"x", 0, may_wait=False).result()
+        client.tree.unlink(directory, b"f")
+        client.tree.forget(node, 1)
+        _, made = make(client, b"g", directory)
+        client.tree.write(made, b"data", 0)
+    assert not (public / "d/f").exists() and (public / "d/g").read_bytes() == b"data"
+
+
+def test_a_name_that_is_made_while_the_listing_is_under_way_is_there(client: Client) -> None:
+    directory = client.tree.mkdir(client.public, b"d", 0o755, None).node
+    client.gate.shut("fs.prepared")
+    looking = Doing(client.tree.lookup, directory, b"f", may_wait=False)
+    client.gate.reached()
+    made = client.tree.mkdir(directory, b"sub", 0o755, None).node
+    client.gate.open()
+    assert errno_of(looking.result) == errno.ENOENT
+    assert client.tree.lookup(directory, b"sub").node == made
+    hold(client, directory)
+    assert client.tree.lookup(directory, b"sub").node == made
+
+
+def test_a_name_that_is_too_long_is_refused_at_once(client: Client) -> None:
+    hold(client)
+    assert errno_of(client.tree.lookup, client.public, b"f" * 256) == errno.ENAMETOOLONG
+    assert errno_of(make, client, b"f" * 256) == errno.ENAMETOOLONG
+    make(client, b"f" * 255)
+    client.tree.naming.settle()
+
+
+def test_who_looks_at_a_directory_while_its_change_is_told_waits(
+    client: Client, public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(client)
+    node, handle = make(client, b"f")
+    client.tree.release(handle)
+    client.tree.unlink(client.public, b"f")
+    client.tree.forget(node, 1)
+    held, tell = client.tree.naming.names.held[client.public], Preparing.tell
+    begun, go_on = threading.Event(), threading.Event()
+
+    def late(*arguments: Any) -> None:
+        begun.set()
+        assert go_on.wait(SOON)
+        tell(*arguments)
+
+    monkeypatch.setattr(Preparing, "tell", late)
+    held.estimated = 0.0  # as after a while
+    client.tree.lanes.book.file(client.public).attributes = None
+    telling = Doing(client.tree.naming.settle)
+    assert begun.wait(SOON)
+    looking = Doing(client.tree.getattr, client.public)
+    time.sleep(0.2)
+    assert not looking.done
+    go_on.set()
+    telling.result()
+    assert looking.result().attributes.mtime == public.stat().st_mtime_ns
+
+
+def test_whether_names_can_be_made_is_asked_again_after_a_change_of_permissions(client: Client) -> None:
+    hold(client)
+    held = client.tree.naming.names.held[client.public]
+    client.tree.setattr(client.public, Changes(mode=0o700))
+    assert not held.spares and client.public not in client.tree.naming.names.held
+    hold_again = make(client, b"f")
+    client.tree.fsync(hold_again[1], False)
+
+
+def test_who_has_waited_for_names_to_be_told_does_not_wait_for_more(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(client)
+    held = client.tree.naming.names.held[client.public]
+    while held.spares:
+        make(client, b"%d" % len(held.spares))
+
+    def late() -> None:
+        raise TimeoutError(errno.ETIMEDOUT, "it did not answer")
+
+    asked = len(client.tree.lanes.meter.kinds)
+    monkeypatch.setattr(client.tree.naming.granting, "_settle", late)
+    assert errno_of(make, client, b"f") == errno.ETIMEDOUT
+    assert len(client.tree.lanes.meter.kinds) == asked
+
+
+def test_the_first_sync_of_a_file_is_of_its_name_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(client)
+    _, handle = make(client, b"f")
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append("all"))
+    monkeypatch.setattr(os, "fdatasync", lambda _: synced.append("data"))
+    for _ in range(2):
+        client.tree.fsync(handle, True)
+    assert synced == ["all", "data"]

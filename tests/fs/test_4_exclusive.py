@@ -1,0 +1,228 @@
+"""Real mounts: names that the host made behind, and what becomes of them when somebody dies.
+
+What was synced is there. Of what came after it, the last may be missing, in their order: what is there is
+what was there at some moment, but for files that were taken away soon after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millpond.fs import granting, master, naming
+from millpond.fs.mount_numbers import told
+from millpond.fs.mounts import unmount
+
+from .conftest import World
+from .support import errno_of, eventually
+
+WithBoth = Callable[..., None]
+LEASE = 2.0
+
+
+def parts(world: World) -> tuple[Path, Path]:
+    return world.device / "public" / "d", world.host / "public" / "d"
+
+
+def begin(world: World) -> tuple[Path, Path]:
+    """A directory that the host has exclusively."""
+    device, host = parts(world)
+    host.mkdir()
+    for name in ("first", "second", "third"):
+        (host / name).touch()
+    assert asked(world, "fs.prepare")
+    return device, host
+
+
+def asked(world: World, kind: str) -> int:
+    """How often the host's mount has asked for it."""
+    return sum(sum(mount.took.get(kind, ())) for mount in told(world.numbers, "csd0"))
+
+
+def names(directory: Path) -> set[str]:
+    return set(os.listdir(directory))  # noqa: PTH208
+
+
+def test_what_the_host_makes_behind_the_device_sees_at_once(world: World, with_both: WithBoth) -> None:
+    def body() -> None:
+        device, host = begin(world)
+        before = names(device)
+        time.sleep(1.1)  # the device has just looked
+        for number in range(300):
+            (host / f"{number}").touch()
+        assert names(device) == before | {f"{number}" for number in range(300)}
+        assert asked(world, "fs.create") < 10
+
+    with_both(body)
+
+
+@pytest.mark.parametrize("look", ["lookup", "list", "stat", "open", "make", "rename", "remove"])
+def test_whatever_the_device_does_comes_after_it(world: World, with_both: WithBoth, look: str) -> None:
+    def body() -> None:
+        device, host = begin(world)
+        os.umask(0)
+        for round_ in range(3):
+            time.sleep(1.1)
+            name = f"new{round_}"
+            (host / "warm").touch()
+            (host / name).touch()
+            if look == "lookup":
+                assert (device / name).stat().st_ino == (host / name).stat().st_ino
+            elif look == "list":
+                assert name in names(device)
+            elif look == "stat":
+                before = device.stat().st_mtime_ns
+                assert before >= (device / name).stat().st_mtime_ns - 10_000_000
+            elif look == "open":
+                with (device / name).open("r+b", buffering=0) as file:
+                    file.write(b"from the device")
+                assert (host / name).read_bytes() == b"from the device"
+            elif look == "make":
+                assert errno_of(os.open, device / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY) == errno.EEXIST
+            elif look == "rename":
+                (device / name).rename(device / f"{name}-")
+                assert f"{name}-" in names(host) and errno_of(os.stat, host / name) == errno.ENOENT
+            else:
+                (device / name).unlink()
+                assert name not in names(host)
+            (host / "warm").unlink()
+        assert names(device) == names(host)
+
+    with_both(body)
+
+
+def history(host: Path, dice: random.Random) -> tuple[list[tuple[str, bool]], int]:
+    """Names that were made (True) and taken away, and how many of these were synced."""
+    done: list[tuple[str, bool]] = []
+    there: list[str] = []
+    synced = 0
+    directory = os.open(host, os.O_RDONLY | os.O_DIRECTORY)
+    for number in range(dice.randrange(20, 200)):
+        if there and dice.random() < 0.4:
+            name = there.pop(dice.randrange(len(there)) if dice.random() < 0.5 else -1)
+            (host / name).unlink()
+            done.append((name, False))
+        else:
+            name = f"n{number}"
+            with (host / name).open("xb", buffering=0) as file:
+                if dice.random() < 0.2:
+                    file.write(name.encode())
+                if dice.random() < 0.05:
+                    os.fsync(file.fileno())
+                    done.append((name, True))
+                    there.append(name)
+                    synced = len(done)
+                    continue
+            done.append((name, True))
+            there.append(name)
+        if dice.random() < 0.03:
+            os.fsync(directory)
+            synced = len(done)
+    os.close(directory)
+    return done, synced
+
+
+def is_as_promised(found: set[str], done: list[tuple[str, bool]], synced: int) -> bool:
+    """Whether it was so at some moment since the last sync, but for names that were taken away later."""
+    taken = {name: number for number, (name, made) in enumerate(done) if not made}
+    state: set[str] = set()
+    for number in range(len(done) + 1):
+        missing = state - found
+        if number >= synced and found <= state and all(taken.get(name, 0) >= number for name in missing):
+            return True
+        if number < len(done):
+            name, made = done[number]
+            state = state | {name} if made else state - {name}
+    return False
+
+
+def test_the_promise_can_be_broken() -> None:
+    done = [("a", True), ("b", True), ("b", False), ("c", True), ("d", True)]
+    for found in ({"a"}, {"a", "b"}, {"a", "c"}, {"a", "c", "d"}, set()):
+        assert is_as_promised(found, done, 0)
+    for found in ({"b"}, {"c"}, {"a", "d"}, {"a", "b", "c"}, {"x"}):
+        assert not is_as_promised(found, done, 0)
+    assert not is_as_promised({"a"}, done, 4) and is_as_promised({"a", "c"}, done, 4)
+
+
+@pytest.mark.parametrize("victim", ["host", "server"])
+def test_what_is_left_of_names_made_behind(
+    world: World, with_both: WithBoth, victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(master, "_CONTENDED_SECONDS", 0.0)
+    monkeypatch.setattr(granting, "_REFUSED_SECONDS", 0.0)
+    monkeypatch.setattr(naming, "_TICK_SECONDS", 0.01)
+    world.lease = LEASE
+
+    def body() -> None:
+        dice, lost = random.Random(7), 0
+        for round_ in range(12):
+            device, host = world.device / "public" / f"d{round_}", world.host / "public" / f"d{round_}"
+            host.mkdir(mode=0o777)
+            done, synced = history(host, dice)
+            if victim == "host":
+                world.kill(world.host_pid)
+            else:
+                world.kill(world.server_pid)
+                world.start_server()
+            found = names(device)
+            assert is_as_promised(found, done, synced), (found, done, synced)
+            made, taken = ({name for name, is_made in done if is_made is which} for which in (True, False))
+            lost += len(made - taken - found)
+            if victim == "host":
+                unmount(world.host)
+                world.mount_host()
+            else:
+                assert eventually(functools.partial(_agree, host, found))
+        assert lost  # or nothing was kept back
+
+    with_both(body)
+
+
+def _agree(host: Path, found: set[str]) -> bool:
+    with contextlib.suppress(OSError):
+        return names(host) == found
+    return False
+
+
+def test_a_host_that_stands_still_holds_up_who_looks_for_its_lease_only(
+    world: World, with_both: WithBoth
+) -> None:
+    world.lease = LEASE
+
+    def body() -> None:
+        device, host = begin(world)
+        time.sleep(1.1)
+        (host / "told").touch()
+        assert eventually(lambda: (world.backing / "public" / "d" / "told").exists())
+        os.kill(world.host_pid, signal.SIGSTOP)
+        start = time.monotonic()
+        assert "told" in names(device)
+        assert time.monotonic() - start < 5 * LEASE
+        (device / "new").touch()
+        os.kill(world.host_pid, signal.SIGCONT)
+        assert eventually(lambda: _agree(host, names(device)))
+
+    with_both(body)
+
+
+def test_nothing_is_lost_by_an_unmount(world: World, with_both: WithBoth) -> None:
+    def body() -> None:
+        device, host = begin(world)
+        time.sleep(1.1)
+        for number in range(50):
+            (host / f"{number}").touch()
+        os.kill(world.host_pid, signal.SIGTERM)
+        os.waitpid(world.host_pid, 0)
+        assert {f"{number}" for number in range(50)} <= names(device)
+
+    with_both(body)
