@@ -9,6 +9,7 @@ BINDIR ?= /usr/local/bin
 UNITDIR ?= /etc/systemd/system
 CONFDIR ?= /etc/millpond
 EXTRAS ?= agent,host,train
+BOARD ?= qemu-virt
 
 UNITS = host/millpond-host.service agent/millpond-agent.service
 CONFIGS = $(wildcard host/*.toml agent/*.toml)
@@ -17,6 +18,7 @@ STAMP = .venv/.millpond-installed
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check guest install uninstall clean system bench-tunnel bench-balance bench-volume conformance
+.PHONY: image image-lock qemu test-image bench-image
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -36,7 +38,28 @@ check: $(STAMP)  ## style, types and layers
 
 guest: $(STAMP)  ## a small Debian for those tests that need a machine of their own, in .guest
 	@images/prerequisites.sh guest
-	@.venv/bin/python tests/guest/build.py .guest
+	@PYTHONPATH=tests .venv/bin/python -m guest.build .guest
+
+image: $(STAMP)  ## the agent image for BOARD, qemu-virt if left out, in .image (IMAGE_ARGS=--help)
+	@images/prerequisites.sh image
+	@.venv/bin/python -m millpond.images.build --board $(BOARD) $(IMAGE_ARGS)
+
+image-lock: $(STAMP)  ## the versions of all packages of images, as Debian and the registry have them today
+	@images/prerequisites.sh image
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m millpond.images.build --lock
+
+qemu: $(STAMP) system image  ## a fleet of three emulated devices and one in QEMU from the image, until Ctrl-C
+	@images/prerequisites.sh qemu
+	@.venv/bin/millpond emulate --fleet .image/fleet --qemu 1
+
+test-image: $(STAMP) system image  ## boots the image in QEMU, trains on it, updates it and cuts its power (ARGS=-x)
+	@images/prerequisites.sh qemu
+	@.venv/bin/pytest tests/image --image .image/qemu-virt $(ARGS)
+
+bench-image: $(STAMP) system image  ## sizes and times of the image: a table and .bench/image.json (ARGS=--help)
+	@images/prerequisites.sh qemu
+	@PYTHONPATH=tests .venv/bin/python -m bench.image $(ARGS)
 
 bench-tunnel: $(STAMP) system  ## the tunnel against its peers: a table, .bench/tunnel.json and a picture (ARGS=--help)
 	@images/prerequisites.sh bench
@@ -73,8 +96,8 @@ install:  ## the daemons for good, as systemd services: sudo make install
 	@install -d "$(PREFIX)" && touch "$(PREFIX)/.millpond-installed"
 	@test -x "$(PREFIX)/bin/pip" || "$(PYTHON)" -m venv "$(PREFIX)"
 	@echo "millpond: installing into $(PREFIX)"
+	@# Of a folder pip makes the package anew, also where the same version is installed.
 	@"$(PREFIX)/bin/python" $(PIP_INSTALL) '.$(if $(EXTRAS),[$(EXTRAS)])'
-	@"$(PREFIX)/bin/python" $(PIP_INSTALL) --force-reinstall --no-deps .
 	@install -d "$(BINDIR)" "$(UNITDIR)" "$(CONFDIR)"
 	@for command in $(COMMANDS); do ln -sfn "$(PREFIX)/bin/$$command" "$(BINDIR)/$$command"; done
 	@for unit in $(UNITS); do sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@CONFDIR@|$(CONFDIR)|g' "$$unit" \
@@ -84,6 +107,7 @@ install:  ## the daemons for good, as systemd services: sudo make install
 	@images/prerequisites.sh reload "$(UNITDIR)"
 	@echo "millpond is installed. On the host:    millpond init, then systemctl enable --now millpond-host"
 	@echo "                       On a device:    copy FLEET/devices/NAME/etc from the host to $(CONFDIR),"
+	@echo "                                       mount its flash at /flash,"
 	@echo "                                       then systemctl enable --now millpond-agent"
 
 uninstall:  ## removes what `make install` wrote; keeps /var/lib/millpond
@@ -101,5 +125,5 @@ uninstall:  ## removes what `make install` wrote; keeps /var/lib/millpond
 	@echo "millpond is removed; its fleet and data stay in /var/lib/millpond"
 
 clean:  ## removes what the other targets made in this folder
-	rm -rf .venv .demo .bench .guest .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist build
+	rm -rf .venv .demo .bench .guest .image .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist build
 	find agent fs host images tests tunnel -name __pycache__ -prune -exec rm -rf {} +

@@ -5,6 +5,8 @@
 #   prerequisites.sh python PYTHON   a Python that can make virtual environments
 #   prerequisites.sh system          openssh-server, TUN, FUSE, user namespaces
 #   prerequisites.sh guest           what builds and runs the guest of the tests: QEMU, mmdebstrap, squashfs-tools, cpio
+#   prerequisites.sh image           what builds the agent image: a cross compiler, and tools for file systems
+#   prerequisites.sh qemu            what runs it on this machine, and updates it: QEMU for aarch64, firmware, RAUC
 #   prerequisites.sh bench           a C compiler, and the peers that benchmarks compare with
 #   prerequisites.sh reload UNITDIR  systemd reads its units again, where it runs and looks there
 #   prerequisites.sh stop UNITDIR    the services of UNITDIR stop, where systemd runs
@@ -89,15 +91,35 @@ need_namespaces() {
         fail "may not make namespaces: start the container with --privileged"
 }
 
-need_guest_tools() {
+# $*: pairs of a program and the package that brings it.
+need_programs() {
     missing=
-    for pair in qemu-system-x86_64:qemu-system-x86 mmdebstrap:mmdebstrap mksquashfs:squashfs-tools cpio:cpio; do
-        command -v "${pair%%:*}" >/dev/null || missing="$missing ${pair#*:}"
+    for pair in "$@"; do
+        PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null || missing="$missing ${pair#*:}"
     done
     [ -z "$missing" ] && return
     can_install || fail "needs$missing: sudo apt install$missing"
     # shellcheck disable=SC2086  # one argument per package
     apt_install $missing
+}
+
+need_guest_tools() {
+    need_programs qemu-system-x86_64:qemu-system-x86 mmdebstrap:mmdebstrap mksquashfs:squashfs-tools cpio:cpio
+}
+
+need_image_tools() {
+    need_programs aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu aarch64-linux-gnu-objcopy:binutils-aarch64-linux-gnu \
+        cpio:cpio depmod:kmod mcopy:mtools mkfs.vfat:dosfstools mksquashfs:squashfs-tools sfdisk:fdisk zstd:zstd
+    [ -e /usr/aarch64-linux-gnu/include/stdint.h ] && return
+    can_install || fail "needs libc6-dev-arm64-cross: sudo apt install libc6-dev-arm64-cross"
+    apt_install libc6-dev-arm64-cross
+}
+
+need_qemu() {
+    need_programs qemu-system-aarch64:qemu-system-arm rauc:rauc mksquashfs:squashfs-tools
+    [ -e /usr/share/AAVMF/AAVMF_VARS.fd ] && return
+    can_install || fail "needs qemu-efi-aarch64: sudo apt install qemu-efi-aarch64"
+    apt_install qemu-efi-aarch64
 }
 
 # A benchmark goes without a peer that is not there, and says so.
@@ -124,6 +146,8 @@ system)
     need_sshd
     ;;
 guest) need_guest_tools ;;
+image) need_image_tools ;;
+qemu) need_qemu ;;
 bench)
     need_compiler
     want_peers
@@ -142,5 +166,5 @@ stop)
         fi
     done
     ;;
-*) fail "prerequisites.sh: python PYTHON | system | guest | bench | reload UNITDIR | stop UNITDIR" ;;
+*) fail "prerequisites.sh: python PYTHON | system | guest | image | qemu | bench | reload UNITDIR | stop UNITDIR" ;;
 esac

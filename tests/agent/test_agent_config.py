@@ -36,6 +36,14 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert config.privacy == Privacy({"a": "b"}, {}, "full", "always")
 
 
+def test_the_tunnel_is_a_socket_or_shared_memory(tmp_path: Path) -> None:
+    link = read(write(tmp_path, SMALLEST)).link
+    assert (link.transport, link.socket, link.ivshmem) == ("socket", "/run/slot/nvme.sock", "")
+    real = SMALLEST.replace('socket = "/run/slot/nvme.sock"', 'ivshmem = "0000:00:03.0"')
+    link = read(write(tmp_path, real)).link
+    assert (link.transport, link.socket, link.ivshmem) == ("ivshmem", "", "0000:00:03.0")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -52,6 +60,9 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         (SMALLEST + "[watts]\nidle = -1\nbusy = 2.0\n", "watts: idle: -1"),
         (SMALLEST + "[watts]\nidle = nan\nbusy = 2.0\n", "watts: idle: nan"),
         (SMALLEST + "[watts]\nidle = 1.0\nbusy = inf\n", "watts: busy: inf"),
+        (SMALLEST + 'ivshmem = "pci"\n', "link: either socket or ivshmem"),
+        (SMALLEST.replace('socket = "/run/slot/nvme.sock"\n', ""), "link: either socket or ivshmem"),
+        (SMALLEST.replace("socket", "ivshmen"), "did you mean 'ivshmem'"),
     ],
 )
 def test_a_mistake_is_named_with_file_and_key(tmp_path: Path, text: str, words: str) -> None:

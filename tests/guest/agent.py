@@ -1,4 +1,4 @@
-"""Entry: the guest's process 1: makes the machine usable, then runs programs for the one who holds its port.
+"""Entry: runs programs for the one who holds the guest's port; as its process 1 it first makes it usable.
 
 Frames both ways: size of the payload u32, number of the program u32, kind u8 (see frames.py), payload.
 """
@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,7 @@ MOUNTS = (
 )
 MODULES = ("virtio_console", "virtio_net", "tun")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PORT_SECONDS = 30.0
 _CHUNK = 1 << 16
 
 
@@ -136,7 +138,6 @@ class Agent:
 
 def prepare() -> None:
     """Mounts, modules, the loopback interface and, if there is one, the interface to QEMU's own network."""
-    os.environ.update(PATH=PATH, HOME="/root", LC_ALL="C.UTF-8")
     for kind, place, name in MOUNTS:
         Path(place).mkdir(exist_ok=True)
         subprocess.run(["mount", "-t", kind, name, place], check=True)
@@ -149,10 +150,13 @@ def prepare() -> None:
 
 
 def open_port() -> int:
-    """The virtio-serial port, by its name: there is no udev."""
-    for port in Path("/sys/class/virtio-ports").iterdir():
-        if (port / "name").read_text().strip() == PORT_NAME:
-            return os.open(f"/dev/{port.name}", os.O_RDWR | os.O_CLOEXEC)
+    """The virtio-serial port, by its name, which it gets a moment after its driver: there is no udev."""
+    deadline = time.monotonic() + PORT_SECONDS
+    while time.monotonic() < deadline:
+        for port in Path("/sys/class/virtio-ports").iterdir():
+            if (port / "name").exists() and (port / "name").read_text().strip() == PORT_NAME:
+                return os.open(f"/dev/{port.name}", os.O_RDWR | os.O_CLOEXEC)
+        time.sleep(0.1)
     raise FileNotFoundError(PORT_NAME)
 
 
@@ -165,8 +169,10 @@ def watch_children() -> int:
 
 
 def main() -> None:
-    """Never returns; the kernel panics, and QEMU ends, if it fails."""
-    prepare()
+    """Never returns; if process 1 fails, the kernel panics and QEMU ends."""
+    os.environ.update(PATH=PATH, HOME="/root", LC_ALL="C.UTF-8")
+    if os.getpid() == 1:
+        prepare()
     Agent(open_port(), watch_children()).run()
 
 

@@ -1,4 +1,4 @@
-"""Entry: ``customize.py ROOT`` adds what unpacked packages lack to be a guest; called while it is built."""
+"""Entry: ``-m guest.customize ROOT`` adds what unpacked packages lack to be a guest, while it is built."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from . import services
 
 HERE = Path(__file__).parent
 UNUSED = (
@@ -23,7 +25,7 @@ UNUSED = (
     "lib/udev",
 )
 MODULES = ("virtio_pci", "virtio_blk", "squashfs", "overlay")
-"""What the initial file system needs; the root has all that the kernel's package brings."""
+"""What the initial file system needs; ext4 is in the kernel. The root has all of the kernel's package."""
 FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/bin/false\n",
     "etc/group": "root:x:0:\nnogroup:x:65534:\n",
@@ -32,6 +34,7 @@ FILES = {
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
     "etc/nvme/hostnqn": "nqn.2014-08.org.nvmexpress:uuid:6d696c6c-706f-4e64-8000-000000000001\n",
     "etc/nvme/hostid": "6d696c6c-706f-4e64-8000-000000000001\n",
+    **services.FILES,
 }
 
 
@@ -42,6 +45,9 @@ def main(root: Path) -> None:
     for name, text in FILES.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
+    for name, target in services.LINKS.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(target)
     _run(root, "python3", "-m", "compileall", "-q", "/usr/lib/python3.11")
     release = next((root / "lib/modules").iterdir()).name
     _run(root, "depmod", release)
@@ -56,7 +62,7 @@ def _run(root: Path, *argv: str) -> None:
 def make_initrd(root: Path, release: str) -> None:
     """Busybox, the few modules by the order in which they load, and initrd-init as /init; not compressed."""
     tree = root / "boot/tree"
-    for name in ("bin", "dev", "modules", "proc", "root"):
+    for name in ("bin", "dev", "modules", "proc", "root", "sys"):
         (tree / name).mkdir(parents=True)
     shutil.copy2(root / "bin/busybox", tree / "bin/busybox")
     shutil.copyfile(HERE / "initrd-init", tree / "init")

@@ -14,7 +14,7 @@ from .frames import Decoder, Kind, encode
 from .machine import Hardware, Machine
 from .repository import PYTHONPATH
 
-BOOT_SECONDS = 90.0
+BOOT_SECONDS = 180.0
 _CHUNK = 1 << 18
 _CONSOLE_LINES = 80
 
@@ -174,6 +174,10 @@ class Guest:
     def python(self, code: str, *arguments: str, seconds: float = 60) -> str:
         """Run Python code with millpond and its packages on the path; what it printed."""
         return self.run(["python3", "-c", code, *arguments], seconds=seconds).text
+
+    def ends(self, seconds: float) -> None:
+        """Wait until it has switched itself off, or would start again. Raises GuestFailed."""
+        self.wait(lambda: self.gone, "its end", seconds)
 
     def send(self, kind: Kind, number: int, payload: bytes) -> None:
         """A frame to the guest. Raises GuestFailed."""

@@ -7,12 +7,13 @@ import shutil
 import signal
 import socket
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from millpond.linux.syscalls import die_with_parent
 
-from .build import recipe_hash
+from .build import has_wheels, is_built
 from .repository import ROOT, make_image
 
 IMAGE = ROOT / ".guest"
@@ -33,6 +34,14 @@ class Hardware:
     processors: int = 1
     network: bool = True
     """QEMU's own network: the guest is 10.0.2.15, this machine's 127.0.0.1 is 10.0.2.2."""
+    init: str = ""
+    """Its process 1; agent.py itself if this is empty."""
+    disks: Mapping[str, Path] = field(default_factory=dict)
+    """Images of ext4 that outlast the guest, by serial number: on ``layer`` is what is written to the root,
+    and ``flash`` is mounted at /flash.
+    """
+    wheels: bool = False
+    """Packages for ``make install`` are at /wheels."""
 
 
 def why_no_guest() -> str:
@@ -40,10 +49,18 @@ def why_no_guest() -> str:
     for tool in (QEMU, "mksquashfs"):
         if not shutil.which(tool):
             return f"{tool} is not installed: images/prerequisites.sh guest"
-    recipe = IMAGE / "recipe"
-    if not recipe.exists() or recipe.read_text() != recipe_hash():
+    if not is_built(IMAGE):
         return "the guest is not built, or not from this recipe: make guest"
     return ""
+
+
+def why_no_wheels() -> str:
+    """Why nothing can be installed in a guest; empty if it can."""
+    if reason := why_no_guest():
+        return reason
+    if not shutil.which("mke2fs"):
+        return "mke2fs is not installed: sudo apt install e2fsprogs"
+    return "" if has_wheels(IMAGE) else "the guest's packages are not there, or others are needed: make guest"
 
 
 class Machine:
@@ -62,7 +79,13 @@ class Machine:
 
         with theirs, self._console.open("ab") as console:
             self.process = subprocess.Popen(
-                [*_basics(folder), *_ports(theirs.fileno()), *_network(hardware), *_size(hardware)],
+                [
+                    *_basics(hardware),
+                    *_disks(hardware, folder),
+                    *_ports(theirs.fileno()),
+                    *_network(hardware),
+                    *_size(hardware),
+                ],
                 pass_fds=(theirs.fileno(), *hardware.descriptors),
                 preexec_fn=tie,
                 stdin=subprocess.DEVNULL,
@@ -81,13 +104,24 @@ class Machine:
         self.port.close()
 
 
-def _basics(folder: Path) -> list[str]:
+def _basics(hardware: Hardware) -> list[str]:
     argv = [QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     argv += ["-machine", "q35,accel=tcg", "-cpu", "max", "-device", "intel-iommu,intremap=on"]
     argv += ["-serial", "stdio", "-kernel", str(IMAGE / "vmlinuz"), "-initrd", str(IMAGE / "initrd")]
-    argv += ["-append", KERNEL_COMMAND]
-    for disk in (IMAGE / "root.squashfs", folder / "millpond.squashfs"):
-        argv += ["-drive", f"if=virtio,format=raw,readonly=on,file.locking=off,file={disk}"]
+    init = [f"init={hardware.init}"] if hardware.init else []
+    return [*argv, "-append", " ".join([KERNEL_COMMAND, *init])]
+
+
+def _disks(hardware: Hardware, folder: Path) -> list[str]:
+    """By their serial numbers initrd-init tells them apart."""
+    shared = {"root": IMAGE / "root.squashfs", "millpond": folder / "millpond.squashfs"}
+    if hardware.wheels:
+        shared["wheels"] = IMAGE / "wheels.squashfs"
+    argv: list[str] = []
+    for name, image in (*shared.items(), *hardware.disks.items()):
+        access = "readonly=on,file.locking=off" if name in shared else "cache=unsafe"
+        argv += ["-drive", f"if=none,id={name},format=raw,{access},file={image}"]
+        argv += ["-device", f"virtio-blk-pci,drive={name},serial={name}"]
     return argv
 
 

@@ -89,7 +89,7 @@ def test_a_new_fleet_can_be_read_and_keeps_its_secrets(tmp_path: Path) -> None:
         os.umask(before)
     assert fleet.read(tmp_path / "f").config == made.config
     secrets = [p for p in (tmp_path / "f").rglob("*") if p.suffix == ".key" or p.name in _SECRETS]
-    assert len(secrets) == 7
+    assert len(secrets) == 8
     assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
     config = read_agent(made.device_directory("csd1") / "etc" / "agent.toml")
     assert (config.name, config.link.address, config.board) == ("csd1", "10.77.0.6/30", "emulated")
@@ -98,7 +98,17 @@ def test_a_new_fleet_can_be_read_and_keeps_its_secrets(tmp_path: Path) -> None:
     assert len({line.split()[2] for line in known}) == 2
 
 
-_SECRETS = ("key.pem", "ssh_key", "ssh_host_key")
+def test_each_device_knows_which_key_is_whose(tmp_path: Path) -> None:
+    made = provision.create(tmp_path, "farm", ("csd0", "csd1"))
+    for device in ("csd0", "csd1"):
+        etc = made.device_directory(device) / "etc"
+        user, admin = ((etc / name).read_text() for name in ("authorized_keys", "authorized_keys_admin"))
+        assert user == made.ssh_key.with_suffix(".pub").read_text()
+        assert admin == made.admin_key.with_suffix(".pub").read_text()
+        assert user.split()[1] != admin.split()[1]
+
+
+_SECRETS = ("key.pem", "ssh_key", "admin_key", "ssh_host_key")
 
 
 def test_a_fleet_is_never_overwritten(tmp_path: Path) -> None:

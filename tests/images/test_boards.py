@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TypeVar
 
 import pytest
 
-from millpond.images import ssh_server
 from millpond.images.backplane import Backplane
 from millpond.images.emulated import BoardSpec, EmulatedBoard
 from millpond.wire.errors import LocalError
@@ -101,7 +99,7 @@ def test_a_board_that_is_switched_off_lets_its_agent_end(
     assert not on.died()
     on.shut_down()
     on.power_off(10)
-    assert on.pid is None
+    assert not on.pids
     assert read(tmp_path / "csd0" / "flash" / "bye") == "bye\n"
     on.shut_down()  # it is off
     on.power_off(10)
@@ -119,7 +117,7 @@ def test_a_board_without_power_takes_everything_with_it(
     eventually(tick.exists)
     on.shut_down()
     on.power_off(0)
-    assert on.pid is None
+    assert not on.pids
     eventually(lambda: _stands_still(tick))
 
 
@@ -133,17 +131,19 @@ def _stands_still(path: Path) -> bool:
 def test_a_board_that_dies_is_noticed_once(board: Callable[[str], EmulatedBoard], tmp_path: Path) -> None:
     on = board("echo > /flash/on; exec sleep 100")
     eventually((tmp_path / "csd0" / "flash" / "on").exists)
-    assert on.pid
-    os.kill(on.pid, 9)
+    (pid,) = on.pids
+    os.kill(pid, 9)
     eventually(on.died)
-    assert on.pid is None
+    assert not on.pids
     assert not on.died()
 
 
 @needs_boards
 @pytest.mark.expected_log("csd0 went down; it is switched on again")
 def test_a_backplane_switches_a_dead_board_on_again(tmp_path: Path) -> None:
-    backplane = Backplane([spec(tmp_path / "csd0", "echo started >> /flash/starts; exec sleep 100")])
+    backplane = Backplane(
+        [EmulatedBoard(spec(tmp_path / "csd0", "echo started >> /flash/starts; exec sleep 100"))]
+    )
     starts = tmp_path / "csd0" / "flash" / "starts"
     backplane.power_on()
     try:
@@ -166,22 +166,3 @@ def test_a_backplane_switches_a_dead_board_on_again(tmp_path: Path) -> None:
 def test_a_board_that_was_never_made_is_told(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="millpond init"):
         EmulatedBoard(BoardSpec("csd0", tmp_path)).power_on()
-
-
-def test_a_boards_user_may_only_enter_with_a_key() -> None:
-    config = ssh_server._CONFIG
-    for line in ("PasswordAuthentication no", "KbdInteractiveAuthentication no", "AllowTcpForwarding no"):
-        assert re.search(f"^{line}$", config, re.MULTILINE)
-    passwd = ssh_server.accounts()["/etc/passwd"].splitlines()
-    assert [line.split(":")[0] for line in passwd] == ["root", ssh_server.USER]
-    assert ssh_server.UID > 0
-
-
-def test_the_ssh_server_sees_the_public_part_and_its_keys_only(tmp_path: Path) -> None:
-    for name in ("ssh_host_key", "authorized_keys"):
-        (tmp_path / name).write_text(f"text of {name}")
-    spec_text = " ".join(ssh_server.command(tmp_path, Path("/volume/public")))
-    assert "text of" not in spec_text  # whoever lists processes would read it
-    assert "/volume/public" in spec_text
-    assert '"/flash"' not in spec_text
-    assert '"/volume"' not in spec_text

@@ -231,6 +231,29 @@ def test_another_uid_has_no_way_back() -> None:
     ]
 
 
+@needs_root
+def test_a_root_of_few_capabilities_gets_no_others_by_executing() -> None:
+    only = (syscalls.CAP_CHOWN, syscalls.CAP_NET_BIND_SERVICE)
+    expected = f"{sum(1 << number for number in only):016x}"
+
+    def body() -> object:
+        command = ["/bin/grep", "-hE", "Cap(Prm|Eff|Bnd)|NoNewPrivs", "/proc/self/status"]
+        executed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        return [
+            os.getuid(),
+            executed[1::2],
+            raised_by(lambda: syscalls.mount("tmpfs", Path("/tmp"), "tmpfs")),
+            raised_by(lambda: Path("/new").touch()),
+            raised_by(lambda: Path("/proc/sys/kernel/core_pattern").write_text("x")),
+            Path("/etc/secret").read_text(),
+        ]
+
+    secret = Path(__file__)
+    sandbox = Sandbox(binds=system_binds(), secrets={"/etc/secret": str(secret)}, own_pids=True, only=only)
+    seen = run(sandbox, body)
+    assert seen == [0, [expected] * 3 + ["1"], "PermissionError", "OSError", "OSError", secret.read_text()]
+
+
 def exiting(value: object) -> Callable[[], int]:
     def body() -> int:
         sys.exit(value)  # type: ignore[arg-type]

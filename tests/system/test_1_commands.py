@@ -48,10 +48,9 @@ def in_private_mounts(emulation: Emulation, script: str, folder: Path) -> Result
 def test_init_makes_keys_that_only_their_owner_reads(tmp_path: Path) -> None:
     made = document(millpond("init", "--fleet", tmp_path / "new", "--devices", "2", "--format", "json"))
     assert made["devices"] == ["csd0", "csd1"]
-    keys = [
-        p for p in (tmp_path / "new").rglob("*") if p.name in ("ca.key", "key.pem", "ssh_key", "ssh_host_key")
-    ]
-    assert len(keys) == 7
+    secret = ("ca.key", "key.pem", "ssh_key", "admin_key", "ssh_host_key")
+    keys = [p for p in (tmp_path / "new").rglob("*") if p.name in secret]
+    assert len(keys) == 8
     assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
     assert "holds a fleet already" in complaint(millpond("init", "--fleet", tmp_path / "new"), 2)
 

@@ -6,7 +6,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from millpond.train import flat, layout, loop, seeds
+from millpond.train import flat, generators, layout, loop, seeds
 from millpond.train.aggregate import RefusedUpdate, Sum
 from millpond.train.datasets import Samples
 from millpond.train.job import Training
@@ -18,7 +18,7 @@ WORKERS = ("host", "csd0", "csd1", "csd2")
 
 @pytest.fixture(scope="module", autouse=True)
 def deterministic() -> None:
-    seeds.be_deterministic(1)
+    generators.be_deterministic(1)
 
 
 @pytest.fixture(scope="module")

@@ -16,14 +16,22 @@ from millpond.wire.errors import ConfigError
 class Link:
     """The device's end of the tunnel: where the host reaches it, and what the interface is called.
 
+    Either ``socket``, a Unix socket to listen at that the host reaches too, or ``ivshmem``, the PCI address
+    of shared memory, "pci" for the only such device.
     ``peers`` is the fleet's network, with which launched scripts may speak; without it, with the host alone.
     """
 
-    socket: str
     address: str
+    socket: str = ""
+    ivshmem: str = ""
     interface: str = "mp0"
     mtu: int = 65520
     peers: str = ""
+
+    @property
+    def transport(self) -> Literal["socket", "ivshmem"]:
+        """Which of the two it is."""
+        return "ivshmem" if self.ivshmem else "socket"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,8 @@ def read(path: Path) -> AgentConfig:
     config = toml.read(AgentConfig, path)
     if config.watts:
         joules.check(config.watts, f"{path.name}: watts")
+    if bool(config.link.socket) == bool(config.link.ivshmem):
+        raise ConfigError(f"{path.name}: link: either socket or ivshmem")
     if config.public_quota is not None and config.public_quota <= 0:
         raise ConfigError(f"{path.name}: public_quota must be a number of bytes above 0")
     return config

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
 import ipaddress
 import logging
 import os
 import signal
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from millpond.agent.encryption import encrypt
 from millpond.agent.gate import Gate, open_ledger, patterns
 from millpond.agent.launch import Launches
 from millpond.agent.listener import Listener
+from millpond.agent.log_lines import LogLines
 from millpond.agent.session import Device
 from millpond.agent.volume import DeviceMount, VolumeServer
 from millpond.fs.layout import PRIVATE, PUBLIC, prepare
@@ -29,24 +28,13 @@ from millpond.tunnel.process import spawn_end
 from millpond.wire.control import CONTROL_PORT, AtRest
 from millpond.wire.errors import LocalError, MillpondError
 from millpond.wire.tls import Identity
+from millpond.wire.version import VERSION
 
 log = logging.getLogger("millpond.agent")
-LOG_LINES = 1000
 
 
-class _Lines(logging.Handler):
-    """Keeps the last lines of the log for the host to ask for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: deque[str] = deque(maxlen=LOG_LINES)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(self.format(record))
-
-
-def _start_logging() -> _Lines:
-    lines = _Lines()
+def _start_logging() -> LogLines:
+    lines = LogLines()
     form = "%(asctime)s %(levelname)s %(message)s"
     logging.basicConfig(level=logging.INFO, format=form, handlers=[logging.StreamHandler(), lines])
     return lines
@@ -65,7 +53,7 @@ def _prepare_flash(config: AgentConfig) -> AtRest:
 
 @contextlib.contextmanager
 def running(
-    config: AgentConfig, config_path: Path, lines: deque[str]
+    config: AgentConfig, config_path: Path, lines: LogLines
 ) -> Iterator[dict[str, Callable[[], bool]]]:
     """The agent's parts, started lowest first, stopped in reverse. Yields how to ask each if it lives."""
     with contextlib.ExitStack() as stack:
@@ -73,9 +61,10 @@ def running(
         link = config.link
         end = spawn_end(
             "device",
-            Path(link.socket),
+            link.socket or link.ivshmem,
             link.interface,
             link.address,
+            transport=link.transport,
             mtu=link.mtu,
             name=config.name,
             peers=link.peers,
@@ -88,7 +77,7 @@ def running(
         stack.callback(mount.stop)
         gate = Gate(sought, open_ledger(ledgers, "agent", sought))
         launches = Launches(config, gate, [volume.tally], lambda: end.counts[0].bytes)
-        software = importlib.metadata.version("millpond")
+        software = VERSION
         device = Device(config, software, gate, volume, launches, lines, at_rest)
         context = Identity.in_directory(Path(config.identity)).context(server=True)
         listener = Listener(device, context, ipaddress.IPv4Interface(link.address), CONTROL_PORT)
@@ -118,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="millpond-agent", description="The daemon on a millpond device.")
     parser.add_argument("--config", type=Path, default=Path("/etc/millpond/agent.toml"), metavar="FILE")
     arguments = parser.parse_args(argv)
-    lines = _start_logging().lines
+    lines = _start_logging()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

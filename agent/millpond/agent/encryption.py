@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from millpond.linux import fscrypt
+from millpond.linux.files import sync_folder
 from millpond.linux.fscrypt import Policy
 from millpond.wire.control import AtRest
 from millpond.wire.errors import LocalError
@@ -145,9 +146,5 @@ def _make_key(file: Path) -> bytes:
         out.flush()
         os.fsync(out.fileno())
     fresh.rename(file)
-    directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_folder(file.parent)
     return key

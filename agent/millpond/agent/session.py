@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from millpond.agent import load
 from millpond.agent.config import AgentConfig
 from millpond.agent.jobs import Worker, check_folders
 from millpond.agent.launch import Launches
+from millpond.agent.log_lines import LogLines
 from millpond.agent.tickets import Tickets
 from millpond.agent.volume import VolumeServer
 from millpond.fs.layout import private_bytes
@@ -32,6 +33,7 @@ from millpond.wire.control import (
     Hello,
     Ledger,
     Log,
+    LogPosition,
     Ticket,
 )
 from millpond.wire.deadline import NEVER, Deadline
@@ -60,7 +62,7 @@ class Device:
         gate: gates.Gate,
         volume: VolumeServer,
         launches: Launches,
-        log_lines: deque[str],
+        log_lines: LogLines,
         at_rest: AtRest,
     ) -> None:
         self.config, self.software, self.gate, self.at_rest = config, software, gate, at_rest
@@ -70,6 +72,7 @@ class Device:
         self._meter = load.meter(config)
         self._lock = threading.Lock()
         self._workers: list[Worker] = []
+        self._greeted = False
 
     def issue(self, purpose: Purpose, tls: bool) -> Ticket:
         """A ticket for ``purpose``, encrypted if either side wants it."""
@@ -115,7 +118,14 @@ class Device:
     def _load(self, _request: Message) -> Message:
         with self._lock:
             names = [*(worker.name for worker in self._workers), *self.launches.names]
+            self._note_greeting()
             return load.measure(self.config, names, self._meter)
+
+    def _note_greeting(self) -> None:
+        """Tell a new slot's trial that the host has taken this agent for one of its fleet's."""
+        if not self._greeted and (runtime := os.environ.get("RUNTIME_DIRECTORY")):
+            Path(runtime, "greeted").touch()
+        self._greeted = True
 
     def _ledger(self, _request: Message) -> Message:
         sent, seen = gates.ledger(self.gate, [self.volume.tally])
@@ -127,8 +137,12 @@ class Device:
 
     def _log(self, request: Message) -> Message:
         assert isinstance(request, GetLog)
-        lines = list(self.log_lines)
-        return Log(tuple(lines[-request.lines :] if request.lines > 0 else ()))
+        after = request.after
+        if after is None:
+            lines, count = self.log_lines.last(request.lines)
+        else:
+            lines, count = self.log_lines.since(after.number if after.boot == self.boot else 0)
+        return Log(lines, LogPosition(self.boot, count))
 
     _ANSWERS: dict[type[Message], Callable[[Device, Message], Message]] = {  # noqa: RUF012 - never changed
         Hello: _hello,

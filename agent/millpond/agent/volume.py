@@ -17,6 +17,7 @@ from typing import IO
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.gate import Tally
+from millpond.fs import mounts
 from millpond.fs.layout import PUBLIC
 from millpond.fs.leases import SIZE, open_leases
 from millpond.linux.confine import confined
@@ -36,7 +37,9 @@ class DeviceMount:
     """The FUSE mount of the whole volume on the device, which asks the server for locks."""
 
     def __init__(self, config: AgentConfig) -> None:
-        Path(config.volume).mkdir(parents=True, exist_ok=True)
+        self._mountpoint = Path(config.volume)
+        self._clear()  # what an agent that was killed has left
+        self._mountpoint.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "millpond.fs.local", config.flash, config.volume]
         options = ["--name", config.name, "--locks", str(lock_socket(config))]
         self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE)
@@ -48,8 +51,13 @@ class DeviceMount:
         log.info("the volume is mounted at %s: %s", config.volume, how)
 
     def stop(self) -> None:
-        """Unmount; kill the server if it does not."""
+        """Unmount; kill the server if it does not, which would leave a dead mount."""
         _stop(self.process)
+        self._clear()
+
+    def _clear(self) -> None:
+        while mounts.is_volume(self._mountpoint):
+            mounts.unmount(self._mountpoint)
 
 
 class VolumeServer:

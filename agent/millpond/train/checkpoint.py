@@ -21,6 +21,7 @@ import numpy as np
 import safetensors
 from numpy.typing import NDArray
 
+from millpond.linux.files import sync_folder
 from millpond.train import layout
 from millpond.train.protocol import Tensor
 from millpond.wire.errors import LocalError
@@ -56,7 +57,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(temporary, _content(checkpoint))
         temporary.replace(path)
-        _sync(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -69,15 +70,6 @@ def _write(path: Path, parts: Iterable[bytes]) -> None:
             file.write(part)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Make a rename in ``folder`` last through a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _content(checkpoint: Checkpoint) -> Iterator[bytes]:

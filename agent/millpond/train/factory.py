@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from millpond.train import seeds
+from millpond.train import generators
 from millpond.train.job import Model
 from millpond.wire.errors import LocalError
 
@@ -39,7 +39,7 @@ def build(model: Model, code_dir: Path, seed: int) -> nn.Module:
     if not callable(factory):
         raise LocalError(f"model: factory: module {module_name} has no callable '{attribute}'")
     _check_arguments(factory, model)
-    seeds.plant(seed)
+    generators.plant(seed)
     made = factory(**model.arguments)
     if not isinstance(made, nn.Module):
         raise LocalError(

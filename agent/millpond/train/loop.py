@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from millpond.train import seeds
+from millpond.train import generators
 from millpond.train.datasets import Samples
 from millpond.train.job import Training
 from millpond.wire.errors import LocalError
@@ -24,7 +24,7 @@ def train_round(model: nn.Module, samples: Samples, training: Training, seed: in
     a worker kept would pull it away from the average.
     """
     started = time.perf_counter()
-    seeds.plant(seed)
+    generators.plant(seed)
     shuffle = torch.Generator().manual_seed(seed)
     images, labels = torch.from_numpy(samples.images), torch.from_numpy(samples.labels)
     optimizer = make_optimizer(model, training)

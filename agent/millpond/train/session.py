@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from millpond.linux import memory
-from millpond.train import datasets, factory, flat, layout, loop, protocol, seeds
+from millpond.train import datasets, factory, flat, generators, layout, loop, protocol, seeds
 from millpond.train.binding import CHANGED, Binding
 from millpond.train.datasets import DataError, Samples
 from millpond.train.flat import Vector
@@ -52,7 +52,7 @@ class Descriptors:
 
 def make(prepare: Prepare, root: Path, code_dir: Path, shared: Descriptors | None) -> Session:
     """Build the model and load the samples. Raises LocalError, and what the user's code raises."""
-    seeds.be_deterministic(prepare.job.train.threads)
+    generators.be_deterministic(prepare.job.train.threads)
     if prepare.role == "rounds":
         return Rounds(prepare, root, code_dir)
     if shared is None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from millpond.train import layout, seeds
+from millpond.train import generators, layout
 from millpond.train.binding import Binding
 from millpond.train.datasets import DataError, Samples
 from millpond.train.flat import Vector
@@ -38,7 +38,7 @@ class Stepper:
         """
         started, used = time.perf_counter(), self._used()
         images, labels = self._take(request.samples)
-        seeds.plant(request.seed)
+        generators.plant(request.seed)
         self._model.train()
         self.binding.loaded()
         self.binding.clear()

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from millpond.train.flat import Vector
+from millpond.train.aggregate import Vector
 
 
 class OrderedSum:

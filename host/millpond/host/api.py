@@ -8,7 +8,7 @@ from millpond.host.record import Round
 from millpond.train.balance.probing import Profile
 from millpond.train.job import Job
 from millpond.tunnel.counts import Counts
-from millpond.wire.control import Ledger, Load, Welcome
+from millpond.wire.control import Ledger, Load, LogPosition, Welcome
 from millpond.wire.message import Message, message
 
 
@@ -186,6 +186,30 @@ class GetLogOf(Message):
 
     target: str
     lines: int
+
+
+@message("api.log.new.get")
+@dataclass(frozen=True, slots=True)
+class GetNewLogOf(Message):
+    """Ask for what a log has more than at ``after``, or else its last lines; answered by NewLog."""
+
+    target: str
+    lines: int
+    after: LogPosition | None = None
+
+
+@message("api.log.new")
+@dataclass(frozen=True, slots=True)
+class NewLog(Message):
+    """The lines between two positions, but for those that are ``lost``. ``gone`` says why a device cannot be
+    asked now; ``ended`` that a job's log has come to its end.
+    """
+
+    lines: tuple[str, ...] = ()
+    position: LogPosition | None = None
+    lost: int = 0
+    gone: str = ""
+    ended: bool = False
 
 
 @message("api.curves.get")

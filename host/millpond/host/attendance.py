@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import logging
 import queue
@@ -27,6 +26,7 @@ from millpond.host.workers import ModelState
 from millpond.train.balance.probing import Probe, Profile, largest
 from millpond.wire import schema
 from millpond.wire.errors import LocalError
+from millpond.wire.version import VERSION
 
 MEASURE_SECONDS = 3.0
 MEMORY_PART = 0.8
@@ -167,7 +167,7 @@ class Attendance:
         """A fingerprint of what a worker does in a step: model, code, shape of samples, threads, software."""
         job, device = self._row.job, self._around.devices.get(self._crew.names[rank])
         welcome = device.status.welcome if device else None
-        software = welcome.software if welcome else importlib.metadata.version("millpond")
+        software = welcome.software if welcome else VERSION
         key = [schema.dump(job.model), self._row.code, shape, job.train.threads, software]
         return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 

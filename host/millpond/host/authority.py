@@ -71,6 +71,27 @@ class Authority:
         return identity
 
 
+def signer(authority: Authority, directory: Path) -> tuple[Path, Path]:
+    """Certificate and key that sign updates, in ``directory``; made if they are not there yet."""
+    certificate, key = directory / "update.pem", directory / "update.key"
+    if not (certificate.exists() and key.exists()):
+        own = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "update")])
+        signed = (
+            _builder(subject, authority.certificate.subject, own.public_key())
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING]), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False
+            )
+            .sign(authority.key, hashes.SHA256())
+        )
+        write_private(key, _private_pem(own))
+        write_public(certificate, signed.public_bytes(serialization.Encoding.PEM))
+    return certificate, key
+
+
 def create_ssh_key(path: Path, comment: str) -> str:
     """Make an ed25519 key at ``path``; returns the public key's line."""
     key = ed25519.Ed25519PrivateKey.generate()

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -22,30 +21,35 @@ from millpond.host import (
     demo,
     demo_inside,
     emulator,
+    flash_command,
     fleet,
     launch_view,
     mounter,
     profile_picture,
     provision,
+    qemu_devices,
+    remote_commands,
     simulation,
     ssh,
     tunnel_view,
+    update_command,
     views,
     volume_view,
 )
 from millpond.host.client import Client
+from millpond.host.fleet import DeviceConfig
+from millpond.host.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
 from millpond.train import jobfile
 from millpond.train.job import Synchronous
-from millpond.wire.control import SSH_PORT
 from millpond.wire.errors import LocalError, MillpondError, Refused, RemoteError
 from millpond.wire.schema import dump
 
 EXIT_CODES = """\
 Exit codes: 0 done; 1 a device or the daemon failed or refused; 2 wrong usage, configuration or input;
 3 the job failed or was stopped; 130 interrupted; 255 no SSH connection. 'run' and 'shell' exit as what
-they ran.
+they ran; 'run' on several devices with the greatest of their codes; 124 at its --timeout.
 """
-REMOTE, LOCAL, JOB, SSH = 1, 2, 3, 255
+REMOTE, LOCAL, JOB, INTERRUPTED, SSH = 1, 2, 3, 130, 255
 
 app = typer.Typer(
     help="millpond trains on computational storage devices; private data never leaves its device.",
@@ -55,21 +59,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class Format(StrEnum):
-    """How results are printed."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-FleetOption = Annotated[
-    Path, typer.Option("--fleet", metavar="DIR", help="The fleet's directory.", show_default=False)
-]
-FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
-DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="A device's name, such as csd0.")]
-DEFAULT_FLEET = fleet.default_directory()
 
 
 @app.command()
@@ -89,6 +78,21 @@ def init(
 
 
 @app.command()
+def add(
+    device: DeviceArgument,
+    board: Annotated[str, typer.Option(help="What it is; a device's disk is flashed with --device then.")],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Add a device to the fleet, and make its identity. The host daemon knows it when it is started again."""
+    provision.add(fleet.read(fleet_directory), DeviceConfig(device, board=board))
+    if output is Format.JSON:
+        views.print_json({"device": device, "board": board})
+    else:
+        print(f"{device}, a {board}, is in the fleet; restart the host daemon to have it there")
+
+
+@app.command()
 def host(fleet_directory: FleetOption = DEFAULT_FLEET) -> None:
     """Run the host daemon in the foreground (systemd runs it so)."""
     daemon.run(fleet_directory)
@@ -97,6 +101,12 @@ def host(fleet_directory: FleetOption = DEFAULT_FLEET) -> None:
 @app.command()
 def emulate(
     fleet_directory: FleetOption = DEFAULT_FLEET,
+    qemu: Annotated[
+        int, typer.Option(min=0, max=16, metavar="N", help="And so many devices in QEMU, qemu0 and on.")
+    ] = 0,
+    image: Annotated[
+        Path, typer.Option(metavar="IMAGE", help="What 'make image' made; for new devices in QEMU.")
+    ] = Path(".image/qemu-virt"),
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="Run this inside, then shut down.")
     ] = None,
@@ -104,7 +114,7 @@ def emulate(
     """Run a host daemon and the fleet's emulated devices, until Ctrl-C. Makes the fleet if there is none."""
     if not (fleet_directory / "fleet.toml").exists():
         provision.create(fleet_directory, "emulated", [f"csd{number}" for number in range(3)])
-    found = fleet.read(fleet_directory)
+    found = qemu_devices.ensure(fleet.read(fleet_directory), qemu, image)
     if command is None:
         names = ", ".join(device.name for device in found.config.device)
         print(
@@ -163,35 +173,8 @@ def tunnel(
         views.console().print(tunnel_view.show(found))
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-def run(
-    device: DeviceArgument,
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Passed to a shell there.")],
-    fleet_directory: FleetOption = DEFAULT_FLEET,
-    output: FormatOption = Format.TEXT,
-) -> None:
-    """Run a command on a device over SSH, passing on input, output, exit code. Options go before DEVICE."""
-    line = " ".join(command[1:] if command[0] == "--" else command)
-    with Client(fleet_directory) as client, client.dial(device, SSH_PORT) as sock:
-        if output is Format.JSON:
-            result = ssh.capture(client.fleet, device, sock, line)
-            views.print_json({"device": device} | result)
-            raise typer.Exit(int(str(result["exit_code"])))
-        with ssh.connected(client.fleet, device, sock) as transport:
-            streams = (sys.stdout.buffer, sys.stderr.buffer)
-            code = ssh.run(transport, line, sys.stdin.fileno(), *streams)
-    raise typer.Exit(code)
-
-
-@app.command()
-def shell(device: DeviceArgument, fleet_directory: FleetOption = DEFAULT_FLEET) -> None:
-    """Open a shell on a device over SSH."""
-    with (
-        Client(fleet_directory) as client,
-        client.dial(device, SSH_PORT) as sock,
-        ssh.connected(client.fleet, device, sock) as transport,
-    ):
-        raise typer.Exit(ssh.shell(transport))
+app.command(context_settings=remote_commands.OWN_OPTIONS)(remote_commands.run)
+app.command()(remote_commands.shell)
 
 
 @app.command()
@@ -274,6 +257,10 @@ def cp(
     else:
         resumed = f", {views.size(copied.resumed)} of them by an earlier copy" if copied.resumed else ""
         print(f"{copied.files} files, {views.size(copied.bytes)}{resumed}")
+
+
+app.command("flash")(flash_command.command)
+app.command("update")(update_command.command)
 
 
 @app.command()
@@ -361,20 +348,7 @@ def jobs(fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption = Fo
         views.console().print(views.jobs(found))
 
 
-@app.command()
-def logs(
-    target: Annotated[str, typer.Argument(metavar="DEVICE|JOB", help="A device's name or a job's number.")],
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last lines.")] = 50,
-    fleet_directory: FleetOption = DEFAULT_FLEET,
-    output: FormatOption = Format.TEXT,
-) -> None:
-    """Show the log of a device's agent, or of a job. What a job prints on a device stays there."""
-    with Client(fleet_directory) as client:
-        found = client.log(target, lines)
-    if output is Format.JSON:
-        views.print_json({"target": target, "lines": found})
-    else:
-        print("\n".join(found))
+app.command()(remote_commands.logs)
 
 
 @app.command()
@@ -422,6 +396,8 @@ def _json_wanted(arguments: list[str]) -> bool:
 def _exit_code(error: MillpondError) -> int:
     if isinstance(error, ssh.SshFailed):
         return SSH
+    if isinstance(error, flash_command.Interrupted):
+        return INTERRUPTED
     return LOCAL if isinstance(error, LocalError) or _is_usage(error) else REMOTE
 
 
@@ -446,5 +422,5 @@ def main() -> None:
             fail(f"{text} (see 'millpond --help')", LOCAL)
         raise SystemExit(LOCAL) from None
     except (KeyboardInterrupt, typer.Abort):
-        fail("interrupted", 130)
+        fail("interrupted", INTERRUPTED)
     raise SystemExit(code if isinstance(code, int) else 0)

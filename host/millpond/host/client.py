@@ -14,7 +14,7 @@ from millpond.linux import sockets
 from millpond.train.job import Job
 from millpond.wire import tls
 from millpond.wire.channel import Channel
-from millpond.wire.control import Attach, Ledger, Log
+from millpond.wire.control import Attach, Ledger, Log, LogPosition
 from millpond.wire.deadline import NEVER, Deadline
 from millpond.wire.errors import ConnectionLost, LocalError, ProtocolError, Refused
 from millpond.wire.frame import Limits
@@ -111,6 +111,10 @@ class Client:
     def log(self, target: str, lines: int) -> tuple[str, ...]:
         """The last lines of a device's or a job's log."""
         return self._ask(api.GetLogOf(target, lines), Log, self._deadline).lines
+
+    def new_log(self, target: str, lines: int, after: LogPosition | None) -> api.NewLog:
+        """What a device's or a job's log has more than at ``after``; without it the last lines."""
+        return self._ask(api.GetNewLogOf(target, lines, after), api.NewLog, self._deadline)
 
     def curves(self, job: int) -> api.Curves:
         """What the workers of a synchronous job were measured to do."""

@@ -23,6 +23,7 @@ from millpond.host.locks import locked
 from millpond.host.record import Record
 from millpond.host.server import Server
 from millpond.host.volumes import Volumes
+from millpond.images.boards import EMULATED
 from millpond.linux.notify import notify, watchdog_interval
 from millpond.train.energy import Meter
 from millpond.tunnel.nursery import Nursery
@@ -43,7 +44,7 @@ def traffic(fleet: Fleet) -> dict[str, tuple[int, int]]:
 
 def meter(fleet: Fleet, sysfs: Path = Path("/sys")) -> Meter:
     """The host's, for itself alone: what emulated devices take is in what this machine measures."""
-    emulated = any(device.board == "emulated" for device in fleet.config.device)
+    emulated = any(device.board == EMULATED for device in fleet.config.device)
     return Meter(None if emulated else sysfs, fleet.config.watts)
 
 

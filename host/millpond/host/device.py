@@ -7,7 +7,6 @@ the agent stops answering, every connection to it is closed: nobody waits for a 
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import logging
 import socket
 import ssl
@@ -23,6 +22,7 @@ from millpond.host.fleet import DeviceConfig, Fleet
 from millpond.host.lifecycle import Event, State
 from millpond.host.power import Power
 from millpond.host.record import Record
+from millpond.images.boards import EMULATED
 from millpond.tunnel.nursery import Nursery
 from millpond.tunnel.process import TunnelEnd, spawn_end
 from millpond.wire import tls
@@ -39,6 +39,7 @@ from millpond.wire.errors import (
 from millpond.wire.frame import Limits
 from millpond.wire.message import Ok
 from millpond.wire.text import printable
+from millpond.wire.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class Device:
         self._stop = threading.Event()
         self._end: TunnelEnd | None = None
         self._heard = time.monotonic()
-        self._power = Power(config.watts, emulated=config.board == "emulated")
+        self._power = Power(config.watts, emulated=config.board == EMULATED)
         self._thread = threading.Thread(target=self._live, name=f"device {self.name}", daemon=True)
 
     @property
@@ -170,13 +171,15 @@ class Device:
     def _live(self) -> None:
         """The device's thread. Its end of the tunnel dies with it."""
         addresses, name = self._addresses, self.name
+        transport, where = self._fleet.peer(self.config)
         while not self._stop.is_set():
             try:
                 end = spawn_end(
                     "host",
-                    self._fleet.slot_socket(name),
+                    where,
                     self._fleet.interface(name),
                     addresses.host,
+                    transport=transport,
                     peers=self._fleet.config.network,
                     nursery=self._nursery,
                 )
@@ -226,7 +229,7 @@ class Device:
             self._close_channels()
 
     def _greet(self, agent: Channel) -> None:
-        software = importlib.metadata.version("millpond")
+        software = VERSION
         welcome = _cleaned(agent.call(Hello(software), Welcome, Deadline.after(GREETING_SECONDS)))
         if welcome.device != self.name:
             raise RemoteError(f"the agent of {self.name} says that it is '{welcome.device}'")

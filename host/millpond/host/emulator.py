@@ -14,10 +14,13 @@ import sys
 import time
 from pathlib import Path
 
-from millpond.host.fleet import Fleet
+from millpond.host.fleet import DeviceConfig, Fleet
 from millpond.host.locks import locked
-from millpond.images.backplane import Backplane
-from millpond.images.emulated import AGENT, BoardSpec
+from millpond.images import boards
+from millpond.images.backplane import Backplane, Board
+from millpond.images.boards import EMULATED
+from millpond.images.emulated import AGENT, BoardSpec, EmulatedBoard
+from millpond.images.qemu import QemuBoard, QemuSpec
 from millpond.linux.logs import rotate
 from millpond.linux.network import loopback_up
 from millpond.linux.reaping import reap_orphans
@@ -76,16 +79,19 @@ def _user_namespaces_work() -> bool:
     return probe.returncode == 0
 
 
+def _board(fleet: Fleet, device: DeviceConfig) -> Board:
+    directory = fleet.device_directory(device.name)
+    if device.board == EMULATED:
+        return EmulatedBoard(BoardSpec(device.name, directory, device.agent or AGENT))
+    return QemuBoard(QemuSpec(device.name, directory, boards.read(device.board)))
+
+
 class Machine:
     """What runs in an emulated machine: boards, the host daemon and, if there is one, a command."""
 
     def __init__(self, fleet: Fleet, command: list[str] | None) -> None:
         self._fleet, self._command = fleet, command
-        specs = [
-            BoardSpec(device.name, fleet.device_directory(device.name), device.agent or AGENT)
-            for device in fleet.config.device
-        ]
-        self._backplane = Backplane(specs)
+        self._backplane = Backplane([_board(fleet, device) for device in fleet.config.device])
         self._daemon: subprocess.Popen[bytes] | None = None
         self._daemon_started = 0.0
         self._interrupted = 0

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from millpond.images import boards
+from millpond.images.boards import EMULATED
 from millpond.train import joules
 from millpond.train.joules import Watts
 from millpond.wire import toml
@@ -17,14 +19,16 @@ from millpond.wire.tls import Identity
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfig:
-    """One device: ``encrypt`` "always" adds TLS to bulk data; "auto" leaves it plain inside the box.
+    """One device on a ``board``, "emulated" or one that ``millpond.images.boards`` knows.
+
+    ``encrypt`` "always" adds TLS to bulk data; "auto" leaves it plain inside the box.
 
     ``agent`` is another command to run as an emulated board's agent, such as a build under test. ``watts``
     are what the device takes, for where it does not know by itself.
     """
 
     name: str
-    board: Literal["emulated"] = "emulated"
+    board: str = EMULATED
     encrypt: Literal["auto", "always"] = "auto"
     agent: tuple[str, ...] = ()
     watts: Watts | None = None
@@ -87,6 +91,11 @@ class Fleet:
         return self.directory / "host" / "ssh_key"
 
     @property
+    def admin_key(self) -> Path:
+        """The private key that opens root's SSH sessions on devices."""
+        return self.directory / "host" / "admin_key"
+
+    @property
     def known_hosts(self) -> Path:
         """The devices' SSH host keys, pinned when they were provisioned."""
         return self.directory / "host" / "known_hosts"
@@ -95,9 +104,16 @@ class Fleet:
         """What belongs to one emulated device: etc, flash, state, slot, console.log."""
         return self.directory / "devices" / name
 
-    def slot_socket(self, name: str) -> Path:
-        """Where the device's end of the tunnel listens, as the host sees it."""
-        return self.device_directory(name) / "slot" / "nvme.sock"
+    def slot(self, name: str) -> Path:
+        """What the host and an emulated device, or one in QEMU, both see."""
+        return self.device_directory(name) / "slot"
+
+    def peer(self, device: DeviceConfig) -> tuple[Literal["socket", "ivshmem", "nvme"], Path | str]:
+        """How the host's end of the tunnel finds the device: its transport, and where."""
+        if device.board == EMULATED:
+            return "socket", self.slot(device.name) / "nvme.sock"
+        transport = boards.read(device.board).tunnel.transport
+        return transport, self.slot(device.name) / "doorbells" if transport == "ivshmem" else "auto"
 
     def job_directory(self, job: int) -> Path:
         """A job's checkpoints, model and log."""
@@ -141,10 +157,11 @@ def read(directory: Path) -> Fleet:
         ) from None
     except OSError:
         pass  # reading it says so
-    return Fleet(directory, _checked(toml.read(FleetConfig, path)))
+    return Fleet(directory, checked(toml.read(FleetConfig, path)))
 
 
-def _checked(config: FleetConfig) -> FleetConfig:
+def checked(config: FleetConfig) -> FleetConfig:
+    """The same. Raises ConfigError for what cannot be meant."""
     try:
         network = ipaddress.ip_network(config.network)
     except ValueError as error:
@@ -159,6 +176,8 @@ def _checked(config: FleetConfig) -> FleetConfig:
     if config.watts:
         joules.check(config.watts, "fleet.toml: watts")
     for device in config.device:
+        if device.board != EMULATED:
+            boards.read(device.board)
         if device.watts:
             joules.check(device.watts, f"fleet.toml: device: {device.name}: watts")
     return config

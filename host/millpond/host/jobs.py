@@ -8,13 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from millpond.host.api import Curves, JobInfo, Progress
+from millpond.host.api import Curves, JobInfo, NewLog, Progress
 from millpond.host.crew import Surroundings
 from millpond.host.curves import read_curves
 from millpond.host.federation import Federation
 from millpond.host.lockstep import Lockstep
 from millpond.host.record import JobRow, JobState, Record
 from millpond.train.job import Job
+from millpond.wire.control import LogPosition
 from millpond.wire.errors import LocalError, MillpondError, Refused
 
 log = logging.getLogger(__name__)
@@ -180,6 +181,24 @@ class Jobs:
         except OSError as error:
             raise LocalError(f"{path}: {error.strerror}") from None
         return tuple(found[-lines:]) if lines > 0 else ()
+
+    def new_log(self, number: int, lines: int, after: int | None) -> NewLog:
+        """Whole lines of a job's log from byte ``after`` on; the last ``lines`` without it. Raises Refused,
+        LocalError.
+        """
+        row = self._row(number)  # before its log is read: what has ended writes no more
+        path = self._around.fleet.job_directory(number) / "job.log"
+        try:
+            with path.open("rb") as file:
+                file.seek(after or 0)
+                data = file.read()
+        except OSError as error:
+            raise LocalError(f"{path}: {error.strerror}") from None
+        whole = data[: data.rfind(b"\n") + 1]
+        found = whole.decode(errors="replace").splitlines()
+        position = LogPosition("", (after or 0) + len(whole))
+        shown = found if after is not None else found[-lines:]
+        return NewLog(tuple(shown), position, ended=row.state is not JobState.RUNNING)
 
     def curves(self, number: int) -> Curves:
         """What the workers of a synchronous job were measured to do. Raises Refused."""

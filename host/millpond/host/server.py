@@ -18,9 +18,17 @@ from millpond.linux import sockets
 from millpond.train.job import check
 from millpond.wire.acceptor import Acceptor
 from millpond.wire.channel import Channel
-from millpond.wire.control import CONTROL_PORT, GetLedger, GetLog, GetTicket, Ledger, Log, Ticket
+from millpond.wire.control import CONTROL_PORT, GetLedger, GetLog, GetTicket, Ledger, Log, LogPosition, Ticket
 from millpond.wire.deadline import NEVER, Deadline
-from millpond.wire.errors import LocalError, MillpondError, Refused, RemoteError
+from millpond.wire.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    LocalError,
+    MillpondError,
+    ProtocolError,
+    Refused,
+    RemoteError,
+)
 from millpond.wire.frame import Limits
 from millpond.wire.message import Failure, Message, Ok
 from millpond.wire.text import printable
@@ -147,6 +155,13 @@ class Server:
                 lines = agent.call(GetLog(request.lines), Log, deadline).lines
             client.send(Log(tuple(printable(line) for line in lines)), deadline)
 
+    def _get_new_log(self, client: Channel, request: api.GetNewLogOf, deadline: Deadline) -> None:
+        if request.target.isdigit():
+            after = request.after.number if request.after else None
+            client.send(self._jobs.new_log(int(request.target), request.lines, after), deadline)
+        else:
+            client.send(_new_log(self._device(request.target), request, deadline), deadline)
+
     def _get_curves(self, client: Channel, request: api.GetCurves, deadline: Deadline) -> None:
         client.send(self._jobs.curves(request.job), deadline)
 
@@ -164,7 +179,27 @@ class Server:
         api.GetJobs: _get_jobs,
         api.Watch: _watch,
         api.GetLogOf: _get_log,
+        api.GetNewLogOf: _get_new_log,
         api.GetCurves: _get_curves,
         api.StopJob: _stop,
         StartLaunch: _launch,
     }
+
+
+def _new_log(device: Device, request: api.GetNewLogOf, deadline: Deadline) -> api.NewLog:
+    """What a device's agent has logged since; one that is gone is no error, for it may come back."""
+    if device.status.state is not State.READY:
+        return api.NewLog(gone=device.status.reason or str(device.status.state))
+    try:
+        with device.control(deadline) as agent:
+            found = agent.call(GetLog(request.lines, request.after), Log, deadline)
+    except (ConnectionLost, DeadlineExceeded) as error:
+        return api.NewLog(gone=printable(str(error)))
+    if found.position is None:
+        raise ProtocolError(f"the agent of {device.name} does not number the lines of its log")
+    lines, lost = tuple(printable(line) for line in found.lines), 0
+    if request.after:
+        known = request.after.number if request.after.boot == found.position.boot else 0
+        lost = max(0, found.position.number - known - len(lines))
+    position = LogPosition(printable(found.position.boot, 40), found.position.number)
+    return api.NewLog(lines, position, lost)

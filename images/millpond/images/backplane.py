@@ -5,19 +5,45 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
-from millpond.images.emulated import BoardSpec, EmulatedBoard
+from millpond.wire.errors import LocalError
 
 log = logging.getLogger(__name__)
 RESET_SECONDS = 1.0
-OFF_SECONDS = 10.0
+
+
+class Board(Protocol):
+    """A board that can be switched on and off; to go off properly takes it up to ``off_seconds``."""
+
+    off_seconds: float
+
+    @property
+    def name(self) -> str:
+        """The device's."""
+
+    @property
+    def pids(self) -> set[int]:
+        """Its own processes, children of this one."""
+
+    def power_on(self) -> None:
+        """Start it. Raises LocalError."""
+
+    def died(self) -> bool:
+        """Whether it has gone off by itself; true once."""
+
+    def shut_down(self) -> None:
+        """Tell it to go off; returns at once."""
+
+    def power_off(self, patience: float) -> None:
+        """Wait ``patience`` seconds until it is off, then cut its power."""
 
 
 class Backplane:
-    """All emulated boards of a fleet. Call from one thread."""
+    """All boards of a fleet that this machine runs. Call from one thread."""
 
-    def __init__(self, specs: Sequence[BoardSpec]) -> None:
-        self._boards = [EmulatedBoard(spec) for spec in specs]
+    def __init__(self, boards: Sequence[Board]) -> None:
+        self._boards = list(boards)
         self._again: dict[str, float] = {}
 
     def power_on(self) -> None:
@@ -29,22 +55,30 @@ class Backplane:
         """Note boards that died, and switch them on again a second later, as a watchdog would."""
         now = time.monotonic()
         for board in self._boards:
-            name = board.spec.name
+            name = board.name
             if board.died():
                 log.warning("%s went down; it is switched on again", name)
                 self._again[name] = now + RESET_SECONDS
             elif self._again.get(name, now + 1) <= now:
                 del self._again[name]
-                board.power_on()
+                self._switch_on(board)
+
+    def _switch_on(self, board: Board) -> None:
+        """One board that cannot be must not take the others with it."""
+        try:
+            board.power_on()
+        except LocalError as error:
+            log.warning("%s cannot be switched on, it is tried again: %s", board.name, error)
+            self._again[board.name] = time.monotonic() + RESET_SECONDS
 
     @property
     def pids(self) -> set[int]:
         """The boards' own processes."""
-        return {board.pid for board in self._boards if board.pid}
+        return {pid for board in self._boards for pid in board.pids}
 
     def power_off(self) -> None:
         """Shut all boards down."""
         for board in self._boards:
             board.shut_down()
         for board in self._boards:
-            board.power_off(OFF_SECONDS)
+            board.power_off(board.off_seconds)

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from millpond.images import ssh_server
+from millpond.images import ssh_server, ssh_settings
 from millpond.images.init import Init
 from millpond.linux.logs import rotate
 from millpond.linux.network import allow_low_ports, loopback_up
@@ -44,6 +44,8 @@ class BoardSpec:
 class EmulatedBoard:
     """A board that can be switched on and off. Call from one thread: boards die with it."""
 
+    off_seconds = 10.0
+
     def __init__(self, spec: BoardSpec) -> None:
         self.spec = spec
         self._pid: int | None = None
@@ -65,12 +67,18 @@ class EmulatedBoard:
         loopback_up()
         allow_low_ports()
         public = Path(VOLUME, "public")
-        return Init(self.spec.agent, lambda: ssh_server.command(Path(IDENTITY), public)).run()
+        servers = [ssh_server.command(name, Path(IDENTITY), public) for name in ("admin", "user")]
+        return Init(self.spec.agent, servers).run()
 
     @property
-    def pid(self) -> int | None:
-        """The pid of the board's outermost process while it is on."""
-        return self._pid
+    def name(self) -> str:
+        """The device's."""
+        return self.spec.name
+
+    @property
+    def pids(self) -> set[int]:
+        """The board's outermost process while it is on."""
+        return {self._pid} if self._pid else set()
 
     def died(self) -> bool:
         """Whether the board has gone off by itself; true once."""
@@ -114,7 +122,9 @@ def _sandbox(spec: BoardSpec) -> Sandbox:
             Bind(directory / "etc", Path(IDENTITY)),
             *(Bind(source, Path(target), read_only=False) for source, target in writable.items()),
         ),
-        files=ssh_server.accounts() | {"/etc/hostname": f"{spec.name}\n"},
+        tmpfs=(Path("/tmp"), Path("/root")),  # noqa: S108 - the board's own
+        files=ssh_settings.accounts()
+        | {"/etc/hostname": f"{spec.name}\n", "/var/log/lastlog": ""},  # sshd complains to root without it
         links={"/etc/mtab": "/proc/self/mounts"},
         hostname=spec.name,
         own_network=True,

@@ -1,4 +1,4 @@
-"""Edge: the init of an emulated board, its PID 1: starts the agent and the SSH server, and restarts them."""
+"""Edge: the init of an emulated board, its PID 1: starts the agent and the SSH servers, and restarts them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from millpond.linux.reaping import reap_orphans
@@ -21,15 +21,16 @@ log = logging.getLogger(__name__)
 RESTART_SECONDS = 0.5
 STOP_SECONDS = 5.0
 _NOTIFY = Path("/run/notify")
+_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
 
 
 class Init:
     """Runs the agent as systemd would (READY=1 by sd_notify), and what needs the agent's volume after it."""
 
-    def __init__(self, agent: Sequence[str], then: Callable[[], list[str]]) -> None:
-        self._agent_command, self._then = list(agent), then
+    def __init__(self, agent: Sequence[str], then: Sequence[Sequence[str]]) -> None:
+        self._agent_command, self._then = list(agent), [list(command) for command in then]
         self._agent: subprocess.Popen[bytes] | None = None
-        self._second: subprocess.Popen[bytes] | None = None
+        self._others: list[subprocess.Popen[bytes]] = []
         self._stopping = False
 
     def run(self) -> int:
@@ -56,9 +57,9 @@ class Init:
         self._stopping = True
 
     def _start_agent(self) -> None:
-        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
-        environment["NOTIFY_SOCKET"] = str(_NOTIFY)
-        self._agent = subprocess.Popen(self._agent_command, env=environment)
+        self._agent = subprocess.Popen(
+            self._agent_command, env=_ENVIRONMENT | {"NOTIFY_SOCKET": str(_NOTIFY)}
+        )
 
     def _wait(self, notify: socket.socket) -> None:
         poll = select.poll()
@@ -68,29 +69,30 @@ class Init:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake, 4096)
         with contextlib.suppress(BlockingIOError):
-            if b"READY=1" in notify.recv(4096) and self._second is None:
-                self._second = subprocess.Popen(self._then())
+            if b"READY=1" in notify.recv(4096) and not self._others:
+                self._others = [subprocess.Popen(command, env=_ENVIRONMENT) for command in self._then]
 
     def _reap(self) -> None:
         if self._agent and self._agent.poll() is not None:
             log.warning("the agent ended with %d; it is started again", self._agent.returncode)
             self._agent = None
-            self._end_second()
+            self._end_others()
             time.sleep(RESTART_SECONDS)
-        if self._second and self._second.poll() is not None:
-            log.warning("the SSH server ended with %d", self._second.returncode)
-            self._second = subprocess.Popen(self._then()) if self._agent else None
-            time.sleep(RESTART_SECONDS)
-        reap_orphans({process.pid for process in (self._agent, self._second) if process})
+        for place, other in enumerate(self._others):
+            if other.poll() is not None:
+                log.warning("'%s' ended with %d", " ".join(self._then[place]), other.returncode)
+                time.sleep(RESTART_SECONDS)
+                self._others[place] = subprocess.Popen(self._then[place], env=_ENVIRONMENT)
+        reap_orphans({process.pid for process in (self._agent, *self._others) if process})
 
-    def _end_second(self) -> None:
-        if self._second:
-            self._second.kill()
-            self._second.wait()
-            self._second = None
+    def _end_others(self) -> None:
+        for other in self._others:
+            other.kill()
+            other.wait()
+        self._others = []
 
     def _stop(self) -> None:
-        self._end_second()
+        self._end_others()
         if self._agent:
             self._agent.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,55 +1,83 @@
-"""Pure: the SSH server of an emulated board: an ordinary user's, in a sandbox without the private part."""
+"""Entry: ``python -m millpond.images.ssh_server user|admin --identity DIR --public DIR`` runs an SSH server.
+
+The user's is confined: the volume's public part and programs are all there is. The admin's stands in the
+device's own root directory. Both run in the foreground: systemd starts them on a real board, and the same
+command lines are what the init of an emulated board starts.
+"""
 
 from __future__ import annotations
 
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from millpond.linux.confine import confined
-from millpond.linux.sandbox import Bind, Sandbox, system_binds
-
-USER = "pond"
-UID = 64003
-HOME = "/volume"
-SSHD = "/usr/sbin/sshd"
-
-_CONFIG = """\
-Port 22
-HostKey /etc/ssh/host_key
-AuthorizedKeysFile /etc/ssh/authorized_keys
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-UsePAM no
-StrictModes no
-AllowTcpForwarding no
-AllowAgentForwarding no
-X11Forwarding no
-PermitTunnel no
-PrintMotd no
-PidFile none
-Subsystem sftp internal-sftp
-"""
+from millpond.images import ssh_settings
+from millpond.images.ssh_settings import ADMIN, HOST_KEY, INSIDE, RENAMED_ROOT, SERVERS, USER
+from millpond.linux import confine, syscalls
+from millpond.linux.sandbox import enter_user_namespace, has_many_uids
 
 
-def accounts() -> dict[str, str]:
-    """The board's own /etc files: its users, and nothing of the machine around it."""
-    return {
-        "/etc/passwd": f"root:x:0:0:root:/root:/bin/sh\n{USER}:x:{UID}:{UID}::{HOME}:/bin/sh\n",
-        "/etc/group": f"root:x:0:\n{USER}:x:{UID}:\n",
-        "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-        "/etc/hosts": "127.0.0.1 localhost\n",
-    }
+def command(name: str, identity: Path, public: Path) -> list[str]:
+    """The command line that runs server ``name``, "user" or "admin"."""
+    places = ["--identity", str(identity), "--public", str(public)]
+    return [sys.executable, "-m", "millpond.images.ssh_server", name, *places]
 
 
-def command(identity: Path, public: Path) -> list[str]:
-    """The command line that runs the server, with the keys in ``identity`` and ``public`` as all it shows."""
-    sandbox = Sandbox(
-        binds=(*system_binds(), Bind(public, public, read_only=False)),
-        files=accounts() | {"/etc/ssh/sshd_config": _CONFIG},
-        secrets={
-            "/etc/ssh/host_key": str(identity / "ssh_host_key"),
-            "/etc/ssh/authorized_keys": str(identity / "authorized_keys"),
-        },
-        own_pids=True,
-        uid=UID,
+def _run_user(identity: Path, public: Path) -> int:
+    lines = ssh_settings.settings(USER, INSIDE / HOST_KEY, INSIDE / USER.authorized)
+    authorized = (identity / USER.authorized).read_text()
+    many_uids = os.geteuid() == 0 and has_many_uids()
+    sandbox = ssh_settings.sandbox(identity, public, authorized, many_uids=many_uids)
+    return confine.run(sandbox, ssh_settings.command(lines))
+
+
+def _run_admin(identity: Path) -> int:
+    lines = ssh_settings.settings(ADMIN, identity / HOST_KEY, identity / ADMIN.authorized)
+    if has_many_uids():
+        ssh_settings.EMPTY.mkdir(mode=0o755, parents=True, exist_ok=True)
+    else:
+        _rename_root()
+    argv = ssh_settings.command(lines)
+    os.execv(argv[0], argv)  # noqa: S606 - no shell
+
+
+def _rename_root() -> None:
+    """Sshd wants another uid if its own is 0, so it sees another number there. The files stay the same."""
+    enter_user_namespace(RENAMED_ROOT, syscalls.CLONE_NEWNS)
+    syscalls.mount("none", Path("/"), "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+    for name, text in ssh_settings.accounts(RENAMED_ROOT).items():
+        if Path(name).exists():
+            with tempfile.NamedTemporaryFile("w") as file:
+                file.write(text)
+                file.flush()
+                Path(file.name).chmod(0o644)
+                syscalls.bind(Path(file.name), Path(name))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until SIGTERM. Exits as sshd does; 2 for wrong arguments or without keys."""
+    parser = argparse.ArgumentParser(
+        prog="millpond.images.ssh_server", description="An SSH server of a device."
     )
-    return confined(sandbox, [SSHD, "-D", "-e", "-f", "/etc/ssh/sshd_config"])
+    parser.add_argument("server", choices=sorted(SERVERS))
+    parser.add_argument(
+        "--identity", type=Path, required=True, metavar="DIR", help="Where the device's keys are."
+    )
+    parser.add_argument(
+        "--public", type=Path, default=Path("/volume/public"), metavar="DIR", help="What users see."
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.server == ADMIN.name:
+            return _run_admin(arguments.identity)
+        return _run_user(arguments.identity, arguments.public)
+    except OSError as error:
+        print(f"millpond: the {arguments.server}'s SSH server cannot start: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

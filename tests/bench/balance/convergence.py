@@ -16,7 +16,7 @@ from bench.balance.processes import Work, processes
 from bench.rows import summary
 from millpond.host import demo_data
 from millpond.host.workers import ModelState, Worker
-from millpond.train import datasets, loop, models, seeds
+from millpond.train import datasets, generators, loop, models
 from millpond.train.aggregate import Vector
 from millpond.train.job import Synchronous, Training
 from millpond.train.protocol import Compute, Computed, Ready, Trained
@@ -118,7 +118,7 @@ def _alone(work: Work, epochs: int) -> float:
     """One process with all samples, the same optimizer and batches of the same size."""
     folders = [str(path) for path in (*work.private, work.public)]
     samples = datasets.load(Path(), folders, "npy")
-    seeds.plant(work.seed)
+    generators.plant(work.seed)
     model = models.digits_cnn()
     optimizer = loop.make_optimizer(model, work.training)
     shuffle = torch.Generator().manual_seed(work.seed)

@@ -33,13 +33,21 @@ def _parse(spec: str) -> Sandbox:
             Bind(Path(item["source"]), Path(item["target"]), item["read_only"]) for item in fields["binds"]
         )
     fields["tmpfs"] = tuple(Path(path) for path in fields["tmpfs"])
+    if fields["only"] is not None:
+        fields["only"] = tuple(fields["only"])
     return Sandbox(**fields)
 
 
 def main() -> int:
     """Run the command and exit as it does; SIGTERM is handed on to it."""
+    return run(_parse(sys.argv[1]), sys.argv[2:])
+
+
+def run(sandbox: Sandbox, command: list[str]) -> int:
+    """Run ``command`` in ``sandbox``; its exit code. This process, which has one thread, is for nothing else
+    any more: it dies with its parent, its descriptors are the command's, and SIGTERM is handed on.
+    """
     syscalls.die_with_parent(signal.SIGKILL)
-    command = sys.argv[2:]
 
     def execute() -> int:
         accept_signals()
@@ -47,7 +55,7 @@ def main() -> int:
         os.execvpe(command[0], command, kept | {"HOME": "/tmp"})  # noqa: S606, S108 - no shell; its own /tmp
 
     descriptors = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]  # noqa: PTH208
-    pid = spawn(_parse(sys.argv[1]), execute, keep=[fd for fd in descriptors if _is_open(fd)])
+    pid = spawn(sandbox, execute, keep=[fd for fd in descriptors if _is_open(fd)])
     for descriptor in descriptors:
         if _is_open(descriptor):
             os.close(descriptor)  # a socket must not stay open here when the command closes it

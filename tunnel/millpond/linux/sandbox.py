@@ -36,7 +36,8 @@ class Sandbox:
 
     ``binds`` None keeps the whole file system; of nested targets the deeper one is on top. ``files`` are
     readable by all, ``secrets`` by the sandbox's user alone: they map names inside to files outside, so that
-    their contents never stand in a command line. Without ``capabilities`` a root is one by name alone.
+    their contents never stand in a command line. Without ``capabilities`` a root is one by name alone; with
+    ``only`` it has these CAP_* and no others, whatever it executes.
     ``own_network`` starts with a loopback that is
     down and nothing else. ``uid`` None stays root of the sandbox; where only one uid exists, any other uid is
     that one renamed.
@@ -53,6 +54,12 @@ class Sandbox:
     new_session: bool = False
     uid: int | None = None
     capabilities: bool = True
+    only: tuple[int, ...] | None = None
+
+    @property
+    def weak(self) -> bool:
+        """Whether who is in it may not change what it is made of."""
+        return self.uid is not None or not self.capabilities or self.only is not None
 
 
 def has_many_uids() -> bool:
@@ -140,6 +147,9 @@ def _inside(sandbox: Sandbox, body: Callable[[], int]) -> int:
         syscalls.set_hostname(sandbox.hostname)
     if sandbox.uid is not None:
         _drop_to(sandbox.uid, many_uids)
+    elif sandbox.only is not None:
+        syscalls.bound_capabilities(*sandbox.only)
+        syscalls.no_new_privileges()
     elif not sandbox.capabilities:
         syscalls.drop_capabilities()
         syscalls.no_new_privileges()
@@ -222,7 +232,7 @@ def _build_root(sandbox: Sandbox, many_uids: bool) -> None:
         inside(root, Path(name)).symlink_to(target)
     _mount_kernel_trees(root, sandbox)
     syscalls.pivot_root(root)
-    if sandbox.uid is not None or not sandbox.capabilities:
+    if sandbox.weak:
         # Where the user is root renamed, permissions alone would not protect it.
         flags = syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_RDONLY | syscalls.MS_NOSUID
         syscalls.mount("", Path("/"), "", flags)
@@ -273,7 +283,7 @@ def _mount_kernel_trees(root: Path, sandbox: Sandbox) -> None:
     closed = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     if sandbox.own_pids:
         syscalls.mount("proc", proc, "proc", closed)
-        if sandbox.uid is not None or not sandbox.capabilities:
+        if sandbox.weak:
             _close_settings(proc)
     else:
         syscalls.bind(Path("/proc"), proc)

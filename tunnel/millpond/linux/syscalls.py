@@ -27,12 +27,21 @@ MS_PRIVATE = 0x40000
 
 MNT_DETACH = 0x2
 
+CAP_CHOWN = 0
+CAP_FOWNER = 3
+CAP_KILL = 5
+CAP_SETGID = 6
+CAP_SETUID = 7
+CAP_NET_BIND_SERVICE = 10
 CAP_NET_ADMIN = 12
 CAP_SYS_RAWIO = 17
+CAP_SYS_CHROOT = 18
 CAP_SYS_ADMIN = 21
+CAP_AUDIT_WRITE = 29
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_SECCOMP = 22
+_PR_CAPBSET_DROP = 24
 _SECCOMP_MODE_FILTER = 2
 _PR_SET_NO_NEW_PRIVS = 38
 UTIME_NOW = (1 << 30) - 1
@@ -139,6 +148,16 @@ def keep_capabilities(*numbers: int) -> None:
     kept = (high << 32 | low) & sum(1 << number for number in numbers)
     words = [kept & 0xFFFFFFFF] * 2 + [0] + [kept >> 32] * 2 + [0]  # effective, permitted, inheritable, twice
     _check(_libc.capset(header, ctypes.create_string_buffer(struct.pack("=6I", *words), 24)), "capset")
+
+
+def bound_capabilities(*numbers: int) -> None:
+    """Give up every capability but CAP_* ``numbers`` for good, also for programs that root executes."""
+    for number in range(64):
+        if number not in numbers and _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0) < 0:
+            if ctypes.get_errno() == errno.EINVAL:  # the kernel knows no more of them
+                break
+            _check(-1, "prctl")
+    keep_capabilities(*numbers)
 
 
 def drop_capabilities() -> None:

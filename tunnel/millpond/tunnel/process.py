@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from millpond.tunnel.counters import make_counters, map_counters
 from millpond.tunnel.counts import Counts
@@ -149,20 +149,22 @@ class TunnelEnd:
 
 def spawn_end(
     role: str,
-    socket: Path,
+    where: Path | str,
     interface: str,
     address: str,
     *,
     mtu: int = DEFAULT_MTU,
     name: str = "",
     peers: str = "",
+    transport: Literal["socket", "ivshmem", "nvme"] = "socket",
     nursery: Nursery | None = None,
 ) -> TunnelEnd:
     """Start an end (``host`` or ``device``) in this process's network namespace: as a program of its own, or
-    from a ``nursery``, where many ends share their memory and start at once. ``peers`` is the network that
+    from a ``nursery``, where many ends share their memory and start at once. ``where`` its peer is depends on
+    the ``transport``, as for ``python -m millpond.tunnel``. ``peers`` is the network that
     the device may speak with, if that is more than the host. Raises LocalError.
     """
-    arguments = [role, "--socket", str(socket), "--interface", interface, "--address", address]
+    arguments = [role, f"--{transport}", str(where), "--interface", interface, "--address", address]
     arguments += ["--mtu", str(mtu), "--name", name, *(["--peers", peers] if peers else [])]
     return TunnelEnd(functools.partial(nursery.start if nursery else _start_program, arguments))
 

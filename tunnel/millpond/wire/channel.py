@@ -10,7 +10,6 @@ import errno
 import os
 import select
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -35,6 +34,7 @@ R = TypeVar("R", bound=Message)
 Buffer = bytes | bytearray | memoryview
 _LOOK_SECONDS = 0.2
 _CHUNK = 1 << 18  # what is copied, searched and sent then stays in a processor's cache
+_SSL_ERROR_WANT_READ = 2  # as the module ssl calls it
 _SMALL = 1 << 14
 _EARLY = 1 << 12
 _UNREAD = memoryview(bytes(_CHUNK))  # as much as is sent unread, for an outlet that only counts
@@ -98,10 +98,21 @@ class _Receiving(_Sending):
             raise DeadlineExceeded(f"{self._peer} did not answer in time") from None
         if isinstance(error, EOFError):
             raise ConnectionLost(f"{self._peer} closed the connection") from None
-        if isinstance(error, ssl.SSLError):
-            raise _tls_error(self._peer, error) from error
         if isinstance(error, OSError):
-            raise ConnectionLost(f"{self._peer}: {error.strerror or error}") from error
+            raise self._explained(error) from error
+
+    def _explained(self, error: OSError) -> RemoteError:
+        return ConnectionLost(f"{self._peer}: {error.strerror or error}")
+
+
+class _ReceivingTls(_Receiving):
+    __slots__ = ()
+
+    def _explained(self, error: OSError) -> RemoteError:
+        # Here, because a process without such connections shall not have all of ssl in its memory.
+        from millpond.wire import tls
+
+        return tls.explained(self._peer, error) or super()._explained(error)
 
 
 class Channel:
@@ -119,7 +130,9 @@ class Channel:
         self._early = memoryview(b"")
         self.eager = False
         self._closing = threading.Lock()
-        self._sending, self._receiving = _Sending(peer), _Receiving(peer)
+        self._plain = not hasattr(sock, "unwrap")
+        self._sending = _Sending(peer)
+        self._receiving = _Receiving(peer) if self._plain else _ReceivingTls(peer)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             notice_dead_peer(sock)
@@ -173,10 +186,6 @@ class Channel:
             size = min(_CHUNK, stretch.size - start)
             part = _UNREAD[:size] if shared is None else shared[start : start + size]
             self._send_pages(kind, part, stretch.descriptor, stretch.start + start, deadline)
-
-    @property
-    def _plain(self) -> bool:
-        return not isinstance(self.sock, ssl.SSLSocket)
 
     @property
     def _sends_pages(self) -> bool:
@@ -328,10 +337,10 @@ class Channel:
         try:
             self.sock.settimeout(0)
             self.sock.recv(1)
-        except (BlockingIOError, ssl.SSLWantReadError):
+        except BlockingIOError:
             return True
-        except OSError:
-            pass
+        except OSError as error:
+            return not self._plain and error.errno == _SSL_ERROR_WANT_READ
         return False
 
     @property
@@ -379,10 +388,3 @@ def notice_dead_peer(sock: socket.socket) -> None:
     options[socket.TCP_USER_TIMEOUT] = 30_000
     for option, value in options.items():
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _tls_error(peer: str, error: ssl.SSLError) -> RemoteError:
-    """TLS 1.3 tells a client only at its first read that its certificate was refused."""
-    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-        return ConnectionLost(f"{peer} closed the connection")
-    return RemoteError(f"{peer}: TLS failed: {error.reason or error}")

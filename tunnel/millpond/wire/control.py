@@ -9,6 +9,7 @@ from millpond.wire.message import Kind, Message, message
 
 CONTROL_PORT = 7700
 SSH_PORT = 22
+SSH_ADMIN_PORT = 2222
 
 
 @message("hello")
@@ -107,17 +108,32 @@ class Attach(Message):
     token: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """A place in a log: behind the first ``number`` lines of a device's agent that was started as ``boot``,
+    or bytes of a job's log.
+    """
+
+    boot: str
+    number: int
+
+
 @message("log.get")
 @dataclass(frozen=True, slots=True)
 class GetLog(Message):
-    """Ask for the last lines of the agent's own log, never of a job's output; answered by Log."""
+    """Ask for the last lines of the agent's own log, never of a job's output; answered by Log.
+
+    With ``after`` for all that have come since that position and are still kept.
+    """
 
     lines: int
+    after: LogPosition | None = None
 
 
 @message("log")
 @dataclass(frozen=True, slots=True)
 class Log(Message):
-    """Lines of a log, oldest first."""
+    """Lines of a log, oldest first; the ``position`` is behind the last of them."""
 
     lines: tuple[str, ...]
+    position: LogPosition | None = None

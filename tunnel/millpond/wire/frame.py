@@ -23,7 +23,7 @@ from millpond.wire.errors import ConfigError, LimitExceeded, ProtocolError, Vers
 from millpond.wire.message import Message, registered
 from millpond.wire.schema import dump, load
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAGIC = b"mp"
 PREFIX = struct.Struct("!2sHIQ")
 

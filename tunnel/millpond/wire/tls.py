@@ -85,3 +85,17 @@ def _handshake(
         tls.close()
         raise ConnectionLost(f"{peer} closed the connection")
     return tls
+
+
+def explained(peer: str, error: OSError) -> RemoteError | None:
+    """What an error of a TLS connection means, if it is of TLS.
+
+    TLS 1.3 tells a client only at its first read that its certificate was refused.
+    """
+    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+        return ConnectionLost(f"{peer} closed the connection")
+    return (
+        RemoteError(f"{peer}: TLS failed: {error.reason or error}")
+        if isinstance(error, ssl.SSLError)
+        else None
+    )

@@ -38,6 +38,7 @@ def open_board(address: str) -> Board:
             return VfioBoard(device, memory, weakly_ordered=weakly_ordered)
         except VfioMissing as error:
             log.warning("no interrupts from %s, it will be polled: %s", device.name, error)
+            _take_from_vfio(device)
             return PolledBoard(device, memory, weakly_ordered=weakly_ordered)
     except OSError as error:
         raise LocalError(f"cannot use {device.name}: {error}") from None
@@ -73,8 +74,17 @@ def _map_memory(path: Path) -> memoryview:
     bar = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return memoryview(mmap.mmap(bar, os.fstat(bar).st_size))
+    except OSError as error:
+        raise LocalError(f"cannot map {path}: {error.strerror}") from None
     finally:
         os.close(bar)
+
+
+def _take_from_vfio(device: Path) -> None:
+    """A device that has a driver can not be enabled by hand."""
+    if (device / "driver").exists():
+        (device / "driver_override").write_text("\n")
+        (device / "driver/unbind").write_text(device.name)
 
 
 def _give_to_vfio(device: Path) -> None:
@@ -87,10 +97,13 @@ def _give_to_vfio(device: Path) -> None:
     if not _DRIVER.exists():
         raise VfioMissing("the kernel has no vfio-pci")
     driver = device / "driver"
-    if driver.exists() and driver.resolve().name != "vfio-pci":
-        (driver / "unbind").write_text(device.name)
-    if not driver.exists():
-        (device / "driver_override").write_text("vfio-pci")
-        Path("/sys/bus/pci/drivers_probe").write_text(device.name)
+    try:
+        if driver.exists() and driver.resolve().name != "vfio-pci":
+            (driver / "unbind").write_text(device.name)
+        if not driver.exists():
+            (device / "driver_override").write_text("vfio-pci")
+            Path("/sys/bus/pci/drivers_probe").write_text(device.name)
+    except OSError as error:  # the kernel says so where the IOMMU cannot do what vfio needs of it
+        raise VfioMissing(f"vfio-pci did not take the device: {error.strerror}") from None
     if not driver.exists():
         raise VfioMissing("vfio-pci did not take the device")

@@ -23,6 +23,7 @@ _SET_IOMMU, _GET_STATUS, _SET_CONTAINER, _GET_DEVICE, _GET_REGION, _SET_IRQS = (
 )
 _TYPE1V2_IOMMU = 3
 _VIABLE = 1
+_MAPPABLE = 4
 _BAR0, _CONFIG = 0, 7
 _MSIX = 2
 _EVENTFD_TRIGGER = 1 << 2 | 1 << 5
@@ -51,6 +52,9 @@ class VfioBoard:
             self._device = self._open(device)
             self._registers = DoorbellRegisters(self._map_registers())
             self.wakes = self._take_interrupts()
+        except OSError as error:
+            self.close()
+            raise VfioMissing(f"vfio gives no interrupts: {error.strerror}") from None
         except BaseException:
             self.close()
             raise
@@ -76,20 +80,24 @@ class VfioBoard:
         self._undo.callback(os.close, descriptor)
         return descriptor
 
-    def _region(self, index: int) -> tuple[int, int]:
-        """Size, and place in the device's file."""
+    def _region(self, index: int) -> tuple[int, int, int]:
+        """Size, place in the device's file, and flags."""
         info = bytearray(_REGION.pack(_REGION.size, 0, index, 0, 0, 0))
         fcntl.ioctl(self._device, _GET_REGION, info)
-        *_, size, offset = _REGION.unpack(info)
-        return size, offset
+        _, flags, *_, size, offset = _REGION.unpack(info)
+        return size, offset, flags
 
     def _map_registers(self) -> memoryview:
-        size, offset = self._region(_BAR0)
+        size, offset, flags = self._region(_BAR0)
+        if not flags & _MAPPABLE:
+            raise VfioMissing(
+                "its registers share a page with others: boot with pci=resource_alignment=12@pci:1af4:1110"
+            )
         return memoryview(mmap.mmap(self._device, max(size, mmap.PAGESIZE), offset=offset))[:size]
 
     def _take_interrupts(self) -> tuple[int, ...]:
         """An eventfd per vector. An interrupt is a write by the device, so it must be bus master."""
-        _, config = self._region(_CONFIG)
+        _, config, _ = self._region(_CONFIG)
         command = struct.unpack("<H", os.pread(self._device, 2, config + _COMMAND))[0]
         os.pwrite(self._device, struct.pack("<H", command | _MEMORY_AND_MASTER), config + _COMMAND)
         wakes = [self._keep(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)) for _ in range(QUEUES)]

@@ -1,0 +1,1 @@
+"""Builds the agent image: a flat list of steps over one context. ``python -m millpond.images.build``."""

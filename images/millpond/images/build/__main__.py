@@ -1,0 +1,187 @@
+"""Entry: ``python -m millpond.images.build --board NAME`` makes an agent image; ``--lock`` the locks."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from millpond.images import boards
+from millpond.images.build import boot, debian, disk, kernel, python, root
+from millpond.images.build.context import RECIPE, Context
+from millpond.images.build.run import find
+from millpond.images.image_files import describe
+from millpond.images.manifest import File, Manifest, Package, SeedPlace, dumps
+from millpond.wire.errors import LocalError, MillpondError
+from millpond.wire.version import VERSION
+
+SOURCE = Path(__file__).parents[4]
+T = TypeVar("T")
+_MAKERS = ("boot", "debian", "disk", "kernel", "python", "root")
+"""What makes the base; of ``disk``, the name of a partition is in the first program."""
+
+
+def build(context: Context) -> Path:
+    """Make the image; its manifest. Raises LocalError."""
+    shutil.rmtree(context.work, ignore_errors=True)
+    context.work.mkdir(parents=True)
+    base = context.cache / f"base-{context.name}-{_key(context)}"
+    if not (base / "done").exists():
+        _step("packages, kernel and root", lambda: make_base(context, base))
+    squashed = context.work / "root.squashfs"
+    shutil.copyfile(base / "root.squashfs", squashed)
+    last = _step("millpond", lambda: root.make_millpond(context))
+    _step("root", lambda: root.squash(context, squashed, last / "opt"))
+    made = context.output / f"millpond-{context.name}.img"
+    _step("disk", lambda: disk.make_disk(made, base / "esp.vfat", squashed))
+    for name, source in (("esp.vfat", base / "esp.vfat"), ("root.squashfs", squashed)):
+        new = context.output / f"{name}.new"
+        shutil.copyfile(source, new)
+        new.replace(context.output / name)  # a bundle that is being made has the former one by a link
+    return _step("manifest", lambda: write_manifest(context, made))
+
+
+def make_base(context: Context, base: Path) -> None:
+    """What does not depend on our own code: kept in ``base`` for the next build."""
+    unpacked, release = root.make_base(context)
+    root.add_recipe(context)
+    initrd = kernel.make_initrd(context, context.board, release)
+    program = boot.make_program(context, unpacked, unpacked / f"boot/vmlinuz-{release}", initrd)
+    shutil.rmtree(base, ignore_errors=True)
+    base.mkdir(parents=True)
+    shutil.move(boot.make_esp(context, program), base / "esp.vfat")
+    _report(context.root)
+    root.squash(context, base / "root.squashfs", *sorted(context.root.iterdir()))
+    (base / "done").touch()
+
+
+def write_manifest(context: Context, made: Path) -> Path:
+    """Beside the image, what it is and what it holds."""
+    seed = next(part for part in disk.layout() if part.name == "seed")
+    files = tuple(_file(context.output / name) for name in ("esp.vfat", "root.squashfs"))
+    packages = [Package(one.name, one.version, "debian") for one in debian.locked()]
+    packages += [Package(name, version, "python") for name, version in python.locked()]
+    manifest = Manifest(
+        name="millpond",
+        version=context.version,
+        serial=context.serial,
+        board=context.name,
+        architecture=context.board.architecture,
+        image=describe(made),
+        seed=SeedPlace(seed.offset, seed.bytes),
+        files=files,
+        packages=tuple(packages),
+    )
+    path = made.with_suffix(".json")
+    path.write_text(dumps(manifest))
+    return path
+
+
+def _file(path: Path) -> File:
+    with path.open("rb") as file:
+        return File(path.name, path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def _step(name: str, work: Callable[[], T]) -> T:
+    print(f"millpond image: {name} ...", flush=True)
+    began = time.monotonic()
+    result = work()
+    print(f"millpond image: {name}: {time.monotonic() - began:.1f} s", flush=True)
+    return result
+
+
+def _key(context: Context) -> str:
+    """Changes with all that the base is made of."""
+    digest = hashlib.sha256(f"{context.name} {context.board} {context.epoch} {context.level}".encode())
+    makers = [Path(__file__).with_name(f"{name}.py") for name in _MAKERS]
+    sources = [*RECIPE.rglob("*"), *makers, context.source / "agent/millpond-agent.service"]
+    for path in sorted(path for path in sources if path.is_file()):
+        name = path.relative_to(RECIPE) if path.is_relative_to(RECIPE) else path.name
+        digest.update(f"\n{name} {path.stat().st_mode & 0o111:o} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _report(tree: Path) -> None:
+    """Where the bytes go, before they are compressed."""
+    sizes: dict[str, int] = {}
+    for path in tree.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            parts = path.relative_to(tree).parts
+            depth = 5 if parts[:4] == ("usr", "lib", "millpond", "packages") else 3
+            name = "/".join(parts[: min(depth, len(parts) - 1)])
+            sizes[name] = sizes.get(name, 0) + path.stat().st_size
+    for name, size in sorted(sizes.items(), key=lambda item: -item[1])[:15]:
+        print(f"millpond image: {size / 1e6:8.1f} MB  {name}", flush=True)
+
+
+def _serial(source: Path) -> int:
+    """The time of the newest change of the working tree, as git knows it; 0 without git."""
+    argv = [find("git"), "-C", str(source), "log", "-1", "--format=%ct"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return int(done.stdout) if done.returncode == 0 and done.stdout.strip() else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m millpond.images.build", description="Make an agent image."
+    )
+    parser.add_argument("--board", default="qemu-virt", help=f"one of {', '.join(boards.names())}")
+    parser.add_argument("--output", type=Path, default=Path(".image"), metavar="DIR")
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIR", help="what a next build can use; OUTPUT/cache if left out"
+    )
+    parser.add_argument("--source", type=Path, default=SOURCE, metavar="DIR", help="millpond's working tree")
+    parser.add_argument(
+        "--serial", type=int, help="of two images the greater is later; the newest commit's time"
+    )
+    parser.add_argument("--fast", action="store_true", help="compress less: for those who change the recipe")
+    parser.add_argument(
+        "--lock", action="store_true", help="find the packages' present versions, and lock them"
+    )
+    return parser
+
+
+def main() -> int:
+    """Exit codes: 0 made, 1 a step failed, 2 wrong arguments."""
+    arguments = _parser().parse_args()
+    output = arguments.output.absolute()
+    cache = (arguments.cache or output / "cache").absolute()
+    try:
+        if arguments.lock:
+            print(f"millpond image: locked {debian.lock(cache)} Debian and {python.lock()} Python packages")
+            return 0
+        board = boards.read(arguments.board)
+        version = VERSION
+        context = Context(
+            arguments.board,
+            board,
+            arguments.source.absolute(),
+            output / arguments.board,
+            cache,
+            version,
+            _serial(arguments.source) if arguments.serial is None else arguments.serial,
+            debian.epoch(),
+            3 if arguments.fast else 19,
+        )
+        manifest = build(context)
+        shutil.rmtree(context.work)
+        root_bytes = (manifest.parent / "root.squashfs").stat().st_size
+        print(
+            f"millpond image: {manifest.with_suffix('.img')}: its root has {root_bytes / 2**20:.1f} MiB",
+            flush=True,
+        )
+    except (MillpondError, OSError) as error:
+        print(f"millpond: {error}", file=sys.stderr)
+        return 2 if isinstance(error, LocalError) and "there is no board" in str(error) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

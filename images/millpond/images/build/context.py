@@ -1,0 +1,46 @@
+"""Pure: what all steps of a build know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from millpond.images.boards import Board
+
+RECIPE = Path(__file__).parents[1] / "recipe"
+"""What images are made of, as data: locked packages, files of the root, the first program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A build of ``board`` into ``output``. ``cache`` outlives it. ``source`` is the working tree that
+    millpond itself is taken from, and ``serial`` its time, in seconds since 1970: a greater one is later.
+    """
+
+    name: str
+    board: Board
+    source: Path
+    output: Path
+    cache: Path
+    version: str
+    serial: int
+    epoch: int
+    """The time that all files of the image have: when its packages were locked."""
+
+    level: int
+    """How hard zstd tries; 19 for what is given away."""
+
+    @property
+    def work(self) -> Path:
+        """Where this build makes things; it begins empty."""
+        return self.output / "work"
+
+    @property
+    def root(self) -> Path:
+        """The tree that becomes the root file system."""
+        return self.work / "root"
+
+    @property
+    def clock(self) -> dict[str, str]:
+        """For the environment of tools that would write the present time."""
+        return {"SOURCE_DATE_EPOCH": str(self.epoch), "TZ": "UTC"}

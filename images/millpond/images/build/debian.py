@@ -1,0 +1,203 @@
+"""Edge: Debian's packages: which they are is locked, what they hold is unpacked; none of their scripts runs.
+
+The lock names each package with version, size and SHA-256, so that a build takes the same files or fails.
+The mirror is the one that this machine's own apt has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import re
+import shutil
+import subprocess
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from millpond.images import boards
+from millpond.images.build.context import RECIPE
+from millpond.images.build.run import find, run
+from millpond.wire.errors import LocalError
+
+LOCK = RECIPE / "debian.lock"
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+HINT = "the mirror may have a newer one: 'make image-lock' takes today's versions"
+_EPOCH = "# epoch"
+_SECONDS = 60.0
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A locked package; ``path`` is its file below the archive, "main" or "security"."""
+
+    name: str
+    version: str
+    sha256: str
+    size: int
+    archive: str
+    path: str
+
+
+def locked() -> list[Package]:
+    """All packages of the lock. Raises LocalError."""
+    lines = enumerate(LOCK.read_text().splitlines(), start=1)
+    return [parsed(line, f"{LOCK.name}, line {number}") for number, line in lines if not line.startswith("#")]
+
+
+def parsed(line: str, where: str) -> Package:
+    """A line of the lock. Raises LocalError."""
+    words = line.split()
+    if len(words) != 6 or not re.fullmatch("[0-9a-f]{64}", words[2]) or not words[3].isdecimal():
+        raise LocalError(f"{where}: no locked package: 'make image-lock' writes the lock anew")
+    name, version, sha256, size, archive, path = words
+    return Package(name, version, sha256, int(size), archive, path)
+
+
+def epoch() -> int:
+    """When the lock was made, in seconds since 1970. Raises ValueError."""
+    return int(LOCK.read_text().partition("\n")[0].removeprefix(_EPOCH))
+
+
+def fetch(packages: Iterable[Package], cache: Path, mirror: Mapping[str, str] | None = None) -> list[Path]:
+    """Their files, in ``cache``, each checked. ``mirror`` has the address of each archive; without it, those
+    of this machine's apt are taken. Raises LocalError.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    found = []
+    for package in packages:
+        path = cache / f"{package.name}-{package.sha256[:16]}.deb"
+        if not _is(path, package):
+            mirror = mirror or mirrors()
+            _download(f"{mirror[package.archive]}/{package.path}", package, path)
+        found.append(path)
+    return found
+
+
+def _is(path: Path, package: Package) -> bool:
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == package.sha256
+
+
+def _download(address: str, package: Package, path: Path) -> None:
+    part, digest, size = path.with_suffix(".part"), hashlib.sha256(), 0
+    try:
+        with urllib.request.urlopen(address, timeout=_SECONDS) as source, part.open("wb") as target:  # noqa: S310 - the mirror's
+            while (data := source.read(_CHUNK)) and size <= package.size:
+                digest.update(data)
+                size += target.write(data)
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        reason = getattr(error, "reason", error)
+        raise LocalError(f"cannot get {package.name} {package.version}: {reason}; {HINT}") from None
+    if (size, digest.hexdigest()) != (package.size, package.sha256):
+        part.unlink()
+        raise LocalError(f"{package.name} {package.version} is not the one that is locked: {HINT}")
+    part.replace(path)
+
+
+def unpack(files: Sequence[Path], root: Path) -> None:
+    """Their files below ``root``, where /bin, /lib and /sbin are links into /usr, as Debian has it."""
+    for name in ("bin", "lib", "sbin"):
+        (root / "usr" / name).mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(f"usr/{name}")
+    tar = [find("tar"), "-x", "-p", "--keep-directory-symlink", "--no-same-owner", "-C", str(root)]
+    for file in files:
+        with subprocess.Popen([find("dpkg-deb"), "--fsys-tarfile", file], stdout=subprocess.PIPE) as source:
+            done = subprocess.run(tar, stdin=source.stdout, capture_output=True, check=False)
+        if done.returncode or source.returncode:
+            raise LocalError(f"cannot unpack {file}: {done.stderr.decode(errors='replace').strip()}")
+
+
+def lock(cache: Path) -> int:
+    """Write the lock anew, with today's versions; how many packages. Raises LocalError."""
+    with (RECIPE / "packages.toml").open("rb") as file:
+        wanted = tomllib.load(file)
+    options = _private_apt(cache / "apt", wanted["suites"])
+    run("apt-get", *options, "update", hint="is the mirror reachable?")
+    flavours = {f"linux-image-{boards.read(name).kernel}" for name in boards.names()}
+    kernels = [f"{name}/{wanted['kernels']}" for name in sorted(flavours)]
+    simulated = run("apt-get", *options, "--simulate", "install", *wanted["include"], *kernels).decode()
+    without = flavours.union(wanted["without"])  # the kernels' own names have versions in them
+    names = {}
+    for line in simulated.splitlines():
+        if line.startswith("Inst "):
+            _, name, version = line.split()[:3]
+            names[name.partition(":")[0]] = version.strip("()")
+    kept = [f"{name}={version}" for name, version in names.items() if name not in without]
+    lines = sorted(_described(run("apt-cache", *options, "show", *kept).decode()))
+    heading = (
+        f"{_EPOCH} {int(time.time())}\n# name version sha256 size archive path; made by 'make image-lock'\n"
+    )
+    LOCK.write_text(heading + "".join(lines))
+    return len(lines)
+
+
+def _described(shown: str) -> Iterator[str]:
+    for stanza in shown.strip().split("\n\n"):
+        fields = dict(
+            line.split(": ", 1) for line in stanza.splitlines() if line[:1].isalpha() and ": " in line
+        )
+        archive = "security" if fields["Filename"].startswith("pool/updates/") else "main"
+        yield (
+            " ".join(
+                (
+                    fields["Package"],
+                    fields["Version"],
+                    fields["SHA256"],
+                    fields["Size"],
+                    archive,
+                    fields["Filename"],
+                )
+            )
+            + "\n"
+        )
+
+
+def _private_apt(folder: Path, suites: Sequence[str]) -> list[str]:
+    """Options of an apt that knows nothing of this machine's packages. Raises LocalError."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in (
+        "etc/apt.conf.d",
+        "etc/preferences.d",
+        "etc/trusted.gpg.d",
+        "state/lists/partial",
+        "cache/archives/partial",
+    ):
+        (folder / name).mkdir(parents=True)
+    (folder / "status").touch()
+    mirror = mirrors()
+    archives = {suite: "security" if suite.endswith("-security") else "main" for suite in suites}
+    lines = [f"deb [signed-by={KEYRING}] {mirror[archives[suite]]} {suite} main\n" for suite in suites]
+    (folder / "etc/sources.list").write_text("".join(lines))
+    settings = {
+        "Dir::Etc": folder / "etc",
+        "Dir::Etc::sourcelist": "sources.list",
+        "Dir::State": folder / "state",
+        "Dir::State::status": folder / "status",
+        "Dir::Cache": folder / "cache",
+        "APT::Architecture": "arm64",
+        "APT::Architectures": "arm64",
+        "APT::Install-Recommends": "false",
+        "APT::Sandbox::User": "",
+    }
+    return [f"-o{key}={value}" for key, value in settings.items()]
+
+
+def mirrors() -> dict[str, str]:
+    """Where this machine's apt gets Debian's archives from. Raises LocalError."""
+    listed = run("apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME) $(ORIGIN)").decode()
+    found: dict[str, str] = {}
+    for line in listed.splitlines():
+        address, codename, *origin = line.split()
+        if "Debian" in origin:
+            found.setdefault("security" if codename.endswith("-security") else "main", address.rstrip("/"))
+    if "main" not in found:
+        raise LocalError("this machine's apt has no mirror of Debian: images are built on Debian")
+    return {"security": f"{found['main']}-security", **found}

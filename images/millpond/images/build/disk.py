@@ -1,0 +1,81 @@
+"""Edge: the disk image: a partition table with two slots, the first filled. No loop device is needed."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from millpond.images.build.boot import ESP_BYTES
+from millpond.images.build.run import run
+from millpond.wire.errors import LocalError
+
+MIB = 1 << 20
+ROOT_BYTES = 256 * MIB
+SEED_BYTES = MIB
+_NAMESPACE = uuid.UUID("0b4f5a0e-52a3-4f0c-9c0c-6d696c6c706f")
+_ESP = "C12A7328-F81F-11D2-BA4B-00A0C93EC93B"
+_ROOT = "B921B045-1DF0-41C3-AF44-4C6F280D3FAE"
+SEED = "6D696C6C-706F-4E64-8000-5EED00000001"
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One partition; ``offset`` and ``bytes`` within the disk."""
+
+    name: str
+    type: str
+    offset: int
+    bytes: int
+
+
+def identifier(name: str) -> str:
+    """Of a partition, or of the ``disk``: the same in every build, for a board has one such disk."""
+    return str(uuid.uuid5(_NAMESPACE, name)).upper()
+
+
+def layout() -> list[Partition]:
+    """The partitions that every image has; a device adds ``state`` and ``flash`` when it first boots."""
+    kinds = [("espA", _ESP, ESP_BYTES), ("espB", _ESP, ESP_BYTES), ("rootA", _ROOT, ROOT_BYTES)]
+    kinds += [("rootB", _ROOT, ROOT_BYTES), ("seed", SEED, SEED_BYTES)]
+    offset, found = MIB, []
+    for name, kind, size in kinds:
+        found.append(Partition(name, kind, offset, size))
+        offset += size
+    return found
+
+
+def image_bytes() -> int:
+    """Of the whole disk, with room for the table's copy at its end."""
+    last = layout()[-1]
+    return last.offset + last.bytes + MIB
+
+
+def make_disk(made: Path, esp: Path, root: Path) -> None:
+    """Write the disk ``made``, sparse. Raises LocalError for what is too large for its partition."""
+    for source, room in ((esp, ESP_BYTES), (root, ROOT_BYTES)):
+        if source.stat().st_size > room:
+            raise LocalError(f"{source.name} has {source.stat().st_size} bytes, its partition {room}")
+    with made.open("wb") as file:
+        os.truncate(file.fileno(), image_bytes())
+    script = f"label: gpt\nlabel-id: {identifier('disk')}\nunit: sectors\nfirst-lba: 2048\n"
+    for part in layout():
+        script += f"start={part.offset // 512}, size={part.bytes // 512}, type={part.type}, "
+        script += f'uuid={identifier(part.name)}, name="{part.name}"\n'
+    run("sfdisk", "--quiet", "--no-reread", made, given=script.encode())
+    places = {part.name: part for part in layout()}
+    for source, name in ((esp, "espA"), (root, "rootA")):
+        copy_sparse(source, made, places[name].offset)
+
+
+def copy_sparse(source: Path, target: Path, offset: int) -> None:
+    """The data of ``source`` at ``offset`` of ``target``; holes and blocks of zeros stay holes."""
+    block = 4096
+    with source.open("rb") as read, target.open("r+b") as write:
+        position = 0
+        while data := read.read(block):
+            if data.strip(b"\0"):
+                write.seek(offset + position)
+                write.write(data)
+            position += len(data)

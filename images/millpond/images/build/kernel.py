@@ -1,0 +1,115 @@
+"""Edge: the kernel, those of its modules that a board needs, and the initial file system."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+from millpond.images.boards import Board
+from millpond.images.build import disk
+from millpond.images.build.context import RECIPE, Context
+from millpond.images.build.run import run
+from millpond.wire.errors import LocalError
+
+
+def take_modules(context: Context, unpacked: Path) -> str:
+    """Move the board's modules from the ``unpacked`` kernel package into the root; the kernel's release."""
+    (all_modules,) = (unpacked / "usr/lib/modules").iterdir()
+    release = all_modules.name
+    run("depmod", "-b", unpacked / "usr", release, environment={"PATH": _with_sbin()})
+    target = context.root / "usr/lib/modules" / release
+    for path in in_order(all_modules, (*context.board.early, *common(), *context.board.modules)):
+        _decompress(all_modules / path, target / path.removesuffix(".xz"))
+    for name in ("modules.builtin", "modules.builtin.modinfo", "modules.order"):
+        shutil.copyfile(all_modules / name, target / name)
+    run("depmod", "-b", context.root / "usr", release)
+    return release
+
+
+def _with_sbin() -> str:
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+def is_kernel(package: str, flavour: str = "") -> bool:
+    """Whether a Debian package holds a kernel, or the one of a flavour such as "arm64" or "cloud-arm64"."""
+    found = re.fullmatch(r"linux-image-[0-9][^-]*-(.+)", package)
+    return found is not None and flavour in ("", found[1])
+
+
+def common() -> list[str]:
+    """The modules that every board has."""
+    with (RECIPE / "packages.toml").open("rb") as file:
+        return list(tomllib.load(file)["modules"])
+
+
+def in_order(modules: Path, names: Iterable[str]) -> list[str]:
+    """The files of the modules and of what they need, those first that others need. Modules that are built
+    into the kernel have none. Raises LocalError for one that the kernel does not have.
+    """
+    files: dict[str, str] = {}
+    needs: dict[str, list[str]] = {}
+    for line in (modules / "modules.dep").read_text().splitlines():
+        path, _, rest = line.partition(":")
+        files[_name(path)], needs[path] = path, rest.split()
+    built_in = {_name(line) for line in (modules / "modules.builtin").read_text().splitlines()}
+    order: list[str] = []
+    for name in map(_plain, names):
+        if name in built_in:
+            continue
+        if name not in files:
+            raise LocalError(f"the kernel {modules.name} has no module {name}")
+        path = files[name]
+        order += [one for one in (*reversed(needs[path]), path) if one not in order]
+    return order
+
+
+def _name(path: str) -> str:
+    return _plain(Path(path).name.partition(".ko")[0])
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _decompress(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    data = source.read_bytes()
+    target.write_bytes(lzma.decompress(data) if source.suffix == ".xz" else data)
+
+
+def make_initrd(context: Context, board: Board, release: str) -> Path:
+    """A compressed archive with busybox, the modules that find the root, and the first program."""
+    tree = context.work / "initrd"
+    for name in ("bin", "dev", "modules", "proc", "root", "sys"):
+        (tree / name).mkdir(parents=True)
+    shutil.copy2(context.root / "usr/bin/busybox", tree / "bin/busybox")
+    init = (RECIPE / "initrd-init").read_text().replace("@ESP_B@", disk.identifier("espB").lower())
+    (tree / "init").write_text(init)
+    (tree / "init").chmod(0o755)
+    modules = context.root / "usr/lib/modules" / release
+    for number, file in enumerate(in_order(modules, board.early)):
+        shutil.copyfile(modules / file, tree / "modules" / f"{number:02}-{Path(file).name}")
+    paths = sorted(tree.rglob("*"))
+    for path in (tree, *paths):
+        os.utime(path, (context.epoch, context.epoch))
+    names = "\n".join(str(path.relative_to(tree)) for path in paths)
+    archive = run(
+        "cpio",
+        "--quiet",
+        "--reproducible",
+        "-o",
+        "-H",
+        "newc",
+        "-R",
+        "0:0",
+        given=names.encode(),
+        folder=tree,
+    )
+    made = context.work / "initrd.img"
+    made.write_bytes(run("gzip", "-9", "-n", given=archive))
+    return made

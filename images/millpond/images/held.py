@@ -1,0 +1,54 @@
+"""Pure: the ends of an image, which hold its partition table and are written last."""
+
+from __future__ import annotations
+
+from millpond.images.manifest import EDGE
+
+SECTOR = 512
+
+
+class Held:
+    """The first and the last MiB of an image of ``size`` bytes, collected while the rest is written.
+
+    A table's two headers are in the image's second and last sector. Kernels and firmware look for them only
+    if the first sector says that there is a table. So that one comes last: with it, and not before, the disk
+    says that all is there. Tools for repair look for the headers alone, so these are the last but one.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._head, self._tail = bytearray(EDGE), bytearray(EDGE)
+        self._tail_offset = size - EDGE
+
+    def keep(self, data: memoryview, offset: int) -> tuple[memoryview, int]:
+        """Keep what belongs to the ends. Returns the rest, and where it goes."""
+        if (before := EDGE - offset) > 0:
+            self._head[offset : offset + len(data[:before])] = data[:before]
+            data, offset = data[before:], EDGE
+        if (inside := self._tail_offset - offset) < len(data):
+            inside = max(inside, 0)
+            start = offset + inside - self._tail_offset
+            self._tail[start : start + len(data) - inside] = data[inside:]
+            data = data[:inside]
+        return data, offset
+
+    def rest(self) -> list[tuple[bytes, int]]:
+        """All but the three sectors; each with its offset."""
+        return [
+            (bytes(self._tail[:-SECTOR]), self._tail_offset),
+            (bytes(self._head[2 * SECTOR :]), 2 * SECTOR),
+        ]
+
+    def headers(self) -> list[tuple[bytes, int]]:
+        """The last sector and the second."""
+        return [
+            (bytes(self._tail[-SECTOR:]), self._tail_offset + EDGE - SECTOR),
+            (bytes(self._head[SECTOR : 2 * SECTOR]), SECTOR),
+        ]
+
+    def first_sector(self) -> bytes:
+        """With which the image is whole."""
+        return bytes(self._head[:SECTOR])
+
+    def first_blocks(self) -> bytes:
+        """The whole first MiB, to be compared."""
+        return bytes(self._head)

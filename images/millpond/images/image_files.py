@@ -1,0 +1,106 @@
+"""Edge (files): finds an image with its manifest, and describes a sparse file that is to become one."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from millpond.images import manifest as manifests
+from millpond.images.manifest import BLOCK, MAX_RANGE, MAX_TEXT, Image, Manifest, Range
+from millpond.wire.errors import ConfigError, LocalError
+
+_ZEROS = bytes(MAX_RANGE)
+
+
+def find(given: Path) -> tuple[Path, Manifest]:
+    """The file of an image and what its manifest says, from either's path or that of the folder with both.
+
+    Raises ConfigError for a manifest that is wrong, LocalError where one of the two is missing.
+    """
+    path = _manifest_of(given)
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_TEXT + 1).decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not JSON") from None
+    manifest = manifests.loads(text, str(path))
+    image = path.parent / manifest.image.file
+    if given.suffix == ".img" and given.name != image.name:
+        raise LocalError(f"{path} is the manifest of {image.name}, not of {given.name}")
+    if not image.is_file():
+        raise LocalError(f"{image}: no such file, but {path.name} tells of it: run 'make image' again")
+    if image.stat().st_size != manifest.image.bytes:
+        raise LocalError(f"{image} is not as long as {path.name} says: run 'make image' again")
+    return image, manifest
+
+
+def _manifest_of(given: Path) -> Path:
+    if given.is_dir():
+        found = sorted(given.glob("millpond-*.json"))
+        if len(found) != 1:
+            raise LocalError(f"{given} holds {len(found)} manifests (millpond-*.json) of images; name one")
+        return found[0]
+    if given.suffix not in (".img", ".json"):
+        raise LocalError(f"{given}: neither an image (.img), its manifest (.json) nor the folder with both")
+    given.stat()
+    path = given.with_suffix(".json")
+    if not path.is_file():
+        raise LocalError(
+            f"{path}: no such file: an image is flashed by its manifest, which 'make image' makes"
+        )
+    return path
+
+
+def describe(path: Path) -> Image:
+    """What a manifest says of the sparse file ``path``: all but its holes is used.
+
+    Raises OSError, and ConfigError for what no image can be.
+    """
+    ranges, whole, end = [], hashlib.sha256(), 0
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        for offset, length in _used(file.fileno(), size):
+            _update_with_zeros(whole, offset - end)
+            file.seek(offset)
+            data = file.read(length)
+            whole.update(data)
+            ranges.append(Range(offset, length, hashlib.sha256(data).hexdigest()))
+            end = offset + length
+    _update_with_zeros(whole, size - end)
+    image = Image(path.name, size, whole.hexdigest(), tuple(ranges))
+    manifests.check_image(image, str(path))
+    return image
+
+
+def _update_with_zeros(digest: hashlib._Hash, count: int) -> None:
+    while count > 0:
+        digest.update(memoryview(_ZEROS)[:count])
+        count -= len(_ZEROS)
+
+
+def _used(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """Offset and length of what is no hole, in whole blocks, cut where a multiple of the longest range is."""
+    end = 0
+    for start, stop in _data(descriptor, size):
+        offset = max(start // BLOCK * BLOCK, end)
+        end = max(-(-stop // BLOCK) * BLOCK, end)
+        while offset < end:
+            cut = min(end, (offset // MAX_RANGE + 1) * MAX_RANGE)
+            yield offset, cut - offset
+            offset = cut
+
+
+def _data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    stop = 0
+    while stop < size:
+        try:
+            start = os.lseek(descriptor, stop, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole from here on
+                return
+            raise
+        stop = os.lseek(descriptor, start, os.SEEK_HOLE)
+        yield start, stop

@@ -1,0 +1,217 @@
+"""Edge: a board in QEMU: the same image as on a real one, and every instruction of it emulated.
+
+Its slot, a folder shared with the host, holds the doorbell server's socket: the tunnel is its only network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from millpond.images.boards import Board
+from millpond.linux.logs import rotate
+from millpond.linux.syscalls import die_with_parent
+from millpond.wire.errors import LocalError
+
+log = logging.getLogger(__name__)
+
+PROGRAM = "qemu-system-aarch64"
+FIRMWARE = (Path("/usr/share/AAVMF/AAVMF_CODE.fd"), Path("/usr/share/qemu-efi-aarch64/QEMU_EFI.fd"))
+VARIABLES = Path("/usr/share/AAVMF/AAVMF_VARS.fd")
+DISK, FLASH, CONSOLE = "disk.img", "flash.img", "console.log"
+_SERVER_SECONDS = 20.0
+_FIRMWARE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class QemuSpec:
+    """A board to run in QEMU: its name, the directory of its ``disk.img`` and ``slot``, and what it is."""
+
+    name: str
+    directory: Path
+    board: Board
+    extra: tuple[str, ...] = ()
+    """More arguments for QEMU."""
+
+
+def why_not() -> str:
+    """What this machine lacks for such a board, and what to install; empty if nothing."""
+    if not shutil.which(PROGRAM):
+        return f"{PROGRAM} is not installed: sudo apt install qemu-system-arm"
+    if not VARIABLES.exists() or not any(path.exists() for path in FIRMWARE):
+        return "there is no UEFI firmware for QEMU: sudo apt install qemu-efi-aarch64"
+    return ""
+
+
+class QemuBoard:
+    """A board that can be switched on and off. Call from one thread: QEMU dies with it."""
+
+    off_seconds = 60.0
+
+    def __init__(self, spec: QemuSpec) -> None:
+        self.spec = spec
+        self._server: subprocess.Popen[bytes] | None = None
+        self._qemu: subprocess.Popen[bytes] | None = None
+
+    def power_on(self) -> None:
+        """Start the board. Raises LocalError if it has no disk, or cannot be."""
+        directory = self.spec.directory
+        if reason := why_not():
+            raise LocalError(reason)
+        if not (directory / DISK).exists():
+            raise LocalError(
+                f"{self.spec.name} has no {DISK}: 'millpond emulate --qemu' makes it from an image"
+            )
+        self._prepare()
+        try:
+            self._start_both()
+        except (LocalError, OSError):
+            self._cut()
+            raise
+
+    def _start_both(self) -> None:
+        path = self.spec.directory / CONSOLE
+        rotate(path)
+        with path.open("ab") as console:
+            self._start_server(console.fileno())
+            self._qemu = self._start(arguments(self.spec), console.fileno())
+
+    def _prepare(self) -> None:
+        """Its flash and its firmware's memory, if it has none yet."""
+        directory = self.spec.directory
+        assert self.spec.board.qemu
+        (directory / "slot").mkdir(exist_ok=True)
+        flash, variables = directory / FLASH, directory / "variables.fd"
+        if not flash.exists():
+            flash.touch(mode=0o600)
+            os.truncate(flash, self.spec.board.qemu.flash << 20)
+        if not variables.exists():
+            shutil.copyfile(VARIABLES, directory / "variables.new")
+            os.truncate(directory / "variables.new", _FIRMWARE_BYTES)
+            (directory / "variables.new").rename(variables)
+
+    def _start_server(self, console: int) -> None:
+        """QEMU asks the doorbell server once, when it starts: so it must be there."""
+        doorbells = self.spec.directory / "slot" / "doorbells"
+        doorbells.unlink(missing_ok=True)
+        self._server = self._start(
+            [sys.executable, "-P", "-m", "millpond.tunnel.ivshmem", "--socket", str(doorbells)], console
+        )
+        deadline = time.monotonic() + _SERVER_SECONDS
+        while not doorbells.exists():
+            if self._server.poll() is not None or time.monotonic() > deadline:
+                raise LocalError(f"{self.spec.name}: the doorbell server does not start: see {CONSOLE}")
+            time.sleep(0.01)
+
+    def _start(self, argv: list[str], console: int) -> subprocess.Popen[bytes]:
+        parent = os.getpid()
+
+        def tie() -> None:
+            die_with_parent(signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            preexec_fn=tie,
+            start_new_session=True,
+            cwd=self.spec.directory,
+        )
+
+    @property
+    def name(self) -> str:
+        """The device's."""
+        return self.spec.name
+
+    @property
+    def pids(self) -> set[int]:
+        """Its processes, while it is on."""
+        return {process.pid for process in (self._server, self._qemu) if process}
+
+    def died(self) -> bool:
+        """Whether the board has gone off by itself; true once. Without its doorbell server it must."""
+        if self._qemu is None or self._server is None:
+            return False
+        if self._qemu.poll() is None and self._server.poll() is None:
+            return False
+        self._cut()
+        return True
+
+    @property
+    def exit_code(self) -> int | None:
+        """QEMU's, once it has ended and until the next ``died``: 0 if the machine switched itself off."""
+        return self._qemu.poll() if self._qemu else None
+
+    def shut_down(self) -> None:
+        """Press the power button; returns at once."""
+        if self._qemu is not None:
+            with contextlib.suppress(OSError):
+                _command(self.spec.directory / "slot" / "qmp", "system_powerdown")
+
+    def power_off(self, patience: float) -> None:
+        """Wait ``patience`` seconds until the board is off, then cut its power."""
+        deadline = time.monotonic() + patience
+        while self._qemu is not None and self._qemu.poll() is None:
+            if time.monotonic() > deadline:
+                log.warning("%s does not shut down; its power is cut", self.spec.name)
+                self._qemu.kill()
+                deadline = math.inf
+            time.sleep(0.02)
+        self._cut()
+
+    def _cut(self) -> None:
+        for process in (self._qemu, self._server):
+            if process:
+                process.kill()
+                process.wait()
+        self._qemu = self._server = None
+
+
+def _command(path: Path, name: str) -> None:
+    """A command by QMP; what QEMU answers is of no interest. Raises OSError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as monitor:
+        monitor.settimeout(2.0)
+        monitor.connect(str(path))
+        with monitor.makefile("rwb") as stream:
+            stream.readline()
+            for command in ("qmp_capabilities", name):
+                stream.write(json.dumps({"execute": command}).encode() + b"\n")
+                stream.flush()
+                stream.readline()
+
+
+def arguments(spec: QemuSpec) -> list[str]:
+    """QEMU's command line, run in the board's directory. Raises LocalError for another board."""
+    hardware = spec.board.qemu
+    if hardware is None:
+        raise LocalError(f"{spec.board.title} cannot be run in QEMU")
+    firmware = next(path for path in FIRMWARE if path.exists())
+    argv = [PROGRAM, "-nodefaults", "-no-user-config", "-display", "none", "-name", spec.name]
+    argv += ["-uuid", str(uuid.uuid5(uuid.NAMESPACE_OID, spec.name))]
+    argv += [*hardware.arguments, "-m", str(hardware.memory), "-smp", str(hardware.processors)]
+    argv += ["-serial", "stdio", "-qmp", "unix:slot/qmp,server=on,wait=off"]
+    argv += ["-drive", f"if=pflash,format=raw,readonly=on,file={firmware}"]
+    argv += ["-drive", "if=pflash,format=raw,file=variables.fd"]
+    argv += ["-drive", f"if=none,id=disk,format=raw,file={DISK},discard=unmap,cache=writeback"]
+    argv += ["-device", "virtio-blk-pci,drive=disk,romfile=,bootindex=0"]
+    argv += ["-drive", f"if=none,id=flash,format=raw,file={FLASH},discard=unmap,cache=writeback"]
+    argv += ["-device", f"nvme,drive=flash,serial={spec.name}"]
+    argv += ["-device", "virtio-rng-pci,romfile="]
+    argv += ["-chardev", "socket,id=doorbells,path=slot/doorbells"]
+    argv += ["-device", "ivshmem-doorbell,chardev=doorbells,vectors=3"]
+    return [*argv, *spec.extra]

@@ -1,0 +1,121 @@
+"""Pure: the two SSH servers of a device: who enters by which key, and what sshd is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from millpond.linux import syscalls
+from millpond.linux.sandbox import Bind, Sandbox, system_binds
+from millpond.wire.control import SSH_ADMIN_PORT, SSH_PORT
+
+SSHD = "/usr/sbin/sshd"
+HOST_KEY = "ssh_host_key"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server: the only user whom it lets in, by the keys in the file ``authorized``, on ``port``."""
+
+    name: str
+    user: str
+    authorized: str
+    port: int
+    root_login: str = "no"
+
+
+USER = Server("user", "pond", "authorized_keys", SSH_PORT)
+ADMIN = Server("admin", "root", "authorized_keys_admin", SSH_ADMIN_PORT, "prohibit-password")
+SERVERS = {server.name: server for server in (USER, ADMIN)}
+
+UID = 64003
+HOME = "/volume"
+_UNPRIVILEGED_UID = 64005
+"""Of the processes in which sshd, if root runs it, speaks with those that have not shown a key yet."""
+
+EMPTY = Path("/run/sshd")
+"""The directory in which sshd keeps these processes."""
+
+RENAMED_ROOT = 64000
+"""Root's uid for the admin's server where only one uid exists: as uid 0, sshd would need others."""
+
+CAPABILITIES = (
+    syscalls.CAP_CHOWN,
+    syscalls.CAP_FOWNER,  # a terminal is given to the user first, and its mode set then
+    syscalls.CAP_KILL,
+    syscalls.CAP_SETGID,
+    syscalls.CAP_SETUID,
+    syscalls.CAP_NET_BIND_SERVICE,
+    syscalls.CAP_SYS_CHROOT,
+    syscalls.CAP_AUDIT_WRITE,
+)
+"""What root of the user's server needs to become that user."""
+
+_COMMON = (
+    "PasswordAuthentication no",
+    "KbdInteractiveAuthentication no",
+    "UsePAM no",
+    "StrictModes no",
+    "AllowTcpForwarding no",
+    "AllowStreamLocalForwarding no",
+    "AllowAgentForwarding no",
+    "X11Forwarding no",
+    "PermitTunnel no",
+    "PrintMotd no",
+    "PidFile none",
+    "ClientAliveInterval 10",  # a host that is gone is noticed in half a minute
+    "ClientAliveCountMax 2",
+    "Subsystem sftp internal-sftp",
+)
+
+
+def accounts(root: int = 0) -> dict[str, str]:
+    """The device's own /etc files: its users, and nothing of the machine around it."""
+    users = (
+        (ADMIN.user, root, "/root", "/bin/sh"),
+        (USER.user, UID, HOME, "/bin/sh"),
+        ("sshd", _UNPRIVILEGED_UID, str(EMPTY), "/usr/sbin/nologin"),
+    )
+    return {
+        "/etc/passwd": "".join(f"{n}:x:{uid}:{uid}:{n}:{home}:{shell}\n" for n, uid, home, shell in users),
+        "/etc/group": "".join(f"{name}:x:{uid}:\n" for name, uid, _, _ in users),
+        "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+        "/etc/hosts": "127.0.0.1 localhost\n",
+    }
+
+
+def settings(server: Server, host_key: Path, authorized: Path) -> list[str]:
+    """Lines as in sshd_config(5)."""
+    own = (
+        f"Port {server.port}",
+        f"HostKey {host_key}",
+        f"AuthorizedKeysFile {authorized}",
+        f"AllowUsers {server.user}",
+        f"PermitRootLogin {server.root_login}",
+    )
+    return [*own, *_COMMON]
+
+
+def command(lines: list[str]) -> list[str]:
+    """The command line that runs sshd in the foreground with ``lines`` alone, without any file of them."""
+    return [SSHD, "-D", "-e", "-f", "/dev/null", *(part for line in lines for part in ("-o", line))]
+
+
+INSIDE = Path("/etc/ssh")
+"""Where the user's server has its keys."""
+
+
+def sandbox(identity: Path, public: Path, authorized: str, *, many_uids: bool) -> Sandbox:
+    """Where the user's server runs: ``public`` is all that it shows. ``authorized`` are keys that open it.
+
+    With ``many_uids`` it is root's, who keeps the host key to himself; else all in it is the user's.
+    """
+    return Sandbox(
+        binds=(*system_binds(), Bind(public, public, read_only=False)),
+        files=accounts() | {str(INSIDE / USER.authorized): authorized, str(EMPTY / "empty"): ""},
+        secrets={str(INSIDE / HOST_KEY): str(identity / HOST_KEY)},
+        own_pids=True,
+        new_session=True,  # no terminal to type into
+        uid=None if many_uids else UID,
+        only=CAPABILITIES if many_uids else None,
+    )

@@ -1,0 +1,108 @@
+"""Edge (disks, files): opens what an image is to be written to, unless something speaks against it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from millpond.images import disks
+from millpond.images.medium import About, FileMedium, Medium
+from millpond.wire.errors import LocalError
+
+
+@contextlib.contextmanager
+def opened(target: str, *, least: int, size: int | None = None, secret: bool = False) -> Iterator[Medium]:
+    """A target, for this process alone, once nothing speaks against it; nothing is changed yet but that a
+    file which is not there is made.
+
+    It must have ``least`` bytes; a file becomes ``size`` long or, without it, as long as that. With
+    ``secret``, only its owner may read a file. Raises LocalError that says what speaks against it, OSError.
+    """
+    found = _stat(target)
+    if found and stat.S_ISBLK(found.st_mode):
+        if size is not None:
+            raise LocalError(f"{target} is a disk and has the size it has: leave out --size")
+        medium = _block_device(target, found)
+    else:
+        _check_size(target, least if size is None else size, least)
+        medium = _file(target, found, size or least, secret=secret)
+    with contextlib.closing(medium):
+        _check_size(target, medium.size, least)
+        yield medium
+
+
+def _check_size(target: str, size: int, least: int) -> None:
+    if size < least:
+        raise LocalError(f"{target} is too small: it has {size} bytes, the image needs {least}")
+
+
+def _stat(target: str) -> os.stat_result | None:
+    try:
+        return Path(target).stat()
+    except FileNotFoundError:
+        return None
+
+
+def _block_device(target: str, found: os.stat_result) -> Medium:
+    machine = disks.Disks()
+    disk = machine.node(found.st_rdev)
+    if disk is None:
+        raise LocalError(f"{target} belongs to no disk that this machine has")
+    if reason := machine.why_not(disk):
+        raise LocalError(f"{target} {reason}")
+    descriptor = _exclusive(target)
+    if os.fstat(descriptor).st_rdev != found.st_rdev:
+        os.close(descriptor)
+        raise LocalError(f"{target} has just become another disk: try again")
+    length = os.lseek(descriptor, 0, os.SEEK_END)
+    about = About(length, disks.model(disk), tuple(disks.contents(disk)))
+    return Medium(Path(target), descriptor, about)
+
+
+def _exclusive(target: str) -> int:
+    """With O_EXCL the kernel lets nobody mount it, or make it part of anything, from now on."""
+    try:
+        return os.open(target, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise LocalError(f"{target} is in use: another program has it for itself") from None
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise LocalError(f"{target}: {error.strerror}: writing to a disk takes root") from None
+        raise
+
+
+def _file(target: str, found: os.stat_result | None, size: int, *, secret: bool) -> Medium:
+    if found is None:
+        _check_new(target)
+    elif not stat.S_ISREG(found.st_mode):
+        raise LocalError(f"{target} is neither a disk nor a file")
+    elif _in_dev(target):
+        raise LocalError(f"{target} is a file, not a disk, though it lies in /dev: remove it first")
+    elif reason := disks.Disks().file_use(Path(target).resolve()):
+        raise LocalError(f"{target} {reason}")
+    flags = os.O_RDWR | os.O_CLOEXEC | (0 if found else os.O_CREAT | os.O_EXCL)
+    descriptor = os.open(target, flags, 0o600 if secret else 0o666)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # QEMU has locks on the disks of its machines
+    except BlockingIOError:
+        os.close(descriptor)
+        raise LocalError(f"{target} is in use by another program, such as a virtual machine") from None
+    return FileMedium(Path(target), descriptor, About(size, new=found is None), secret=secret)
+
+
+def _check_new(target: str) -> None:
+    if _in_dev(target):
+        raise LocalError(f"{target}: there is no such disk; 'lsblk' lists those that there are")
+    disk = Path("/dev", target)
+    if "/" not in target and disk.is_block_device():
+        raise LocalError(f"{target} would be a file: write {disk} for the disk, ./{target} for a file")
+
+
+def _in_dev(target: str) -> bool:
+    """Where a file would be in memory, made by mistake."""
+    return Path(target).resolve().parent.stat().st_dev == Path("/dev").stat().st_dev

@@ -1,0 +1,145 @@
+"""`make install` on a Debian under systemd: both units start, answer, are watched, come back, and stop clean.
+
+The tests are steps of one server's life, in their order; each leaves it with both services running, but the
+last, which removes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from .machine import why_no_wheels
+from .server import AGENT, HOST, Server
+
+pytestmark = pytest.mark.timeout(1800)
+
+SCRIPT = """
+import os
+try:
+    os.listdir("/volume/private")
+except OSError as error:
+    print("private:", error.strerror)
+print("worker", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "has uid", os.getuid())
+"""
+PROCESSES = "pgrep --full --list-full [/]opt/millpond"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With millpond installed, and a fleet; nothing is started."""
+    if reason := why_no_wheels():
+        pytest.skip(reason)
+    server = Server(tmp_path_factory.mktemp("server"))
+    try:
+        server.boot()
+        assert "systemctl enable --now millpond-host" in server.install()
+        server.provision()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def running(server: Server) -> Server:
+    """With both services as they are once they are enabled."""
+    server.sh(f"systemctl enable --quiet --now {AGENT} {HOST}")
+    server.wait_ready()
+    return server
+
+
+def test_the_host_starts_answers_and_logs(server: Server) -> None:
+    server.sh(f"systemctl enable --quiet --now {HOST}")
+    assert server.sh(f"systemctl is-active {HOST}") == "active"
+    assert server.device()["state"] == "absent"
+    assert "INFO the host daemon serves fleet 'fleet' at /var/lib/millpond/host.sock" in server.journal(HOST)
+    assert "Python" not in server.journal(HOST)  # no warning, no traceback
+
+
+def test_the_agent_starts_and_its_device_is_ready(running: Server) -> None:
+    device = running.device()
+    assert (device["state"], device["welcome"]["at_rest"]["cipher"]) == ("ready", "AES-256-XTS")
+    said = running.journal(AGENT)
+    assert "INFO the volume is mounted at /volume" in said
+    assert "volume: Landlock: on" in said
+    assert "Traceback" not in said
+
+
+def test_all_of_the_device_sees_the_volume_and_the_host_its_public_part(running: Server) -> None:
+    assert running.sh("ls /volume").split() == ["private", "public"]
+    running.sh("echo from the device >/volume/public/note")
+    try:
+        running.sh("millpond mount csd0 /mnt")
+        assert running.sh("ls /mnt; cat /mnt/public/note") == "public\nfrom the device"
+    finally:
+        running.sh("millpond umount /mnt")
+
+
+def test_a_script_runs_in_both_sandboxes(running: Server) -> None:
+    running.guest.put("/tmp/who.py", SCRIPT.encode())
+    said = running.sh("millpond launch -- /tmp/who.py").splitlines()
+    assert "[host] worker 0 of 2 has uid 0" in said
+    assert "[csd0] worker 1 of 2 has uid 64004" in said
+    assert "[csd0] private: No such file or directory" in said
+
+
+def test_hung_daemons_are_killed_by_the_watchdog_and_start_anew(running: Server) -> None:
+    before = {unit: running.show(unit, "MainPID") for unit in (HOST, AGENT)}
+    running.sh(f"kill -STOP {' '.join(before.values())}")
+    for unit, pid in before.items():
+        running.until(f"test $(systemctl show -P NRestarts {unit}) -ge 1 && systemctl is-active {unit}")
+        assert running.show(unit, "MainPID") != pid
+        assert f"{unit}.service: Watchdog timeout (limit 30s)!" in running.journal(unit)
+    running.wait_ready()
+    assert running.device()["state"] == "ready"
+    assert running.sh("ls /volume").split() == ["private", "public"]
+
+
+@pytest.mark.parametrize("whom", ["main", "all"])
+def test_a_killed_agent_is_started_again(running: Server, whom: str) -> None:
+    """Where all its processes are killed, nobody is left to unmount the volume."""
+    restarts, seen = int(running.show(AGENT, "NRestarts")), running.wait_ready()
+    running.sh(f"systemctl kill --kill-whom={whom} --signal=KILL {AGENT}")
+    running.until(f"test $(systemctl show -P NRestarts {AGENT}) -gt {restarts}")
+    running.until(f"systemctl is-active {AGENT}")
+    running.wait_ready(more_than=seen)
+    assert running.sh("grep -c ' /volume fuse.millpond ' /proc/mounts") == "1"
+
+
+def test_both_come_back_after_a_reboot(running: Server) -> None:
+    running.sh("echo kept >/volume/private/kept && sync")
+    before = running.sh("cat /proc/sys/kernel/random/boot_id")
+    running.reboot()
+    assert running.sh("cat /proc/sys/kernel/random/boot_id") != before
+    running.wait_ready()
+    assert running.device()["state"] == "ready"
+    assert running.sh("cat /volume/private/kept") == "kept"
+    assert running.sh("systemctl is-system-running") == "running"
+
+
+def test_a_stop_is_clean(running: Server) -> None:
+    for unit in (AGENT, HOST):
+        running.sh(f"systemctl stop {unit}")
+        assert (running.show(unit, "Result"), running.show(unit, "ExecMainStatus")) == ("success", "0")
+        said = running.journal(unit)
+        assert "Deactivated successfully" in said
+        assert "SIGKILL" not in said
+        assert "timed out" not in said
+    assert running.sh(PROCESSES, check=False) == ""
+    assert "mp" not in running.sh("ip -brief link; ip -netns csd0 -brief link")
+    assert "fuse.millpond" not in running.sh("cat /proc/mounts")
+    assert "prohibit" not in running.sh("ip rule")
+    assert running.sh("ls -A /volume") == ""
+
+
+def test_nothing_is_left_of_what_was_installed(running: Server) -> None:
+    said = running.sh("make -C /millpond uninstall")
+    assert "kept /etc/millpond, it was changed" in said
+    assert "its fleet and data stay in /var/lib/millpond" in said
+    assert running.sh(PROCESSES, check=False) == ""
+    assert "fuse.millpond" not in running.sh("cat /proc/mounts")
+    left = "ls -d /opt/millpond /usr/local/bin/* /etc/systemd/system/*.wants/millpond* 2>/dev/null"
+    assert running.sh(left, check=False) == ""
+    assert running.show(HOST, "LoadState") == "not-found"
+    assert "fleet.toml" in running.sh("ls /var/lib/millpond")

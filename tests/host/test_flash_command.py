@@ -1,0 +1,231 @@
+"""``millpond flash`` as people and scripts call it: what it asks, prints and refuses, and Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from millpond.host import cli, flash_command, provision
+from millpond.host.fleet import DeviceConfig
+from millpond.images import bluefield, image_files, seed
+from millpond.images.manifest import Manifest, SeedPlace, dumps
+from millpond.wire.errors import LocalError, RemoteError
+
+MIB = 1 << 20
+SIZE = 8 * MIB
+MILLPOND = (sys.executable, "-m", "millpond.host.main", "flash")
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """Bytes in place of a partition table: here nobody looks at it."""
+    path = tmp_path / "image" / "millpond-test.img"
+    path.parent.mkdir()
+    with path.open("wb") as file:
+        file.truncate(SIZE)
+        for offset in (0, 2 * MIB, 6 * MIB):
+            file.seek(offset)
+            file.write(os.urandom(100_000))
+    manifest = Manifest(
+        "millpond", "0.1.0", 7, "qemu-virt", "aarch64", image_files.describe(path), SeedPlace(4 * MIB, MIB)
+    )
+    path.with_suffix(".json").write_text(dumps(manifest))
+    return path
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    stdout: str
+    stderr: str
+
+
+Millpond = Callable[..., Done]
+
+
+@pytest.fixture
+def millpond(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Millpond:
+    """The command, without a terminal; in this process, for that is quicker."""
+
+    def call(*arguments: str | Path) -> Done:
+        monkeypatch.setattr(sys, "argv", ["millpond", "flash", *map(str, arguments)])
+        with Path(os.devnull).open() as nothing, pytest.raises(SystemExit) as exit_:
+            monkeypatch.setattr(sys, "stdin", nothing)
+            cli.main()
+        assert isinstance(exit_.value.code, int)
+        return Done(exit_.value.code, *capsys.readouterr())
+
+    return call
+
+
+def refusal(done: Done) -> str:
+    assert done.code == 2 and done.stdout == "" and done.stderr.count("\n") == 1, done
+    return done.stderr.removeprefix("millpond: ").rstrip()
+
+
+def on_a_terminal(answer: str, *arguments: str | Path) -> tuple[int, str]:
+    """Run it with a person, who types ``answer`` when asked."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe(
+            MILLPOND[0], [*MILLPOND, *map(str, arguments)], os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+        )
+    seen, answered = b"", False
+    try:
+        while part := os.read(terminal, 65536):
+            seen += part
+            if b"[y/N]" in seen and not answered:
+                os.write(terminal, answer.encode())
+                answered = True
+    except OSError:  # the terminal of a process that has ended
+        pass
+    finally:
+        os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.decode()
+
+
+def test_a_script_flashes_a_new_file_without_a_word(millpond: Millpond, image: Path, tmp_path: Path) -> None:
+    done = millpond(image.parent, "--to", tmp_path / "disk", "--size", "16M", "--format", "json")
+    assert done.code == 0 and done.stderr == "", done
+    result = json.loads(done.stdout)
+    assert result.pop("seconds") >= 0
+    assert result == {
+        "target": str(tmp_path / "disk"),
+        "bytes_written": 3 * 102_400 + MIB,
+        "verified": True,
+        "device": None,
+        "reread": True,
+        "untested": None,
+    }
+    assert (tmp_path / "disk").read_bytes() == image.read_bytes().ljust(16 * MIB, b"\0")
+
+
+def test_people_read_a_line(millpond: Millpond, image: Path, tmp_path: Path) -> None:
+    done = millpond(image, "--to", tmp_path / "disk")
+    line = rf"{tmp_path}/disk: 1\.4 MB written and verified in \d+\.\d s \([0-9.]+ .?B/s\)\.\n"
+    assert re.fullmatch(line, done.stdout) and done.stderr == ""
+
+
+def test_a_file_that_is_there_is_asked_about_once(millpond: Millpond, image: Path, tmp_path: Path) -> None:
+    target = tmp_path / "disk"
+    target.write_text("precious")
+    unasked = refusal(millpond(image, "--to", target))
+    assert unasked == f"{target}: a file: to write to it without being asked, say --yes"
+    assert target.read_text() == "precious"
+    code, text = on_a_terminal("\n", image, "--to", target)
+    assert code == 2 and "All of it will be lost. Write millpond 0.1.0 for qemu-virt to" in text
+    assert "nothing was written" in text and target.read_text() == "precious"
+    code, text = on_a_terminal("y\n", image, "--to", target)
+    assert code == 0 and text.count("[y/N]") == 1, text
+    for seen in ("writing", "verifying", "MB/s", "written and verified"):
+        assert seen in text
+    assert target.read_bytes() == image.read_bytes()
+    target.write_text("not precious")
+    assert millpond(image, "--to", target, "--yes").code == 0
+    assert target.read_bytes() == image.read_bytes()
+
+
+def test_a_device_gets_its_identity(millpond: Millpond, image: Path, tmp_path: Path) -> None:
+    fleet = provision.create(tmp_path / "fleet", "pond", ["csd0"])
+    fleet = provision.add(fleet, DeviceConfig("csd1", board="qemu-virt"))
+    fleet = provision.add(fleet, DeviceConfig("csd2", board="generic-uefi"))
+    for name, why in (("csd0", "csd0 is emulated"), ("csd2", "csd2 is a generic-uefi")):
+        other = ("--device", name, "--fleet", fleet.directory)
+        assert why in refusal(millpond(image, "--to", tmp_path / "other", *other))
+    done = millpond(image, "--to", tmp_path / "disk", "--device", "csd1", "--fleet", fleet.directory)
+    assert done.code == 0 and done.stdout.endswith("It is csd1 now.\n"), done
+    assert (tmp_path / "disk").stat().st_mode & 0o777 == 0o600
+    with (tmp_path / "disk").open("rb") as file:
+        file.seek(4 * MIB)
+        members = {member.name: member for member in seed.read(file)}
+    etc = fleet.device_directory("csd1") / "etc"
+    assert {"agent.toml", "ssh_host_key", "authorized_keys"} < set(members)
+    for path in etc.iterdir():
+        member = members.pop(path.name)
+        assert member.data == path.read_bytes() and member.mode == path.stat().st_mode & 0o777
+    assert not members
+    unknown = ("--device", "csd9", "--fleet", fleet.directory)
+    assert "no device 'csd9' in this fleet" in refusal(millpond(image, "--to", tmp_path / "other", *unknown))
+    assert not (tmp_path / "other").exists()
+    again = millpond(image, "--to", tmp_path / "disk", "--yes")  # without one the old identity is gone
+    assert again.code == 0 and (tmp_path / "disk").read_bytes() == image.read_bytes()
+
+
+@pytest.mark.parametrize("size", ["0", "8", "-1G", "8GB", "8g", "1.5G", "4097", "", "9" * 30, "8M "])
+def test_a_size_that_is_none_is_refused(size: str) -> None:
+    with pytest.raises(LocalError, match="a multiple of 4096 bytes is needed"):
+        flash_command.parse_size(size)
+
+
+def test_sizes() -> None:
+    given = ("4096", "4K", "8G", "2T")
+    assert [flash_command.parse_size(size) for size in given] == [4096, 4096, 8 << 30, 2 << 40]
+
+
+def test_mistakes_are_one_line(millpond: Millpond, image: Path, tmp_path: Path) -> None:
+    assert refusal(millpond(image, "--to", image)).endswith("is the image itself")
+    assert refusal(millpond(image, "--to", image.with_suffix(".json"))).endswith("is the image itself")
+    assert "too small" in refusal(millpond(image, "--to", tmp_path / "x", "--size", "4M"))
+    assert "No such file" in refusal(millpond(tmp_path / "none.img", "--to", tmp_path / "x"))
+    assert "no such disk" in refusal(millpond(image, "--to", "/dev/sdzz", "--yes"))
+    assert "neither a disk nor a file" in refusal(millpond(image, "--to", "/dev/null", "--yes"))
+    assert "no /dev/rshim9/boot" in refusal(millpond(image, "--to", "rshim9", "--yes"))
+    assert not (tmp_path / "x").exists()
+
+
+def test_ctrl_c_says_how_it_leaves_the_target(millpond: Millpond, image: Path, tmp_path: Path) -> None:
+    with image.open("r+b") as file:  # long enough to be interrupted
+        file.truncate(1 << 30)
+        file.seek(8 * MIB)
+        for part in [os.urandom(8 * MIB)] * 8:
+            file.write(part)
+    manifest = Manifest(
+        "millpond", "0.1.0", 7, "qemu-virt", "aarch64", image_files.describe(image), SeedPlace(4 * MIB, MIB)
+    )
+    image.with_suffix(".json").write_text(dumps(manifest))
+    target = tmp_path / "disk"
+    argv = [*MILLPOND, str(image), "--to", str(target)]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        end = time.monotonic() + 60
+        while not target.exists() or target.stat().st_blocks < 20_000:
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.strip() == (
+        f"millpond: interrupted: {target} is left without a partition table; the same command begins anew"
+    )
+    assert target.read_bytes()[:MIB] == bytes(MIB)
+    assert millpond(image, "--to", target, "--yes").code == 0
+    assert target.read_bytes()[:MIB] == image.read_bytes()[:MIB]
+
+
+def test_a_card_is_told_of_as_untested(millpond: Millpond, tmp_path: Path) -> None:
+    """There is no card: a file is in place of the one that its rshim has."""
+    stream, boot, out = tmp_path / "x.bfb", tmp_path / "boot", io.StringIO()
+    asked: list[str] = []
+    stream.write_bytes(b"no stream")
+    boot.touch()
+    with pytest.raises(LocalError, match="image 0"):
+        flash_command.push(stream, boot, Console(file=out), asked.append)
+    assert bluefield.UNTESTED in asked[0] and "The card is reset" in asked[0] and str(boot) in asked[0]
+    done = flash_command.Flashed(str(boot), 10, 1.0, False, None, untested=bluefield.UNTESTED)
+    text = "\n".join(flash_command._told(done))
+    assert "can not be verified" in text and text.endswith(f"{bluefield.UNTESTED}.")
+    with pytest.raises((LocalError, RemoteError), match=r"mlx-mkbfb|default\.bfb|kernel"):
+        flash_command.push(tmp_path, boot, Console(file=out), asked.append)
+    assert "UNTESTED" in millpond("--help").stdout

@@ -1,0 +1,214 @@
+"""``millpond update``: which devices, how many at a time, and what a failure stops."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from millpond.host import ssh, update_command, updating
+from millpond.host.bundles import Bundle
+from millpond.host.update_command import Outcome, check, roll
+from millpond.host.updating import Running, Update
+from millpond.wire.errors import LocalError, RemoteError
+
+from .update_support import make_fleet, make_image
+
+
+class Devices:
+    """Devices that are updated for a moment, and note who was at the same time."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing, self.begun, self.most = failing, list[str](), 0
+        self._running = 0
+        self._lock = threading.Lock()
+
+    def update(self, name: str) -> Outcome:
+        with self._lock:
+            self.begun.append(name)
+            self._running += 1
+            self.most = max(self.most, self._running)
+        time.sleep(0.05)
+        with self._lock:
+            self._running -= 1
+        return Outcome(name, "failed" if name in self.failing else "updated")
+
+
+NAMES = [f"dev{number}" for number in range(6)]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 10])
+def test_so_many_at_a_time_in_order(at_once: int) -> None:
+    devices = Devices()
+    outcomes = roll(NAMES, at_once, devices.update)
+    assert outcomes == [Outcome(name, "updated") for name in NAMES]
+    assert devices.most == min(at_once, len(NAMES))
+    assert sorted(devices.begun) == NAMES
+    if at_once == 1:
+        assert devices.begun == NAMES
+
+
+def test_none_is_begun_after_a_failure() -> None:
+    devices = Devices("dev2")
+    outcomes = roll(NAMES, 1, devices.update)
+    assert [one.state for one in outcomes] == ["updated"] * 2 + ["failed"] + ["untouched"] * 3
+    assert devices.begun == NAMES[:3]
+
+
+def test_those_that_have_begun_are_waited_for() -> None:
+    ended = threading.Event()
+
+    def update(name: str) -> Outcome:
+        if name == "dev0":
+            return Outcome(name, "failed")
+        time.sleep(0.3)
+        ended.set()
+        return Outcome(name, "updated")
+
+    outcomes = roll(NAMES[:3], 2, update)
+    assert ended.is_set()
+    assert [one.state for one in outcomes] == ["failed", "updated", "untouched"]
+
+
+def test_devices_must_be_of_the_images_board(tmp_path: Path) -> None:
+    fleet = make_fleet(tmp_path, "qemu-virt", "generic-uefi", "emulated")
+    check(fleet, ["dev0"], "qemu-virt")
+    for names, words in (
+        ([], "name devices, or --all; of the board qemu-virt there are: dev0"),
+        (["dev9"], "there is no device 'dev9'; the fleet has dev0, dev1, dev2"),
+        (["dev0", "dev1"], "dev1 is a generic-uefi, the image is for a qemu-virt"),
+        (["dev2"], "dev2 is emulated"),
+        (["dev0", "dev0"], "dev0 is named twice"),
+    ):
+        with pytest.raises(LocalError, match=words) as caught:
+            check(fleet, names, "qemu-virt")
+        assert "\n" not in str(caught.value)
+
+
+def test_all_means_all_of_the_board_and_no_others(tmp_path: Path) -> None:
+    fleet = make_fleet(tmp_path, "qemu-virt", "generic-uefi", "qemu-virt")
+    assert update_command._names(fleet, [], "qemu-virt", everybody=True) == ["dev0", "dev2"]
+    assert update_command._names(fleet, ["dev2"], "qemu-virt", everybody=False) == ["dev2"]
+    with pytest.raises(LocalError, match="leave out dev1, or --all"):
+        update_command._names(fleet, ["dev1"], "qemu-virt", everybody=True)
+
+
+def test_a_line_for_each_phase_and_each_tenth() -> None:
+    shown = io.StringIO()
+    lines = update_command._Lines(Console(file=shown, width=100), "dev0", 1000)
+    lines.watch("sending", 0)
+    for _ in range(100):
+        lines.watch("sending", 10)
+    lines.watch("installing", 0)
+    told = shown.getvalue().splitlines()
+    assert told[0] == "dev0: sending" and told[-1] == "dev0: installing"
+    assert [line.split()[1] for line in told[1:-1]] == [str(10 * tenth) for tenth in range(1, 11)]
+
+
+NOW = Running("0.1.0", 1000, "qemu-virt", "A", False, "boot-1")
+
+
+class Device(Update):
+    """An update of a device that says of itself what the test wants; None: it cannot be reached."""
+
+    def __init__(self, folder: Path, *says: Running | None, serial: int = 1000) -> None:
+        _, manifest = make_image(folder, serial=serial)
+        self.says = list(says)
+        super().__init__(folder, "dev0", Bundle(folder / "b", "", manifest), lambda *_: None, 5.0)
+
+    def _connected(self):  # type: ignore[no-untyped-def]
+        return contextlib.nullcontext()
+
+    def _running(self, transport: object) -> Running:
+        found = self.says.pop(0)
+        if found is None:
+            raise RemoteError("dev0 cannot be reached")
+        return found
+
+
+@pytest.mark.parametrize(
+    ("now", "serial", "error", "words"),
+    [
+        (dataclasses.replace(NOW, board="generic-uefi"), 1000, LocalError, "is a generic-uefi"),
+        (dataclasses.replace(NOW, trial=True), 1000, RemoteError, "on trial still"),
+        (NOW, 999, LocalError, "runs a later image .1000. than this one .999.; --allow-older"),
+    ],
+)
+def test_what_must_not_be_installed_is_refused(
+    tmp_path: Path, now: Running, serial: int, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        Device(tmp_path, now, serial=serial).check()
+
+
+def test_the_same_image_and_older_ones_on_request_are_installed(tmp_path: Path) -> None:
+    assert Device(tmp_path, NOW).check() == NOW
+    assert Device(tmp_path, NOW, serial=1).check(allow_older=True) == NOW
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updating, "_POLL_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_update_is_over_when_the_new_slot_is_kept(tmp_path: Path) -> None:
+    trial = dataclasses.replace(NOW, slot="B", trial=True, boot="boot-2")
+    kept = dataclasses.replace(trial, trial=False)
+    device = Device(tmp_path, NOW, None, None, trial, trial, kept)
+    assert device._wait(NOW) == kept
+    assert device.says == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_device_that_fell_back_is_told(tmp_path: Path) -> None:
+    trial = dataclasses.replace(NOW, slot="B", trial=True, boot="boot-2")
+    with pytest.raises(RemoteError, match="dev0 fell back to slot A"):
+        Device(tmp_path, None, trial, None, dataclasses.replace(NOW, boot="boot-3"))._wait(NOW)
+
+
+class Answer:
+    """An SSH command that ends as the test wants."""
+
+    def __init__(self, result: ssh.Result, says: bytes = b"", complains: bytes = b"") -> None:
+        self._result, self._says, self._complains = result, says, complains
+
+    def run(self, _stdin: None, out: io.BytesIO, err: io.BytesIO, timeout: float) -> ssh.Result:
+        out.write(self._says)
+        err.write(self._complains)
+        return self._result
+
+
+Answering = Callable[[Answer], None]
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answering:
+    return lambda answer: monkeypatch.setattr(ssh, "Command", lambda _transport, _line: answer)
+
+
+def test_an_installation_whose_connection_is_lost_has_failed(tmp_path: Path, answers: Answering) -> None:
+    device = Device(tmp_path)
+    answers(Answer(ssh.Result(-1, "the connection was lost")))
+    with pytest.raises(RemoteError, match="dev0: it did not install: the connection was lost"):
+        device._command(None, "rauc install", "it did not install")  # type: ignore[arg-type]
+    device._command(None, "systemctl reboot", "no", may_vanish=True)  # type: ignore[arg-type]
+
+
+def test_the_last_line_of_what_a_device_complains_of_is_told(tmp_path: Path, answers: Answering) -> None:
+    device = Device(tmp_path)
+    answers(Answer(ssh.Result(1), b"LastError: signature verification failed\n", b"a\nb\n"))
+    with pytest.raises(RemoteError, match=r"^dev0: no update: signature verification failed$"):
+        device._command(None, "rauc install", "no update", may_vanish=True)  # type: ignore[arg-type]
+    answers(Answer(ssh.Result(0), b"fine\n"))
+    assert device._command(None, "x", "y") == "fine\n"  # type: ignore[arg-type]
+    answers(Answer(ssh.Result(3)))
+    with pytest.raises(RemoteError, match=r"^dev0: y: exit code 3$"):
+        device._command(None, "x", "y")  # type: ignore[arg-type]

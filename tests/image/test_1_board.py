@@ -1,0 +1,100 @@
+"""A device that runs the image: what it is, who may do what on it, and that it is a device as any other."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from .board import NAME, Board, eventually, give_data
+
+pytestmark = pytest.mark.timeout(900)
+
+JOB = """
+name = "image"
+seed = 7
+[data]
+private = "private/digits"
+public = "public/digits"
+test = "test"
+[model]
+factory = "millpond.train.models:digits_cnn"
+[train]
+optimizer = "sgd"
+learning_rate = 0.05
+momentum = 0.9
+batch = 16
+epochs = 1
+[federated]
+rounds = 20
+target = 0.95
+deadline = 300
+quorum = 1.0
+"""
+
+
+def test_it_is_a_device_of_the_fleet(board: Board) -> None:
+    found = json.loads(board.millpond("devices", "--format", "json").out)["devices"]
+    (device,) = [one for one in found if one["name"] == NAME]
+    assert (device["board"], device["state"]) == ("qemu-virt", "ready")
+    assert device["welcome"]["machine"] == "aarch64"
+    assert device["welcome"]["at_rest"]["cipher"], "private data are encrypted on its flash"
+    assert board.user("uname -m; hostname") == f"aarch64\n{NAME}"
+
+
+def test_the_tunnel_is_its_only_network(board: Board) -> None:
+    assert board.admin("ls /sys/class/net").split() == ["lo", "mp0"]
+
+
+def test_nobody_has_a_password_and_the_root_is_read_only(board: Board) -> None:
+    shadow = board.admin("cut -d: -f2 /etc/shadow").split()
+    assert shadow and set(shadow) == {"*"}
+    assert board.admin("touch /usr/x 2>&1 || true").endswith("Read-only file system")
+    assert "is a symbolic link" not in board.admin("stat -L -c %F /etc/millpond/")
+
+
+def test_the_seed_is_wiped(board: Board) -> None:
+    assert "PRIVATE KEY" not in board.admin("tr -d '\\0' </dev/disk/by-partlabel/seed")
+    assert b"PRIVATE KEY" not in (board.directory / "disk.img").read_bytes()[449 << 20 : 800 << 20]
+
+
+def test_a_user_has_no_private_part(board: Board) -> None:
+    board.admin("echo secret >/volume/private/note; chmod 666 /volume/private/note")
+    assert board.user("id -u") == "64003"
+    assert board.user("ls /volume") == "public"
+    for path in ("/volume/private/note", "/flash/private/note", "/etc/millpond/key.pem", "/dev/vda"):
+        assert "No such file" in board.user(f"cat {path} 2>&1 || true")
+    assert board.admin("cat /volume/private/note") == "secret"
+
+
+def test_its_volume_is_mounted_on_the_host(board: Board, tmp_path: Path) -> None:
+    data = os.urandom(3 << 20)
+    (tmp_path / "data").write_bytes(data)
+    board.millpond("cp", tmp_path / "data", f"{NAME}:public/")
+    assert board.user("sha256sum </volume/public/data | cut -c1-64")
+    board.millpond("cp", f"{NAME}:public/data", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == data
+    assert "FUSE passthrough" in board.console()
+
+
+def test_all_units_work(board: Board) -> None:
+    assert board.admin("systemctl --failed --no-legend --plain") == ""
+
+
+def test_it_trains_on_its_own_private_data(board: Board) -> None:
+    base = give_data(board).parent
+    (base / "job.toml").write_text(JOB)
+    done = json.loads(board.millpond("train", "--format", "json", base / "job.toml", timeout=800).out)
+    assert done["job"]["accuracy"] >= 0.95
+    ledgers = json.loads(board.millpond("devices", "--format", "json").out)
+    assert ledgers["devices"]
+
+
+def test_it_reboots(board: Board) -> None:
+    before = board.boots()
+    board.emulation.millpond("run", "--admin", NAME, "--", "systemctl reboot")
+    eventually(lambda: board.boots() > before, "the reboot", 300)
+    board.wait_ready()
+    assert board.user("cat /volume/public/data | wc -c") == str(3 << 20)

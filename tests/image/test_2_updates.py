@@ -1,0 +1,117 @@
+"""Updates: kept when they work, left when they do not, and refused when they are not for this device."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from millpond.host import bundles, provision
+from millpond.images import image_files
+
+from .board import NAME, ROOT, Board, Builder, eventually
+
+pytestmark = pytest.mark.timeout(1800)
+
+LATER = 4_000_000_000
+BROKEN = '\nraise SystemExit("this agent does not start")\n'
+
+
+def running(board: Board) -> dict[str, object]:
+    status: dict[str, object] = json.loads(board.admin("python3 -m millpond.images.slots status"))
+    return status
+
+
+@pytest.fixture(scope="module")
+def later(builder: Builder) -> Path:
+    return builder.build("later", LATER)
+
+
+@pytest.fixture(scope="module")
+def broken(builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image whose agent ends at once."""
+    source = tmp_path_factory.mktemp("broken") / "source"
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "tests")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    daemon = source / "agent/millpond/agent/daemon.py"
+    daemon.write_text(daemon.read_text() + BROKEN)
+    return builder.build("broken", LATER + 1, source)
+
+
+def test_a_changed_bundle_is_refused(board: Board, later: Path) -> None:
+    path, manifest = image_files.find(later)
+    bundle = bundles.make(board.fleet, path, manifest)
+    good = bundle.path.read_bytes()
+    before = running(board)
+    try:
+        bundle.path.write_bytes(good[: len(good) // 2] + b"\xff" * 64 + good[len(good) // 2 + 64 :])
+        done = board.emulation.millpond("update", NAME, later, timeout=600)
+    finally:
+        bundle.path.write_bytes(good)
+    assert done.code == 1
+    assert "failed" in done.out + done.err
+    assert running(board) == before
+
+
+def test_anothers_signature_is_refused(board: Board, later: Path, tmp_path: Path) -> None:
+    path, manifest = image_files.find(later)
+    stranger = provision.create(tmp_path / "stranger", "stranger", [])
+    theirs = bundles.make(stranger, path, manifest)
+    ours = bundles.make(board.fleet, path, manifest)
+    good, before = ours.path.read_bytes(), running(board)
+    try:
+        shutil.copyfile(theirs.path, ours.path)
+        done = board.emulation.millpond("update", NAME, later, timeout=600)
+    finally:
+        ours.path.write_bytes(good)
+    assert done.code == 1 and "signature" in done.out.lower() + done.err.lower()
+    assert running(board) == before
+
+
+def test_a_later_image_is_kept(board: Board, later: Path) -> None:
+    before = running(board)
+    board.millpond("update", NAME, later, timeout=900)
+    after = running(board)
+    assert after["slot"] != before["slot"] and after["serial"] == LATER and not after["trial"]
+    board.wait_ready()
+    assert "is kept" in board.console()
+
+
+def test_an_earlier_image_is_refused(board: Board, image: Path) -> None:
+    done = board.emulation.millpond("update", NAME, image, timeout=300)
+    assert done.code == 1 and "runs a later image" in done.out + done.err
+
+
+def test_a_full_state_is_refused(board: Board, later: Path) -> None:
+    board.admin("fallocate -l $(($(df --output=avail -B1 /var | tail -n 1) - 60000000)) /var/full")
+    try:
+        done = board.emulation.millpond("update", "--allow-older", NAME, later, timeout=300)
+        assert done.code == 1 and "for updates" in done.out + done.err
+    finally:
+        board.admin("rm /var/full")
+
+
+def test_an_agent_that_does_not_start_is_left(board: Board, broken: Path) -> None:
+    before = running(board)
+    done = board.emulation.millpond("update", "--patience", "1200", NAME, broken, timeout=1300)
+    assert done.code == 1 and "fell back" in done.out + done.err, done
+    after = running(board)
+    assert (after["slot"], after["serial"]) == (before["slot"], before["serial"])
+
+
+def test_power_cut_while_it_installs(board: Board, later: Path) -> None:
+    before = running(board)
+    process = board.start("update", "--allow-older", NAME, later)
+    eventually(lambda: "installing" in board.said(process), "the installation", 600)
+    time.sleep(3)
+    board.cut_power()
+    process.kill()
+    process.wait()
+    board.wait_ready()
+    after = running(board)
+    assert (after["slot"], after["serial"]) == (before["slot"], before["serial"])
+    board.millpond("update", "--allow-older", NAME, later, timeout=900)
+    assert running(board)["slot"] != before["slot"]

@@ -1,0 +1,117 @@
+"""A small image with a real partition table, what tests see of tables on a disk, and loop devices."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import struct
+import subprocess
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.images import image_files
+from millpond.images.manifest import Manifest, SeedPlace, dumps
+
+MIB = 1 << 20
+SECTOR = 512
+SEED = SeedPlace(5 * MIB, MIB)
+
+
+def _gpt(size: int, salt: int) -> tuple[bytes, bytes]:
+    """The sectors at the beginning and at the end of a disk with one partition, as the UEFI standard says."""
+    last = size // SECTOR - 1
+    guid = random.Random(salt).randbytes(16)
+    entry = struct.pack("<16s16sQQQ72s", guid, guid, 2048, last - 2048, 0, "root".encode("utf-16-le"))
+    entries = entry.ljust(128 * 128, b"\0")
+
+    def header(own: int, other: int, at: int) -> bytes:
+        fields = (own, other, 34, last - 34, guid, at, 128, 128, zlib.crc32(entries))
+        text = struct.pack("<8sIIIIQQQQ16sQIII", b"EFI PART", 0x10000, 92, 0, 0, *fields)
+        return (text[:16] + struct.pack("<I", zlib.crc32(text)) + text[20:]).ljust(SECTOR, b"\0")
+
+    protective = bytearray(SECTOR)
+    struct.pack_into("<B3sB3sII", protective, 446, 0, b"\0\2\0", 0xEE, b"\xff\xff\xff", 1, last)
+    protective[510:] = b"\x55\xaa"
+    return bytes(protective) + header(1, last, 2) + entries, entries + header(last, 1, last - 32)
+
+
+def raw(size: int = 8 * MIB, salt: int = 1) -> dict[int, bytes]:
+    """What is in such an image, by offset; all else is a hole."""
+    begin, end = _gpt(size, salt)
+    some = random.Random(salt)
+    parts = {0: begin, size - len(end): end}
+    for offset, length in ((MIB - 8192, MIB + 4096), (3 * MIB, 4096), (6 * MIB, MIB + 20480)):
+        parts[offset] = some.randbytes(length)
+    return parts
+
+
+def write(path: Path, parts: dict[int, bytes], size: int) -> None:
+    with path.open("wb") as file:
+        file.truncate(size)
+        for offset, data in parts.items():
+            file.seek(offset)
+            file.write(data)
+
+
+BOARD = "qemu-virt"
+
+
+def make_image(folder: Path, size: int = 8 * MIB, salt: int = 1) -> tuple[Path, Manifest]:
+    """An image of nothing that boots, with its manifest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "millpond-test.img"
+    write(path, raw(size, salt), size)
+    manifest = Manifest("millpond", "0.1.0", 7, BOARD, "aarch64", image_files.describe(path), SEED)
+    path.with_suffix(".json").write_text(dumps(manifest))
+    return path, manifest
+
+
+def tables(data: bytes) -> set[str]:
+    """The signatures of partition tables on a disk, whether they make a table or not."""
+    found = set()
+    if data[510:512] == b"\x55\xaa" and any(data[446 + 4 + 16 * number] for number in range(4)):
+        found.add("mbr")
+    if data[SECTOR : SECTOR + 8] == b"EFI PART":
+        found.add("primary")
+    if data[-SECTOR:][:8] == b"EFI PART":
+        found.add("backup")
+    return found
+
+
+def run(*argv: str | Path) -> str:
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+
+@contextlib.contextmanager
+def loop(path: Path, size: int, *options: str) -> Iterator[Path]:
+    """A disk that is a file; the test is skipped where that can't be had."""
+    if os.geteuid() != 0 or not Path("/dev/loop-control").exists() or not shutil.which("losetup"):
+        pytest.skip("needs root and loop devices")
+    path.touch()
+    os.truncate(path, size)
+    try:
+        device = run("losetup", "--find", "--show", *options, path)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no loop device: {error.stderr.strip()}")
+    try:
+        yield Path(device)
+    finally:
+        subprocess.run(["delpart", device, "1"], capture_output=True, check=False)
+        run("losetup", "--detach", device)
+
+
+@contextlib.contextmanager
+def mounted(device: Path, at: Path) -> Iterator[None]:
+    """A file system on a disk or partition, made anew."""
+    run("mkfs.ext4", "-q", "-F", "-L", "holiday", device)
+    at.mkdir()
+    run("mount", device, at)
+    try:
+        yield
+    finally:
+        run("umount", at)

@@ -1,0 +1,81 @@
+"""Boards as data: every file says what an image needs, and mistakes in one are told in one line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from millpond.images import boards
+from millpond.images.build import boot, kernel
+from millpond.wire.errors import ConfigError
+
+BOARD = """title = "t"
+kernel = "arm64"
+console = ["ttyS0"]
+early = ["nvme"]
+modules = []
+tried = "nothing"
+"""
+TUNNEL = '[tunnel]\ntransport = "nvme"\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(boards, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def test_the_boards_of_the_issue_are_there() -> None:
+    assert {"qemu-virt", "generic-uefi", "bluefield2"} <= set(boards.names())
+    assert boards.EMULATED not in boards.names()
+
+
+@pytest.mark.parametrize("name", boards.names())
+def test_every_board_says_what_an_image_needs(name: str) -> None:
+    board = boards.read(name)
+    assert board.title and board.tried and board.console and board.early
+    assert "squashfs" in board.early  # the root is one
+    for word in (*board.early, *board.modules, *kernel.common()):
+        assert re.fullmatch(r"[A-Za-z0-9_-]+", word)
+    assert board.flash.disk == "" or board.flash.disk.startswith("/dev/")
+    line = boot.command_line(board)
+    assert "\n" not in line and line.split().count("ro") == 1
+    assert [word for word in line.split() if word.startswith("console=")][-1] == f"console={board.console[0]}"
+
+
+def test_a_new_board_is_one_file(folder: Path) -> None:
+    (folder / "mine.toml").write_text(BOARD + TUNNEL)
+    assert boards.names() == ["mine"]
+    assert boards.read("mine").tunnel.transport == "nvme"
+    assert boards.read("mine").qemu is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (BOARD, "missing key 'tunnel'"),
+        ('titel = "t"\n' + BOARD + TUNNEL, "unknown key 'titel'; did you mean 'title'"),
+        (BOARD + TUNNEL + "[flash]\ndisc = 1\n", "disk"),
+        (BOARD + '[tunnel]\ntransport = "pigeon"\n', "transport"),
+        (BOARD.replace('["ttyS0"]', '["ttyS0 init=/bin/sh"]') + TUNNEL, "cannot stand in"),
+        (BOARD.replace('"nvme"', '"nvme\\nloop"') + TUNNEL, "cannot be a kernel's module"),
+        (BOARD.replace("modules = []", 'modules = ["../x"]') + TUNNEL, "cannot be a kernel's module"),
+        ("[[[", "mine.toml"),
+    ],
+)
+def test_a_mistake_in_a_board_is_one_line(folder: Path, text: str, words: str) -> None:
+    (folder / "mine.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        boards.read("mine")
+    assert words in str(caught.value) and "mine.toml" in str(caught.value)
+    assert "\n" not in repr(str(caught.value))
+
+
+@pytest.mark.parametrize("name", ["paper", "", "../recipe/root", "emulated"])
+def test_an_unknown_board_is_told_with_those_that_there_are(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"there is no board .*; there are emulated, bluefield2, generic-uefi"
+    ):
+        boards.read(name)

@@ -1,0 +1,127 @@
+"""The disk image: partitions that neither overlap nor move, and a table that other programs read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from millpond.images import boards
+from millpond.images.build import __main__ as builder
+from millpond.images.build import boot, disk
+from millpond.images.build.context import Context
+from millpond.images.image_files import describe
+from millpond.images.manifest import Manifest, SeedPlace, dumps, loads
+from millpond.wire.errors import LocalError
+
+_SFDISK = shutil.which("sfdisk", path="/usr/sbin:/sbin:/usr/bin")
+needs_sfdisk = pytest.mark.skipif(_SFDISK is None, reason="needs sfdisk: sudo apt install fdisk")
+MIB = 1 << 20
+
+
+def test_partitions_are_aligned_and_do_not_overlap() -> None:
+    parts = disk.layout()
+    assert [part.name for part in parts] == ["espA", "espB", "rootA", "rootB", "seed"]
+    end = MIB
+    for part in parts:
+        assert part.offset % MIB == 0 and part.bytes % MIB == 0 and part.bytes > 0
+        assert part.offset == end
+        end = part.offset + part.bytes
+    assert disk.image_bytes() == end + MIB
+    sizes = {part.name: part.bytes for part in parts}
+    assert sizes["espA"] == sizes["espB"] and sizes["rootA"] == sizes["rootB"]
+    assert len({disk.identifier(name) for name in (*sizes, "disk")}) == 6
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A disk with some bytes in the place of file systems."""
+    some = random.Random(1)
+    (tmp_path / "esp.vfat").write_bytes(some.randbytes(3 * MIB) + bytes(boot.ESP_BYTES - 3 * MIB))
+    (tmp_path / "root.squashfs").write_bytes(
+        some.randbytes(5 * MIB + 4096) + bytes(MIB) + some.randbytes(100)
+    )
+    disk.make_disk(tmp_path / "millpond-x.img", tmp_path / "esp.vfat", tmp_path / "root.squashfs")
+    return tmp_path / "millpond-x.img"
+
+
+@needs_sfdisk
+def test_other_programs_read_the_table(made: Path) -> None:
+    assert _SFDISK
+    shown = subprocess.run([_SFDISK, "--json", made], check=True, capture_output=True, timeout=60).stdout
+    table = json.loads(shown)["partitiontable"]
+    assert (table["label"], table["id"], table["sectorsize"]) == ("gpt", disk.identifier("disk"), 512)
+    seen = [
+        (one["name"], one["type"], one["start"] * 512, one["size"] * 512, one["uuid"])
+        for one in table["partitions"]
+    ]
+    wanted = [(one.name, one.type, one.offset, one.bytes, disk.identifier(one.name)) for one in disk.layout()]
+    assert seen == wanted
+    subprocess.run([_SFDISK, "--verify", made], check=True, capture_output=True, timeout=60)
+
+
+@needs_sfdisk
+def test_slot_a_is_filled_and_all_else_is_a_hole(made: Path, tmp_path: Path) -> None:
+    places = {part.name: part for part in disk.layout()}
+    with made.open("rb") as file:
+        for name, source in (("espA", "esp.vfat"), ("rootA", "root.squashfs")):
+            file.seek(places[name].offset)
+            content = (tmp_path / source).read_bytes()
+            assert file.read(len(content)) == content
+    image = describe(made)
+    used = [(one.offset, one.end) for one in image.ranges]
+    for name in ("espB", "rootB", "seed"):
+        place = places[name]
+        assert not any(begin < place.offset + place.bytes and place.offset < end for begin, end in used)
+    assert sum(end - begin for begin, end in used) < 10 * MIB
+    assert made.stat().st_blocks * 512 < 12 * MIB
+    seed = SeedPlace(places["seed"].offset, places["seed"].bytes)
+    manifest = Manifest("millpond", "0.1.0", 1, "qemu-virt", "aarch64", image, seed)
+    assert loads(dumps(manifest), "manifest") == manifest
+
+
+@needs_sfdisk
+def test_the_same_bits_each_time(made: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.img"
+    disk.make_disk(again, tmp_path / "esp.vfat", tmp_path / "root.squashfs")
+    assert dataclasses.replace(describe(again), file=made.name) == describe(made)
+
+
+@pytest.mark.parametrize(("esp", "root"), [(boot.ESP_BYTES + 1, 1), (1, disk.ROOT_BYTES + 1)])
+def test_what_is_too_large_for_its_partition_makes_no_disk(tmp_path: Path, esp: int, root: int) -> None:
+    for name, size in (("esp", esp), ("root", root)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)
+    with pytest.raises(LocalError, match=r"(esp|root) has \d+ bytes, its partition \d+"):
+        disk.make_disk(tmp_path / "x.img", tmp_path / "esp", tmp_path / "root")
+    assert not (tmp_path / "x.img").exists()
+
+
+def _context(tmp_path: Path) -> Context:
+    board = boards.read("qemu-virt")
+    return Context("qemu-virt", board, builder.SOURCE, tmp_path, tmp_path, "0.1.0", 1, 2, 19)
+
+
+def test_a_base_is_kept_until_something_that_it_is_made_of_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tmp_path / "recipe"
+    shutil.copytree(builder.RECIPE, recipe, symlinks=True)
+    monkeypatch.setattr(builder, "RECIPE", recipe)
+    seen = [builder._key(_context(tmp_path))]
+    assert builder._key(dataclasses.replace(_context(tmp_path), serial=5, version="0.2.0")) == seen[0]
+    seen.append(builder._key(dataclasses.replace(_context(tmp_path), level=3)))
+    program = recipe / "root/usr/lib/millpond/before-update"
+    program.chmod(0o644)
+    seen.append(builder._key(_context(tmp_path)))
+    folder = recipe / "root/etc/systemd/system"
+    (folder / "rauc.service.d").rename(folder / "ravc.service.d")  # the same files, elsewhere
+    seen.append(builder._key(_context(tmp_path)))
+    (recipe / "debian.lock").write_text("# epoch 1\n")
+    seen.append(builder._key(_context(tmp_path)))
+    assert len(set(seen)) == len(seen)

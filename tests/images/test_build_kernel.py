@@ -1,0 +1,54 @@
+"""The kernel's modules: in an order in which each finds what it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millpond.images.build import kernel
+from millpond.wire.errors import LocalError
+
+
+@pytest.fixture
+def modules(tmp_path: Path) -> Path:
+    folder = tmp_path / "6.1.0-made-up"
+    folder.mkdir()
+    lines = [
+        "kernel/nvme/nvme.ko.xz: kernel/drivers/nvme/host/nvme-core.ko.xz kernel/lib/crc64.ko.xz",
+        "kernel/drivers/nvme/host/nvme-core.ko.xz: kernel/lib/crc64.ko.xz",
+        "kernel/lib/crc64.ko.xz:",
+        "kernel/fs/squashfs/squashfs.ko:",
+        "kernel/drivers/virtio/virtio_blk.ko.zst:",
+    ]
+    (folder / "modules.dep").write_text("\n".join(lines) + "\n")
+    (folder / "modules.builtin").write_text(
+        "kernel/fs/ext4/ext4.ko\nkernel/arch/arm64/crypto/aes-ce-blk.ko\n"
+    )
+    return folder
+
+
+def names(found: list[str]) -> list[str]:
+    return [Path(path).name.partition(".")[0] for path in found]
+
+
+def test_what_others_need_comes_first(modules: Path) -> None:
+    assert names(kernel.in_order(modules, ["nvme"])) == ["crc64", "nvme-core", "nvme"]
+
+
+def test_nothing_comes_twice(modules: Path) -> None:
+    found = names(kernel.in_order(modules, ["crc64", "nvme_core", "nvme", "nvme-core", "squashfs", "nvme"]))
+    assert found == ["crc64", "nvme-core", "nvme", "squashfs"]
+
+
+def test_what_is_built_in_has_no_file(modules: Path) -> None:
+    assert kernel.in_order(modules, ["ext4", "aes_ce_blk", "aes-ce-blk"]) == []
+
+
+def test_dashes_and_underscores_are_the_same(modules: Path) -> None:
+    assert kernel.in_order(modules, ["virtio-blk"]) == ["kernel/drivers/virtio/virtio_blk.ko.zst"]
+
+
+def test_an_unknown_module_is_refused(modules: Path) -> None:
+    with pytest.raises(LocalError, match=r"the kernel 6\.1\.0-made-up has no module nvmee"):
+        kernel.in_order(modules, ["nvme", "nvmee"])

@@ -1,0 +1,152 @@
+"""A board in QEMU: its command line, and what is told where it cannot be switched on."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import stat
+from pathlib import Path
+
+import pytest
+
+from millpond.images import boards, qemu
+from millpond.images.backplane import Backplane
+from millpond.images.qemu import QemuBoard, QemuSpec
+from millpond.wire.errors import LocalError
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QemuSpec:
+    """A board whose firmware is a file of this test; QEMU itself is not needed."""
+    (tmp_path / "code.fd").touch()
+    (tmp_path / "vars.fd").write_bytes(b"variables")
+    monkeypatch.setattr(qemu, "FIRMWARE", (tmp_path / "none.fd", tmp_path / "code.fd"))
+    monkeypatch.setattr(qemu, "VARIABLES", tmp_path / "vars.fd")
+    directory = tmp_path / "qemu0"
+    directory.mkdir()
+    return QemuSpec("qemu0", directory, boards.read("qemu-virt"))
+
+
+def pairs(argv: list[str]) -> set[tuple[str, str]]:
+    return set(itertools.pairwise(argv))
+
+
+def test_the_tunnel_is_its_only_network(spec: QemuSpec) -> None:
+    argv = qemu.arguments(spec)
+    assert "-nodefaults" in argv
+    assert not [word for word in argv if "net" in word or "hostfwd" in word]
+    assert ("-chardev", "socket,id=doorbells,path=slot/doorbells") in pairs(argv)
+    assert ("-device", "ivshmem-doorbell,chardev=doorbells,vectors=3") in pairs(argv)
+
+
+def test_the_board_says_what_the_machine_is(spec: QemuSpec, tmp_path: Path) -> None:
+    assert spec.board.qemu
+    argv = qemu.arguments(spec)
+    position = argv.index(spec.board.qemu.arguments[0])
+    assert tuple(argv[position:][: len(spec.board.qemu.arguments)]) == spec.board.qemu.arguments
+    assert {("-m", "1024"), ("-smp", "2"), ("-name", "qemu0")} <= pairs(argv)
+    assert ("-drive", f"if=pflash,format=raw,readonly=on,file={tmp_path / 'code.fd'}") in pairs(argv)
+    drives = [more for word, more in pairs(argv) if word == "-drive"]
+    assert sum("file=disk.img" in one for one in drives) == 1
+    assert sum("file=flash.img" in one for one in drives) == 1
+    assert not [one for one in drives if "cache=unsafe" in one or "snapshot" in one]
+
+
+def test_a_device_is_the_same_machine_at_each_start(spec: QemuSpec) -> None:
+    other = dataclasses.replace(spec, name="qemu1")
+    uuid = [argv[argv.index("-uuid") + 1] for argv in map(qemu.arguments, (spec, spec, other))]
+    assert uuid[0] == uuid[1] != uuid[2]
+
+
+def test_a_board_without_a_machine_in_qemu_is_refused(spec: QemuSpec) -> None:
+    real = dataclasses.replace(spec, board=boards.read("bluefield2"))
+    with pytest.raises(LocalError, match="BlueField-2 cannot be run in QEMU"):
+        qemu.arguments(real)
+
+
+def test_what_is_missing_is_named_with_its_package(
+    spec: QemuSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(qemu, "PROGRAM", "true")
+    assert qemu.why_not() == ""
+    with pytest.raises(LocalError, match=r"qemu0 has no disk\.img: 'millpond emulate --qemu' makes it"):
+        QemuBoard(spec).power_on()
+    (tmp_path / "code.fd").unlink()
+    assert "apt install qemu-efi-aarch64" in qemu.why_not()
+    monkeypatch.setattr(qemu, "PROGRAM", "qemu-system-none")
+    with pytest.raises(LocalError, match="qemu-system-none is not installed: sudo apt install"):
+        QemuBoard(spec).power_on()
+
+
+def test_a_board_gets_a_flash_and_firmware_of_its_own_once(spec: QemuSpec) -> None:
+    board = QemuBoard(spec)
+    board._prepare()
+    flash, variables = spec.directory / "flash.img", spec.directory / "variables.fd"
+    assert (flash.stat().st_size, flash.stat().st_blocks) == (4096 << 20, 0)
+    assert stat.S_IMODE(flash.stat().st_mode) == 0o600
+    assert variables.stat().st_size == 64 << 20
+    with flash.open("r+b") as file:
+        file.write(b"mine")
+    variables.write_bytes(b"changed")
+    board._prepare()
+    with flash.open("rb") as file:
+        assert file.read(4) == b"mine"
+    assert variables.read_bytes() == b"changed"
+
+
+def test_a_board_that_cannot_start_leaves_nothing_running(
+    spec: QemuSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(qemu, "PROGRAM", "true")
+    monkeypatch.setattr(qemu, "_SERVER_SECONDS", 0.0)
+    (spec.directory / "disk.img").touch()
+    board = QemuBoard(spec)
+    with pytest.raises(LocalError, match=r"qemu0: the doorbell server does not start: see console\.log"):
+        board.power_on()
+    assert board.pids == set()
+    assert not board.died()
+    board.shut_down()
+    board.power_off(0)
+
+
+class Flaky:
+    """A board that dies at once, and cannot be switched on for a while."""
+
+    name = "csd0"
+    pids: set[int] = set()  # noqa: RUF012 - it has none
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals, self.starts, self.on = refusals, 0, False
+        self.dead = False
+
+    def power_on(self) -> None:
+        self.starts += 1
+        if 1 < self.starts <= 1 + self.refusals:
+            raise LocalError("csd0: no doorbell")
+        self.dead = self.starts == 1
+        self.on = not self.dead
+
+    def died(self) -> bool:
+        dead, self.dead = self.dead, False
+        return dead
+
+    def shut_down(self) -> None:
+        self.on = False
+
+    off_seconds = 0.0
+
+    def power_off(self, patience: float) -> None:
+        self.on = False
+
+
+@pytest.mark.expected_log("went down; it is switched on again|cannot be switched on, it is tried again")
+def test_a_board_that_cannot_be_switched_on_again_leaves_the_others_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("millpond.images.backplane.RESET_SECONDS", 0.0)
+    board = Flaky(refusals=3)
+    backplane = Backplane([board])
+    backplane.power_on()
+    for _ in range(10):
+        backplane.tend()
+    assert board.on and board.starts == 5

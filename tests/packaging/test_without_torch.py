@@ -1,0 +1,28 @@
+"""The daemons and the command line start without torch, which only workers need: it is large and slow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BLOCKED = """
+import importlib, sys
+sys.modules["torch"] = None  # its import fails
+importlib.import_module(sys.argv[1])
+"""
+
+
+def imported(module: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", BLOCKED, module], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("module", ["millpond.host.cli", "millpond.host.mounter", "millpond.agent.daemon"])
+def test_starts_without_torch(module: str) -> None:
+    done = imported(module)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_check_notices_torch() -> None:
+    assert "torch" in imported("millpond.train.loop").stderr

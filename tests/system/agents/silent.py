@@ -1,0 +1,5 @@
+"""An agent that never gets ready: no tunnel, no SSH."""
+
+import time
+
+time.sleep(10_000)
