@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millpond.linux.syscalls import die_with_parent
+from millpond.linux.syscalls import killed_with_parent
 
 from .build import has_wheels, is_built
 from .repository import ROOT, make_image
@@ -70,13 +68,6 @@ class Machine:
         self._console = folder / "console.log"
         make_image(folder / "millpond.squashfs", folder)
         self.port, theirs = socket.socketpair()
-        parent = os.getpid()
-
-        def tie() -> None:
-            die_with_parent(signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
-
         with theirs, self._console.open("ab") as console:
             self.process = subprocess.Popen(
                 [
@@ -87,7 +78,7 @@ class Machine:
                     *_size(hardware),
                 ],
                 pass_fds=(theirs.fileno(), *hardware.descriptors),
-                preexec_fn=tie,
+                preexec_fn=killed_with_parent(),
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,

@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from millpond.images.boards import Board
 from millpond.linux.logs import rotate
-from millpond.linux.syscalls import die_with_parent
+from millpond.linux.syscalls import killed_with_parent
 from millpond.wire.errors import LocalError
 
 log = logging.getLogger(__name__)
@@ -116,19 +115,12 @@ class QemuBoard:
             time.sleep(0.01)
 
     def _start(self, argv: list[str], console: int) -> subprocess.Popen[bytes]:
-        parent = os.getpid()
-
-        def tie() -> None:
-            die_with_parent(signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
-
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=console,
-            preexec_fn=tie,
+            preexec_fn=killed_with_parent(),
             start_new_session=True,
             cwd=self.spec.directory,
         )

@@ -6,7 +6,9 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from signal import SIGKILL
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
@@ -130,6 +132,18 @@ def pivot_root(new_root: Path) -> None:
 def die_with_parent(signal: int) -> None:
     """Have the kernel send this process ``signal`` when the thread that forked it ends."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal), 0, 0, 0), "prctl")
+
+
+def killed_with_parent() -> Callable[[], None]:
+    """For ``preexec_fn``: has the child killed when this thread ends, or the child end if it had by then."""
+    parent = os.getpid()
+
+    def tie() -> None:
+        die_with_parent(SIGKILL)
+        if os.getppid() != parent:  # it died before the kernel knew
+            os._exit(1)
+
+    return tie
 
 
 def no_new_privileges() -> None:
