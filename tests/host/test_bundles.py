@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from millpond.host import bundles, provision
-from millpond.images.build.context import RECIPE
+from millpond.images.build.recipe import RECIPE
 from millpond.wire.errors import LocalError
 
 from .update_support import make_image

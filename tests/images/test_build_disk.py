@@ -15,6 +15,7 @@ from millpond.images import boards
 from millpond.images.build import __main__ as builder
 from millpond.images.build import boot, disk
 from millpond.images.build.context import Context
+from millpond.images.build.recipe import RECIPE
 from millpond.images.image_files import describe
 from millpond.images.manifest import Manifest, SeedPlace, dumps, loads
 from millpond.wire.errors import LocalError
@@ -107,21 +108,18 @@ def _context(tmp_path: Path) -> Context:
     return Context("qemu-virt", board, builder.SOURCE, tmp_path, tmp_path, "0.1.0", 1, 2, 19)
 
 
-def test_a_base_is_kept_until_something_that_it_is_made_of_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_base_is_kept_until_something_that_it_is_made_of_changes(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe"
-    shutil.copytree(builder.RECIPE, recipe, symlinks=True)
-    monkeypatch.setattr(builder, "RECIPE", recipe)
-    seen = [builder._key(_context(tmp_path))]
-    assert builder._key(dataclasses.replace(_context(tmp_path), serial=5, version="0.2.0")) == seen[0]
-    seen.append(builder._key(dataclasses.replace(_context(tmp_path), level=3)))
+    shutil.copytree(RECIPE, recipe, symlinks=True)
+    seen = [builder._key(_context(tmp_path), recipe)]
+    assert builder._key(dataclasses.replace(_context(tmp_path), serial=5, version="0.2.0"), recipe) == seen[0]
+    seen.append(builder._key(dataclasses.replace(_context(tmp_path), level=3), recipe))
     program = recipe / "root/usr/lib/millpond/before-update"
     program.chmod(0o644)
-    seen.append(builder._key(_context(tmp_path)))
+    seen.append(builder._key(_context(tmp_path), recipe))
     folder = recipe / "root/etc/systemd/system"
     (folder / "rauc.service.d").rename(folder / "ravc.service.d")  # the same files, elsewhere
-    seen.append(builder._key(_context(tmp_path)))
+    seen.append(builder._key(_context(tmp_path), recipe))
     (recipe / "debian.lock").write_text("# epoch 1\n")
-    seen.append(builder._key(_context(tmp_path)))
+    seen.append(builder._key(_context(tmp_path), recipe))
     assert len(set(seen)) == len(seen)

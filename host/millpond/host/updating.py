@@ -120,8 +120,14 @@ class Update:
 
     def _send(self, transport: paramiko.Transport) -> None:
         """The bundle, whole or not at all: the device compares its digest before anything is installed."""
-        path = self._bundle.path
-        needed = path.stat().st_size + _ROOM
+        self._make_room(transport)
+        self._watch("sending", 0)
+        self._copy(transport)
+        check = f"echo {shlex.quote(self._bundle.sha256)}  {_BUNDLE} | sha256sum --check --status"
+        self._command(transport, check, "the bundle did not arrive as it was sent")
+
+    def _make_room(self, transport: paramiko.Transport) -> None:
+        needed = self._bundle.path.stat().st_size + _ROOM
         self._command(transport, f"rm -rf {_FOLDER} && mkdir -m 700 {_FOLDER}", "its state cannot be written")
         told = self._command(transport, f"df --output=avail -B1 {_FOLDER} | tail -n 1", "its room is unknown")
         free = int(told) if told.strip().isdigit() else 0
@@ -129,18 +135,17 @@ class Update:
             raise RemoteError(
                 f"{self.device} has {free >> 20} MiB for updates, this one needs {needed >> 20}"
             )
-        self._watch("sending", 0)
+
+    def _copy(self, transport: paramiko.Transport) -> None:
         with contextlib.closing(transport.open_session(timeout=ssh.CONNECT_SECONDS)) as channel:
             channel.exec_command(f"cat >{_BUNDLE}")
-            with path.open("rb") as source:
+            with self._bundle.path.open("rb") as source:
                 while data := source.read(_CHUNK):
                     channel.sendall(data)
                     self._watch("sending", len(data))
             channel.shutdown_write()
             if channel.recv_exit_status():
                 raise RemoteError(f"{self.device}: the bundle was not taken")
-        check = f"echo {shlex.quote(self._bundle.sha256)}  {_BUNDLE} | sha256sum --check --status"
-        self._command(transport, check, "the bundle did not arrive as it was sent")
 
     def _wait(self, before: Running) -> Running:
         """Until the device runs something for good again. Raises RemoteError if that is what ran before."""
@@ -154,9 +159,13 @@ class Update:
             except MillpondError as error:
                 reason = str(error)
                 continue
-            if running.slot == before.slot and running.boot != before.boot:
-                raise RemoteError(f"{self.device} fell back to slot {before.slot}: the new one did not work")
-            if running.slot != before.slot and not running.trial:
+            if self._is_kept(running, before):
                 return running
             reason = "its new slot is on trial still"
         raise RemoteError(f"{self.device}: no confirmation in {self._patience:.0f} s: {reason}")
+
+    def _is_kept(self, running: Running, before: Running) -> bool:
+        """Whether the new slot runs for good. Raises RemoteError if the one before it has come back."""
+        if running.slot == before.slot and running.boot != before.boot:
+            raise RemoteError(f"{self.device} fell back to slot {before.slot}: the new one did not work")
+        return running.slot != before.slot and not running.trial

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from millpond.images import boards
 from millpond.images.build import boot, debian, disk, kernel, python, root
-from millpond.images.build.context import RECIPE, Context
+from millpond.images.build.context import Context
+from millpond.images.build.recipe import RECIPE
 from millpond.images.build.run import find
 from millpond.images.image_files import describe
 from millpond.images.manifest import File, Manifest, Package, SeedPlace, dumps
@@ -40,10 +41,10 @@ def build(context: Context) -> Path:
     _step("root", lambda: root.squash(context, squashed, last / "opt"))
     made = context.output / f"millpond-{context.name}.img"
     _step("disk", lambda: disk.make_disk(made, base / "esp.vfat", squashed))
-    for name, source in (("esp.vfat", base / "esp.vfat"), ("root.squashfs", squashed)):
-        new = context.output / f"{name}.new"
+    for source in (base / "esp.vfat", squashed):
+        new = context.output / f"{source.name}.new"
         shutil.copyfile(source, new)
-        new.replace(context.output / name)  # a bundle that is being made has the former one by a link
+        new.replace(context.output / source.name)  # a bundle that is being made has the former one by a link
     return _step("manifest", lambda: write_manifest(context, made))
 
 
@@ -51,7 +52,7 @@ def make_base(context: Context, base: Path) -> None:
     """What does not depend on our own code: kept in ``base`` for the next build."""
     unpacked, release = root.make_base(context)
     root.add_recipe(context)
-    initrd = kernel.make_initrd(context, context.board, release)
+    initrd = kernel.make_initrd(context, release)
     program = boot.make_program(context, unpacked, unpacked / f"boot/vmlinuz-{release}", initrd)
     shutil.rmtree(base, ignore_errors=True)
     base.mkdir(parents=True)
@@ -64,9 +65,6 @@ def make_base(context: Context, base: Path) -> None:
 def write_manifest(context: Context, made: Path) -> Path:
     """Beside the image, what it is and what it holds."""
     seed = next(part for part in disk.layout() if part.name == "seed")
-    files = tuple(_file(context.output / name) for name in ("esp.vfat", "root.squashfs"))
-    packages = [Package(one.name, one.version, "debian") for one in debian.locked()]
-    packages += [Package(name, version, "python") for name, version in python.locked()]
     manifest = Manifest(
         name="millpond",
         version=context.version,
@@ -75,12 +73,18 @@ def write_manifest(context: Context, made: Path) -> Path:
         architecture=context.board.architecture,
         image=describe(made),
         seed=SeedPlace(seed.offset, seed.bytes),
-        files=files,
-        packages=tuple(packages),
+        files=tuple(_file(context.output / name) for name in ("esp.vfat", "root.squashfs")),
+        packages=_packages(),
     )
     path = made.with_suffix(".json")
     path.write_text(dumps(manifest))
     return path
+
+
+def _packages() -> tuple[Package, ...]:
+    packages = [Package(one.name, one.version, "debian") for one in debian.locked()]
+    packages += [Package(name, version, "python") for name, version in python.locked()]
+    return tuple(packages)
 
 
 def _file(path: Path) -> File:
@@ -96,13 +100,13 @@ def _step(name: str, work: Callable[[], T]) -> T:
     return result
 
 
-def _key(context: Context) -> str:
+def _key(context: Context, recipe: Path = RECIPE) -> str:
     """Changes with all that the base is made of."""
     digest = hashlib.sha256(f"{context.name} {context.board} {context.epoch} {context.level}".encode())
     makers = [Path(__file__).with_name(f"{name}.py") for name in _MAKERS]
-    sources = [*RECIPE.rglob("*"), *makers, context.source / "agent/millpond-agent.service"]
+    sources = [*recipe.rglob("*"), *makers, context.source / "agent/millpond-agent.service"]
     for path in sorted(path for path in sources if path.is_file()):
-        name = path.relative_to(RECIPE) if path.is_relative_to(RECIPE) else path.name
+        name = path.relative_to(recipe) if path.is_relative_to(recipe) else path.name
         digest.update(f"\n{name} {path.stat().st_mode & 0o111:o} {path.stat().st_size}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -148,35 +152,47 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _context(arguments: argparse.Namespace) -> Context:
+    """Raises LocalError."""
+    output = arguments.output.absolute()
+    return Context(
+        name=arguments.board,
+        board=boards.read(arguments.board),
+        source=arguments.source.absolute(),
+        output=output / arguments.board,
+        cache=_cache(arguments),
+        version=VERSION,
+        serial=_serial(arguments.source) if arguments.serial is None else arguments.serial,
+        epoch=debian.epoch(),
+        level=3 if arguments.fast else 19,
+    )
+
+
+def _cache(arguments: argparse.Namespace) -> Path:
+    cache: Path = arguments.cache or arguments.output / "cache"
+    return cache.absolute()
+
+
+def _lock(arguments: argparse.Namespace) -> str:
+    """What was locked."""
+    return f"locked {debian.lock(_cache(arguments))} Debian and {python.lock()} Python packages"
+
+
+def _make(arguments: argparse.Namespace) -> str:
+    """What was made."""
+    context = _context(arguments)
+    manifest = build(context)
+    shutil.rmtree(context.work)
+    size = (manifest.parent / "root.squashfs").stat().st_size
+    return f"{manifest.with_suffix('.img')}: its root has {size / 2**20:.1f} MiB"
+
+
 def main() -> int:
     """Exit codes: 0 made, 1 a step failed, 2 wrong arguments."""
     arguments = _parser().parse_args()
-    output = arguments.output.absolute()
-    cache = (arguments.cache or output / "cache").absolute()
     try:
-        if arguments.lock:
-            print(f"millpond image: locked {debian.lock(cache)} Debian and {python.lock()} Python packages")
-            return 0
-        board = boards.read(arguments.board)
-        version = VERSION
-        context = Context(
-            arguments.board,
-            board,
-            arguments.source.absolute(),
-            output / arguments.board,
-            cache,
-            version,
-            _serial(arguments.source) if arguments.serial is None else arguments.serial,
-            debian.epoch(),
-            3 if arguments.fast else 19,
-        )
-        manifest = build(context)
-        shutil.rmtree(context.work)
-        root_bytes = (manifest.parent / "root.squashfs").stat().st_size
-        print(
-            f"millpond image: {manifest.with_suffix('.img')}: its root has {root_bytes / 2**20:.1f} MiB",
-            flush=True,
-        )
+        told = _lock(arguments) if arguments.lock else _make(arguments)
+        print(f"millpond image: {told}", flush=True)
     except (MillpondError, OSError) as error:
         print(f"millpond: {error}", file=sys.stderr)
         return 2 if isinstance(error, LocalError) and "there is no board" in str(error) else 1

@@ -7,9 +7,6 @@ from pathlib import Path
 
 from millpond.images.boards import Board
 
-RECIPE = Path(__file__).parents[1] / "recipe"
-"""What images are made of, as data: locked packages, files of the root, the first program."""
-
 
 @dataclass(frozen=True, slots=True)
 class Context:

@@ -12,24 +12,31 @@ import re
 import shutil
 import subprocess
 import time
-import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from millpond.images import boards
-from millpond.images.build.context import RECIPE
+from millpond.images.build import recipe
 from millpond.images.build.run import find, run
 from millpond.wire.errors import LocalError
 
-LOCK = RECIPE / "debian.lock"
+LOCK = recipe.RECIPE / "debian.lock"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 HINT = "the mirror may have a newer one: 'make image-lock' takes today's versions"
 _EPOCH = "# epoch"
 _SECONDS = 60.0
 _CHUNK = 1 << 20
+_APT_FOLDERS = (
+    "etc/apt.conf.d",
+    "etc/preferences.d",
+    "etc/trusted.gpg.d",
+    "state/lists/partial",
+    "cache/archives/partial",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +124,10 @@ def unpack(files: Sequence[Path], root: Path) -> None:
 
 def lock(cache: Path) -> int:
     """Write the lock anew, with today's versions; how many packages. Raises LocalError."""
-    with (RECIPE / "packages.toml").open("rb") as file:
-        wanted = tomllib.load(file)
+    wanted = recipe.read("packages.toml")
     options = _private_apt(cache / "apt", wanted["suites"])
     run("apt-get", *options, "update", hint="is the mirror reachable?")
-    flavours = {f"linux-image-{boards.read(name).kernel}" for name in boards.names()}
-    kernels = [f"{name}/{wanted['kernels']}" for name in sorted(flavours)]
-    simulated = run("apt-get", *options, "--simulate", "install", *wanted["include"], *kernels).decode()
-    without = flavours.union(wanted["without"])  # the kernels' own names have versions in them
-    names = {}
-    for line in simulated.splitlines():
-        if line.startswith("Inst "):
-            _, name, version = line.split()[:3]
-            names[name.partition(":")[0]] = version.strip("()")
-    kept = [f"{name}={version}" for name, version in names.items() if name not in without]
+    kept = _chosen(options, wanted)
     lines = sorted(_described(run("apt-cache", *options, "show", *kept).decode()))
     heading = (
         f"{_EPOCH} {int(time.time())}\n# name version sha256 size archive path; made by 'make image-lock'\n"
@@ -139,43 +136,36 @@ def lock(cache: Path) -> int:
     return len(lines)
 
 
+def _chosen(options: Sequence[str], wanted: Mapping[str, Any]) -> list[str]:
+    """What apt would install, as ``name=version``."""
+    flavours = {f"linux-image-{boards.read(name).kernel}" for name in boards.names()}
+    kernels = [f"{name}/{wanted['kernels']}" for name in sorted(flavours)]
+    simulated = run("apt-get", *options, "--simulate", "install", *wanted["include"], *kernels).decode()
+    without = flavours.union(wanted["without"])  # the kernels' own names have versions in them
+    names: dict[str, str] = {}
+    for line in simulated.splitlines():
+        if line.startswith("Inst "):
+            _, name, version = line.split()[:3]
+            names[name.partition(":")[0]] = version.strip("()")
+    return [f"{name}={version}" for name, version in names.items() if name not in without]
+
+
 def _described(shown: str) -> Iterator[str]:
     for stanza in shown.strip().split("\n\n"):
-        fields = dict(
-            line.split(": ", 1) for line in stanza.splitlines() if line[:1].isalpha() and ": " in line
-        )
+        lines = [line for line in stanza.splitlines() if line[:1].isalpha() and ": " in line]
+        fields = dict(line.split(": ", 1) for line in lines)
         archive = "security" if fields["Filename"].startswith("pool/updates/") else "main"
-        yield (
-            " ".join(
-                (
-                    fields["Package"],
-                    fields["Version"],
-                    fields["SHA256"],
-                    fields["Size"],
-                    archive,
-                    fields["Filename"],
-                )
-            )
-            + "\n"
-        )
+        words = [fields[key] for key in ("Package", "Version", "SHA256", "Size")]
+        yield f"{' '.join([*words, archive, fields['Filename']])}\n"
 
 
 def _private_apt(folder: Path, suites: Sequence[str]) -> list[str]:
     """Options of an apt that knows nothing of this machine's packages. Raises LocalError."""
     shutil.rmtree(folder, ignore_errors=True)
-    for name in (
-        "etc/apt.conf.d",
-        "etc/preferences.d",
-        "etc/trusted.gpg.d",
-        "state/lists/partial",
-        "cache/archives/partial",
-    ):
+    for name in _APT_FOLDERS:
         (folder / name).mkdir(parents=True)
     (folder / "status").touch()
-    mirror = mirrors()
-    archives = {suite: "security" if suite.endswith("-security") else "main" for suite in suites}
-    lines = [f"deb [signed-by={KEYRING}] {mirror[archives[suite]]} {suite} main\n" for suite in suites]
-    (folder / "etc/sources.list").write_text("".join(lines))
+    (folder / "etc/sources.list").write_text(_sources(suites))
     settings = {
         "Dir::Etc": folder / "etc",
         "Dir::Etc::sourcelist": "sources.list",
@@ -188,6 +178,13 @@ def _private_apt(folder: Path, suites: Sequence[str]) -> list[str]:
         "APT::Sandbox::User": "",
     }
     return [f"-o{key}={value}" for key, value in settings.items()]
+
+
+def _sources(suites: Sequence[str]) -> str:
+    mirror = mirrors()
+    archives = {suite: "security" if suite.endswith("-security") else "main" for suite in suites}
+    lines = [f"deb [signed-by={KEYRING}] {mirror[archives[suite]]} {suite} main\n" for suite in suites]
+    return "".join(lines)
 
 
 def mirrors() -> dict[str, str]:

@@ -6,13 +6,11 @@ import lzma
 import os
 import re
 import shutil
-import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from millpond.images.boards import Board
-from millpond.images.build import disk
-from millpond.images.build.context import RECIPE, Context
+from millpond.images.build import disk, recipe
+from millpond.images.build.context import Context
 from millpond.images.build.run import run
 from millpond.wire.errors import LocalError
 
@@ -43,19 +41,15 @@ def is_kernel(package: str, flavour: str = "") -> bool:
 
 def common() -> list[str]:
     """The modules that every board has."""
-    with (RECIPE / "packages.toml").open("rb") as file:
-        return list(tomllib.load(file)["modules"])
+    return list(recipe.read("packages.toml")["modules"])
 
 
 def in_order(modules: Path, names: Iterable[str]) -> list[str]:
     """The files of the modules and of what they need, those first that others need. Modules that are built
     into the kernel have none. Raises LocalError for one that the kernel does not have.
     """
-    files: dict[str, str] = {}
-    needs: dict[str, list[str]] = {}
-    for line in (modules / "modules.dep").read_text().splitlines():
-        path, _, rest = line.partition(":")
-        files[_name(path)], needs[path] = path, rest.split()
+    needs = _needs(modules)
+    files = {_name(path): path for path in needs}
     built_in = {_name(line) for line in (modules / "modules.builtin").read_text().splitlines()}
     order: list[str] = []
     for name in map(_plain, names):
@@ -66,6 +60,12 @@ def in_order(modules: Path, names: Iterable[str]) -> list[str]:
         path = files[name]
         order += [one for one in (*reversed(needs[path]), path) if one not in order]
     return order
+
+
+def _needs(modules: Path) -> dict[str, list[str]]:
+    """The modules' files, each with those that it needs."""
+    lines = (modules / "modules.dep").read_text().splitlines()
+    return {path: rest.split() for path, _, rest in (line.partition(":") for line in lines)}
 
 
 def _name(path: str) -> str:
@@ -82,34 +82,31 @@ def _decompress(source: Path, target: Path) -> None:
     target.write_bytes(lzma.decompress(data) if source.suffix == ".xz" else data)
 
 
-def make_initrd(context: Context, board: Board, release: str) -> Path:
+def make_initrd(context: Context, release: str) -> Path:
     """A compressed archive with busybox, the modules that find the root, and the first program."""
     tree = context.work / "initrd"
-    for name in ("bin", "dev", "modules", "proc", "root", "sys"):
-        (tree / name).mkdir(parents=True)
-    shutil.copy2(context.root / "usr/bin/busybox", tree / "bin/busybox")
-    init = (RECIPE / "initrd-init").read_text().replace("@ESP_B@", disk.identifier("espB").lower())
-    (tree / "init").write_text(init)
-    (tree / "init").chmod(0o755)
-    modules = context.root / "usr/lib/modules" / release
-    for number, file in enumerate(in_order(modules, board.early)):
-        shutil.copyfile(modules / file, tree / "modules" / f"{number:02}-{Path(file).name}")
+    _fill(tree, context, release)
     paths = sorted(tree.rglob("*"))
     for path in (tree, *paths):
         os.utime(path, (context.epoch, context.epoch))
-    names = "\n".join(str(path.relative_to(tree)) for path in paths)
-    archive = run(
-        "cpio",
-        "--quiet",
-        "--reproducible",
-        "-o",
-        "-H",
-        "newc",
-        "-R",
-        "0:0",
-        given=names.encode(),
-        folder=tree,
-    )
     made = context.work / "initrd.img"
-    made.write_bytes(run("gzip", "-9", "-n", given=archive))
+    made.write_bytes(run("gzip", "-9", "-n", given=_archive(tree, paths)))
     return made
+
+
+def _fill(tree: Path, context: Context, release: str) -> None:
+    for name in ("bin", "dev", "modules", "proc", "root", "sys"):
+        (tree / name).mkdir(parents=True)
+    shutil.copy2(context.root / "usr/bin/busybox", tree / "bin/busybox")
+    init = (recipe.RECIPE / "initrd-init").read_text().replace("@ESP_B@", disk.identifier("espB").lower())
+    (tree / "init").write_text(init)
+    (tree / "init").chmod(0o755)
+    modules = context.root / "usr/lib/modules" / release
+    for number, file in enumerate(in_order(modules, context.board.early)):
+        shutil.copyfile(modules / file, tree / "modules" / f"{number:02}-{Path(file).name}")
+
+
+def _archive(tree: Path, paths: Sequence[Path]) -> bytes:
+    names = "\n".join(str(path.relative_to(tree)) for path in paths)
+    options = ["--quiet", "--reproducible", "-o", "-H", "newc", "-R", "0:0"]
+    return run("cpio", *options, given=names.encode(), folder=tree)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tomllib
 from pathlib import Path
 
-from millpond.images.build.context import RECIPE
+from millpond.images.build import recipe
 from millpond.images.build.run import run
 from millpond.wire.errors import LocalError
 
-LOCK = RECIPE / "python.lock"
+LOCK = recipe.RECIPE / "python.lock"
 VERSION = "3.11"
 PLATFORMS = (
     "manylinux_2_28_aarch64",
@@ -47,31 +46,19 @@ _UNUSED = (
     "**/*.hpp",
 )
 """What nothing imports; of torch, torchgen and torch.testing must stay."""
+_PIP = (
+    *("--quiet", "--disable-pip-version-check", "--no-warn-script-location", "--root-user-action=ignore"),
+    *("--no-deps", "--require-hashes", "--only-binary=:all:", "--no-compile"),
+    *("--implementation=cp", f"--python-version={VERSION}"),
+    *(word for platform in PLATFORMS for word in ("--platform", platform)),
+)
 
 
 def install(folder: Path, cache: Path) -> None:
     """The locked packages below ``folder``. Raises LocalError."""
-    platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
-    options = [
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--require-hashes",
-        "--only-binary=:all:",
-    ]
-    options += ["--implementation=cp", f"--python-version={VERSION}", *platforms, f"--cache-dir={cache}"]
-    options += ["--no-compile", "--no-warn-script-location", "--root-user-action=ignore"]
+    places = [f"--cache-dir={cache}", f"--target={folder}", f"--requirement={LOCK}"]
     hint = "'make image-lock' takes what the registry has today"
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        *options,
-        f"--target={folder}",
-        f"--requirement={LOCK}",
-        hint=hint,
-    )
+    run(sys.executable, "-m", "pip", "install", *_PIP, *places, hint=hint)
 
 
 def locked() -> list[tuple[str, str]]:
@@ -133,8 +120,7 @@ def interpreter() -> str:
 
 def lock() -> int:
     """Write the lock anew, with what the registry has today; how many packages. Raises LocalError."""
-    with (RECIPE / "packages.toml").open("rb") as file:
-        wanted = tomllib.load(file)
+    wanted = recipe.read("packages.toml")
     command = ["uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--generate-hashes"]
     command += ["--python-platform=aarch64-manylinux_2_28", f"--python-version={VERSION}", "-"]
     command += [word for name in wanted["python_without"] for word in ("--no-emit-package", name)]

@@ -7,11 +7,10 @@ appended to it anew.
 from __future__ import annotations
 
 import shutil
-import tomllib
 from pathlib import Path
 
-from millpond.images.build import debian, kernel, python
-from millpond.images.build.context import RECIPE, Context
+from millpond.images.build import debian, kernel, python, recipe
+from millpond.images.build.context import Context
 from millpond.images.build.run import run
 
 _UNUSED = (
@@ -64,12 +63,16 @@ def make_base(context: Context) -> tuple[Path, str]:
     shutil.copytree(stub, unpacked / "usr/lib/systemd/boot")
     _prune(context.root)
     release = kernel.take_modules(context, unpacked)
+    _add_python(context)
+    return unpacked, release
+
+
+def _add_python(context: Context) -> None:
     place = context.root / python.PLACE.lstrip("/")
     python.install(place, context.cache / "pip")
     python.prune(place)
     python.compile_all(context.root / "usr/lib/python3.11", "/usr/lib/python3.11")
     python.compile_all(place, python.PLACE)
-    return unpacked, release
 
 
 def _prune(root: Path) -> None:
@@ -85,33 +88,31 @@ def _prune(root: Path) -> None:
 
 def add_recipe(context: Context) -> None:
     """The recipe's own files, with the board's values in them."""
-    board = context.board
-    values = {
-        "@BOARD@": context.name,
-        "@FLASH@": board.flash.disk or "/dev/disk/by-partlabel/flash",
-        "@PREFIX@": "/opt/millpond",
-        "@CONFDIR@": "/etc/millpond",
-    }
-    source = RECIPE / "root"
+    board, values = context.board, _values(context)
+    source = recipe.RECIPE / "root"
     for path in sorted(source.rglob("*")):
         if path.is_file():
             fill_in(path, context.root / path.relative_to(source), values)
-    fill_in(
-        context.source / "agent/millpond-agent.service",
-        context.root / "etc/systemd/system/millpond-agent.service",
-        values,
-    )
+    unit = "millpond-agent.service"
+    fill_in(context.source / "agent" / unit, context.root / "etc/systemd/system" / unit, values)
     _add_links(context.root)
     modules = "\n".join((*kernel.common(), *board.modules))
     (context.root / "etc/modules-load.d/millpond.conf").write_text(f"{modules}\n")
-    own_flash = context.root / "usr/lib/repart.d/60-flash.conf"
     if board.flash.disk:
-        own_flash.unlink()
+        (context.root / "usr/lib/repart.d/60-flash.conf").unlink()
+
+
+def _values(context: Context) -> dict[str, str]:
+    return {
+        "@BOARD@": context.name,
+        "@FLASH@": context.board.flash.disk or "/dev/disk/by-partlabel/flash",
+        "@PREFIX@": "/opt/millpond",
+        "@CONFDIR@": "/etc/millpond",
+    }
 
 
 def _add_links(root: Path) -> None:
-    with (RECIPE / "root.toml").open("rb") as file:
-        wanted = tomllib.load(file)
+    wanted = recipe.read("root.toml")
     for path in (root / "usr/lib/udev/rules.d").iterdir():
         if path.name not in wanted["udev"]:
             path.unlink()
@@ -146,27 +147,15 @@ def fill_in(source: Path, target: Path, values: dict[str, str]) -> None:
 def squash(context: Context, made: Path, *trees: Path) -> None:
     """Compress ``trees`` into the root of ``made``, or append them if that is there already."""
     times = ["-mkfs-time", str(context.epoch), "-all-time", str(context.epoch)]
-    options = [
-        "-keep-as-directory",
-        "-all-root",
-        "-no-xattrs",
-        "-quiet",
-        "-no-progress",
-        *_COMPRESSION,
-        str(context.level),
-        *times,
-    ]
+    options = ["-keep-as-directory", "-all-root", "-no-xattrs", "-quiet", "-no-progress"]
+    options += [*_COMPRESSION, str(context.level), *times]
     run("mksquashfs", *trees, made, *options, hint="is the disk full?")
 
 
 def make_millpond(context: Context) -> Path:
     """millpond itself, built for the board's processor, as the content of the root's /opt."""
     source, place = context.work / "source", context.work / "last/opt/millpond"
-    for name in ("agent", "fs", "host", "images", "tunnel"):
-        ignored = shutil.ignore_patterns("__pycache__", "_engine.so", ".*")
-        shutil.copytree(context.source / name, source / name, ignore=ignored, symlinks=True)
-    for name in ("pyproject.toml", "hatch_build.py", "README.md"):
-        shutil.copyfile(context.source / name, source / name)
+    _copy_source(context.source, source)
     wheels = context.work / "wheel"
     environment = {**context.clock, "CC": "aarch64-linux-gnu-gcc", "_PYTHON_HOST_PLATFORM": "linux-aarch64"}
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", f"--wheel-dir={wheels}"]
@@ -176,6 +165,14 @@ def make_millpond(context: Context) -> Path:
     python.compile_all(place, "/opt/millpond")
     _add_programs(context, place)
     return context.work / "last"
+
+
+def _copy_source(source: Path, target: Path) -> None:
+    for name in ("agent", "fs", "host", "images", "tunnel"):
+        ignored = shutil.ignore_patterns("__pycache__", "_engine.so", ".*")
+        shutil.copytree(source / name, target / name, ignore=ignored, symlinks=True)
+    for name in ("pyproject.toml", "hatch_build.py", "README.md"):
+        shutil.copyfile(source / name, target / name)
 
 
 def _add_programs(context: Context, place: Path) -> None:
