@@ -76,8 +76,10 @@ def test_watts_are_of_the_host_and_of_each_device(tmp_path: Path) -> None:
 def test_no_fleet_and_no_device_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="millpond init"):
         fleet.read(tmp_path)
-    with pytest.raises(ConfigError, match="it has a, b"):
-        fleet.read(write(tmp_path, devices("a", "b"))).addresses("c")
+    two = fleet.read(write(tmp_path, devices("a", "b")))
+    for asked in (two.device, two.addresses):
+        with pytest.raises(ConfigError, match="it has a, b"):
+            asked("c")
 
 
 def test_a_new_fleet_can_be_read_and_keeps_its_secrets(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from millpond.host.authority import Authority, signer
 from millpond.host.fleet import Fleet
 from millpond.images.manifest import Manifest
+from millpond.linux.files import sha256_of
 from millpond.wire.errors import LocalError
 
 _IMAGES = {"rootfs": "root.squashfs", "esp": "esp.vfat"}
@@ -44,8 +45,7 @@ def make(fleet: Fleet, image: Path, manifest: Manifest) -> Bundle:
                 os.fsync(file.fileno())  # what lies at ``target`` is taken for whole
             made.replace(target)
         _forget_others(target, manifest.board)
-    with target.open("rb") as file:
-        return Bundle(target, hashlib.file_digest(file, "sha256").hexdigest(), manifest)
+    return Bundle(target, sha256_of(target), manifest)
 
 
 def _place(fleet: Fleet, manifest: Manifest) -> Path:
@@ -76,9 +76,8 @@ def _content(folder: Path, images: Path, manifest: Manifest) -> Path:
             os.link(source, target)
         except OSError:
             shutil.copyfile(source, target)
-        with target.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != digests.get(name):
-                raise LocalError(f"{source} is not what its manifest says: run 'make image' again")
+        if sha256_of(target) != digests.get(name):
+            raise LocalError(f"{source} is not what its manifest says: run 'make image' again")
         lines += ["", f"[image.{slot}]", f"filename={target.name}"]
     (content / "manifest.raucm").write_text("\n".join(lines) + "\n")
     return content

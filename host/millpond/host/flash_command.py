@@ -155,8 +155,7 @@ def parse_size(text: str) -> int:
 
 def _identity(directory: Path, device: str, board: str) -> bytes:
     fleet = fleets.read(directory)
-    fleet.addresses(device)  # says so if there is no such device
-    own = next(one.board for one in fleet.config.device if one.name == device)
+    own = fleet.device(device).board
     if own == EMULATED:
         raise LocalError(f"{device} is emulated: no image makes a board of it; 'millpond add' adds a device")
     if own != board:

@@ -132,12 +132,17 @@ class Fleet:
         """The host's network interface towards a device."""
         return f"mp-{name}"
 
+    def device(self, name: str) -> DeviceConfig:
+        """What is configured of a device. Raises ConfigError for an unknown one."""
+        devices = {device.name: device for device in self.config.device}
+        if name not in devices:
+            raise ConfigError(f"no device '{name}' in this fleet; it has {', '.join(devices) or 'none'}")
+        return devices[name]
+
     def addresses(self, name: str) -> Addresses:
         """The addresses of a device's tunnel. Raises ConfigError for an unknown device."""
-        names = [device.name for device in self.config.device]
-        if name not in names:
-            raise ConfigError(f"no device '{name}' in this fleet; it has {', '.join(names) or 'none'}")
-        base = ipaddress.ip_network(self.config.network).network_address + 4 * names.index(name)
+        number = self.config.device.index(self.device(name))
+        base = ipaddress.ip_network(self.config.network).network_address + 4 * number
         return Addresses(f"{base + 1}/30", f"{base + 2}/30")
 
 

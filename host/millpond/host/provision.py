@@ -81,8 +81,7 @@ def _pin(known_hosts: Path, device: str, key: str) -> None:
 
 def write_agent_config(fleet: Fleet, device: str, privacy: dict[str, Any]) -> None:
     """The device's ``agent.toml``; ``privacy`` as in the agent's configuration."""
-    board = next(config.board for config in fleet.config.device if config.name == device)
-    emulated = board == EMULATED
+    emulated = fleet.device(device).board == EMULATED
     places = {"flash": FLASH, "volume": VOLUME, "state": STATE, "identity": IDENTITY}
     tables: dict[str, dict[str, Any]] = {
         "": {"name": device, "board": "emulated" if emulated else "real"} | places,

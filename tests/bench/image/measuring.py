@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import shutil
@@ -16,6 +15,7 @@ from bench.image.machine import Machine, emulated, make_fleet
 from bench.rows import Row, summary
 from millpond.host import bundles
 from millpond.images import image_files
+from millpond.linux.files import sha256_of
 from millpond.wire.errors import MillpondError
 
 EMULATION = "QEMU's machine virt under TCG, Cortex-A72, 2 processors: no speed of a board"
@@ -92,9 +92,7 @@ def reproducible(setting: Setting) -> list[Row]:
     for name in ("one", "two"):
         cache = setting.scratch / f"cache-{name}"
         shutil.copytree(setting.image.parent / "cache" / "debian", cache / "debian")
-        made = _build(setting.scratch / name, cache) / "millpond-qemu-virt.img"
-        with made.open("rb") as file:
-            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        digests.append(sha256_of(_build(setting.scratch / name, cache) / "millpond-qemu-virt.img"))
         shutil.rmtree(setting.scratch / name)
         shutil.rmtree(cache)
     same = float(digests[0] == digests[1])

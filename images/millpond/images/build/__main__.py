@@ -19,6 +19,7 @@ from millpond.images.build.recipe import RECIPE
 from millpond.images.build.run import find
 from millpond.images.image_files import describe
 from millpond.images.manifest import File, Manifest, Package, SeedPlace, dumps
+from millpond.linux.files import sha256_of
 from millpond.wire.errors import LocalError, MillpondError
 from millpond.wire.version import VERSION
 
@@ -88,8 +89,7 @@ def _packages() -> tuple[Package, ...]:
 
 
 def _file(path: Path) -> File:
-    with path.open("rb") as file:
-        return File(path.name, path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+    return File(path.name, path.stat().st_size, sha256_of(path))
 
 
 def _step(name: str, work: Callable[[], T]) -> T:

@@ -22,6 +22,7 @@ from typing import Any
 from millpond.images import boards
 from millpond.images.build import recipe
 from millpond.images.build.run import find, run
+from millpond.linux.files import sha256_of
 from millpond.wire.errors import LocalError
 
 LOCK = recipe.RECIPE / "debian.lock"
@@ -79,18 +80,11 @@ def fetch(packages: Iterable[Package], cache: Path, mirror: Mapping[str, str] | 
     found = []
     for package in packages:
         path = cache / f"{package.name}-{package.sha256[:16]}.deb"
-        if not _is(path, package):
+        if not path.exists() or sha256_of(path) != package.sha256:
             mirror = mirror or mirrors()
             _download(f"{mirror[package.archive]}/{package.path}", package, path)
         found.append(path)
     return found
-
-
-def _is(path: Path, package: Package) -> bool:
-    if not path.exists():
-        return False
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == package.sha256
 
 
 def _download(address: str, package: Package, path: Path) -> None:
