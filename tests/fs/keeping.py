@@ -1,9 +1,10 @@
-"""A client that keeps what it is granted, without a kernel, and the device's own mount beside it."""
+"""A client that keeps what it is granted, without a kernel; the device's own mount; a lock master for one."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -11,7 +12,9 @@ from pathlib import Path
 
 from millpond.fs.client import RemoteTree
 from millpond.fs.guarded import Guarded, Revoking
-from millpond.fs.locks import DEVICE
+from millpond.fs.lock_server import serve
+from millpond.fs.locks import DEVICE, Holder
+from millpond.fs.master import Master
 from millpond.fs.recalls import Recalls
 from millpond.fs.tree import ROOT, Access, Node
 from millpond.fs.volume import Handle
@@ -19,9 +22,10 @@ from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 from millpond.wire.frame import Head
 
-from .support import SOON, Doing, Server, eventually
+from .support import SOON, Doing, Server, eventually, listening
 
 WHOLE = 1 << 20
+LONG_LEASE = 30.0  # so long that nothing that is tested ends by it
 
 
 @contextlib.contextmanager
@@ -189,3 +193,69 @@ class Device:
         access = self.tree.access(handle)
         self.tree.release(handle)
         return access is Access.KERNEL
+
+
+def make(client: Client, name: bytes, parent: Node | None = None, mode: int = 0o640) -> tuple[Node, Handle]:
+    """A new file, open."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+    found, handle = client.tree.create(parent or client.public, name, flags, mode, None)
+    return found.node, handle
+
+
+def hold(client: Client, parent: Node | None = None) -> None:
+    """Have the directory exclusively: the second file that is made there asks for it."""
+    for name in (b"first", b"second"):
+        client.tree.release(make(client, name, parent)[1])
+    assert (parent or client.public) in client.tree.naming.names.held
+    client.tree.naming.settle()
+
+
+class Listening:
+    """A lock master at a socket, which can be killed."""
+
+    def __init__(self, path: Path, *, device: bool = False) -> None:
+        self.master = Master(LONG_LEASE, device=device)
+        self._path, self._listener = path, listening(path)
+        self._channels: list[Channel] = []
+        self._threads: list[threading.Thread] = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                channel = Channel(self._listener.accept()[0], "the mount")
+                thread = threading.Thread(target=serve, args=(channel, self.master), daemon=True)
+                self._channels.append(channel)
+                self._threads.append(thread)
+                thread.start()
+
+    @property
+    def accepted(self) -> int:
+        """How many connections."""
+        return len(self._channels)
+
+    def kill(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._accepting.join(SOON)
+        for channel in self._channels:
+            channel.shut_down()
+        for thread in self._threads:
+            thread.join(SOON)
+            assert not thread.is_alive()
+
+    def client(self) -> Holder:
+        holder = self.master.join()
+        self.master.heard(holder)
+        return holder
+
+
+@contextlib.contextmanager
+def mastered(path: Path) -> Iterator[Listening]:
+    """A lock master at the socket ``path``, unless it is killed meanwhile."""
+    made = Listening(path)
+    yield made
+    with contextlib.suppress(OSError):  # a test has killed it
+        made.kill()

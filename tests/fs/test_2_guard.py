@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import math
-import mmap
 import os
-import signal
 import socket
 import threading
 import time
@@ -19,65 +15,18 @@ import pytest
 
 from millpond.fs import lock_client
 from millpond.fs import lock_messages as m
-from millpond.fs.guarded import Guarded
-from millpond.fs.inodes import Inodes
 from millpond.fs.lock_client import DeviceGuard
-from millpond.fs.lock_server import serve
 from millpond.fs.locks import Holder
-from millpond.fs.mappings import is_written
 from millpond.fs.marks import Marks, SeenMarks
 from millpond.fs.master import Master
-from millpond.fs.tree import ROOT, Access, Changes, Node, WouldWait
-from millpond.fs.volume import Handle
+from millpond.fs.tree import WouldWait
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 
-from .support import SOON, Doing, errno_of, eventually, listening
+from .keeping import LONG_LEASE, Listening, mastered
+from .support import SOON, Doing, errno_of, eventually
 
 D, F, G = 1, 10, 11
-LEASE = 30.0  # so long that nothing that is tested ends by it
-
-
-class Listening:
-    """A lock master at a socket, which can be killed."""
-
-    def __init__(self, path: Path, *, device: bool = False) -> None:
-        self.master = Master(LEASE, device=device)
-        self._path, self._listener = path, listening(path)
-        self._channels: list[Channel] = []
-        self._threads: list[threading.Thread] = []
-        self._accepting = threading.Thread(target=self._accept, daemon=True)
-        self._accepting.start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                channel = Channel(self._listener.accept()[0], "the mount")
-                thread = threading.Thread(target=serve, args=(channel, self.master), daemon=True)
-                self._channels.append(channel)
-                self._threads.append(thread)
-                thread.start()
-
-    @property
-    def accepted(self) -> int:
-        """How many connections."""
-        return len(self._channels)
-
-    def kill(self) -> None:
-        self._path.unlink(missing_ok=True)
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._accepting.join(SOON)
-        for channel in self._channels:
-            channel.shut_down()
-        for thread in self._threads:
-            thread.join(SOON)
-            assert not thread.is_alive()
-
-    def client(self) -> Holder:
-        holder = self.master.join()
-        self.master.heard(holder)
-        return holder
 
 
 @pytest.fixture
@@ -87,15 +36,13 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(path: Path) -> Iterator[Listening]:
-    made = Listening(path)
-    yield made
-    with contextlib.suppress(OSError):  # a test has killed it
-        made.kill()
+    with mastered(path) as made:
+        yield made
 
 
 @pytest.fixture
 def guard(server: Listening, path: Path) -> Iterator[DeviceGuard]:
-    with DeviceGuard(path, lease=LEASE) as made:
+    with DeviceGuard(path, lease=LONG_LEASE) as made:
         yield made
 
 
@@ -292,7 +239,7 @@ def test_a_master_that_never_heard_of_a_mount_grants_nothing(path: Path) -> None
     server = Listening(path, device=True)
     client = server.client()
     assert server.master.share(client, F) == 0 == server.master.share_data(client, F)
-    with DeviceGuard(path, lease=LEASE):
+    with DeviceGuard(path, lease=LONG_LEASE):
         assert server.master.share(client, F)
     server.kill()
 
@@ -359,185 +306,3 @@ def test_nobody_is_waited_for_where_there_never_was_a_master(path: Path) -> None
         changed(guard, D, inodes=(F,))
         assert guard.begin_writing(F)
         guard.end_writing(F)
-
-
-class OnDevice:
-    """The device's tree, guarded, and a client of the master that wants to keep all that there is."""
-
-    def __init__(self, server: Listening, guard: DeviceGuard, top: Path) -> None:
-        self.top, self.master, self.client = top, server.master, server.client()
-        (top / "public").mkdir()
-        (top / "private").mkdir()
-        self.root = os.open(top, os.O_PATH | os.O_DIRECTORY)
-        self.inodes = Inodes(self.root, public=b"public")
-        self.tree = Guarded(self.inodes, guard, by_kernel=True)
-        self.public = self.tree.lookup(ROOT, b"public").node
-        self.private = self.tree.lookup(ROOT, b"private").node
-
-    def made(self, name: bytes, parent: Node | None = None) -> Node:
-        found, handle = self.tree.create(parent or self.public, name, os.O_RDWR, 0o644, None)
-        self.tree.release(handle)
-        return found.node
-
-    def keep(self, *nodes: Node) -> None:
-        inodes = [self.inodes.inode(node) for node in nodes]
-        assert eventually(lambda: all(self.master.share(self.client, inode) for inode in inodes))
-
-    def given_up(self, doing: Doing) -> set[int]:
-        """All that was recalled until the operation was done."""
-        found: set[int] = set()
-        while not doing.done:
-            inodes, upto = self.master.next_recall(self.client, 0.05)
-            self.master.recalled(self.client, inodes, upto, ())
-            found |= set(inodes)
-        doing.result()
-        return found
-
-    def numbers(self, *nodes: Node) -> set[int]:
-        return {self.inodes.inode(node) for node in nodes}
-
-
-@pytest.fixture
-def device(server: Listening, guard: DeviceGuard, top: Path) -> Iterator[OnDevice]:
-    made = OnDevice(server, guard, top)
-    yield made
-    made.inodes.close()
-    os.close(made.root)
-
-
-def test_each_operation_recalls_what_it_changes(device: OnDevice) -> None:
-    tree, public = device.tree, device.public
-    f, g = device.made(b"f"), device.made(b"g")
-    d = tree.mkdir(public, b"d", 0o755, None).node
-    sub = tree.mkdir(d, b"sub", 0o755, None).node
-    handle = tree.open(f, os.O_RDWR)
-    tree.release(handle)
-    everything = (public, d, sub, f, g)
-
-    def does(call: object, *arguments: object) -> set[int]:
-        device.keep(*everything)
-        return device.given_up(Doing(call, *arguments))  # type: ignore[arg-type]
-
-    assert does(tree.setattr, f, Changes(mode=0o600)) == device.numbers(f)
-    assert does(tree.open, f, os.O_WRONLY) == device.numbers(f)
-    tree.release(Handle(max(tree._open)))
-    assert does(tree.open, f, os.O_RDONLY) == set()
-    assert does(tree.open, f, os.O_RDONLY | os.O_TRUNC) == device.numbers(f)
-    assert does(tree.link, f, d, b"l") == device.numbers(f, d)
-    assert does(tree.unlink, d, b"l") == device.numbers(f, d)
-    assert does(tree.symlink, public, b"s", b"f", None) == device.numbers(public)
-    assert does(tree.mknod, public, b"n", 0o100644, 0, None) == device.numbers(public)
-    assert does(tree.rename, public, b"f", d, b"f") == device.numbers(public, d, f)
-    assert does(tree.rename, d, b"f", public, b"g") == device.numbers(public, d, f, g)
-    assert does(tree.rename, public, b"g", d, b"sub", 2) == device.numbers(public, d, f, sub)
-    assert does(tree.rmdir, public, b"g") == device.numbers(public, sub)
-    assert does(device.made, b"new") == device.numbers(public)
-    with pytest.raises(FileNotFoundError):
-        does(tree.unlink, public, b"none")
-
-
-def test_the_private_part_is_nobody_elses(device: OnDevice, server: Listening) -> None:
-    tree = device.tree
-    server.kill()  # and so it need not be asked
-    secret = device.made(b"secret", device.private)
-    sub = tree.mkdir(device.private, b"d", 0o755, None).node
-    tree.setattr(secret, Changes(size=9))
-    tree.link(secret, sub, b"l")
-    tree.rename(sub, b"l", device.private, b"m")
-    handle = tree.open(secret, os.O_RDWR)
-    assert tree.write(handle, b"x", 0) == 1 and tree.access(handle) is Access.KERNEL
-    tree.release(handle)
-    tree.unlink(device.private, b"m")
-
-
-def test_who_writes_a_file(device: OnDevice) -> None:
-    tree, master = device.tree, device.master
-    f = device.made(b"f")
-    inode = device.inodes.inode(f)
-    reading = tree.open(f, os.O_RDONLY)
-    assert tree.access(reading) is Access.KERNEL
-    device.keep(f)
-    doing = Doing(tree.open, f, os.O_RDWR)
-    device.given_up(doing)
-    writing = doing.result()
-    assert tree.access(writing) is Access.KERNEL
-    assert master.share(device.client, inode) == 0 and not master.opened(device.client, inode)
-    tree.release(writing)
-    device.keep(f)
-    assert master.opened(device.client, inode)
-    tree.release(reading)
-    doing = Doing(tree.open, f, os.O_WRONLY)
-    assert device.given_up(doing) == {inode}
-    assert tree.access(doing.result()) is Access.DIRECT
-    device.keep(f)
-    writing = Doing(tree.write, doing.result(), b"seen", 0)
-    assert device.given_up(writing) == {inode}
-    tree.release(doing.result())
-
-
-def test_who_writes_a_file_that_the_kernel_reads(device: OnDevice) -> None:
-    """It can open it in no other way then, whoever else has it open; and nobody is granted it."""
-    tree, master = device.tree, device.master
-    f = device.made(b"f")
-    inode = device.inodes.inode(f)
-    assert eventually(lambda: master.opened(device.client, inode))
-    reading = tree.open(f, os.O_RDONLY)
-    device.keep(f)
-    doing = Doing(tree.open, f, os.O_WRONLY)
-    assert device.given_up(doing) == {inode}
-    assert tree.access(doing.result()) is Access.KERNEL
-    assert master.share(device.client, inode) == 0
-    tree.release(reading)
-    tree.release(doing.result())
-    device.keep(f)
-
-
-def test_who_reads_a_file_that_the_daemon_writes(device: OnDevice) -> None:
-    """All who have it open have it so in the same way."""
-    tree, master = device.tree, device.master
-    f = device.made(b"f")
-    inode = device.inodes.inode(f)
-    assert eventually(lambda: master.opened(device.client, inode))
-    handles = [tree.open(f, flags) for flags in (os.O_WRONLY, os.O_RDONLY, os.O_RDWR)]
-    assert [tree.access(handle) for handle in handles] == [Access.DIRECT] * 3
-    master.closed(device.client, inode)
-    handles.append(tree.open(f, os.O_RDWR))
-    tree.release(handles.pop(0))
-    assert [tree.access(handle) for handle in handles] == [Access.DIRECT] * 3
-    for handle in handles:
-        tree.release(handle)
-    handle = tree.open(f, os.O_RDWR)
-    assert tree.access(handle) is Access.KERNEL
-    tree.release(handle)
-
-
-def test_a_file_that_is_still_mapped_is_written(device: OnDevice) -> None:
-    tree, master = device.tree, device.master
-    f = device.made(b"f")
-    inode = device.inodes.inode(f)
-    tree.setattr(f, Changes(size=mmap.PAGESIZE))
-    with (device.top / "public/f").open("r+b") as file:
-        mapping = mmap.mmap(file.fileno(), 0)
-    for _ in range(2):  # and whoever opens it meanwhile has not ended that
-        tree.release(tree.open(f, os.O_RDWR))
-        assert master.share(device.client, inode) == 0
-    assert master.device[1] == 1
-    mapping.close()
-    device.keep(f)
-    assert eventually(lambda: "mappings" not in [thread.name for thread in threading.enumerate()])
-
-
-def test_who_opens_a_file_while_it_is_looked_at(device: OnDevice) -> None:
-    """Nobody hears of the lease by which that is done, and nobody is killed by its signal."""
-    f = device.made(b"f")
-    with (device.top / "public/f").open("rb") as looked_at:
-        fcntl.fcntl(looked_at, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(looked_at, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        doing = [Doing(device.tree.open, f, os.O_RDWR), Doing(device.tree.setattr, f, Changes(size=3))]
-        time.sleep(0.05)
-        assert not any(one.done for one in doing)
-        fcntl.fcntl(looked_at, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        handle, known = [one.result() for one in doing]
-        assert known.attributes.size == 3 and is_written(looked_at.fileno())
-        device.tree.release(handle)
-        assert eventually(lambda: not is_written(looked_at.fileno()))

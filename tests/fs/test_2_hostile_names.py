@@ -15,8 +15,8 @@ from millpond.fs.locks import DEVICE
 from millpond.fs.tree import ROOT
 from millpond.wire.message import Failure
 
+from .hostile_world import World, world
 from .support import LANE, Doing, errno_of
-from .test_2_hostile import World, world
 
 __all__ = ["world"]
 REFUSED = p.Error(errno.ESTALE)

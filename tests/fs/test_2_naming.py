@@ -20,13 +20,11 @@ from millpond.fs.making import Maker
 from millpond.fs.naming_messages import MOST
 from millpond.fs.preparing import Preparing
 from millpond.fs.tree import Absent, Changes, Node, WouldWait
-from millpond.fs.volume import Handle
 
-from .keeping import Client, Device, shared
-from .support import SOON, Cutting, Doing, Server, errno_of, eventually
+from .keeping import Client, Device, hold, make, shared
+from .support import SOON, Doing, Server, errno_of, eventually
 
 LEASE = 1.5
-FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
 @pytest.fixture
@@ -57,19 +55,6 @@ def device(server: Server) -> Device:
 @pytest.fixture
 def public(tmp_path: Path) -> Path:
     return tmp_path / "public"
-
-
-def make(client: Client, name: bytes, parent: Node | None = None, mode: int = 0o640) -> tuple[Node, Handle]:
-    found, handle = client.tree.create(parent or client.public, name, FLAGS, mode, None)
-    return found.node, handle
-
-
-def hold(client: Client, parent: Node | None = None) -> None:
-    """Have the directory exclusively: the second file that is made there asks for it."""
-    for name in (b"first", b"second"):
-        client.tree.release(make(client, name, parent)[1])
-    assert (parent or client.public) in client.tree.naming.names.held
-    client.tree.naming.settle()
 
 
 def test_a_name_is_made_behind_and_told_before_anybody_looks(
@@ -302,100 +287,6 @@ def test_who_lists_an_open_directory_sees_them_too(client: Client, device: Devic
     listed = Doing(lambda: {entry.name for entry in device.tree.readdir(opened, 0)}).result()
     assert listed == {".", "..", "first", "second", "f"}
     device.tree.release(opened)
-
-
-def test_a_lost_answer_is_told_again(client: Client, public: Path) -> None:
-    hold(client)
-    client.dial = client.server.dial  # type: ignore[method-assign]
-    make(client, b"f")
-    client.tree.lanes._dial = client.server.dial
-    for lane in client.tree.lanes._all:
-        lane._dial = client.server.dial
-        lane.hang_up()
-    Cutting.cut_after = "fs.tell"
-    client.tree.naming.settle()
-    assert Cutting.cut_after is None and (public / "f").exists() and not client.tree.naming.names.untold
-
-
-def test_a_lane_of_before_a_restart_does_not_lose_names_of_after_it(
-    client: Client, server: Server, public: Path
-) -> None:
-    asked, done = threading.Event(), threading.Event()
-
-    def in_another_thread() -> None:
-        client.tree.statfs()
-        done.set()
-        assert asked.wait(SOON)
-        client.tree.naming.settle()  # at once: its connection seems to be in use
-
-    other = Doing(in_another_thread)
-    assert done.wait(SOON)
-    server.refusing = True
-    server.restart()
-    server.refusing = False
-    client.await_lease()
-    hold(client)
-    make(client, b"f")
-    for lane in client.tree.lanes._all:
-        lane._used = time.monotonic()
-    asked.set()
-    other.result()
-    assert (public / "f").exists() and client.tree.naming.granting.of(
-        client.tree.lanes.book.file(client.public)
-    )
-
-
-@pytest.mark.expected_log("new names are lost")
-def test_names_that_were_not_told_within_the_lease_are_lost(
-    client: Client, server: Server, device: Device, public: Path
-) -> None:
-    hold(client)
-    (lost, handle), directory = make(client, b"f"), client.tree.opendir(client.public)
-    server.refusing = True
-    server.drop()
-    device.put(b"g", b"data")
-    server.refusing = False
-    client.await_lease()
-    assert client.names() == {"first", "second", "g"} and not (public / "f").exists()
-    for each in (handle, directory):
-        assert errno_of(client.tree.fsync, each, False) == errno.EIO
-        assert errno_of(client.tree.fsync, each, False) is None
-    assert client.tree.getattr(lost).attributes.links == 0
-    make(client, b"f")
-
-
-def test_names_that_nobody_missed_are_told_after_the_lease(client: Client, public: Path) -> None:
-    hold(client)
-    client.gate.shut("fs.recall")
-    client.gate.reached()
-    make(client, b"f")
-    time.sleep(1.2 * LEASE)
-    assert not client.tree.naming.granting.of(client.tree.lanes.book.file(client.public))
-    client.gate.open()
-    assert eventually((public / "f").exists)
-    client.await_lease()
-    assert "f" in client.names()
-
-
-@pytest.mark.expected_log("new names are lost")
-def test_names_of_a_lost_lease_are_lost_and_whoever_syncs_hears_of_it(
-    client: Client, server: Server, public: Path
-) -> None:
-    hold(client)
-    _, handle = make(client, b"f")
-    directory = client.tree.opendir(client.public)
-    server.refusing = True
-    server.restart()
-    server.refusing = False
-    client.await_lease()
-    assert errno_of(client.tree.lookup, client.public, b"f") == errno.ENOENT
-    assert not (public / "f").exists()
-    assert errno_of(client.tree.fsync, directory, False) == errno.EIO
-    assert errno_of(client.tree.fsync, directory, False) is None
-    assert errno_of(client.tree.fsync, handle, False) in (errno.EIO, errno.ESTALE)
-    hold_again = make(client, b"f")
-    client.tree.fsync(hold_again[1], False)
-    assert (public / "f").exists()
 
 
 def stocked(client: Client, name: bytes) -> Node:

@@ -1,0 +1,143 @@
+"""Names that were made behind, when the way to the device or the lease is lost before they are told."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.fs import naming as edge
+
+from .keeping import Client, Device, hold, make, shared
+from .support import SOON, Cutting, Doing, Server, errno_of, eventually
+
+LEASE = 1.5
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with shared(tmp_path, LEASE) as made:
+        yield made
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is told by the clock."""
+    monkeypatch.setattr(edge, "_TICK_SECONDS", 1000.0)
+
+
+@pytest.fixture
+def client(server: Server, patience: None) -> Iterator[Client]:
+    made = Client(server)
+    yield made
+    with contextlib.suppress(OSError):
+        made.close()
+
+
+@pytest.fixture
+def device(server: Server) -> Device:
+    return Device(server)
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> Path:
+    return tmp_path / "public"
+
+
+def test_a_lost_answer_is_told_again(client: Client, public: Path) -> None:
+    hold(client)
+    client.dial = client.server.dial  # type: ignore[method-assign]
+    make(client, b"f")
+    client.tree.lanes._dial = client.server.dial
+    for lane in client.tree.lanes._all:
+        lane._dial = client.server.dial
+        lane.hang_up()
+    Cutting.cut_after = "fs.tell"
+    client.tree.naming.settle()
+    assert Cutting.cut_after is None and (public / "f").exists() and not client.tree.naming.names.untold
+
+
+def test_a_lane_of_before_a_restart_does_not_lose_names_of_after_it(
+    client: Client, server: Server, public: Path
+) -> None:
+    asked, done = threading.Event(), threading.Event()
+
+    def in_another_thread() -> None:
+        client.tree.statfs()
+        done.set()
+        assert asked.wait(SOON)
+        client.tree.naming.settle()  # at once: its connection seems to be in use
+
+    other = Doing(in_another_thread)
+    assert done.wait(SOON)
+    server.refusing = True
+    server.restart()
+    server.refusing = False
+    client.await_lease()
+    hold(client)
+    make(client, b"f")
+    for lane in client.tree.lanes._all:
+        lane._used = time.monotonic()
+    asked.set()
+    other.result()
+    assert (public / "f").exists() and client.tree.naming.granting.of(
+        client.tree.lanes.book.file(client.public)
+    )
+
+
+@pytest.mark.expected_log("new names are lost")
+def test_names_that_were_not_told_within_the_lease_are_lost(
+    client: Client, server: Server, device: Device, public: Path
+) -> None:
+    hold(client)
+    (lost, handle), directory = make(client, b"f"), client.tree.opendir(client.public)
+    server.refusing = True
+    server.drop()
+    device.put(b"g", b"data")
+    server.refusing = False
+    client.await_lease()
+    assert client.names() == {"first", "second", "g"} and not (public / "f").exists()
+    for each in (handle, directory):
+        assert errno_of(client.tree.fsync, each, False) == errno.EIO
+        assert errno_of(client.tree.fsync, each, False) is None
+    assert client.tree.getattr(lost).attributes.links == 0
+    make(client, b"f")
+
+
+def test_names_that_nobody_missed_are_told_after_the_lease(client: Client, public: Path) -> None:
+    hold(client)
+    client.gate.shut("fs.recall")
+    client.gate.reached()
+    make(client, b"f")
+    time.sleep(1.2 * LEASE)
+    assert not client.tree.naming.granting.of(client.tree.lanes.book.file(client.public))
+    client.gate.open()
+    assert eventually((public / "f").exists)
+    client.await_lease()
+    assert "f" in client.names()
+
+
+@pytest.mark.expected_log("new names are lost")
+def test_names_of_a_lost_lease_are_lost_and_whoever_syncs_hears_of_it(
+    client: Client, server: Server, public: Path
+) -> None:
+    hold(client)
+    _, handle = make(client, b"f")
+    directory = client.tree.opendir(client.public)
+    server.refusing = True
+    server.restart()
+    server.refusing = False
+    client.await_lease()
+    assert errno_of(client.tree.lookup, client.public, b"f") == errno.ENOENT
+    assert not (public / "f").exists()
+    assert errno_of(client.tree.fsync, directory, False) == errno.EIO
+    assert errno_of(client.tree.fsync, directory, False) is None
+    assert errno_of(client.tree.fsync, handle, False) in (errno.EIO, errno.ESTALE)
+    hold_again = make(client, b"f")
+    client.tree.fsync(hold_again[1], False)
+    assert (public / "f").exists()
