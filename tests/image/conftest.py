@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from .board import Board, Builder, create
+from ..system.qemu import Board, create
+from .making import Builder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,7 +38,7 @@ def builder(image: Path, pytestconfig: pytest.Config, tmp_path_factory: pytest.T
 @pytest.fixture(scope="session")
 def board(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
     """One fleet of an emulated device and one in QEMU, for all tests."""
-    made = create(tmp_path_factory.mktemp("image"), image)
+    made = create(tmp_path_factory.mktemp("image"), image, ["csd0"])
     try:
         made.emulation.start()
         made.wait_ready()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from pathlib import Path
@@ -12,17 +11,14 @@ import pytest
 from millpond.host import bundles, provision
 from millpond.images import image_files
 
-from .board import NAME, ROOT, Board, Builder, eventually
+from ..system.qemu import NAME, Board
+from ..system.support import eventually
+from .making import ROOT, Builder
 
 pytestmark = pytest.mark.timeout(1800)
 
 LATER = 4_000_000_000
 BROKEN = '\nraise SystemExit("this agent does not start")\n'
-
-
-def running(board: Board) -> dict[str, object]:
-    status: dict[str, object] = json.loads(board.admin("python3 -m millpond.images.slots status"))
-    return status
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +41,14 @@ def test_a_changed_bundle_is_refused(board: Board, later: Path) -> None:
     path, manifest = image_files.find(later)
     bundle = bundles.make(board.fleet, path, manifest)
     good = bundle.path.read_bytes()
-    before = running(board)
+    before = board.running()
     try:
         bundle.path.write_bytes(good[: len(good) // 2] + b"\xff" * 64 + good[len(good) // 2 + 64 :])
         done = board.emulation.millpond("update", NAME, later, timeout=600)
     finally:
         bundle.path.write_bytes(good)
-    assert done.code == 1
-    assert "failed" in done.out + done.err
-    assert running(board) == before
+    assert done.code == 1 and "it did not install the update" in done.out + done.err
+    assert board.running() == before
 
 
 def test_anothers_signature_is_refused(board: Board, later: Path, tmp_path: Path) -> None:
@@ -61,20 +56,20 @@ def test_anothers_signature_is_refused(board: Board, later: Path, tmp_path: Path
     stranger = provision.create(tmp_path / "stranger", "stranger", [])
     theirs = bundles.make(stranger, path, manifest)
     ours = bundles.make(board.fleet, path, manifest)
-    good, before = ours.path.read_bytes(), running(board)
+    good, before = ours.path.read_bytes(), board.running()
     try:
         shutil.copyfile(theirs.path, ours.path)
         done = board.emulation.millpond("update", NAME, later, timeout=600)
     finally:
         ours.path.write_bytes(good)
     assert done.code == 1 and "signature" in done.out.lower() + done.err.lower()
-    assert running(board) == before
+    assert board.running() == before
 
 
 def test_a_later_image_is_kept(board: Board, later: Path) -> None:
-    before = running(board)
+    before = board.running()
     board.millpond("update", NAME, later, timeout=900)
-    after = running(board)
+    after = board.running()
     assert after["slot"] != before["slot"] and after["serial"] == LATER and not after["trial"]
     board.wait_ready()
     assert "is kept" in board.console()
@@ -95,23 +90,26 @@ def test_a_full_state_is_refused(board: Board, later: Path) -> None:
 
 
 def test_an_agent_that_does_not_start_is_left(board: Board, broken: Path) -> None:
-    before = running(board)
+    before = board.running()
     done = board.emulation.millpond("update", "--patience", "1200", NAME, broken, timeout=1300)
     assert done.code == 1 and "fell back" in done.out + done.err, done
-    after = running(board)
+    after = board.running()
     assert (after["slot"], after["serial"]) == (before["slot"], before["serial"])
 
 
 def test_power_cut_while_it_installs(board: Board, later: Path) -> None:
-    before = running(board)
-    process = board.start("update", "--allow-older", NAME, later)
-    eventually(lambda: "installing" in board.said(process), "the installation", 600)
-    time.sleep(3)
-    board.cut_power()
-    process.kill()
-    process.wait()
+    before = board.running()
+    with board.updating(later) as process:
+
+        def installing() -> bool:
+            assert process.poll() is None, board.said()
+            return "installing" in board.said()
+
+        eventually(installing, "the installation", 600)
+        time.sleep(3)
+        board.cut_power()
     board.wait_ready()
-    after = running(board)
+    after = board.running()
     assert (after["slot"], after["serial"]) == (before["slot"], before["serial"])
     board.millpond("update", "--allow-older", NAME, later, timeout=900)
-    assert running(board)["slot"] != before["slot"]
+    assert board.running()["slot"] != before["slot"]

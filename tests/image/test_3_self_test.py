@@ -13,7 +13,7 @@ from millpond.images import boards
 from millpond.images.qemu import QemuBoard, QemuSpec
 from millpond.images.self_test import CHECKS, FAILED, FAMILY, PASSED
 
-from .board import BOOT_SECONDS, NAME
+from ..system.qemu import BOOT_SECONDS, NAME
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.image.machine import Machine, emulated, make_fleet
 from bench.rows import Row, summary
 from millpond.host import bundles
 from millpond.images import image_files
 from millpond.linux.files import sha256_of
 from millpond.wire.errors import MillpondError
+from system.qemu import Board, create
 
 EMULATION = "QEMU's machine virt under TCG, Cortex-A72, 2 processors: no speed of a board"
 MIB = 1 << 20
 _IDLE_SECONDS = 30.0
 _PSS = (
     "for p in $(cat /sys/fs/cgroup/system.slice/millpond-agent.service/cgroup.procs); do "
-    "grep ^Pss: /proc/$p/smaps_rollup; done"
+    "grep ^Pss: /proc/$p/smaps_rollup; done; true"
 )
 
 
@@ -44,7 +46,7 @@ def _row(figure: str, what: str, values: list[float], unit: str, emulation: str 
 def size(setting: Setting) -> list[Row]:
     """What crosses the link in an update: root, kernel and initial file system, compressed."""
     path, manifest = image_files.find(setting.image)
-    fleet = make_fleet(setting.scratch / "size", setting.image)
+    fleet = create(setting.scratch / "size", setting.image).fleet
     bundle = bundles.make(fleet, path, manifest).path.stat().st_size / MIB
     root = (setting.image / "root.squashfs").stat().st_size / MIB
     return [
@@ -56,18 +58,30 @@ def size(setting: Setting) -> list[Row]:
 def boot(setting: Setting) -> list[Row]:
     """From power-on to the host's greeting, and the agent's memory half a minute later."""
     seconds, idle, load = [], [], []
-    make_fleet(setting.scratch / "boot", setting.image)
+    board = create(setting.scratch / "boot", setting.image)
     for _ in range(setting.repeats):
         load.append(os.getloadavg()[0])
-        with emulated(setting.scratch / "boot") as machine:
-            seconds.append(machine.wait_ready())
+        with _emulated(board) as waited:
+            seconds.append(waited)
             time.sleep(_IDLE_SECONDS)
-            idle.append(sum(int(line.split()[1]) for line in machine.admin(_PSS).splitlines()) / 1024)
+            idle.append(sum(int(line.split()[1]) for line in board.admin(_PSS).splitlines()) / 1024)
     what = f"power-on to ready; the first boot is among them; load before: {max(load):.1f}"
     return [
         _row("boot_to_ready_s", what, seconds, "s", EMULATION),
         _row("agent_idle_mib", "the agent's processes, proportional set size", idle, "MiB", EMULATION),
     ]
+
+
+@contextlib.contextmanager
+def _emulated(board: Board) -> Iterator[float]:
+    """Switch its fleet on, off again in the end; the seconds until it was ready."""
+    board.emulation.start()
+    began = time.monotonic()
+    try:
+        board.wait_ready()
+        yield time.monotonic() - began
+    finally:
+        board.emulation.stop(60.0)
 
 
 def _build(output: Path, cache: Path, *options: str) -> Path:
@@ -103,53 +117,45 @@ def power(setting: Setting) -> list[Row]:
     """The power is cut at random moments of an update; the device must come back with a slot that works."""
     cache = setting.image.parent / "cache"
     later = _build(setting.scratch / "later", cache, "--serial", "4000000000")
-    directory = setting.scratch / "power"
-    make_fleet(directory, setting.image)
-    survived = 0
-    with emulated(directory) as machine:
-        machine.wait_ready()
-        length = _whole_update(machine, later)
+    board, survived = create(setting.scratch / "power", setting.image), 0
+    with _emulated(board):
+        length = _whole_update(board, later)
         for number in range(setting.cuts):
-            survived += _survives(machine, (setting.image, later)[number % 2], length)
+            survived += _survives(board, (setting.image, later)[number % 2], length)
             print(f"cut {number + 1} of {setting.cuts}: survived {survived}", flush=True)
     what = f"of {setting.cuts} cuts of the power at random moments of an update"
     return [_row("power_cuts_survived", what, [survived], "", EMULATION)]
 
 
-def _whole_update(machine: Machine, image: Path) -> float:
+def _whole_update(board: Board, image: Path) -> float:
     """Seconds that an update takes; it also makes sure that the others are not vain."""
-    bundles_made = time.monotonic()
-    process = machine.update(image)
-    if process.wait(1800):
-        raise RuntimeError(f"the first update failed: {machine.said()}")
-    machine.wait_ready()
-    return time.monotonic() - bundles_made
+    began = time.monotonic()
+    with board.updating(image) as process:
+        if process.wait(1800):
+            raise RuntimeError(f"the first update failed: {board.said()}")
+    board.wait_ready()
+    return time.monotonic() - began
 
 
-def _survives(machine: Machine, image: Path, length: float) -> bool:
-    process = machine.update(image)
-    time.sleep(random.uniform(0.1, 1.0) * length)
-    machine.cut_power()
-    process.kill()
-    process.wait()
-    time.sleep(5)
+def _survives(board: Board, image: Path, length: float) -> bool:
     try:
-        machine.wait_ready()
-        _settled(machine)
-    except (TimeoutError, MillpondError, ValueError) as error:
+        with board.updating(image):
+            time.sleep(random.uniform(0.1, 1.0) * length)
+            board.cut_power()
+        board.wait_ready()
+        _settled(board)
+    except (AssertionError, TimeoutError, subprocess.TimeoutExpired, MillpondError) as error:
         print(f"did not come back: {error}", flush=True)
         return False
     return True
 
 
-def _settled(machine: Machine) -> None:
+def _settled(board: Board) -> None:
     """Until nothing is on trial. Raises TimeoutError."""
     end = time.monotonic() + 900
     while time.monotonic() < end:
-        try:
-            if not machine.running()["trial"]:
+        with contextlib.suppress(AssertionError, subprocess.TimeoutExpired, ValueError):
+            if not board.running()["trial"]:
                 return
-        except (MillpondError, ValueError):
-            pass
         time.sleep(2)
     raise TimeoutError("its slot is on trial for ever")
