@@ -252,8 +252,7 @@ def test_a_process_that_stops_in_a_step_is_given_up(start: Start, states: memory
     computed, sums = compute(worker, states)
     assert computed.samples == 2 and computed.loss == pytest.approx(2 * np.log(8), rel=1e-4)
     assert compute(worker, states, 2)[1] == sums
-    for process in psutil.Process(worker.pid).children(recursive=True):
-        os.kill(process.pid, signal.SIGSTOP)
+    os.kill(worker.pid, signal.SIGSTOP)
     with pytest.raises(ConnectionLost, match="the worker 'host' hangs: it does not use its processor"):
         compute(worker, states)
 
@@ -262,7 +261,7 @@ def test_a_process_that_is_killed_is_a_loss(start: Start, states: memory.Shared)
     worker, events = start(), queue.SimpleQueue[Answer | Loss]()
     worker.prepare(soon())
     link = Link(0, worker, events)
-    psutil.Process(worker.pid).children(recursive=True)[-1].kill()
+    os.kill(worker.pid, signal.SIGKILL)
     link.begin(Task(Compute(1, 1, ((3,),)), numbered(states)))
     loss = events.get(timeout=30)
     assert isinstance(loss, Loss) and not loss.for_good

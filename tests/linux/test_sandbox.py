@@ -21,16 +21,8 @@ import pytest
 import millpond
 from millpond.linux import syscalls
 from millpond.linux.confine import confined
-from millpond.linux.sandbox import (
-    Bind,
-    Sandbox,
-    accept_signals,
-    exit_code,
-    has_many_uids,
-    python_binds,
-    spawn,
-    system_binds,
-)
+from millpond.linux.sandbox import Bind, Sandbox, accept_signals, exit_code, python_binds, spawn, system_binds
+from millpond.linux.uids import has_many_uids
 
 SOON = 30.0
 NOBODY = 65534

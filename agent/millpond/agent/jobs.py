@@ -18,10 +18,10 @@ from pathlib import Path, PurePosixPath
 
 from millpond.agent.config import AgentConfig
 from millpond.linux import memory
-from millpond.linux.confine import confined
 from millpond.linux.logs import BoundedLog
 from millpond.linux.progress import HANG_SECONDS, processor_time
 from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.starting import start
 from millpond.train.protocol import Compute, Computed, GetInitial, Initial, Prepare, Ready, Train, Trained
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import NEVER, Deadline
@@ -76,11 +76,10 @@ class Worker:
     def _start(self, config: AgentConfig, argv: list[str], descriptor: int) -> subprocess.Popen[bytes]:
         output = BoundedLog(Path(config.state, "jobs", f"{self.name}.log"))
         try:
-            command = confined(_sandbox(config), argv)
-            return subprocess.Popen(
-                command,
+            return start(
+                _sandbox(config),
+                argv,
                 pass_fds=[descriptor, *self._shared],
-                stdin=subprocess.DEVNULL,
                 stdout=output.writer,
                 stderr=output.writer,
             )

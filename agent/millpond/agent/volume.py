@@ -20,9 +20,9 @@ from millpond.agent.gate import Tally
 from millpond.fs import mounts
 from millpond.fs.layout import PUBLIC
 from millpond.fs.leases import SIZE, open_leases
-from millpond.linux.confine import confined
 from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.sockets import listen, send_descriptors
+from millpond.linux.starting import start
 from millpond.wire.errors import LocalError
 
 log = logging.getLogger(__name__)
@@ -84,8 +84,7 @@ class VolumeServer:
         locks_at.unlink(missing_ok=True)  # also one that a server before this one still listens at
         with theirs, listen(locks_at) as locks, _leases(Path(config.state, "leases")) as leases:
             descriptors = [theirs.fileno(), self.tally.descriptor, locks.fileno(), leases.fileno()]
-            command = confined(sandbox, [*module, *map(str, descriptors)])
-            self.process = subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL)
+            self.process = start(sandbox, [*module, *map(str, descriptors)], pass_fds=descriptors)
 
     def hand_over(self, connection: socket.socket) -> None:
         """Give the server an authenticated connection; this process's copy is closed."""

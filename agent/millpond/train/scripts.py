@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 
-from millpond.linux.confine import confined
 from millpond.linux.sandbox import Sandbox
+from millpond.linux.starting import start
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 from millpond.wire.launch import Launch
@@ -25,10 +25,10 @@ class Script:
         argv = [sys.executable, "-m", "millpond.train.script", str(theirs.fileno()), interface]
         with Channel(ours, "the script's process") as channel:
             with theirs:
-                self._process = subprocess.Popen(
-                    confined(dataclasses.replace(sandbox, files=_names(launch)), argv),
+                self._process = start(
+                    dataclasses.replace(sandbox, files=_names(launch)),
+                    argv,
                     pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                 )

@@ -18,10 +18,10 @@ import numpy as np
 
 from millpond.host.device import Device
 from millpond.linux import memory
-from millpond.linux.confine import confined
 from millpond.linux.logs import BoundedLog
 from millpond.linux.progress import HANG_SECONDS, processor_time
 from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.starting import start
 from millpond.train.aggregate import Vector
 from millpond.train.protocol import (
     Compute,
@@ -184,10 +184,10 @@ class HostProcess(_ChannelWorker):
         )
         output = BoundedLog(self._log)
         try:
-            return subprocess.Popen(
-                confined(sandbox, argv),
+            return start(
+                sandbox,
+                argv,
                 pass_fds=[descriptor, *self._shared],
-                stdin=subprocess.DEVNULL,
                 stdout=output.writer,
                 stderr=output.writer,
             )

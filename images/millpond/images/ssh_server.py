@@ -17,7 +17,8 @@ from pathlib import Path
 from millpond.images import ssh_settings
 from millpond.images.ssh_settings import ADMIN, HOST_KEY, INSIDE, RENAMED_ROOT, SERVERS, USER
 from millpond.linux import confine, syscalls
-from millpond.linux.sandbox import enter_user_namespace, has_many_uids
+from millpond.linux.sandbox import enter_user_namespace
+from millpond.linux.uids import has_many_uids
 
 
 def command(name: str, identity: Path, public: Path) -> list[str]:

@@ -10,20 +10,23 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from millpond.linux import syscalls
-from millpond.linux.sandbox import Bind, Sandbox, accept_signals, exit_code, spawn
+from millpond.linux.sandbox import Bind, Sandbox, accept_signals, become, exit_code, spawn
 
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ")
 
 
-def confined(sandbox: Sandbox, command: list[str]) -> list[str]:
-    """The command line that runs ``command`` in ``sandbox``. It dies with the thread that starts it."""
+def confined(sandbox: Sandbox, command: list[str], *, is_first: bool = False) -> list[str]:
+    """The command line that runs ``command`` in ``sandbox``. It dies with the thread that starts it. With
+    ``is_first`` it must be started as the PID 1 of its own PIDs, see ``starting``, and nobody waits for it.
+    """
     sandbox = dataclasses.replace(sandbox, new_session=True)  # no terminal to type into
     spec = json.dumps(dataclasses.asdict(sandbox), default=str)
-    return [sys.executable, "-m", "millpond.linux.confine", spec, *command]
+    return [sys.executable, "-m", "millpond.linux.confine", "first" if is_first else "", spec, *command]
 
 
 def _parse(spec: str) -> Sandbox:
@@ -40,7 +43,16 @@ def _parse(spec: str) -> Sandbox:
 
 def main() -> int:
     """Run the command and exit as it does; SIGTERM is handed on to it."""
-    return run(_parse(sys.argv[1]), sys.argv[2:])
+    is_first, spec, *command = sys.argv[1:]
+    if is_first:
+        _replace(_parse(spec), command)
+    return run(_parse(spec), command)
+
+
+def _replace(sandbox: Sandbox, command: list[str]) -> NoReturn:
+    """The command takes the place of this process, which is the first of its PIDs."""
+    syscalls.die_with_parent(signal.SIGKILL)
+    become(sandbox, _execution(command), keep=_descriptors(), is_first=True)
 
 
 def run(sandbox: Sandbox, command: list[str]) -> int:
@@ -48,19 +60,27 @@ def run(sandbox: Sandbox, command: list[str]) -> int:
     any more: it dies with its parent, its descriptors are the command's, and SIGTERM is handed on.
     """
     syscalls.die_with_parent(signal.SIGKILL)
+    descriptors = _descriptors()
+    pid = spawn(sandbox, _execution(command), keep=descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)  # a socket must not stay open here when the command closes it
+    signal.signal(signal.SIGTERM, lambda number, _frame: os.kill(pid, number))
+    return exit_code(os.waitpid(pid, 0)[1])
 
-    def execute() -> int:
+
+def _execution(command: list[str]) -> Callable[[], int]:
+    def execute() -> NoReturn:
         accept_signals()
         kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         os.execvpe(command[0], command, kept | {"HOME": "/tmp"})  # noqa: S606, S108 - no shell; its own /tmp
 
-    descriptors = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]  # noqa: PTH208
-    pid = spawn(sandbox, execute, keep=[fd for fd in descriptors if _is_open(fd)])
-    for descriptor in descriptors:
-        if _is_open(descriptor):
-            os.close(descriptor)  # a socket must not stay open here when the command closes it
-    signal.signal(signal.SIGTERM, lambda number, _frame: os.kill(pid, number))
-    return exit_code(os.waitpid(pid, 0)[1])
+    return execute
+
+
+def _descriptors() -> list[int]:
+    """Those that are open besides the standard ones."""
+    found = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]  # noqa: PTH208
+    return [descriptor for descriptor in found if _is_open(descriptor)]  # not the one that it listed with
 
 
 def _is_open(descriptor: int) -> bool:

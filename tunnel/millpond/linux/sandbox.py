@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import millpond.linux
 from millpond.linux import syscalls
+from millpond.linux.uids import has_many_uids
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +58,14 @@ class Sandbox:
     only: tuple[int, ...] | None = None
 
     @property
+    def renames(self) -> bool:
+        """Whether it takes a user namespace of its own here, to which its other namespaces belong."""
+        return os.geteuid() != 0 or (self.uid is not None and not has_many_uids())
+
+    @property
     def weak(self) -> bool:
         """Whether who is in it may not change what it is made of."""
         return self.uid is not None or not self.capabilities or self.only is not None
-
-
-def has_many_uids() -> bool:
-    """Whether this user namespace can tell one user from another (more than one uid is mapped)."""
-    lines = Path("/proc/self/uid_map").read_text().splitlines()
-    return sum(int(line.split()[2]) for line in lines) > 1
 
 
 def become_root_of_namespace(flags: int) -> None:
@@ -98,14 +98,25 @@ def spawn(sandbox: Sandbox, body: Callable[[], int], *, keep: Sequence[int] = ()
     pid = os.fork()
     if pid:
         return pid
-    code = 70
     try:
         syscalls.die_with_parent(signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the kernel knew
-            os._exit(70)
+        if os.getppid() == parent:  # or it died before the kernel knew
+            become(sandbox, body, keep=keep)
+    finally:
+        os._exit(70)
+
+
+def become(
+    sandbox: Sandbox, body: Callable[[], int], *, keep: Sequence[int] = (), is_first: bool = False
+) -> NoReturn:
+    """As ``spawn``, in this process, which has one thread and is for nothing else. ``is_first``: it is the
+    PID 1 of its own PIDs already.
+    """
+    code = 70
+    try:
         for descriptor in keep:
             os.set_inheritable(descriptor, True)
-        code = _inside(sandbox, body)
+        code = _inside(sandbox, body, is_first)
     except OSError as error:
         os.write(2, f"sandbox: {error}\n".encode())
     except SystemExit as end:
@@ -124,13 +135,14 @@ def _flush() -> None:
                 stream.flush()
 
 
-def _inside(sandbox: Sandbox, body: Callable[[], int]) -> int:
+def _inside(sandbox: Sandbox, body: Callable[[], int], is_first: bool) -> int:
     if sandbox.new_session:  # a terminal's Ctrl-C is for whoever started this, who stops it in order
         os.setsid()
     many_uids = os.geteuid() == 0 and has_many_uids()  # only root may become another of them
     flags = syscalls.CLONE_NEWNS
     flags |= syscalls.CLONE_NEWNET if sandbox.own_network else 0
-    flags |= syscalls.CLONE_NEWPID if sandbox.own_pids else 0
+    new_pids = sandbox.own_pids and not is_first
+    flags |= syscalls.CLONE_NEWPID if new_pids else 0
     flags |= syscalls.CLONE_NEWUTS if sandbox.hostname else 0
     flags |= syscalls.CLONE_NEWIPC if sandbox.binds is not None else 0  # shared memory is a way out, too
     renamed = sandbox.uid is not None and not many_uids
@@ -138,7 +150,7 @@ def _inside(sandbox: Sandbox, body: Callable[[], int]) -> int:
         enter_user_namespace(sandbox.uid or 0, flags)
     else:
         become_root_of_namespace(flags)
-    if sandbox.own_pids:
+    if new_pids:
         _become_first_process()
     mask = os.umask(0o022)  # a strict one of the caller's must not close the root to the sandbox's user
     _build_root(sandbox, many_uids)
@@ -156,11 +168,11 @@ def _inside(sandbox: Sandbox, body: Callable[[], int]) -> int:
     return body()
 
 
-_HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def _become_first_process() -> None:
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDED_ON)  # none may come before it can be handed on
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)  # none may come before it can be handed on
     if pid := os.fork():
         _relay(pid, mask)
     syscalls.die_with_parent(signal.SIGKILL)
@@ -168,7 +180,7 @@ def _become_first_process() -> None:
 
 def accept_signals() -> None:
     """As PID 1, once handlers are in place: let in the signals that are handed on, also earlier ones."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDED_ON)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDED_ON)
 
 
 def _relay(pid: int, mask: set[int | signal.Signals]) -> NoReturn:
@@ -177,7 +189,7 @@ def _relay(pid: int, mask: set[int | signal.Signals]) -> NoReturn:
     def forward(number: int, _frame: object) -> None:
         os.kill(pid, number)
 
-    for number in _HANDED_ON:
+    for number in HANDED_ON:
         signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _, status = os.waitpid(pid, 0)

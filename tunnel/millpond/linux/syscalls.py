@@ -70,6 +70,11 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
+def enter_namespace(descriptor: int, kind: int) -> None:
+    """Enter the namespace that ``descriptor`` is open on, of kind CLONE_NEW*. Raises OSError."""
+    _check(_libc.setns(ctypes.c_int(descriptor), ctypes.c_int(kind)), "setns")
+
+
 def mount(source: str, target: Path, kind: str, flags: int = 0, data: str = "") -> None:
     """mount(2). Raises OSError that names the target."""
     result = _libc.mount(
