@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.agent.config import Privacy
-from millpond.agent.gate import KINDS, CanaryError, Gate, Pattern, Tally, ledger, open_ledger, patterns
+from millpond.agent.gate import KINDS, CanaryError, Gate, Pattern, Tally, ledger, patterns
+from millpond.agent.ledgers import open_ledger
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConfigError, LocalError

@@ -19,9 +19,9 @@ from millpond.fs.by_path import ByPath
 from millpond.fs.client import RemoteTree
 from millpond.fs.inodes import Inodes
 from millpond.fs.layout import prepare
-from millpond.fs.leases import Leases, open_leases
+from millpond.fs.leases import LEASE_SECONDS, Leases, open_leases
 from millpond.fs.lock_server import accept_all
-from millpond.fs.master import LEASE_SECONDS, Master
+from millpond.fs.master import Master
 from millpond.fs.remote_mount import mount_and_serve
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from millpond.fs import protocol as p
 from millpond.fs.inodes import Inodes
-from millpond.fs.master import LEASE_SECONDS, Master
+from millpond.fs.leases import LEASE_SECONDS
+from millpond.fs.master import Master
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
 from millpond.fs.tree import ROOT, patient

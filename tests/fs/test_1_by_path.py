@@ -17,7 +17,7 @@ from millpond.fs.inodes import Inodes
 from millpond.fs.layout import PRIVATE, PUBLIC, prepare, private_bytes
 from millpond.fs.volume import Owner, components
 from millpond.linux import syscalls
-from millpond.linux.sandbox import has_many_uids
+from millpond.linux.uids import has_many_uids
 
 from .support import errno_of
 

@@ -15,7 +15,7 @@ import pytest
 from millpond.fs import protocol as p
 from millpond.fs.by_path import ByPath
 from millpond.fs.client import RemoteTree
-from millpond.fs.master import LEASE_SECONDS
+from millpond.fs.leases import LEASE_SECONDS
 from millpond.fs.sessions import Sessions
 from millpond.fs.tree import ROOT, patient
 from millpond.wire.channel import Channel

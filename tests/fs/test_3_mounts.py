@@ -20,8 +20,9 @@ from millpond.fs.fuse import mount_and_serve
 from millpond.fs.inodes import Inodes
 from millpond.fs.layout import prepare
 from millpond.fs.mounts import unmount
-from millpond.linux.sandbox import enter_user_namespace, has_many_uids
+from millpond.linux.sandbox import enter_user_namespace
 from millpond.linux.syscalls import CLONE_NEWNS
+from millpond.linux.uids import has_many_uids
 from millpond.wire.errors import LocalError
 
 from .conftest import World

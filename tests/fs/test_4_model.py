@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 )
 
 from millpond.fs import granting, master, naming
-from millpond.fs.master import LEASE_SECONDS
+from millpond.fs.leases import LEASE_SECONDS
 from millpond.fs.mount_numbers import told
 
 from .conftest import World

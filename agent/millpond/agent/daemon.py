@@ -15,15 +15,16 @@ from pathlib import Path
 
 from millpond.agent.config import AgentConfig, read
 from millpond.agent.encryption import encrypt
-from millpond.agent.gate import Gate, open_ledger, patterns
+from millpond.agent.gate import Gate, patterns
 from millpond.agent.launch import Launches
+from millpond.agent.ledgers import open_ledger
 from millpond.agent.listener import Listener
 from millpond.agent.log_lines import LogLines
 from millpond.agent.session import Device
 from millpond.agent.volume import DeviceMount, VolumeServer
 from millpond.fs.layout import PRIVATE, PUBLIC, prepare
 from millpond.linux.notify import notify, watchdog_interval
-from millpond.linux.sandbox import has_many_uids
+from millpond.linux.uids import has_many_uids
 from millpond.tunnel.process import spawn_end
 from millpond.wire.control import CONTROL_PORT, AtRest
 from millpond.wire.errors import LocalError, MillpondError

@@ -10,8 +10,6 @@ import contextlib
 import errno
 import logging
 import os
-import secrets
-import shutil
 from pathlib import Path
 from typing import Literal
 
@@ -61,7 +59,8 @@ def _cipher(private: Path, key_file: Path, wish: str) -> str:
         return policy.cipher.name
     if wish == "off":
         raise _NotEncrypted("it is switched off ([privacy] at_rest)")
-    shutil.rmtree(private / _PROBE, ignore_errors=True)  # of an agent that was killed
+    with contextlib.suppress(OSError):  # there is one only of an agent that was killed
+        _remove(private / _PROBE)
     if any(private.iterdir()):
         raise _NotEncrypted("it held files already")
     try:
@@ -117,7 +116,13 @@ def _probe(private: Path, policy: Policy) -> None:
         fscrypt.set_policy(probe, policy)
         (probe / "file").touch()
     finally:
-        shutil.rmtree(probe)
+        _remove(probe)
+
+
+def _remove(probe: Path) -> None:
+    for file in probe.iterdir():  # without its key, it has another name
+        file.unlink()
+    probe.rmdir()
 
 
 def _disk(path: Path) -> Path:
@@ -139,7 +144,7 @@ def _read_key(file: Path) -> bytes | None:
 
 def _make_key(file: Path) -> bytes:
     """A new key, which is on its disk before anything can be encrypted with it."""
-    key, fresh = secrets.token_bytes(fscrypt.KEY_SIZE), file.with_suffix(".new")
+    key, fresh = os.urandom(fscrypt.KEY_SIZE), file.with_suffix(".new")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
         out.write(key)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -67,8 +66,8 @@ class Device:
     ) -> None:
         self.config, self.software, self.gate, self.at_rest = config, software, gate, at_rest
         self.volume, self.launches, self.log_lines = volume, launches, log_lines
-        self.boot = secrets.token_hex(8)
-        self.tickets: Tickets[Purpose] = Tickets(lambda: secrets.token_bytes(32))
+        self.boot = os.urandom(8).hex()
+        self.tickets: Tickets[Purpose] = Tickets(lambda: os.urandom(32))
         self._meter = load.meter(config)
         self._lock = threading.Lock()
         self._workers: list[Worker] = []

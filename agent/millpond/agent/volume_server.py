@@ -17,9 +17,9 @@ from millpond.agent.gate import CanaryError, Gate, Tally, patterns
 from millpond.fs.bounded import Bounded
 from millpond.fs.inodes import Inodes
 from millpond.fs.layout import PUBLIC, public_usage
-from millpond.fs.leases import Leases
+from millpond.fs.leases import LEASE_SECONDS, Leases
 from millpond.fs.lock_server import accept_all
-from millpond.fs.master import LEASE_SECONDS, Master
+from millpond.fs.master import Master
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
 from millpond.linux import landlock

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import itertools
-import secrets
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -34,7 +34,8 @@ class SharedLocks:
         self._has_lapsed = has_lapsed
         self._table, self._moved = FileLocks(), threading.Condition()
         self._eras: dict[int, int] = {}
-        self._next_era = itertools.count(secrets.randbits(48) + 1)  # no earlier process had one of these
+        first = int.from_bytes(os.urandom(6)) + 1
+        self._next_era = itertools.count(first)  # no earlier process had one of these
         self._answers: dict[int, dict[int, int]] = {}
 
     def end(self, holder: int) -> None:

@@ -22,7 +22,7 @@ import fuse
 
 from millpond.fs.mounts import require_mountable
 from millpond.fs.volume import Attributes, Handle, Owner, Volume
-from millpond.linux.sandbox import has_many_uids
+from millpond.linux.uids import has_many_uids
 from millpond.wire.errors import LocalError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

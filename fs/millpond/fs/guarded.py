@@ -11,15 +11,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from millpond.fs.inodes import Inodes
 from millpond.fs.locks import Holder
 from millpond.fs.mappings import Mapped
-from millpond.fs.master import Master
 from millpond.fs.own_locks import SplitLocks
 from millpond.fs.tree import Access, Buffer, Changes, Found, Known, Locking, Node
 from millpond.fs.volume import Entry, Handle, Owner, failure
+
+if TYPE_CHECKING:  # whoever guards otherwise, as the device's own mount does, needs no master
+    from millpond.fs.master import Master
 
 log = logging.getLogger(__name__)
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)

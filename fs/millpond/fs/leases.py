@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+LEASE_SECONDS = 10.0
 SIZE = mmap.PAGESIZE
 _SLOT = struct.Struct("=16sd")  # a client's name, and when its lease ends
 _PLACES = range(0, SIZE - _SLOT.size + 1, _SLOT.size)  # far more than there are clients

@@ -15,8 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from millpond.fs import fuse, raw
-from millpond.fs.by_path import ByPath
+from millpond.fs import raw
 from millpond.fs.guarded import Guarded
 from millpond.fs.inodes import Inodes
 from millpond.fs.layout import PUBLIC
@@ -24,8 +23,8 @@ from millpond.fs.lock_client import DeviceGuard
 from millpond.fs.range_messages import LockReply, LockRequest
 from millpond.fs.remote_locks import RemoteLocks
 from millpond.fs.tree import Node, Tree
-from millpond.linux.sandbox import has_many_uids
 from millpond.linux.syscalls import die_with_parent
+from millpond.linux.uids import has_many_uids
 from millpond.wire.errors import LocalError, MillpondError
 
 
@@ -89,6 +88,10 @@ def _mount_raw(tree: Tree, root: int, mountpoint: Path, name: str, complaint: st
 
 
 def _mount_by_fuse_python(tree: Tree, mountpoint: Path, name: str, complaint: str) -> None:
+    """A mount has the code of its own binding only: it lasts."""
+    from millpond.fs import fuse
+    from millpond.fs.by_path import ByPath
+
     how = f"through fuse-python{f', since {complaint}' if complaint else ''}"
     fuse.mount_and_serve(
         ByPath(tree), mountpoint, name=name, allow_other=True, on_ready=lambda: _say_ready(how)

@@ -23,9 +23,9 @@ from typing import Self, TypeVar
 from millpond.fs import lock_messages as m
 from millpond.fs import range_messages as r
 from millpond.fs.file_locks import SharedLocks
+from millpond.fs.leases import LEASE_SECONDS
 from millpond.fs.locks import DEVICE
 from millpond.fs.marks import SeenMarks
-from millpond.fs.master import LEASE_SECONDS
 from millpond.fs.tree import WouldWait, patient
 from millpond.fs.volume import failure
 from millpond.linux.sockets import connect

@@ -17,13 +17,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from millpond.fs.file_locks import SharedLocks
-from millpond.fs.leases import Leases
+from millpond.fs.leases import LEASE_SECONDS, Leases
 from millpond.fs.locks import DEVICE, Change, Holder, Inode, LockTable
 from millpond.fs.marks import Marks
 from millpond.fs.tree import WouldWait, abandoned, patient
 from millpond.fs.volume import failure
 
-LEASE_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
 _ARRIVAL_SECONDS = 3.0  # after which the device's mount is not expected any more
 _PATIENCE = 3  # leases: who waits longer waits for others that wait

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import subprocess
 from pathlib import Path
 
 from millpond.linux import syscalls
 from millpond.wire.errors import LocalError
-
-_SECONDS = 5.0
 
 
 def require_mountable(mountpoint: Path, name: str) -> None:
@@ -41,7 +37,9 @@ def unmount(mountpoint: Path) -> None:
             return
         if error.errno != errno.EPERM:
             raise LocalError(f"{mountpoint}: cannot unmount: {error.strerror}") from None
-        _by_helper(mountpoint)
+        from millpond.fs.fusermount import unmount_by_helper  # processes that last rarely need it
+
+        unmount_by_helper(mountpoint)
 
 
 def is_volume(mountpoint: Path) -> bool:
@@ -54,19 +52,3 @@ def is_volume(mountpoint: Path) -> bool:
         if place == wanted:
             found = after.split(" ")[0] == "fuse.millpond"
     return found
-
-
-def _by_helper(mountpoint: Path) -> None:
-    """Have the set-uid helper of FUSE do it, which lets users unmount what they mounted."""
-    helper = shutil.which("fusermount") or shutil.which("fusermount3")
-    if helper is None:
-        raise LocalError(f"{mountpoint}: cannot unmount: this user may not, and there is no fusermount")
-    try:
-        done = subprocess.run(
-            [helper, "-u", "-z", os.fspath(mountpoint)], capture_output=True, timeout=_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise LocalError(f"{mountpoint}: cannot unmount: fusermount hangs") from None
-    if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
-        raise LocalError(f"{mountpoint}: cannot unmount: {reason[-1]}")

@@ -16,14 +16,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from millpond.fs import range_messages as r
-from millpond.fs.lanes import Lanes
 from millpond.fs.own_locks import HERE
 from millpond.fs.ranges import Family, Lock, LockOwner, Mode, replaced
 from millpond.fs.tree import Node, Waiting, WouldWait, patient
 from millpond.fs.volume import failure
+
+if TYPE_CHECKING:  # the device's own mount has no lanes
+    from millpond.fs.lanes import Lanes
 
 log = logging.getLogger(__name__)
 _AWAIT_SECONDS = 1.0

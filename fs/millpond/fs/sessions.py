@@ -8,7 +8,7 @@ what still arrives over an earlier connection is not done.
 from __future__ import annotations
 
 import errno
-import secrets
+import os
 import threading
 
 from millpond.fs import protocol as p
@@ -95,7 +95,7 @@ class Client:
     """
 
     def __init__(self, name: bytes, tree: Inodes, master: Master) -> None:
-        self.name, self.memory = name, secrets.randbits(62) + 1
+        self.name, self.memory = name, int.from_bytes(os.urandom(7)) + 1
         self.requests = Requests(tree, master, name)
         self.lanes: dict[bytes, Lane] = {}
         self.caller: Channel | None = None

@@ -1,0 +1,28 @@
+"""Edge: the set-uid helper of FUSE, which lets users unmount what they mounted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from millpond.wire.errors import LocalError
+
+_SECONDS = 5.0
+
+
+def unmount_by_helper(mountpoint: Path) -> None:
+    """As ``mounts.unmount``. Raises LocalError."""
+    helper = shutil.which("fusermount") or shutil.which("fusermount3")
+    if helper is None:
+        raise LocalError(f"{mountpoint}: cannot unmount: this user may not, and there is no fusermount")
+    try:
+        done = subprocess.run(
+            [helper, "-u", "-z", os.fspath(mountpoint)], capture_output=True, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise LocalError(f"{mountpoint}: cannot unmount: fusermount hangs") from None
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
+        raise LocalError(f"{mountpoint}: cannot unmount: {reason[-1]}")
