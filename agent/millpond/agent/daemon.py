@@ -23,6 +23,7 @@ from millpond.agent.log_lines import LogLines
 from millpond.agent.session import Device
 from millpond.agent.volume import DeviceMount, VolumeServer
 from millpond.fs.layout import PRIVATE, PUBLIC, prepare
+from millpond.linux.heap import give_back
 from millpond.linux.notify import notify, watchdog_interval
 from millpond.linux.uids import has_many_uids
 from millpond.tunnel.process import spawn_end
@@ -117,6 +118,7 @@ def main(argv: list[str] | None = None) -> int:
         config = read(arguments.config)
         with running(config, arguments.config, lines) as parts:
             started = True
+            give_back()
             notify("READY=1")
             log.info("%s is ready at %s", config.name, config.link.address)
             _watch(parts, stop)

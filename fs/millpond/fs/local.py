@@ -23,6 +23,7 @@ from millpond.fs.lock_client import DeviceGuard
 from millpond.fs.range_messages import LockReply, LockRequest
 from millpond.fs.remote_locks import RemoteLocks
 from millpond.fs.tree import Node, Tree
+from millpond.linux.heap import give_back
 from millpond.linux.syscalls import die_with_parent
 from millpond.linux.uids import has_many_uids
 from millpond.wire.errors import LocalError, MillpondError
@@ -118,6 +119,7 @@ def _remember_many_files() -> None:
 
 
 def _say_ready(how: str) -> None:
+    give_back()
     print(f"ready: files are read and written {how}", flush=True)
 
 

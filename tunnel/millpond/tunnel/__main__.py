@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from millpond.linux.heap import give_back
 from millpond.linux.signals import stop_descriptor
 from millpond.linux.syscalls import CAP_SYS_ADMIN, die_with_parent
 from millpond.tunnel.counters import make_counters
@@ -33,7 +34,7 @@ def main() -> int:
     """Run an end as a program of its own."""
     die_with_parent(signal.SIGKILL)
     arguments = parse(sys.argv[1:])
-    gc.collect()
+    give_back()
     gc.freeze()  # pumps are forks: what a collection touches they would have copies of
     return run(arguments)
 
