@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -248,3 +249,30 @@ def test_what_cannot_be_made_whole_is_not_there(top: Path) -> None:
 
 def test_statistics(tree: Inodes, top: Path) -> None:
     assert tree.statfs().blocks == os.statvfs(top).f_blocks
+
+
+@pytest.mark.parametrize("which", ["file", "directory"])
+def test_who_is_forgotten_while_it_gets_a_name_is_not_taken_for_another(
+    tree: Inodes, top: Path, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = top / "victim"
+    victim.mkdir(mode=0o700)
+    status = victim.stat()
+    directory = tree.mkdir(ROOT, b"d", 0o755, None).node
+    found, handle = tree.prepare(directory)
+    chmod, instead = os.chmod, []
+
+    def forgotten_meanwhile(*arguments: Any) -> None:
+        if which == "file":
+            tree.release(handle)
+        tree.forget(found.node if which == "file" else directory, 1)
+        instead.extend(os.open(victim, os.O_PATH) for _ in range(3))  # under the numbers that are free now
+        chmod(*arguments)
+
+    monkeypatch.setattr(os, "chmod", forgotten_meanwhile)
+    errno_of(tree.give_name, found.node, directory, b"f", 0o640, 5)
+    for descriptor in instead:
+        os.close(descriptor)
+    after = victim.stat()
+    assert (after.st_mode, after.st_mtime_ns) == (status.st_mode, status.st_mtime_ns)
+    assert not list(victim.iterdir()) and not (top / "f").exists()

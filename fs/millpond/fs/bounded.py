@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 
 from millpond.fs.inodes import Inodes
-from millpond.fs.making import itself
 from millpond.fs.quota import Quota, Reservation, drifted, growth
 from millpond.fs.tree import Buffer, Changes, Found, Known, Node, one_name
 from millpond.fs.volume import Attributes, Handle, Owner, Statistics, attributes
@@ -90,17 +89,14 @@ class Bounded(Inodes):
         """Around a new name in a directory, which may grow for it, and ``more`` files. What is put in the
         list are the places of new files, that are not open elsewhere yet.
         """
-        directory = os.open(itself(self._at(parent)), os.O_PATH | os.O_CLOEXEC)
         made: list[int] = []
-        try:
+        with self._held(parent) as directory:
             with self._changing(directory, lambda at: at.block_size * (1 + more)):
                 yield made
             for place in made:
                 with self._books:
                     after = self._stat(place)
                     self._settle(self.quota.watch(after.inode, 0), after.blocks, 1)
-        finally:
-            os.close(directory)
 
     @contextlib.contextmanager
     def _removing(self, parent: Node, name: bytes) -> Iterator[None]:

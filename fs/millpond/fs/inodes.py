@@ -6,6 +6,7 @@ while it is kept, the file system below cannot give its inode to another.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -187,6 +188,18 @@ class Inodes:
         except KeyError:
             raise failure(errno.ESTALE) from None
 
+    @contextlib.contextmanager
+    def _held(self, node: Node) -> Iterator[int]:
+        """Its place by a descriptor that stays open, even if it is forgotten meanwhile: the number of one
+        that was closed may be another file's by the next call.
+        """
+        with self._lock:  # nothing is closed before it is taken out of the table
+            descriptor = os.dup(self._at(node))
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
     def getattr(self, node: Node) -> Known:
         """The attributes of a file."""
         return Known(attributes(os.fstat(self._at(node))))
@@ -294,11 +307,12 @@ class Inodes:
 
     def give_name(self, node: Node, parent: Node, name: bytes, mode: int, time: int) -> None:
         """To a file that was prepared there, with these permissions, and changed at this ``time``."""
-        place = itself(self._at(node))
         self._require_one_side(self.is_public(node), self._below(parent, name))
-        os.chmod(place, mode)  # noqa: PTH101 - a Path would only be taken apart again
-        os.utime(place, ns=(time, time))
-        os.link(os.fsencode(place), one_name(name), dst_dir_fd=self._at(parent))
+        with self._held(node) as file, self._held(parent) as directory:
+            place = itself(file)
+            os.chmod(place, mode)  # noqa: PTH101 - a Path would only be taken apart again
+            os.utime(place, ns=(time, time))
+            os.link(os.fsencode(place), one_name(name), dst_dir_fd=directory)
 
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file; EPERM for any other."""
