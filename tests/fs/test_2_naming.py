@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from millpond.fs import granting, preparing
+from millpond.fs import granting, inodes, preparing
 from millpond.fs import naming as edge
-from millpond.fs.making import Maker
 from millpond.fs.naming_messages import MOST
 from millpond.fs.preparing import Preparing
 from millpond.fs.tree import Absent, Changes, Node, WouldWait
@@ -261,7 +260,7 @@ def test_where_no_file_can_be_without_a_name_nothing_is_made_behind(
     def refused(*_: object) -> int:
         raise OSError(errno.EOPNOTSUPP, "no O_TMPFILE here")
 
-    monkeypatch.setattr(Maker, "nameless", refused)
+    monkeypatch.setattr(inodes, "nameless", refused)
     for number in range(5):
         make(client, b"%d" % number)
         assert (public / f"{number}").exists()

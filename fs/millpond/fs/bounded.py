@@ -45,6 +45,7 @@ class Bounded(Inodes):
         self._counting = threading.Lock()
         self._extent = (self.quota.used, self.quota.used)
         self._inodes_open: dict[int, int] = {}
+        self._name_size = 0
 
     def statfs(self) -> Statistics:
         """How full the quota is, or the file system if that is fuller."""
@@ -154,9 +155,29 @@ class Bounded(Inodes):
         with self._naming(parent, 0):
             return super().link(node, parent, name)
 
+    def hold_names(self, parent: Node, count: int) -> int:
+        """Of the quota a block for each, by which its directory may grow; others see that much less room."""
+        self._name_size = self._name_size or super().statfs().fragment_size
+        with self._books:
+            count = min(count, self.quota.left // self._name_size)
+            self.quota.hold(count * self._name_size)
+        held = 0
+        try:
+            held = super().hold_names(parent, count)
+        finally:
+            with self._books:
+                self.quota.let_go((count - held) * self._name_size)
+        return held
+
+    def let_go_names(self, count: int) -> None:
+        """So many were given, or will not be."""
+        super().let_go_names(count)
+        with self._books:
+            self.quota.let_go(count * self._name_size)
+
     def give_name(self, node: Node, parent: Node, name: bytes, mode: int, time: int) -> None:
-        """To a file that was prepared, and counts since."""
-        with self._naming(parent, 0):
+        """To a file that was prepared, and counts since. Never refused: the room for it is held."""
+        with self._held(parent) as directory, self._changing(directory, None):
             super().give_name(node, parent, name, mode, time)
 
     def unlink(self, parent: Node, name: bytes) -> None:

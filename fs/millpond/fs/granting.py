@@ -70,6 +70,8 @@ class Granting:
             if error.errno == errno.ETIMEDOUT:  # who asks has waited long enough
                 raise
             log.debug("nothing is prepared: %s", error)
+            with self._lock:
+                self._refused(directory, held)
             return False
 
     def expect(self, directory: File) -> None:
@@ -121,8 +123,7 @@ class Granting:
         turn: Turn,
     ) -> bool:
         if reply.attributes is None or not reply.granted:
-            directory.refused_for = min(max(2 * directory.refused_for, _REFUSED_SECONDS), _LONGEST_REFUSED)
-            directory.refused_until = now() + directory.refused_for
+            self._refused(directory, held)
             return False
         places = zip(reply.nodes, reply.handles, reply.inodes, reply.grants, strict=True)
         spares = [Spare(*place) for place in places]
@@ -134,6 +135,13 @@ class Granting:
             return False
         held.prepared(spares, reply.attributes, clock)
         return True
+
+    def _refused(self, directory: File, held: Exclusive | None) -> None:
+        """With the lock: each name is asked for, for a while."""
+        directory.refused_for = min(max(2 * directory.refused_for, _REFUSED_SECONDS), _LONGEST_REFUSED)
+        directory.refused_until = now() + directory.refused_for
+        if held and not held.untold and not held.spares:
+            self.end(held)
 
     def _hold(
         self, directory: File, reply: n.Prepared, listing: memoryview, turn: Turn, clock: int

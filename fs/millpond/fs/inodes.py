@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import os
 import stat
@@ -16,9 +17,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from millpond.fs.making import SAFE_FLAGS, Maker, checked, entries, itself, permissions, set_mode
+from millpond.fs.making import SAFE_FLAGS, Maker, checked, entries, itself, nameless, permissions, set_mode
 from millpond.fs.mappings import open_beside
 from millpond.fs.own_locks import OwnLocks
+from millpond.fs.reserve import Reserve
 from millpond.fs.tree import ROOT, Access, Buffer, Changes, Found, Known, Node, Now, one_name
 from millpond.fs.volume import MAX_TRANSFER, Entry, Handle, Owner, Statistics, attributes, failure
 from millpond.linux import syscalls
@@ -67,6 +69,7 @@ class Inodes:
         self._open: dict[Handle, _Open] = {}
         self._handles = itertools.count(1)
         self.locks = OwnLocks()
+        self._reserve = Reserve()
 
     @property
     def top(self) -> str:
@@ -295,9 +298,19 @@ class Inodes:
             raise
         return found, self._opened(made)
 
+    def hold_names(self, parent: Node, count: int) -> int:
+        """Keep room for the names of so many files that are prepared, in directories like this one, or of
+        fewer; of how many. Raises OSError: why there is none.
+        """
+        return self._reserve.hold(self._at(parent), count)
+
+    def let_go_names(self, count: int) -> None:
+        """So many were given, or will not be."""
+        self._reserve.let_go(count)
+
     def prepare(self, parent: Node) -> tuple[Found, Handle]:
         """Make and open a regular file without a name, which is to get one in this directory."""
-        made = self._make.nameless(self._at(parent))
+        made = nameless(self._at(parent))
         try:
             found = self._found(os.open(itself(made), os.O_PATH | os.O_CLOEXEC), self.is_public(parent))
         except OSError:
@@ -306,13 +319,16 @@ class Inodes:
         return found, self._opened(made)
 
     def give_name(self, node: Node, parent: Node, name: bytes, mode: int, time: int) -> None:
-        """To a file that was prepared there, with these permissions, and changed at this ``time``."""
+        """To a file that was prepared there, with these permissions, and changed at this ``time``. There is
+        room for it, if it was held, until it is let go.
+        """
         self._require_one_side(self.is_public(node), self._below(parent, name))
         with self._held(node) as file, self._held(parent) as directory:
             place = itself(file)
             os.chmod(place, mode)  # noqa: PTH101 - a Path would only be taken apart again
             os.utime(place, ns=(time, time))
-            os.link(os.fsencode(place), one_name(name), dst_dir_fd=directory)
+            link = functools.partial(os.link, os.fsencode(place), one_name(name), dst_dir_fd=directory)
+            self._reserve.naming(link)
 
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file; EPERM for any other."""

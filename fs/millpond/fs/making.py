@@ -33,10 +33,6 @@ class Maker:
         with _undone(lambda: os.unlink(name, dir_fd=parent)):
             return self._settled(made, parent, mode, owner)
 
-    def nameless(self, parent: int) -> int:
-        """Create a regular file without a name, which can get one in ``parent``; its descriptor."""
-        return os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=parent)
-
     def directory(self, parent: int, name: AnyStr, mode: int, owner: Owner | None) -> int:
         """Make a directory; a descriptor that only tells its place."""
         os.mkdir(name, mode, dir_fd=parent)
@@ -66,6 +62,11 @@ class Maker:
             os.close(made)
             raise
         return made
+
+
+def nameless(parent: int) -> int:
+    """Create a regular file without a name, which can get one in ``parent``; its descriptor."""
+    return os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=parent)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _MOST_PREPARED = 1024  # of one client
 _MOST_NAMES = 10_000  # in a directory that is granted exclusively: they are all told
 _LONGEST = 264  # bytes that a name takes in a directory
-_ROOM = 64 << 20  # bytes that are left on the flash, or nothing is granted: to name a file may take some
+_ROOM = 64 << 20  # bytes that are left on the flash, or nothing is prepared: others shall have the last of it
 _FILES = 1024  # the same, of files
 _MOST_TIME = (1 << 40) * 10**9
 Keep = Callable[[Found, Handle], int]
@@ -29,6 +29,8 @@ Keep = Callable[[Found, Handle], int]
 
 @dataclass(frozen=True, slots=True)
 class _File:
+    """In the directory with this inode it is to get its name, for which there is room."""
+
     directory: int
     handle: Handle
 
@@ -44,6 +46,7 @@ class Preparing:
         self._files: dict[Node, _File] = {}
         self._told = 0
         self._telling = threading.Lock()
+        self._lock, self._closed = threading.Lock(), False
 
     @property
     def count(self) -> int:
@@ -74,7 +77,7 @@ class Preparing:
         return Prepared(0), b""
 
     def _may(self, node: Node) -> bool:
-        """Whether names can be made there, and there will be room for them."""
+        """Whether names can be made there, and there is room to spare."""
         return self._tree.is_public(node) and self._tree.may_name(node) and self._has_room()
 
     def _has_room(self) -> bool:
@@ -97,30 +100,49 @@ class Preparing:
         grant, and what prevents the first.
         """
         within(count, 1, MOST)
-        inode = self._tree.inode(node)
-        if not self._master.has_taken(self._holder, inode, granted):
+        if not self._master.has_taken(self._holder, self._tree.inode(node), granted):
             raise failure(errno.ESTALE)
+        count = min(count, _MOST_PREPARED - len(self._files)) if self._has_room() else 0
+        held = self._tree.hold_names(node, count)
         made: list[tuple[Found, Handle, int]] = []
-        while len(made) < count and self._has_room() and len(self._files) < _MOST_PREPARED:
-            try:
-                found, handle = self._guarded.prepare(node)
-                made.append((found, handle, self._keep(found, handle)))
-            except OSError:
-                if not made:
-                    raise
-                break
-            self._files[found.node] = _File(inode, handle)
+        try:
+            while len(made) < held and not self._tree.is_full:
+                made.append(self._one(node))
+        except OSError:
+            if not made:
+                raise
+        finally:
+            self._tree.let_go_names(held - len(made))
         return _told(granted, made)
 
-    def give_up_if_full(self) -> None:
-        """Without it for what may be named yet, the client is to ask for each name again."""
-        if self._files and not self._has_room():
-            self._master.recall(self._holder, {file.directory for file in list(self._files.values())})
+    def _one(self, directory: Node) -> tuple[Found, Handle, int]:
+        """A file with room held for its name. Raises OSError."""
+        found, handle = self._guarded.prepare(directory)
+        granted = self._keep(found, handle)
+        with self._lock:
+            if self._closed:
+                raise failure(errno.ESTALE)
+            self._files[found.node] = _File(self._tree.inode(directory), handle)
+        return found, handle, granted
+
+    def _drop(self, node: Node) -> None:
+        """It has its name, or will get none."""
+        with self._lock:
+            dropped = self._files.pop(node, None) is not None
+        if dropped:
+            self._tree.let_go_names(1)
+
+    def close(self) -> None:
+        """The client is gone: nothing will be named any more."""
+        with self._lock:
+            self._closed, left = True, list(self._files)
+        for node in left:
+            self._drop(node)
 
     def forget(self, node: Node, handle: Handle) -> None:
         """The client has closed a file: it will not name what it got prepared open as that."""
         if (file := self._files.get(node)) and file.handle == handle:
-            self._files.pop(node, None)
+            self._drop(node)
 
     def tell(
         self, names: Sequence[Naming], node_of: Callable[[int], Node], touched: Sequence[Touched] = ()
@@ -128,7 +150,6 @@ class Preparing:
         """Give these names. Raises OSError."""
         if max(len(names), len(touched)) > MOST:
             raise failure(errno.EMSGSIZE)
-        self.give_up_if_full()
         if not (names or touched):
             return
         with self._telling:
@@ -150,7 +171,7 @@ class Preparing:
             raise failure(errno.ESTALE)
         time = within(naming.time, 0, _MOST_TIME)
         self._tree.give_name(node, directory, naming.name, within(naming.mode, 0, 0o777), time)
-        self._files.pop(node, None)
+        self._drop(node)
         self._told = naming.serial
 
 

@@ -65,13 +65,13 @@ class Quota:
 
     def __init__(self, limit: int, used: int, files: int) -> None:
         self.limit, self.used, self.files = limit, used, files
-        self._reserved = 0
+        self._reserved = self._held = 0
         self._changing: dict[int, _Changing] = {}
 
     @property
     def left(self) -> int:
         """The bytes that can be reserved."""
-        return max(0, self.limit - self.used - self._reserved)
+        return max(0, self.limit - self.used - self._reserved - self._held)
 
     @property
     def quiet(self) -> bool:
@@ -86,8 +86,20 @@ class Quota:
             raise failure(errno.ENOSPC)
         return self._begin(inode, blocks, size)
 
+    def hold(self, size: int) -> None:
+        """Keep so many bytes for changes that may come later, as names of prepared files: for each a block,
+        as much as ``reserve`` asks for a new name that is made at once. Raises OSError: ENOSPC.
+        """
+        if size > self.left:
+            raise failure(errno.ENOSPC)
+        self._held += size
+
+    def let_go(self, size: int) -> None:
+        """The changes that they were kept for have ended, or will not come."""
+        self._held -= size
+
     def watch(self, inode: int, blocks: int) -> Reservation:
-        """Begin a change that takes nothing, as a removal, which is never refused."""
+        """Begin a change that is never refused: it takes nothing, as a removal, or what is held for it."""
         return self._begin(inode, blocks, 0)
 
     def _begin(self, inode: int, blocks: int, size: int) -> Reservation:

@@ -66,6 +66,7 @@ class Requests:
             handles, self._handles = self._handles, {}
             nodes, self._nodes = self._nodes, {}
         self._master.leave(self.holder)
+        self._preparing.close()
         for handle in handles:
             with contextlib.suppress(OSError):  # nobody is left to hear of it
                 self._tree.release(handle)
@@ -434,7 +435,6 @@ class Requests:
         where = within(request.offset, 0, _MAX_OFFSET), within(request.length, 0, _MAX_OFFSET)
         node = self._behind(handle)
         self._tree.allocate(handle, within(request.mode, 0, 0xFF), *where)
-        self._preparing.give_up_if_full()
         return self._attributes(node), b""
 
     @perform.register
