@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
@@ -14,6 +16,8 @@ from millpond.fs.book import File
 from millpond.fs.exclusive import FIRST, Exclusive, Names, Spare
 from millpond.fs.lanes import Lanes, Turn, now
 from millpond.fs.listing import unpack_entries
+from millpond.fs.tree import Node, WouldWait, patient
+from millpond.fs.volume import failure
 from millpond.wire.errors import ProtocolError
 
 log = logging.getLogger(__name__)
@@ -44,6 +48,8 @@ class Granting:
         self._lanes, self._names, self._may_grant = lanes, names, may_grant
         self._settle, self._on_hold = settle, on_hold
         self._book, self._lock = lanes.book, lanes.lock
+        self._asking: set[Node] = set()
+        self._asked = threading.Condition(lanes.lock)
 
     def of(self, directory: File) -> Exclusive | None:
         """With the lock: a directory whose names may be gone by."""
@@ -55,16 +61,46 @@ class Granting:
     def is_ready(self, directory: File, name: bytes) -> bool:
         """Whether there is a file prepared for the directory, after the server was asked if there is none."""
         with self._lock:
-            held = self.of(directory)
-            if held is not None:
-                if held.spares or name in held.names:
-                    return bool(held.spares)
-            elif not self._is_worth_it(directory):
-                return False
-        return self._ask(directory, held)
+            directory.made += 1
+            known = self._known(directory, name)
+        if known is not None:
+            return known
+        with self._alone(directory):
+            with self._lock:  # another thread may just have asked
+                known = self._known(directory, name)
+            return self._ask(directory) if known is None else known
 
-    def _ask(self, directory: File, held: Exclusive | None) -> bool:
+    def _known(self, directory: File, name: bytes) -> bool | None:
+        """With the lock: the same, None if the server is to be asked."""
+        held = self.of(directory)
+        if held is not None:
+            return bool(held.spares) if held.spares or name in held.names else None
+        return None if directory.made >= _ENOUGH and self._may_ask(directory) else False
+
+    @contextlib.contextmanager
+    def _alone(self, directory: File) -> Iterator[None]:
+        """One asks at a time: a second grant would end the first, and names that were made by it be lost.
+        Raises WouldWait and OSError.
+        """
+        with self._asked:
+            if directory.node in self._asking and not patient.get():
+                raise WouldWait  # who asks may have to wait himself
+            if not self._asked.wait_for(lambda: directory.node not in self._asking, self._lanes.timeout):
+                raise failure(errno.ETIMEDOUT)
+            self._asking.add(directory.node)
         try:
+            yield
+        finally:
+            with self._asked:
+                self._asking.discard(directory.node)
+                self._asked.notify_all()
+
+    def _ask(self, directory: File) -> bool:
+        held: Exclusive | None = None
+        try:
+            self._settle()
+            with self._lock:
+                held = self.of(directory)
             return self._prepare(directory, held)
         except OSError as error:
             if error.errno == errno.ETIMEDOUT:  # who asks has waited long enough
@@ -77,15 +113,11 @@ class Granting:
     def expect(self, directory: File) -> None:
         """Somebody looks for the first time into a directory that was made here: he is likely to fill it."""
         directory.fresh = False
-        with self._lock:
-            may = self._may_grant() and self._may_ask(directory)
-        if may:
-            self._ask(directory, None)
-
-    def _is_worth_it(self, directory: File) -> bool:
-        """Whether it is asked for now: others may have wanted it just before."""
-        directory.made += 1
-        return directory.made >= _ENOUGH and self._may_ask(directory)
+        with self._alone(directory):
+            with self._lock:
+                may = self._may_grant() and self.of(directory) is None and self._may_ask(directory)
+            if may:
+                self._ask(directory)
 
     def _may_ask(self, directory: File) -> bool:
         """Whether it may be granted now; the one that was used longest ago makes room for it."""
@@ -101,7 +133,6 @@ class Granting:
 
     def _prepare(self, directory: File, held: Exclusive | None) -> bool:
         """More files, and without ``held`` the directory."""
-        self._settle()
         granted, count = (held.granted, held.next_count()) if held else (0, FIRST)
         unsure = directory.unsure
         with self._lanes.turn() as turn:
@@ -130,7 +161,8 @@ class Granting:
         clock = reply.attributes.mtime - moment()
         if held is None and listing is not None:
             held = self._hold(directory, reply, listing, turn, clock)
-        if held is None or held.granted != reply.granted or held.memory != turn.memory:
+        is_held = held is not None and self._names.held.get(directory.node) is held  # not ended meanwhile
+        if held is None or not is_held or held.granted != reply.granted or held.memory != turn.memory:
             self.give_back(spares, turn.memory)
             return False
         held.prepared(spares, reply.attributes, clock)

@@ -39,7 +39,8 @@ class Touched:
 @dataclass(frozen=True, slots=True)
 class Prepare(Message):
     """Prepare so many files for a directory that is the client's by this grant, or without one: grant it
-    exclusively. Answered by Prepared.
+    exclusively. An earlier grant of it ends then, and what was prepared by that is given back. Answered by
+    Prepared.
     """
 
     node: int

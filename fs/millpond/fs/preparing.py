@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import threading
@@ -14,8 +15,10 @@ from millpond.fs.listing import pack_entries
 from millpond.fs.locks import Holder
 from millpond.fs.master import Master
 from millpond.fs.naming_messages import MOST, Naming, Prepare, Prepared, Touched
+from millpond.fs.protocol import Forget, Release
 from millpond.fs.tree import Found, Node
 from millpond.fs.volume import Attributes, Entry, Handle, failure, within
+from millpond.wire.message import Message
 
 log = logging.getLogger(__name__)
 _MOST_PREPARED = 1024  # of one client
@@ -25,6 +28,7 @@ _ROOM = 64 << 20  # bytes that are left on the flash, or nothing is prepared: ot
 _FILES = 1024  # the same, of files
 _MOST_TIME = (1 << 40) * 10**9
 Keep = Callable[[Found, Handle], int]
+Do = Callable[[Message, bytes], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +41,14 @@ class _File:
 
 class Preparing:
     """For ``holder``. ``keep`` notes that the client knows a file and has it open, and grants its attributes.
-    Raises OSError if it cannot, with nothing left behind.
+    Raises OSError if it cannot, with nothing left behind. ``do`` performs a request as if the client had made
+    it.
     """
 
-    def __init__(self, tree: Inodes, guarded: Guarded, master: Master, holder: Holder, keep: Keep) -> None:
-        self._tree, self._guarded, self._keep = tree, guarded, keep
+    def __init__(
+        self, tree: Inodes, guarded: Guarded, master: Master, holder: Holder, keep: Keep, do: Do
+    ) -> None:
+        self._tree, self._guarded, self._keep, self._do = tree, guarded, keep, do
         self._master, self._holder = master, holder
         self._files: dict[Node, _File] = {}
         self._told = 0
@@ -66,6 +73,7 @@ class Preparing:
         granted = self._master.take(self._holder, inode) if self._may(node) else 0
         if not granted:
             return Prepared(0), b""
+        self._give_back(inode)
         try:
             if (names := self._names(node)) is not None:
                 prepared = self._prepare(node, granted, count)
@@ -75,6 +83,16 @@ class Preparing:
             log.debug("a directory is not granted exclusively: %s", error)
         self._master.untake(self._holder, inode)
         return Prepared(0), b""
+
+    def _give_back(self, directory: int) -> None:
+        """What was prepared by an earlier grant of it, of which the client has not heard, or goes by no more:
+        it can get no name now.
+        """
+        for node, file in list(self._files.items()):
+            if file.directory == directory:
+                with contextlib.suppress(OSError):  # the client has just done it
+                    self._do(Release(file.handle), b"")
+                    self._do(Forget((node,)), b"")
 
     def _may(self, node: Node) -> bool:
         """Whether names can be made there, and there is room to spare."""

@@ -46,7 +46,7 @@ class Requests:
         self._plain, self._master = tree, master
         self.holder: Holder = master.join(name)
         self._tree = Guarded(tree, ClientGuard(master, self.holder))
-        self._preparing = Preparing(tree, self._tree, master, self.holder, self._prepared)
+        self._preparing = Preparing(tree, self._tree, master, self.holder, self._prepared, self.do)
         self._nodes: dict[Node, None] = {}
         self._handles: dict[Handle, Node] = {}
         self._keeping: set[Handle] = set()

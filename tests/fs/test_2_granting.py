@@ -1,0 +1,102 @@
+"""How a client gets directories exclusively: one grant at a time, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.fs import naming as edge
+from millpond.fs import naming_messages as n
+from millpond.fs import protocol as p
+from millpond.fs.tree import Node, WouldWait
+from millpond.fs.volume import Handle
+
+from .keeping import Client, shared
+from .support import Doing, Server, eventually
+from .test_2_hostile import World, world
+
+__all__ = ["world"]
+FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(edge, "_TICK_SECONDS", 1000.0)  # nothing is told by the clock
+    with shared(tmp_path, 1.5) as made:
+        yield made
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    made = Client(server)
+    yield made
+    with contextlib.suppress(OSError):
+        made.close()
+
+
+def make(client: Client, name: bytes, parent: Node | None = None) -> tuple[Node, Handle]:
+    found, handle = client.tree.create(parent or client.public, name, FLAGS, 0o640, None)
+    return found.node, handle
+
+
+def test_two_threads_get_a_directory_by_one_grant(client: Client, server: Server, tmp_path: Path) -> None:
+    make(client, b"first")
+    client.gate.shut("fs.prepared")
+    one = Doing(make, client, b"one")
+    client.gate.reached()
+    other = Doing(make, client, b"two")
+    eventually(lambda: other.done, 0.3)
+    client.gate.open()
+    one.result()
+    other.result()
+    for number in range(20):
+        client.tree.release(make(client, b"%d" % number)[1])
+    client.tree.fsync(client.tree.opendir(client.public), False)
+    assert len(list((tmp_path / "public").iterdir())) == 23
+    assert sum(client.tree.lanes.meter.kinds["fs.prepare"]) < 6
+
+
+def test_who_may_not_wait_does_not_wait_for_who_asks(client: Client) -> None:
+    make(client, b"first")
+    client.gate.shut("fs.prepared")
+    one = Doing(make, client, b"one")
+    client.gate.reached()
+    with pytest.raises(WouldWait):
+        Doing(make, client, b"two", may_wait=False).result()
+    client.gate.open()
+    one.result()
+
+
+def test_what_comes_for_a_directory_that_was_let_go_is_given_back(client: Client, server: Server) -> None:
+    for name in (b"first", b"second"):
+        make(client, name)
+    held = client.tree.naming.names.held[client.public]
+    while held.spares:
+        make(client, b"%d" % len(held.spares))
+    client.gate.shut("fs.prepared")
+    one = Doing(make, client, b"one")
+    client.gate.reached()
+    client.tree.naming.let_go(client.tree.lanes.book.file(client.public))
+    client.gate.open()
+    one.result()
+    client.tree.statfs()
+    open_here = len(client.tree._files._open) + sum(
+        len(held.spares) for held in client.tree.naming.names.held.values()
+    )
+    assert server.open_files == open_here
+
+
+def test_a_second_grant_gives_back_what_the_first_has_prepared(world: World) -> None:
+    world.attend()
+    before = world.server.open_files
+    first = world.say(n.Prepare(world.directory, 0, 9))
+    assert isinstance(first, n.Prepared) and world.server.open_files == before + 9
+    second = world.say(n.Prepare(world.directory, 0, 3))
+    assert isinstance(second, n.Prepared) and world.server.open_files == before + 3
+    for got, answer in ((first, p.Error), (second, p.Done)):
+        naming = n.Naming(1, world.directory, second.granted, got.nodes[0], b"new", 0o644, 5)
+        assert isinstance(world.say(n.Tell((naming,))), answer)
