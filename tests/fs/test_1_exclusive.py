@@ -23,7 +23,7 @@ class Host:
     def __init__(self, names: set[bytes] | None = None) -> None:
         self.names = Names()
         self.directory = File(Node(2), 20, None, b"d")
-        self.held = Exclusive(self.directory, 3, 1, names or set(), PREPARED, 0, 0.0)
+        self.held = Exclusive(self.directory, 9, 3, 1, names or set(), PREPARED, 0, 0.0)
         self.names.held[self.directory.node] = self.held
         self.numbers = iter(range(100, 100_000))
 
@@ -50,7 +50,7 @@ def host() -> Host:
 def test_names_are_told_in_their_order(host: Host) -> None:
     made = [host.make(name) for name in (b"a", b"b", b"c")]
     assert [each.serial for each in made] == [1, 2, 3] and (host.names.first, host.names.last) == (1, 3)
-    naming = made[0].naming(9)
+    naming = made[0].naming()
     assert (naming.serial, naming.directory, naming.granted, naming.name, naming.mode) == (
         1,
         9,

@@ -100,3 +100,56 @@ def test_a_second_grant_gives_back_what_the_first_has_prepared(world: World) -> 
     for got, answer in ((first, p.Error), (second, p.Done)):
         naming = n.Naming(1, world.directory, second.granted, got.nodes[0], b"new", 0o644, 5)
         assert isinstance(world.say(n.Tell((naming,))), answer)
+
+
+def hold(client: Client, parent: Node) -> None:
+    for name in (b"first", b"second"):
+        client.tree.release(make(client, name, parent)[1])
+    assert client.tree.naming.granting.of(client.tree.lanes.book.file(parent))
+    client.tree.naming.settle()
+
+
+def test_who_tells_names_waits_for_nobody(client: Client, server: Server, tmp_path: Path) -> None:
+    """Who waits for others while they wait for his names would do so until the time is up."""
+    above = client.tree.mkdir(client.public, b"above", 0o755, None).node
+    below = client.tree.mkdir(above, b"below", 0o755, None).node
+    hold(client, below)
+    for number in range(60):
+        (tmp_path / "public" / f"{number}").touch()
+    server.tree.most = 30
+    for number in range(60):  # more than there are descriptors: the server forgets what it can
+        client.find(b"%d" % number)
+    server.tree.most = 1000
+    with contextlib.closing(Client(server)) as other:
+        there = other.find(b"above")
+        hold(other, there)
+        other.gate.shut("fs.recall")
+        make(client, b"f", below)
+        client.tree.lanes.book.file(below).memory = 0  # as if another request had not found it there
+        told = Doing(client.tree.naming.settle)
+        assert eventually(lambda: told.done, 1.0)
+        told.result()
+        assert (tmp_path / "public/above/below/f").exists()
+        assert other.tree.naming.granting.of(other.tree.lanes.book.file(there))
+        other.gate.open()
+
+
+def test_a_directory_that_the_server_has_forgotten_while_no_files_were_prepared(
+    client: Client, server: Server, tmp_path: Path
+) -> None:
+    directory = client.tree.mkdir(client.public, b"d", 0o755, None).node
+    hold(client, directory)
+    held = client.tree.naming.names.held[directory]
+    while held.spares:
+        client.tree.release(make(client, b"%d" % len(held.spares), directory)[1])
+    client.tree.naming.settle()
+    for number in range(60):
+        (tmp_path / "public" / f"{number}").touch()
+    server.tree.most = 20
+    for number in range(60):
+        client.find(b"%d" % number)
+    server.tree.most = 1000
+    make(client, b"f", directory)
+    assert client.tree.naming.names.held[directory] is held and held.untold
+    client.tree.fsync(client.tree.opendir(directory), False)
+    assert (tmp_path / "public/d/f").exists()

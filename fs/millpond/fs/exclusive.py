@@ -33,12 +33,14 @@ class Spare:
 
 @dataclass(eq=False, slots=True)
 class Exclusive:
-    """One directory, by a grant of the server's ``memory``, and as it was dropped and ``unsure`` then.
-    ``clock`` is how much the device's clock is ahead of the client's, in nanoseconds. The directory's times
-    are ``estimated`` since its names were changed here, at that time; 0 if they are the device's.
+    """One directory, ``remote`` in the server's ``memory``, by a grant of it, and as it was dropped and
+    ``unsure`` then. ``clock`` is how much the device's clock is ahead of the client's, in nanoseconds. The
+    directory's times are ``estimated`` since its names were changed here, at that time; 0 if they are the
+    device's.
     """
 
     file: File
+    remote: int
     granted: int
     memory: int
     names: set[bytes]
@@ -96,10 +98,10 @@ class Made:
     time: int
     closed: bool = False
 
-    def naming(self, directory: int) -> Naming:
-        """What the server is told; by the directory's node there."""
-        granted = self.directory.granted
-        return Naming(self.serial, directory, granted, self.spare.node, self.name, self.mode, self.time)
+    def naming(self) -> Naming:
+        """What the server is told."""
+        into, node = self.directory, self.spare.node
+        return Naming(self.serial, into.remote, into.granted, node, self.name, self.mode, self.time)
 
 
 class Names:

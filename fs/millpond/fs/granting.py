@@ -134,38 +134,36 @@ class Granting:
     def _prepare(self, directory: File, held: Exclusive | None) -> bool:
         """More files, and without ``held`` the directory."""
         granted, count = (held.granted, held.next_count()) if held else (0, FIRST)
-        unsure = directory.unsure
+        unsure, remote = directory.unsure, 0
         with self._lanes.turn() as turn:
 
             def request() -> n.Prepare:
-                return n.Prepare(turn.remote(directory), granted, count)
+                nonlocal remote
+                remote = turn.remote(directory)
+                return n.Prepare(remote, granted, count)
 
             reply, listing = turn.ask(request, n.Prepared, repeat=True, limit=0 if held else p.MAX_LISTING)
             with self._lock:
                 is_whole = unsure == directory.unsure  # or names may be missing
-                return self._prepared(directory, held, reply, listing if is_whole else None, turn)
+                if held is None and is_whole and reply.nodes:
+                    held = self._hold(directory, remote, reply, listing, turn)
+                return self._prepared(directory, held, remote, reply, turn.memory)
 
     def _prepared(
-        self,
-        directory: File,
-        held: Exclusive | None,
-        reply: n.Prepared,
-        listing: memoryview | None,
-        turn: Turn,
+        self, directory: File, held: Exclusive | None, remote: int, reply: n.Prepared, memory: int
     ) -> bool:
+        """With the lock: there are more files; whether they are of use."""
         if reply.attributes is None or not reply.granted:
             self._refused(directory, held)
             return False
         places = zip(reply.nodes, reply.handles, reply.inodes, reply.grants, strict=True)
         spares = [Spare(*place) for place in places]
-        clock = reply.attributes.mtime - moment()
-        if held is None and listing is not None:
-            held = self._hold(directory, reply, listing, turn, clock)
         is_held = held is not None and self._names.held.get(directory.node) is held  # not ended meanwhile
-        if held is None or not is_held or held.granted != reply.granted or held.memory != turn.memory:
-            self.give_back(spares, turn.memory)
+        if held is None or not is_held or (held.granted, held.memory) != (reply.granted, memory):
+            self.give_back(spares, memory)
             return False
-        held.prepared(spares, reply.attributes, clock)
+        held.remote = remote  # the server remembers a directory as long as files are prepared for it
+        held.prepared(spares, reply.attributes, reply.attributes.mtime - moment())
         return True
 
     def _refused(self, directory: File, held: Exclusive | None) -> None:
@@ -176,10 +174,11 @@ class Granting:
             self.end(held)
 
     def _hold(
-        self, directory: File, reply: n.Prepared, listing: memoryview, turn: Turn, clock: int
+        self, directory: File, remote: int, reply: n.Prepared, listing: memoryview, turn: Turn
     ) -> Exclusive | None:
-        """It is the client's, unless it was recalled while the answer was under way."""
-        assert reply.attributes is not None
+        """With the lock: it is the client's, unless it was recalled while the answer was under way."""
+        if reply.attributes is None:
+            return None
         try:
             names = {os.fsencode(entry.name) for entry in unpack_entries(listing)}
         except ProtocolError:
@@ -189,7 +188,8 @@ class Granting:
         if before := self._names.held.get(directory.node):
             self.end(before)
         directory.refused_for = 0.0
-        held = Exclusive(directory, reply.granted, turn.memory, names, reply.attributes, clock, now())
+        granted, attributes, clock = reply.granted, reply.attributes, reply.attributes.mtime - moment()
+        held = Exclusive(directory, remote, granted, turn.memory, names, attributes, clock, now())
         self._names.held[directory.node] = held
         self._book.use(directory)
         self._on_hold()

@@ -287,16 +287,17 @@ class Naming:
         return self._failures > _MOST_FAILURES
 
     def _tell(self, batch: Sequence[Made], touched: Sequence[Exclusive] = ()) -> None:
+        """This never waits for others, who may wait for just this: the server waits for nobody when it is
+        told names, and remembers their directories, so that none has to be found again by its path, in
+        which one may be another's exclusively.
+        """
         with self._lanes.turn() as turn:
 
             def request() -> n.Tell:
-                if any(
-                    held.memory != turn.memory for held in (*(made.directory for made in batch), *touched)
-                ):
+                if any(held.memory != turn.memory for held in touched):
                     raise failure(errno.ESTALE)
-                names = tuple(made.naming(turn.remote(made.directory.file)) for made in batch)
-                others = (n.Touched(turn.remote(held.file), held.granted) for held in touched)
-                return n.Tell(names, tuple(others))
+                others = (n.Touched(held.remote, held.granted) for held in touched)
+                return n.Tell(_telling(batch)(turn.memory), tuple(others))
 
             turn.ask(request, p.Done, repeat=True)  # the server knows which it has had
 
@@ -401,8 +402,8 @@ def _telling(batch: Sequence[Made]) -> Told:
     """What is told of these; ESTALE if the server knows them no more."""
 
     def told(memory: int) -> tuple[n.Naming, ...]:
-        if any(not memory == made.directory.memory == made.directory.file.memory for made in batch):
+        if any(made.directory.memory != memory for made in batch):
             raise failure(errno.ESTALE)
-        return tuple(made.naming(made.directory.file.remote) for made in batch)
+        return tuple(made.naming() for made in batch)
 
     return told

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,6 +36,7 @@ Do = Callable[[Message, bytes], object]
 class _File:
     """In the directory with this inode it is to get its name, for which there is room."""
 
+    parent: Node
     directory: int
     handle: Handle
 
@@ -51,6 +53,7 @@ class Preparing:
         self._tree, self._guarded, self._keep, self._do = tree, guarded, keep, do
         self._master, self._holder = master, holder
         self._files: dict[Node, _File] = {}
+        self._parents: Counter[Node] = Counter()
         self._told = 0
         self._telling = threading.Lock()
         self._lock, self._closed = threading.Lock(), False
@@ -59,6 +62,10 @@ class Preparing:
     def count(self) -> int:
         """How many files have no name yet."""
         return len(self._files)
+
+    def needs(self, node: Node) -> bool:
+        """Whether names are to be told of in this directory: then it must not be forgotten."""
+        return node in self._parents
 
     def answer(self, node: Node, request: Prepare) -> tuple[Prepared, bytes]:
         """What the client asks for. Raises OSError."""
@@ -140,15 +147,18 @@ class Preparing:
         with self._lock:
             if self._closed:
                 raise failure(errno.ESTALE)
-            self._files[found.node] = _File(self._tree.inode(directory), handle)
+            self._files[found.node] = _File(directory, self._tree.inode(directory), handle)
+            self._parents[directory] += 1
         return found, handle, granted
 
     def _drop(self, node: Node) -> None:
         """It has its name, or will get none."""
         with self._lock:
-            dropped = self._files.pop(node, None) is not None
-        if dropped:
-            self._tree.let_go_names(1)
+            if (file := self._files.pop(node, None)) is None:
+                return
+            self._parents[file.parent] -= 1
+            self._parents = +self._parents
+        self._tree.let_go_names(1)
 
     def close(self) -> None:
         """The client is gone: nothing will be named any more."""

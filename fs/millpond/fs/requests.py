@@ -87,9 +87,7 @@ class Requests:
         return node
 
     def _directory(self, number: int) -> tuple[Node, int]:
-        """One that is to be changed, and its grant: of before, so that what others change in it after this
-        change recalls what the reply says of its names.
-        """
+        """One to be changed, and its grant of before: others' changes after it recall what the reply says."""
         node = self._changing(number)
         return node, self._share(node)
 
@@ -145,11 +143,14 @@ class Requests:
         Raises OSError: ENFILE if all the room is taken by others.
         """
         with self._lock:
-            oldest = next((node for node in self._nodes if node != but and node not in self._in_use), None)
+            oldest = next((node for node in self._nodes if node != but and not self._is_used(node)), None)
             if oldest is None:
                 raise failure(errno.ENFILE)
             del self._nodes[oldest]
         self._plain.forget(oldest, 1)
+
+    def _is_used(self, node: Node) -> bool:
+        return node in self._in_use or self._preparing.needs(node)
 
     def _done(self, operation: Callable[..., None], *arguments: object) -> Reply:
         operation(*arguments)
@@ -223,7 +224,7 @@ class Requests:
         for number in request.nodes:
             node = Node(number)
             with self._lock:
-                known = node in self._nodes and node not in self._in_use
+                known = node in self._nodes and not self._is_used(node)
                 if known:
                     del self._nodes[node]
             if known:
