@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
 from millpond.fs.tree import Node, WouldWait
 from millpond.fs.volume import Handle
+from millpond.linux import syscalls
 
 from .keeping import Client, shared
 from .support import Doing, Server, eventually
@@ -100,6 +103,21 @@ def test_a_second_grant_gives_back_what_the_first_has_prepared(world: World) -> 
     for got, answer in ((first, p.Error), (second, p.Done)):
         naming = n.Naming(1, world.directory, second.granted, got.nodes[0], b"new", 0o644, 5)
         assert isinstance(world.say(n.Tell((naming,))), answer)
+
+
+@pytest.mark.parametrize("kind", ["casefold", "ecryptfs"])
+def test_where_one_name_can_be_written_in_several_ways_nothing_is_made_behind(
+    client: Client, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "casefold":
+        flags = (0x40000000 | 0x80000).to_bytes(8, sys.byteorder)
+        monkeypatch.setattr(fcntl, "ioctl", lambda _file, number, _bytes: flags * (number == 0x80086601))
+    else:
+        monkeypatch.setattr(syscalls, "file_system", lambda _file: 0xF15F)
+    for number in range(5):
+        make(client, b"%d" % number)
+        assert (tmp_path / "public" / f"{number}").exists()
+    assert not client.tree.naming.names.held
 
 
 def hold(client: Client, parent: Node) -> None:

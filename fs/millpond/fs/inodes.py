@@ -17,7 +17,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from millpond.fs.making import SAFE_FLAGS, Maker, checked, entries, itself, nameless, permissions, set_mode
+from millpond.fs.making import (
+    SAFE_FLAGS,
+    Maker,
+    checked,
+    entries,
+    itself,
+    nameless,
+    names_are_bytes,
+    permissions,
+    set_mode,
+)
 from millpond.fs.mappings import open_beside
 from millpond.fs.own_locks import OwnLocks
 from millpond.fs.reserve import Reserve
@@ -182,8 +192,12 @@ class Inodes:
         os.utime(itself(self._at(node)))
 
     def may_name(self, directory: Node) -> bool:
-        """Whether this process may make names in a directory, for files of its own."""
-        return not self._make.gives_away and os.access(itself(self._at(directory)), os.W_OK | os.X_OK)
+        """Whether this process may make names in a directory, for files of its own, and a client can tell
+        which are the same.
+        """
+        at = self._at(directory)
+        may = not self._make.gives_away and os.access(itself(at), os.R_OK | os.W_OK | os.X_OK)
+        return may and names_are_bytes(at)
 
     def _at(self, node: Node) -> int:
         try:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from typing import AnyStr
 
 from millpond.fs.volume import Entry, Owner, within
+from millpond.linux import syscalls
 
 SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a FIFO must not block a server
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_GET_FLAGS = 0x80086601  # an int, though its number says 8 bytes
+_CASEFOLD = 0x40000000
+_ECRYPTFS = 0xF15F
 
 
 class Maker:
@@ -111,6 +118,27 @@ def _group(parent: int, owner: Owner) -> int:
     """The group of a new file: what a set-group-ID directory says, or else its creator's."""
     keep = os.fstat(parent).st_mode & stat.S_ISGID
     return -1 if keep else checked(owner).gid
+
+
+def names_are_bytes(directory: int) -> bool:
+    """Whether names in a directory mean the same only if their bytes are the same, and any can be made there:
+    not where case does not count, nor where a longer one is stored. Raises OSError if it cannot be read.
+    """
+    opened = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        return not (_flags(opened) & _CASEFOLD) and syscalls.file_system(opened) != _ECRYPTFS
+    finally:
+        os.close(opened)
+
+
+def _flags(opened: int) -> int:
+    """What the file system tells by FS_IOC_GETFLAGS; nothing if it knows none."""
+    try:
+        return int.from_bytes(fcntl.ioctl(opened, _GET_FLAGS, bytes(8))[:4], sys.byteorder)
+    except OSError as error:
+        if error.errno in (errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL):
+            return 0
+        raise
 
 
 def entries(directory: int) -> list[Entry]:

@@ -215,3 +215,10 @@ def allocate(descriptor: int, mode: int, offset: int, length: int) -> None:
     """fallocate(2)."""
     numbers = (ctypes.c_int64(offset), ctypes.c_int64(length))
     _check(_libc.fallocate(ctypes.c_int(descriptor), ctypes.c_int(mode), *numbers), "fallocate")
+
+
+def file_system(descriptor: int) -> int:
+    """The type of the file system that an open file lies on, by its magic number. Raises OSError."""
+    found = ctypes.create_string_buffer(256)  # struct statfs, which begins with it
+    _check(_libc.fstatfs(ctypes.c_int(descriptor), found), "fstatfs")
+    return int(struct.unpack_from("@l", found)[0]) & 0xFFFFFFFF
