@@ -17,7 +17,7 @@ SEED_BYTES = MIB
 _NAMESPACE = uuid.UUID("0b4f5a0e-52a3-4f0c-9c0c-6d696c6c706f")
 _ESP = "C12A7328-F81F-11D2-BA4B-00A0C93EC93B"
 _ROOT = "B921B045-1DF0-41C3-AF44-4C6F280D3FAE"
-SEED = "6D696C6C-706F-4E64-8000-5EED00000001"
+_SEED = "6D696C6C-706F-4E64-8000-5EED00000001"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def identifier(name: str) -> str:
 def layout() -> list[Partition]:
     """The partitions that every image has; a device adds ``state`` and ``flash`` when it first boots."""
     kinds = [("espA", _ESP, ESP_BYTES), ("espB", _ESP, ESP_BYTES), ("rootA", _ROOT, ROOT_BYTES)]
-    kinds += [("rootB", _ROOT, ROOT_BYTES), ("seed", SEED, SEED_BYTES)]
+    kinds += [("rootB", _ROOT, ROOT_BYTES), ("seed", _SEED, SEED_BYTES)]
     offset, found = MIB, []
     for name, kind, size in kinds:
         found.append(Partition(name, kind, offset, size))

@@ -19,7 +19,7 @@ def take_modules(context: Context, unpacked: Path) -> str:
     """Move the board's modules from the ``unpacked`` kernel package into the root; the kernel's release."""
     (all_modules,) = (unpacked / "usr/lib/modules").iterdir()
     release = all_modules.name
-    run("depmod", "-b", unpacked / "usr", release, environment={"PATH": _with_sbin()})
+    run("depmod", "-b", unpacked / "usr", release)
     target = context.root / "usr/lib/modules" / release
     for path in in_order(all_modules, (*context.board.early, *common(), *context.board.modules)):
         _decompress(all_modules / path, target / path.removesuffix(".xz"))
@@ -27,10 +27,6 @@ def take_modules(context: Context, unpacked: Path) -> str:
         shutil.copyfile(all_modules / name, target / name)
     run("depmod", "-b", context.root / "usr", release)
     return release
-
-
-def _with_sbin() -> str:
-    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 def is_kernel(package: str, flavour: str = "") -> bool:
