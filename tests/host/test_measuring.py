@@ -33,9 +33,9 @@ class Measured:
         assert link not in self.measuring and link.task is None
         self.done[link.worker.name] = profile
 
-    def begin(self, most: int = 100) -> None:
+    def begin(self, most: int = 100, seconds: float = 0.5) -> None:
         for link in self.links:
-            self.measuring.begin(link, "virtual", Probe(0.5, most), (30, 70), STATE)
+            self.measuring.begin(link, "virtual", Probe(seconds, most), (30, 70), STATE)
 
     def finish(self) -> None:
         while len(self.measuring):
@@ -70,7 +70,9 @@ def test_profiles_tell_batches_seconds_and_memory(two: Measured) -> None:
 
 
 def test_the_first_samples_are_taken_folder_by_folder(two: Measured) -> None:
-    two.begin(most=40)
+    for worker in two.workers:
+        worker.seconds = lambda samples: 0.01  # the larger, the faster: a busy machine does not hide it
+    two.begin(most=40, seconds=5)
     two.finish()
     for worker in two.workers:
         assert {request.step for request in worker.asked} == {MEASURE}
