@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millpond.fs import naming as edge
 from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
-from millpond.fs.tree import Node, WouldWait
+from millpond.fs.preparing import Preparing
+from millpond.fs.tree import Changes, Node, WouldWait
 from millpond.fs.volume import Handle
 from millpond.linux import syscalls
 
 from .keeping import Client, shared
-from .support import Doing, Server, eventually
+from .support import SOON, Doing, Server, errno_of, eventually
 from .test_2_hostile import World, world
 
 __all__ = ["world"]
@@ -171,3 +176,38 @@ def test_a_directory_that_the_server_has_forgotten_while_no_files_were_prepared(
     assert client.tree.naming.names.held[directory] is held and held.untold
     client.tree.fsync(client.tree.opendir(directory), False)
     assert (tmp_path / "public/d/f").exists()
+
+
+@pytest.mark.parametrize("how", ["settle", "setattr", "create", "write"])
+def test_who_has_waited_for_others_to_tell_names_has_less_time_left(
+    server: Server, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, go_on = Client(server, timeout=2.0), threading.Event()
+    hold(client, client.public)
+    tree = client.tree
+    opened = tree.open(make(client, b"f")[0], os.O_RDWR)
+    make(client, b"g")
+    while how == "create" and tree.naming.names.held[client.public].spares:
+        make(client, b"%d" % len(tree.naming.names.held[client.public].spares))
+    tell = Preparing.tell
+
+    def late(*arguments: Any) -> None:
+        go_on.wait(4 * SOON)
+        tell(*arguments)
+
+    monkeypatch.setattr(Preparing, "tell", late)
+    with tree.naming._telling:
+        operations: dict[str, Callable[[], object]] = {
+            "settle": tree.naming.settle,
+            "setattr": lambda: tree.setattr(client.public, Changes(mode=0o777)),
+            "create": lambda: make(client, b"h"),
+            "write": lambda: tree.write(opened, b"data", 0),
+        }
+        start = time.monotonic()
+        doing = Doing(operations[how])
+        time.sleep(1.5)
+    assert errno_of(doing.result) == errno.ETIMEDOUT
+    assert time.monotonic() - start < 3.2
+    go_on.set()
+    tree.naming.settle()
+    client.close()

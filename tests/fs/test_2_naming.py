@@ -404,7 +404,7 @@ def test_who_has_waited_for_names_to_be_told_does_not_wait_for_more(
     while held.spares:
         make(client, b"%d" % len(held.spares))
 
-    def late() -> None:
+    def late(*_: object) -> None:
         raise TimeoutError(errno.ETIMEDOUT, "it did not answer")
 
     asked = len(client.tree.lanes.meter.kinds)

@@ -24,6 +24,7 @@ from millpond.fs.remote_locks import over_lanes
 from millpond.fs.setting import set_attributes
 from millpond.fs.tree import Absent, Access, Buffer, Changes, Found, Known, Node, one_name, patient
 from millpond.fs.volume import MAX_TRANSFER, Attributes, Entry, Handle, Owner, Statistics, failure
+from millpond.wire.deadline import Deadline
 from millpond.wire.message import Message
 
 R = TypeVar("R", bound=Message)
@@ -105,22 +106,22 @@ class RemoteTree:
 
     def lookup(self, parent: Node, name: bytes) -> Found:
         """The file with this name."""
-        directory = self._file(parent)
+        directory, deadline = self._file(parent), self.lanes.deadline()
         if directory.fresh:
-            self.naming.granting.expect(directory)
+            self.naming.granting.expect(directory, deadline)
         with self._lock:
             known = self.naming.stands_for(directory, one_name(name))
             if known is None:
                 raise Absent(self._seconds(directory))
             if isinstance(known, File) and known.attributes and self._brief_seconds(known):
                 return self._as_found(known, directory, known.attributes)
-        return self._walk(directory, (name,))
+        return self._walk(directory, (name,), deadline)
 
-    def _walk(self, start: File, names: tuple[bytes, ...]) -> Found:
-        self.naming.settle()
+    def _walk(self, start: File, names: tuple[bytes, ...], deadline: Deadline | None = None) -> Found:
+        deadline = self.naming.settle(deadline=deadline)
         path = b"/".join(names)
         most = wanted(start) if self.keeper else 0
-        with self.lanes.turn() as turn:
+        with self.lanes.turn(deadline) as turn:
             try:
                 reply, data = turn.ask(
                     lambda: p.Walk(turn.remote(start), names, most), p.FoundIs, repeat=True, limit=most
@@ -158,9 +159,7 @@ class RemoteTree:
             if file.attributes and (seconds := self._brief_seconds(file)):
                 return Known(file.attributes, seconds)
             untold = self.naming.names.concern(file)
-        if untold:
-            self.naming.settle()
-        with self.lanes.turn() as turn:
+        with self.lanes.turn(self.naming.settle() if untold else None) as turn:
             reply, _ = turn.ask(lambda: p.GetAttributes(turn.remote(file)), p.AttributesAre, repeat=True)
         return self._now_known(file, reply, turn.since)
 
@@ -187,10 +186,10 @@ class RemoteTree:
         """Change attributes."""
         file = self._file(node)
         opened = None if handle is None else self._files.get(handle)
-        self.naming.settle(file)
+        deadline = self.naming.settle(file)
         if (changes.mode, changes.uid, changes.gid) != (None, None, None):
             self.naming.let_go(file)
-        with self._changing(file) as change, self.lanes.turn() as turn:
+        with self._changing(file) as change, self.lanes.turn(deadline) as turn:
 
             def prepare() -> Message:
                 remote = None if opened is None else self._files.remote(turn, opened)
@@ -211,8 +210,8 @@ class RemoteTree:
 
     def _make(self, parent: Node, name: bytes, request: Callable[[Turn, int], Message], *also: File) -> Found:
         directory = self._file(parent)
-        self.naming.settle()
-        with self._changing(directory, *also) as change, self.lanes.turn() as turn:
+        deadline = self.naming.settle()
+        with self._changing(directory, *also) as change, self.lanes.turn(deadline) as turn:
             one_name(name)
             reply, _ = turn.ask(lambda: request(turn, turn.remote(directory)), p.FoundIs, repeat=False)
         return self._now_there(reply, directory, name, change, turn.memory)
@@ -263,10 +262,10 @@ class RemoteTree:
 
     def _remove(self, parent: Node, name: bytes, request: Callable[[int], Message]) -> None:
         directory = self._file(parent)
-        self.naming.settle()
+        deadline = self.naming.settle()
         with self._lock:
             removed = self._book.named(directory, name)
-        with self._changing(directory) as change, self.lanes.turn() as turn:
+        with self._changing(directory) as change, self.lanes.turn(deadline) as turn:
             reply, _ = turn.ask(lambda: request(turn.remote(directory)), p.Changed, repeat=False)
         with self._lock:
             self._unnamed(directory, name, removed)
@@ -288,10 +287,10 @@ class RemoteTree:
         """Move a name, as renameat2(2) with these flags."""
         here, there = self._file(parent), self._file(new_parent)
         one_name(name), one_name(new_name)
-        self.naming.settle()
+        deadline = self.naming.settle()
         with self._lock:
             one, other = self._book.named(here, name), self._book.named(there, new_name)
-        with self._changing(here, there) as change, self.lanes.turn() as turn:
+        with self._changing(here, there) as change, self.lanes.turn(deadline) as turn:
 
             def prepare() -> Message:
                 return p.Rename(turn.remote(here), name, turn.remote(there), new_name, flags)
@@ -313,12 +312,12 @@ class RemoteTree:
         self, parent: Node, name: bytes, flags: int, mode: int, owner: Owner | None
     ) -> tuple[Found, Handle]:
         """Make and open a regular file."""
-        directory = self._file(parent)
-        if made := self.naming.create(directory, one_name(name), flags, mode):
+        directory, deadline = self._file(parent), self.lanes.deadline()
+        if made := self.naming.create(directory, one_name(name), flags, mode, deadline):
             with self._lock:
                 return self._as_found(made.file, directory, made.attributes), made.handle
-        self.naming.settle()
-        with self._changing(directory) as change, self.lanes.turn() as turn:
+        self.naming.settle(deadline=deadline)
+        with self._changing(directory) as change, self.lanes.turn(deadline) as turn:
 
             def prepare() -> Message:
                 keeps = bool(self.keeper) and may_keep(flags)
@@ -337,9 +336,9 @@ class RemoteTree:
             with self._lock:
                 if file.readable and self._seconds(file):
                     return self._files.add_silently(file, flags)
-        self.naming.settle(file)
+        deadline = self.naming.settle(file)
         changing = self._changing(file) if flags & os.O_TRUNC else contextlib.nullcontext()
-        with changing, self.lanes.turn() as turn:
+        with changing, self.lanes.turn(deadline) as turn:
             keeps = bool(self.keeper) and may_keep(flags)
             reply, _ = turn.ask(lambda: p.Open(turn.remote(file), flags, keeps), p.Opened, repeat=True)
             return self._files.add(file, flags, reply, turn.memory)
@@ -432,9 +431,9 @@ class RemoteTree:
         """Write at ``offset``, or at the file's end, wherever that is."""
         body, file = memoryview(data)[:MAX_TRANSFER], self._files.get(handle).file
 
-        def write(told: Told) -> int:
+        def write(told: Told, deadline: Deadline) -> int:
             with self._changing(file) as change:
-                reply = self._files.write(handle, body, offset, append=append, told=told)
+                reply = self._files.write(handle, body, offset, append=append, told=told, deadline=deadline)
             self._after(change, file, reply.file)
             return reply.count
 
@@ -446,22 +445,22 @@ class RemoteTree:
 
     def fsync(self, handle: Handle, data_only: bool) -> None:
         """Return when the file, or the directory, is on the flash."""
-        self.naming.settle()
+        deadline = self.naming.settle()
         if handle in self._directories:
-            self._files.sync_directory(handle)
+            self._files.sync_directory(handle, deadline)
         else:
-            self._files.sync(handle, data_only)
+            self._files.sync(handle, data_only, deadline)
 
     def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
         """As fallocate(2)."""
         opened = self._files.get(handle)
-        self.naming.settle(opened.file)
+        deadline = self.naming.settle(opened.file)
 
         def request(remote: int) -> Message:
             return p.Allocate(remote, mode, offset, length)
 
         with self._changing(opened.file) as change:
-            reply, _ = self._files.ask(handle, request, p.AttributesAre)
+            reply, _ = self._files.ask(handle, request, p.AttributesAre, deadline=deadline)
         self._after(change, opened.file, reply)
 
     def seek(self, handle: Handle, offset: int, whence: int) -> int:
@@ -490,6 +489,5 @@ class RemoteTree:
 
     def statfs(self) -> Statistics:
         """How full the volume is."""
-        self.naming.settle()
-        with self.lanes.turn() as turn:
+        with self.lanes.turn(self.naming.settle()) as turn:
             return turn.ask(p.GetStatistics, p.StatisticsAre, repeat=True)[0].statistics

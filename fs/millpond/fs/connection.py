@@ -57,6 +57,26 @@ class Lost(Exception):
         self.in_doubt = in_doubt
 
 
+@contextlib.contextmanager
+def until(deadline: Deadline, lock: threading.Lock) -> Iterator[None]:
+    """With the lock. Raises OSError: ETIMEDOUT if it is not free by then."""
+    if not lock.acquire(timeout=seconds_left(deadline)):
+        raise failure(errno.ETIMEDOUT)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def seconds_left(deadline: Deadline) -> float:
+    """Raises OSError: ETIMEDOUT."""
+    try:
+        left = deadline.remaining()
+    except DeadlineExceeded as error:
+        raise failure(errno.ETIMEDOUT) from error
+    return threading.TIMEOUT_MAX if left is None else left
+
+
 class Connection:
     """Requests and replies, one at a time, over what ``dial`` connects; dialled again when it is lost.
     ``client`` is the client's name. Who is not ``patient`` gets WouldWait where others would have to give up
@@ -88,15 +108,11 @@ class Connection:
         self.memory, self.root, self.lease = 0, 0, 0.0
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[Deadline]:
+    def turn(self, deadline: Deadline | None = None) -> Iterator[Deadline]:
         """Wait for the threads before this one; the deadline of all that is done inside. Raises OSError."""
-        deadline = Deadline.after(self._timeout)
-        if not self._lock.acquire(timeout=self._timeout):
-            raise failure(errno.ETIMEDOUT)
-        try:
+        deadline = deadline or Deadline.after(self._timeout)
+        with until(deadline, self._lock):
             yield deadline
-        finally:
-            self._lock.release()
 
     def ask(
         self,

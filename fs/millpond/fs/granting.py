@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
 from millpond.fs.book import File
+from millpond.fs.connection import seconds_left
 from millpond.fs.exclusive import FIRST, Exclusive, Names, Spare
 from millpond.fs.lanes import Lanes, Turn, now
 from millpond.fs.listing import unpack_entries
 from millpond.fs.tree import Node, WouldWait, patient
 from millpond.fs.volume import failure
+from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ProtocolError
 
 log = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ class Granting:
         lanes: Lanes,
         names: Names,
         may_grant: Callable[[], bool],
-        settle: Callable[[], None],
+        settle: Callable[[None, Deadline], Deadline],
         on_hold: Callable[[], None],
     ) -> None:
         self._lanes, self._names, self._may_grant = lanes, names, may_grant
@@ -58,17 +60,17 @@ class Granting:
         held = self._names.of(directory)
         return held if held and self._book.seconds(directory, now()) else None
 
-    def is_ready(self, directory: File, name: bytes) -> bool:
+    def is_ready(self, directory: File, name: bytes, deadline: Deadline) -> bool:
         """Whether there is a file prepared for the directory, after the server was asked if there is none."""
         with self._lock:
             directory.made += 1
             known = self._known(directory, name)
         if known is not None:
             return known
-        with self._alone(directory):
+        with self._alone(directory, deadline):
             with self._lock:  # another thread may just have asked
                 known = self._known(directory, name)
-            return self._ask(directory) if known is None else known
+            return self._ask(directory, deadline) if known is None else known
 
     def _known(self, directory: File, name: bytes) -> bool | None:
         """With the lock: the same, None if the server is to be asked."""
@@ -78,14 +80,15 @@ class Granting:
         return None if directory.made >= _ENOUGH and self._may_ask(directory) else False
 
     @contextlib.contextmanager
-    def _alone(self, directory: File) -> Iterator[None]:
+    def _alone(self, directory: File, deadline: Deadline) -> Iterator[None]:
         """One asks at a time: a second grant would end the first, and names that were made by it be lost.
         Raises WouldWait and OSError.
         """
         with self._asked:
             if directory.node in self._asking and not patient.get():
                 raise WouldWait  # who asks may have to wait himself
-            if not self._asked.wait_for(lambda: directory.node not in self._asking, self._lanes.timeout):
+            left = seconds_left(deadline)
+            if not self._asked.wait_for(lambda: directory.node not in self._asking, left):
                 raise failure(errno.ETIMEDOUT)
             self._asking.add(directory.node)
         try:
@@ -95,13 +98,13 @@ class Granting:
                 self._asking.discard(directory.node)
                 self._asked.notify_all()
 
-    def _ask(self, directory: File) -> bool:
+    def _ask(self, directory: File, deadline: Deadline) -> bool:
         held: Exclusive | None = None
         try:
-            self._settle()
+            self._settle(None, deadline)
             with self._lock:
                 held = self.of(directory)
-            return self._prepare(directory, held)
+            return self._prepare(directory, held, deadline)
         except OSError as error:
             if error.errno == errno.ETIMEDOUT:  # who asks has waited long enough
                 raise
@@ -110,14 +113,14 @@ class Granting:
                 self._refused(directory, held)
             return False
 
-    def expect(self, directory: File) -> None:
+    def expect(self, directory: File, deadline: Deadline) -> None:
         """Somebody looks for the first time into a directory that was made here: he is likely to fill it."""
         directory.fresh = False
-        with self._alone(directory):
+        with self._alone(directory, deadline):
             with self._lock:
                 may = self._may_grant() and self.of(directory) is None and self._may_ask(directory)
             if may:
-                self._ask(directory)
+                self._ask(directory, deadline)
 
     def _may_ask(self, directory: File) -> bool:
         """Whether it may be granted now; the one that was used longest ago makes room for it."""
@@ -131,11 +134,11 @@ class Granting:
             self.end(oldest)
         return self._book.seconds(directory, time) > 0
 
-    def _prepare(self, directory: File, held: Exclusive | None) -> bool:
+    def _prepare(self, directory: File, held: Exclusive | None, deadline: Deadline) -> bool:
         """More files, and without ``held`` the directory."""
         granted, count = (held.granted, held.next_count()) if held else (0, FIRST)
         unsure, remote = directory.unsure, 0
-        with self._lanes.turn() as turn:
+        with self._lanes.turn(deadline) as turn:
 
             def request() -> n.Prepare:
                 nonlocal remote

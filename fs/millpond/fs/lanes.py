@@ -74,11 +74,15 @@ class Lanes:
         """For how many seconds the server leases locks."""
         return self._lane().lease
 
+    def deadline(self) -> Deadline:
+        """Of an operation that begins now."""
+        return Deadline.after(self.timeout)
+
     @contextmanager
-    def turn(self) -> Iterator[Turn]:
-        """A lane, for one operation. Raises OSError."""
+    def turn(self, deadline: Deadline | None = None) -> Iterator[Turn]:
+        """A lane, for one operation, of which a part may be over. Raises OSError."""
         lane = self._lane()
-        with lane.turn() as deadline:
+        with lane.turn(deadline) as deadline:
             self.busy.append(lane)
             try:
                 yield Turn(self, lane, deadline)

@@ -7,24 +7,25 @@ with the first write to one of the files, when a directory is recalled, and in a
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
 from millpond.fs.book import File
+from millpond.fs.connection import until
 from millpond.fs.exclusive import Exclusive, Made, Names
 from millpond.fs.granting import Granting, moment
 from millpond.fs.lanes import Lanes, now
 from millpond.fs.remote_files import Open, RemoteFiles, Told, may_keep, nothing_told
 from millpond.fs.tree import patient
 from millpond.fs.volume import Attributes, Handle, failure
+from millpond.wire.deadline import Deadline
 
 log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.05  # a name is told after one or two
@@ -111,11 +112,13 @@ class Naming:
         if held := self.names.held.get(file.node):
             held.estimated = 0.0
 
-    def create(self, directory: File, name: bytes, flags: int, mode: int) -> Created | None:
+    def create(
+        self, directory: File, name: bytes, flags: int, mode: int, deadline: Deadline
+    ) -> Created | None:
         """Make and open a file; None if the server has to be asked."""
         if flags & _SYNCED or mode & _SPECIAL or len(name) > _LONGEST_NAME or not self._may_grant():
             return None
-        if not self.granting.is_ready(directory, name):
+        if not self.granting.is_ready(directory, name, deadline):
             return None
         with self._lock:
             held = self.granting.of(directory)
@@ -216,47 +219,42 @@ class Naming:
         with self._lock:
             return self.names.close(opened.file, opened.remote)
 
-    def settle(self, changed: File | None = None) -> None:
-        """Return once all names that were made are told, before this file is ``changed``. Raises OSError."""
+    def settle(self, changed: File | None = None, deadline: Deadline | None = None) -> Deadline:
+        """Return once all names that were made are told, before this file is ``changed``, with the deadline
+        of the operation. Raises OSError.
+        """
+        deadline = deadline or self._lanes.deadline()
         if changed and self.names.held:
             self.spoil(changed)
-        if not self.names.are_any:
-            return
-        with self._one_at_a_time():
-            with self._lock:
-                upto = self.names.last
-            while self._tell_some(upto):
-                pass
+        if self.names.are_any:
+            with until(deadline, self._telling):
+                with self._lock:
+                    upto = self.names.last
+                while self._tell_some(upto, deadline):
+                    pass
+        return deadline
 
-    @contextlib.contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
-        if not self._telling.acquire(timeout=self._lanes.timeout):
-            raise failure(errno.ETIMEDOUT)
-        try:
-            yield
-        finally:
-            self._telling.release()
-
-    def _tell_some(self, upto: int) -> bool:
+    def _tell_some(self, upto: int, deadline: Deadline) -> bool:
         """Of those up to this one; False if there were none."""
         with self._lock:
             batch, touched = self.names.begin_telling(upto), self.names.take_touched()
         told: list[Made] = []
         try:
-            told = self._told(batch, touched)
+            told = self._told(batch, touched, deadline)
         finally:
             with self._lock:
                 self._are_told(told)
         return bool(batch)
 
-    def _told(self, batch: Sequence[Made], touched: Sequence[Exclusive]) -> list[Made]:
+    def _told(self, batch: Sequence[Made], touched: Sequence[Exclusive], deadline: Deadline) -> list[Made]:
         """Those that the server has now; what it will not have is lost. Raises OSError: nobody knows."""
         if not (batch or touched):
             return []
+        is_brief = deadline.earlier(self._lanes.timeout / 2) == deadline  # most of it was spent on waiting
         try:
-            self._tell(batch, touched)
+            self._tell(batch, deadline, touched)
         except OSError as error:
-            if error.errno in _IN_DOUBT and not self._has_failed_often():
+            if error.errno in _IN_DOUBT and (is_brief or not self._has_failed_often()):
                 with self._lock:
                     self.names.touched.update((held.file.node, held) for held in touched)
                 raise
@@ -266,7 +264,7 @@ class Naming:
         told, lost = [], 0
         for made in batch:  # those that were told already are not named again
             try:
-                self._tell([made])
+                self._tell([made], deadline)
             except OSError as error:
                 if error.errno in _IN_DOUBT and self._failures <= _MOST_FAILURES:
                     raise
@@ -286,12 +284,12 @@ class Naming:
         self._failures = self._failures + 1 if self._book.lease_end > now() else 0
         return self._failures > _MOST_FAILURES
 
-    def _tell(self, batch: Sequence[Made], touched: Sequence[Exclusive] = ()) -> None:
+    def _tell(self, batch: Sequence[Made], deadline: Deadline, touched: Sequence[Exclusive] = ()) -> None:
         """This never waits for others, who may wait for just this: the server waits for nobody when it is
         told names, and remembers their directories, so that none has to be found again by its path, in
         which one may be another's exclusively.
         """
-        with self._lanes.turn() as turn:
+        with self._lanes.turn(deadline) as turn:
 
             def request() -> n.Tell:
                 if any(held.memory != turn.memory for held in touched):
@@ -331,19 +329,21 @@ class Naming:
             directory.durability.doubts += 1
             self._let_go(made)
 
-    def along(self, file: File, write: Callable[[Told], int]) -> int:
+    def along(self, file: File, write: Callable[[Told, Deadline], int]) -> int:
         """Write to a file, with the names that are to be told first. Raises OSError and WouldWait."""
+        deadline = self._lanes.deadline()
         if self.names.held:
             self.spoil(file)
         if self.names.untold and not patient.get():  # who may wait for others must not keep them back so long
-            with self._one_at_a_time():
-                done = self._told_along(file, write)
+            with until(deadline, self._telling):
+                done = self._told_along(file, write, deadline)
             if done is not None:
                 return done
-        self.settle()
-        return write(nothing_told)
+        return write(nothing_told, self.settle(deadline=deadline))
 
-    def _told_along(self, file: File, write: Callable[[Told], int]) -> int | None:
+    def _told_along(
+        self, file: File, write: Callable[[Told, Deadline], int], deadline: Deadline
+    ) -> int | None:
         """None if it was not done: perhaps since a name cannot be told."""
         with self._lock:
             batch = self.names.begin_telling()
@@ -352,7 +352,7 @@ class Naming:
             return None
         told: list[Made] = []
         try:
-            done = write(_telling(batch))
+            done = write(_telling(batch), deadline)
             told = batch
         except OSError as error:
             if error.errno in _IN_DOUBT:

@@ -13,6 +13,7 @@ from millpond.fs.lanes import Lanes
 from millpond.fs.listing import unpack_entries
 from millpond.fs.tree import Node
 from millpond.fs.volume import Entry, Handle, failure
+from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ProtocolError
 
 _MOST_KEPT_NAMES = 10_000
@@ -21,10 +22,12 @@ _FIRST = 1 << 62  # of their handles: no open file has such a number
 
 class RemoteDirectories:
     """All of one client. ``seconds`` tells for how long what is known of one may be gone by; ``settle`` has
-    the server know all that was done here.
+    the server know all that was done here, and tells the operation's deadline.
     """
 
-    def __init__(self, lanes: Lanes, seconds: Callable[[File], float], settle: Callable[[], None]) -> None:
+    def __init__(
+        self, lanes: Lanes, seconds: Callable[[File], float], settle: Callable[[], Deadline]
+    ) -> None:
         self._lanes, self._seconds, self._settle = lanes, seconds, settle
         self._open: dict[Handle, tuple[Node, tuple[Entry, ...]]] = {}
         self._numbers = itertools.count(_FIRST)
@@ -60,8 +63,7 @@ class RemoteDirectories:
         with self._lanes.lock:
             if file.listing is not None and self._seconds(file):
                 return file.listing
-        self._settle()
-        with self._lanes.turn() as turn:
+        with self._lanes.turn(self._settle()) as turn:
             reply, packed = turn.ask(
                 lambda: p.ReadDirectory(turn.remote(file)), p.Entries, repeat=True, limit=p.MAX_LISTING
             )

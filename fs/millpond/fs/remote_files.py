@@ -17,6 +17,7 @@ from millpond.fs.naming_messages import Naming
 from millpond.fs.tree import kept_back
 from millpond.fs.volume import Handle, failure
 from millpond.wire.channel import Buffer
+from millpond.wire.deadline import Deadline
 from millpond.wire.message import Message
 
 R = TypeVar("R", bound=Message)
@@ -121,10 +122,11 @@ class RemoteFiles:
         repeat: bool = True,
         payload: Buffer = b"",
         limit: int = 0,
+        deadline: Deadline | None = None,
     ) -> tuple[R, memoryview]:
         """The reply to what is asked of an open file by its number on the server."""
         file = self.get(handle)
-        with self._lanes.turn() as turn:
+        with self._lanes.turn(deadline) as turn:
 
             def prepare() -> Message:
                 return request(self.remote(turn, file))
@@ -132,7 +134,7 @@ class RemoteFiles:
             return turn.ask(prepare, reply, repeat=repeat, payload=payload, limit=limit)
 
     def write(
-        self, handle: Handle, data: memoryview, offset: int, *, append: bool, told: Told = nothing_told
+        self, handle: Handle, data: memoryview, offset: int, *, append: bool, told: Told, deadline: Deadline
     ) -> p.Written:
         """Write at ``offset``, or at the file's end; how many bytes were written, and the file since. What is
         ``told`` is so first.
@@ -140,7 +142,7 @@ class RemoteFiles:
         file, late = self.get(handle), kept_back.get()
         with self._lanes.lock:
             file.file.has_data |= not file.direct  # the kernel keeps what is written, too
-        with self._lanes.turn() as turn:
+        with self._lanes.turn(deadline) as turn:
 
             def prepare() -> Message:
                 return p.Write(self.remote(turn, file), offset, append, late, told(turn.memory))
@@ -182,11 +184,11 @@ class RemoteFiles:
 
                 turn.ask(prepare, p.AttributesAre, repeat=True)
 
-    def sync(self, handle: Handle, data_only: bool) -> None:
+    def sync(self, handle: Handle, data_only: bool, deadline: Deadline) -> None:
         """Return when the file is on the flash; EIO, once, if a restart of the server may have lost some."""
         opened = self.get(handle)
         data_only = data_only and not opened.file.linked  # a file system may have synced such data before
-        with self._lanes.turn() as turn:
+        with self._lanes.turn(deadline) as turn:
             self._sync(turn, opened, lambda: p.Sync(self.remote(turn, opened), data_only))
         opened.file.linked = opened.file.linked and data_only
 
@@ -208,10 +210,10 @@ class RemoteFiles:
         """A directory was opened, here alone."""
         self._open_directories[handle] = Open(file, os.O_RDONLY, 0, 0, direct=True)
 
-    def sync_directory(self, handle: Handle) -> None:
+    def sync_directory(self, handle: Handle, deadline: Deadline) -> None:
         """Return when the directory's names are on the flash; EIO as of ``sync``."""
         opened = self._open_directories[handle]
-        with self._lanes.turn() as turn:
+        with self._lanes.turn(deadline) as turn:
             self._sync(turn, opened, lambda: p.SyncDirectory(turn.remote(opened.file)))
 
     def release_directory(self, handle: Handle) -> None:
