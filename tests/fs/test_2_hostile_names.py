@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from millpond.fs import master as master_
 from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
 from millpond.fs.locks import DEVICE
@@ -79,7 +80,8 @@ def test_more_than_is_prepared_or_told_at_once(world: World) -> None:
     assert world.say(n.Tell((naming,) * (n.MOST + 1))) == p.Error(errno.EMSGSIZE)
 
 
-def test_the_device_waits_no_longer_than_the_lease(world: World) -> None:
+def test_the_device_waits_no_longer_than_the_lease(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(master_, "_CONTENDED_SECONDS", 1000.0)
     naming, master = world.naming(), world.server.sessions.master
     inode = os.stat(world.public / "d").st_ino  # noqa: PTH116
     start = time.monotonic()

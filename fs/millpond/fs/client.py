@@ -106,8 +106,9 @@ class RemoteTree:
 
     def lookup(self, parent: Node, name: bytes) -> Found:
         """The file with this name."""
-        directory, deadline = self._file(parent), self.lanes.deadline()
-        if directory.fresh:
+        directory = self._file(parent)
+        deadline = self.lanes.deadline() if directory.fresh else None
+        if deadline:
             self.naming.granting.expect(directory, deadline)
         with self._lock:
             known = self.naming.stands_for(directory, one_name(name))
