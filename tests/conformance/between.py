@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from conformance import database, fio, results
-from conformance.context import EXERCISED, Context, Update
+from conformance.context import EXCLUSIVE, Context, Update
 from millpond.fs.layout import PUBLIC
 
 
@@ -18,10 +18,10 @@ def _both(context: Context, name: str) -> Iterator[Mapping[str, Path]]:
     """A directory as each of both mounts shows it."""
     with contextlib.ExitStack() as stack:
         tops = dict[str, Path]()
-        for mount in EXERCISED:
+        for side, mount in (("the device", "device"), ("the host", EXCLUSIVE)):
             point = context.scratch / mount
             stack.enter_context(context.mounted(mount, point))
-            tops[f"the {mount}"] = point / PUBLIC / name
+            tops[side] = point / PUBLIC / name
         next(iter(tops.values())).mkdir()
         yield tops
 

@@ -15,7 +15,11 @@ from conformance.results import Entry
 Update = Callable[[Sequence[Entry]], None]
 """What a part has to say so far."""
 
-EXERCISED = ("device", "host")
+EXCLUSIVE = "host_exclusive"
+HOSTS = {"host": True, EXCLUSIVE: False}
+"""The host's mounts, and whether their server gives new files away."""
+
+EXERCISED = ("device", *HOSTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,6 @@ class Context:
     def mounted(self, mount: str, point: Path) -> AbstractContextManager[str]:
         """One of the mounts; how it says that it works."""
         point.mkdir(exist_ok=True)
-        if mount == "host":
-            return places.host(self.flash, point, self.scratch / "socket")
+        if mount in HOSTS:
+            return places.host(self.flash, point, self.scratch / "socket", gives_away=HOSTS[mount])
         return places.device(self.flash, point, "raw" if mount == "device" else "fuse-python")

@@ -84,8 +84,10 @@ def _strike(load: Load, blow: Blow, outcome: Outcome) -> None:
     try:
         load.start()
         load.wait_for(_BEFORE)
+        if not load.machine.has_been_exclusive:
+            outcome.complaint = "the host has made no name without a word"
         time.sleep(load.chance.uniform(0, _LATEST))
-        if blow.power and load.chance.random() < 0.5:
+        if load.chance.random() < 0.5:
             load.leave_one()
         outcome.acknowledged = load.acknowledged()
         without_power = _hit(load, blow)

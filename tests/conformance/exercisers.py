@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import mmap
 import os
+import random
 import re
 import subprocess
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from conformance.results import Survived
@@ -15,6 +20,7 @@ from conformance.suite import capture
 
 _SECONDS = 1500.0
 _PROCESSES = 2
+_LONGEST_PAUSE = 4.0  # who is looked at all the time has nothing exclusively
 _REACHED = re.compile(r"LOG DUMP \((\d+) total operations\)|testcalls = (\d+)")
 _SEED = re.compile(r"seed( set to)? ", re.IGNORECASE)
 
@@ -42,6 +48,27 @@ def fsstress(program: Path, place: Path, below: Path, operations: int) -> Surviv
     if different := _difference(place, below):
         return Survived(0, f"the file system below shows another tree: {different}")
     return Survived(count * _PROCESSES, f"{_PROCESSES} processes")
+
+
+@contextlib.contextmanager
+def looking(top: Path) -> Iterator[list[float]]:
+    """All that is in a directory is looked at now and then; how many seconds each look took."""
+    ended, looks = threading.Event(), list[float]()
+
+    def look() -> None:
+        dice = random.Random(1)
+        while not ended.wait(dice.uniform(0, _LONGEST_PAUSE)):
+            began = time.monotonic()
+            subprocess.run(["find", ".", "-ls"], cwd=top, capture_output=True, check=False)
+            looks.append(time.monotonic() - began)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield looks
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _telling(argv: list[str]) -> list[str]:

@@ -17,6 +17,7 @@ from millpond.fs.inodes import Inodes
 from millpond.fs.layout import PUBLIC, prepare
 from millpond.fs.lock_server import accept_all
 from millpond.fs.master import Master
+from millpond.fs.mount_numbers import told
 from millpond.fs.remote_mount import mount_and_serve
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
@@ -66,23 +67,30 @@ def device(flash: Path, mountpoint: Path, binding: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def host(flash: Path, mountpoint: Path, listener: Path) -> Iterator[str]:
+def host(flash: Path, mountpoint: Path, listener: Path, *, gives_away: bool) -> Iterator[str]:
     """The host's mount, of a server that is root, in a root directory that holds the public part; beside it
-    the device's own mount, as always.
+    the device's own mount, as always. A server that ``gives_away`` what is made to whoever makes it lets no
+    client have a directory exclusively; one that does not is as on a device, where it is no root.
     """
-    served = start_server(flash, listener)
-    beside = mountpoint.with_suffix(".device")
+    served = start_server(flash, listener, gives_away=gives_away)
+    beside = beside_of(mountpoint)
     beside.mkdir(exist_ok=True)
+    files = "new files are their makers'" if gives_away else "new files are its own"
     try:
         with device(flash, beside, "raw"):
             mounted = start_host(mountpoint, listener)
             try:
-                yield "over a Unix socket, without a tunnel, by a server that is root over the public part"
+                yield f"over a Unix socket, without a tunnel, by a server that is root; {files}"
             finally:
                 stop(mounted, signal.SIGTERM)
     finally:
         stop(served, signal.SIGKILL)
         listener.unlink()
+
+
+def beside_of(mountpoint: Path) -> Path:
+    """Where the device's own mount is, beside the host's."""
+    return mountpoint.with_suffix(".device")
 
 
 def start_device(flash: Path, mountpoint: Path, binding: str) -> tuple[int, str]:
@@ -100,11 +108,11 @@ def start_device(flash: Path, mountpoint: Path, binding: str) -> tuple[int, str]
     return process.pid, how.removeprefix("ready: ").strip()
 
 
-def start_server(flash: Path, listener: Path) -> int:
+def start_server(flash: Path, listener: Path, *, gives_away: bool = False) -> int:
     """The process that serves the host at ``listener``, also where an earlier one did."""
     with _listening(listener) as server, _listening(_locks(flash)) as locks:
         public = Bind(flash / PUBLIC, Path("/volume") / PUBLIC, read_only=False)
-        return spawn(Sandbox(binds=(public,), own_network=True), lambda: _serve(server, locks))
+        return spawn(Sandbox(binds=(public,), own_network=True), lambda: _serve(server, locks, gives_away))
 
 
 def _locks(flash: Path) -> Path:
@@ -118,9 +126,9 @@ def _listening(path: Path) -> socket.socket:
     return listen(path)
 
 
-def _serve(server: socket.socket, locks: socket.socket) -> int:
+def _serve(server: socket.socket, locks: socket.socket, gives_away: bool) -> int:
     root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
-    sessions = Sessions(Inodes(root, chown_new=True, public=PUBLIC.encode()), Master(device=True))
+    sessions = Sessions(Inodes(root, chown_new=gives_away, public=PUBLIC.encode()), Master(device=True))
     threading.Thread(target=accept_all, args=(locks, sessions.master), daemon=True).start()
     while True:
         channel = Channel(server.accept()[0], "the host")
@@ -153,11 +161,28 @@ def _be_host(mountpoint: Path, listener: Path, writing: int) -> None:
         os.close(writing)
 
     try:
-        mount_and_serve(dial, mountpoint, name="csd0", allow_other=True, timeout=_TIMEOUT, on_ready=ready)
+        mount_and_serve(
+            dial,
+            mountpoint,
+            name="csd0",
+            allow_other=True,
+            timeout=_TIMEOUT,
+            numbers=_numbers(listener),
+            on_ready=ready,
+        )
     except BaseException:  # noqa: BLE001 - shown; nothing may go on in a copy of the caller
         traceback.print_exc()
     finally:
         os._exit(0)
+
+
+def _numbers(listener: Path) -> Path:
+    return listener.with_suffix(".numbers")
+
+
+def has_been_exclusive(listener: Path) -> bool:
+    """Whether a host that is mounted now has had any directory exclusively."""
+    return any("fs.tell" in mount.took for mount in told(_numbers(listener), "csd0"))
 
 
 def stop(pid: int, number: signal.Signals) -> None:
