@@ -16,7 +16,7 @@ from pathlib import Path
 from conformance import writers
 from conformance.machine import DEVICE, HOST, Machine
 from conformance.readback import Findings, judge
-from conformance.records import History, Span, count_acknowledged
+from conformance.records import History, Span, count_acknowledged, count_names_acknowledged
 from millpond.wire.errors import LocalError
 
 SIDES = {"the device": DEVICE, "the host": HOST}
@@ -25,6 +25,8 @@ _SECONDS = 30.0
 _LOOK = 0.05
 _PAUSES = (0, 0.005, 0.03)
 _ALONE = (0.1, 0.2)
+_LONGEST_ALONE = 2.0
+_INSTANT = 0.0005
 
 
 class TooFew(Exception):
@@ -88,6 +90,13 @@ class Load:
             _kill([pid for pid in pids if pid != chosen])
             self._pids[side] = [pid for pid in pids if pid == chosen]
         time.sleep(self.chance.uniform(*_ALONE))
+        self._await_promise(max(self._notes.glob("*/*"), key=lambda path: path.stat().st_mtime_ns))
+
+    def _await_promise(self, notes: Path) -> None:
+        """Until just after a name was: what makes up for an fsync a bit later has not had the time."""
+        before, end = count_names_acknowledged(notes.read_text()), time.monotonic() + _LONGEST_ALONE
+        while count_names_acknowledged(notes.read_text()) == before and time.monotonic() < end:
+            time.sleep(_INSTANT)
 
     def stop(self, sides: Iterable[str] = tuple(SIDES)) -> None:
         """Kill the writers of these sides."""

@@ -1,8 +1,9 @@
 """Pure: what became of the records that writers left in a volume: of those an fsync acknowledged, and others.
 
-An acknowledged record must be there, byte for byte, unless its writer put another in its place. Another one
-is kept, absent (what was there before still is, or nothing), or torn: there in part, and beside it what was
-there before. Anything else is garbled.
+An acknowledged record must be there, byte for byte, unless its writer put another in its place or removed
+its file, which must not be there once that is acknowledged. Another one is kept, absent (what was there
+before still is, or nothing), or torn: there in part, and beside it what was there before. Anything else is
+garbled. Of a file of which only the name was synced that must be there.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def class_of(write: Write) -> str:
 
 
 def judge(history: History, read: Read) -> Findings:
-    """Read back all that was written, and not removed."""
+    """Read back all that was written, and what was removed."""
     findings = Findings()
     for path, writes in history.files.items():
         try:
@@ -65,14 +66,43 @@ def judge(history: History, read: Read) -> Findings:
         except OSError as error:
             _add_unreadable(history, writes, error, findings)
             continue
-        if writes[0].how is How.APPENDED:
-            _judge_appended(history, writes, data or b"", findings)
-        elif writes[0].how is How.RENAMED:
-            _judge_renamed(history, writes, data, findings)
+        if writes[-1].how is How.REMOVED:
+            _judge_removed(history, writes, data, findings)
         else:
-            for rivals in _by_place(writes):
-                _judge_place(history, rivals, data, findings)
+            _judge_file(history, writes, data, findings)
     return findings
+
+
+def _judge_removed(history: History, writes: Sequence[Write], data: bytes | None, findings: Findings) -> None:
+    """What is there though nobody knows whether it was removed is as it was before."""
+    removed = writes[-1].record in history.acknowledged
+    if removed and data is not None:
+        findings.lost[writes[-1].record] = f"back: {writes[-1].path} was removed, and has {len(data)} bytes"
+    elif data is not None:
+        _judge_file(history, writes[:-1], data, findings)
+
+
+def _judge_file(history: History, writes: Sequence[Write], data: bytes | None, findings: Findings) -> None:
+    if writes[0].how is How.APPENDED:
+        _judge_appended(history, writes, data or b"", findings)
+    elif writes[0].how is How.RENAMED:
+        _judge_renamed(history, writes, data, findings)
+    elif writes[0].how is How.NAMED:
+        _judge_named(history, writes[0], data, findings)
+    else:
+        for rivals in _by_place(writes):
+            _judge_place(history, rivals, data, findings)
+
+
+def _judge_named(history: History, write: Write, data: bytes | None, findings: Findings) -> None:
+    """That its name was acknowledged promises nothing of what is in it."""
+    if data is None and write.record in history.acknowledged:
+        findings.lost[write.record] = f"absent: the name {write.path}, whose directory was synced"
+        return
+    if write.record.size:
+        _judge_place(History(), [write], data, findings)
+    if data is not None and len(data) > write.record.size:
+        findings.garbled.append(f"{write.path} has {len(data)} bytes, more than were written")
 
 
 def _add_unreadable(history: History, writes: Sequence[Write], error: OSError, findings: Findings) -> None:

@@ -1,7 +1,7 @@
 """Pure: the records that writers leave in a volume's files, and what they note of them elsewhere.
 
-A note says what is about to be written, what an fsync has acknowledged, or what is about to be removed:
-whoever reads the notes of a writer that was killed knows what must be there and what may be.
+A note says what is about to be written or removed, or what an fsync has acknowledged: whoever reads the
+notes of a writer that was killed knows what must be there, what may be and what must not.
 """
 
 from __future__ import annotations
@@ -33,12 +33,17 @@ class How(enum.Enum):
     """As all of a file that takes the name of the one before, once that file is synced."""
     APPENDED = "appended"
     """At the end, wherever that is: others append, too."""
+    NAMED = "named"
+    """As all of a new file of which the directory alone is synced: only its name must be there."""
+    REMOVED = "removed"
+    """Not at all: its file is taken away, and must not be there again once that is synced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """One, by who wrote it and its number there. Its bytes follow from these: to know it whole, they are
-    compared with what a file holds, which tells more than a checksum would.
+    compared with what a file holds, which tells more than a checksum would. One of no bytes stands for what
+    is done to a name alone.
     """
 
     writer: int
@@ -49,7 +54,7 @@ class Record:
         """Its bytes, of which no part looks like the same part of another."""
         head = _HEAD.pack(_MAGIC, self.writer, self.sequence, self.size)
         start = (self.writer * 7919 + self.sequence * 104_729) % (len(_noise()) - LARGEST)
-        return head + _noise()[start : start + self.size - len(head)]
+        return head + _noise()[start : start + self.size - len(head)] if self.size else b""
 
 
 def next_record(data: bytes, start: int) -> tuple[int, Record | None]:
@@ -82,11 +87,6 @@ def note_acknowledged(when: float, sequences: Iterable[int]) -> str:
     return f"a {when:.6f} {' '.join(map(str, sequences))}\n"
 
 
-def note_removal(path: str) -> str:
-    """Nothing of it is wanted any more."""
-    return f"r {path}\n"
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """The time in which a device has no power. It says nothing then: the kernel here goes on, but what it
@@ -104,7 +104,7 @@ class Span:
 @dataclass(frozen=True, slots=True)
 class History:
     """What writers noted: their writes by file, each file's in their order, and the records that were
-    acknowledged, of removed files too.
+    acknowledged.
     """
 
     files: dict[str, list[Write]] = field(default_factory=dict)
@@ -121,8 +121,6 @@ class History:
                 write = _parse(writer, rest)
                 known[write.record.sequence] = write.record
                 self.files.setdefault(write.path, []).append(write)
-            elif word == "r":
-                self.files.pop(rest, None)
             else:
                 when, *numbers = rest.split()
                 if without_power is None or not without_power.holds(float(when)):
@@ -137,3 +135,10 @@ def _parse(writer: int, text: str) -> Write:
 def count_acknowledged(notes: str) -> int:
     """How many records a writer was promised."""
     return sum(line.count(" ") - 1 for line in notes.splitlines() if line.startswith("a "))
+
+
+def count_names_acknowledged(notes: str) -> int:
+    """How many of those stand for a name alone."""
+    fields = [line.split(" ") for line in notes.splitlines()]
+    named = {word[1] for word in fields if word[0] == "w" and word[3:4] == [How.NAMED.value]}
+    return sum(len(named.intersection(word[2:])) for word in fields if word[0] == "a")

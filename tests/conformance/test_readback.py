@@ -14,8 +14,8 @@ from .records import (
     Span,
     Write,
     count_acknowledged,
+    count_names_acknowledged,
     note_acknowledged,
-    note_removal,
     note_write,
 )
 
@@ -119,6 +119,40 @@ def test_what_takes_a_name_is_whole(data: bytes | None, lost: bool, found: list[
     assert (set(findings.lost), fates(findings)) == ({OLD} if lost else set(), found)
 
 
+@pytest.mark.parametrize(
+    ("data", "is_lost", "fate"),
+    [
+        (None, True, Fate.ABSENT),
+        (b"", False, Fate.ABSENT),
+        (NEW.pack(), False, Fate.KEPT),
+        (NEW.pack()[:PAGE], False, Fate.TORN),
+        (OTHER.pack(), False, Fate.GARBLED),
+        (NEW.pack() + b"more", False, Fate.GARBLED),
+    ],
+)
+def test_a_synced_name_is_there_whatever_is_in_it(data: bytes | None, is_lost: bool, fate: Fate) -> None:
+    write = Write(NEW, How.NAMED, "file")
+    findings = judged([write], {NEW}, data)
+    assert (set(findings.lost), bool(findings.garbled)) == ({NEW} if is_lost else set(), fate is Fate.GARBLED)
+    assert not judged([write], set(), None).lost
+
+
+def test_an_empty_file_is_there_or_not() -> None:
+    write = Write(Record(1, 1, 0), How.NAMED, "file")
+    assert judged([write], {write.record}, b"") == judged([write], set(), None) == Findings()
+    assert judged([write], {write.record}, None).lost
+    assert judged([write], set(), b"x").garbled
+
+
+def test_what_was_removed_does_not_come_back_once_that_is_acknowledged() -> None:
+    writes = [place(OLD), Write(NEW, How.REMOVED, "file")]
+    assert judged(writes, {OLD, NEW}, None) == Findings()
+    assert set(judged(writes, {OLD, NEW}, OLD.pack()).lost) == {NEW}
+    for data in (None, OLD.pack()):
+        assert judged(writes, {OLD}, data) == Findings()
+    assert set(judged(writes, {OLD}, b"").lost) == {OLD}
+
+
 def test_appended_records_lie_in_any_order_but_once() -> None:
     writes = [Write(record, How.APPENDED, "file") for record in (OLD, NEW, OTHER)]
     ends_in_other = NEW.pack() + OLD.pack() + OTHER.pack()[:PAGE]
@@ -142,14 +176,17 @@ def test_notes_tell_what_must_be_there() -> None:
             note_write(place(NEW)),
             note_acknowledged(2.0, [2]),
             note_write(Write(OTHER, How.PLACED, "removed")),
-            note_removal("removed"),
+            note_write(Write(Record(1, 4, 0), How.REMOVED, "removed")),
             note_acknowledged(3.0, [3])[:-1],
         ]
     )
     history = History()
     history.add(1, notes, Span(1.5, 2.5))
-    assert history == History({"file": [place(OLD), place(NEW)]}, {OLD})
+    removed = [Write(OTHER, How.PLACED, "removed"), Write(Record(1, 4, 0), How.REMOVED, "removed")]
+    assert history == History({"file": [place(OLD), place(NEW)], "removed": removed}, {OLD})
     assert count_acknowledged(note_acknowledged(1.0, [1, 2])) == 2
+    named = note_write(Write(NEW, How.NAMED, "file"))
+    assert count_names_acknowledged(named + note_acknowledged(3.0, [1, NEW.sequence])) == 1
 
 
 def test_classes_are_told_by_pages_and_requests() -> None:

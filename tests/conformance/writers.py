@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import random
+import shutil
 import signal
 import time
 import traceback
@@ -23,6 +24,10 @@ _ROLL = 6 << 20
 _FILES = 12
 _SLOTS = {1000: 16, 4096: 16, 65_536: 8, (1 << 20) + 8192: 2}
 _PAUSE = 0.02
+_TREES = 3
+_DEEPEST = 3
+_MOST_AT_ONCE = 12
+_LOOKS = 0.01  # of all steps: who has a directory exclusively keeps nothing back while others look
 
 
 def start(place: Path, number: int, notes: Path, seed: int, pause: float) -> int:
@@ -78,6 +83,7 @@ class Writer:
         self._sequence = 0
         self._open: dict[str, _Open] = {}
         self._made: deque[str] = deque()
+        self._trees: deque[Sequence[str]] = deque()
 
     def run(self, pause: float) -> None:
         """Until the process is killed."""
@@ -85,13 +91,16 @@ class Writer:
             self._append,
             self._create,
             self._rename,
-            self._rename,  # twice: of the five, it alone ends with what a directory's fsync has to do
+            self._rename,  # twice: it is how most programs replace a file
             self._replace,
             self._share,
+            self._make_some,
+            self._make_tree,
         )
         while True:
             try:
-                self._chance.choice(ways)()
+                way = self._look if self._chance.random() < _LOOKS else self._chance.choice(ways)
+                way()
                 time.sleep(self._chance.uniform(0, 2 * pause))
             except OSError as error:
                 if error.errno == errno.ENOSPC:
@@ -108,14 +117,68 @@ class Writer:
             self._leave("append")
 
     def _create(self) -> None:
-        """A file of one record, then its directory: both synced, or neither."""
+        """A file of one record, or an empty one: it is synced, its directory, both or neither."""
         file = self._new("create")
-        self._write(file, self._size(), 0)
-        if self._chance.random() < 0.7:
-            os.fsync(file.descriptor)
+        by_file, by_directory = self._chance.choice(
+            ((True, True), (True, False), (False, True), (False, False))
+        )
+        size = self._perhaps(self._size())
+        self._write(file, size, 0, How.PLACED if size and (by_file or not by_directory) else How.NAMED)
+        if by_file:
+            self._chance.choice((os.fsync, os.fdatasync))(file.descriptor)
+        if by_directory:
             self._sync_directory()
+        if by_file or by_directory:
             self._acknowledge(file.pending)
         self._leave("create")
+
+    def _make_some(self) -> None:
+        """Small files, one after the other, of which the directory is synced; some are removed at once."""
+        pending = list[int]()
+        for _ in range(self._chance.randint(1, _MOST_AT_ONCE)):
+            size = self._perhaps(self._chance.randint(records.SMALLEST, 900))
+            write = Write(self._record(size), How.NAMED, self._next("some"))
+            self._note(records.note_write(write))
+            _make(self._place / write.path, write.record.pack())
+            pending.append(write.record.sequence)
+            if self._chance.random() < 0.4:
+                pending[-1] = self._remove(write.path)
+            else:
+                self._made.append(write.path)
+        if self._chance.random() < 0.7:
+            self._sync_directory()
+            self._acknowledge(pending)
+        while len(self._made) > _FILES:
+            self._remove_oldest()
+
+    def _make_tree(self) -> None:
+        """Directories in each other, a file at the bottom: made elsewhere, and moved when all is synced."""
+        fresh, tree = f"{self._number}/fresh-tree", self._next("tree")
+        below = [fresh, *map(str, range(self._chance.randint(1, _DEEPEST)))]
+        write = Write(self._record(self._size()), How.PLACED, "/".join((tree, *below[1:], "file")))
+        self._note(records.note_write(write))
+        shutil.rmtree(self._place / fresh, ignore_errors=True)  # of one that failed
+        _fill([self._place / "/".join(below[:depth]) for depth in range(1, len(below) + 1)], write.record)
+        (self._place / fresh).rename(self._place / tree)
+        self._trees.append((tree, write.path))
+        if self._chance.random() < 0.7:
+            self._sync_directory()
+            self._acknowledge([write.record.sequence])
+        if len(self._trees) > _TREES:
+            self._remove_tree(*self._trees.popleft())
+
+    def _remove_tree(self, tree: str, path: str) -> None:
+        """First the file, then all directories."""
+        removed = self._remove(path)
+        with contextlib.suppress(FileNotFoundError):  # a power cut took it
+            shutil.rmtree(self._place / tree)
+        self._maybe_sync_removal(removed)
+
+    def _look(self) -> None:
+        """At all that is in another writer's directory."""
+        with contextlib.suppress(FileNotFoundError):  # he goes on
+            for path in self._chance.choice(sorted(self._place.iterdir())).glob("*"):
+                path.stat()
 
     def _rename(self) -> None:
         """A file of one record is synced and takes the name of one before it."""
@@ -159,13 +222,17 @@ class Writer:
             low, high = (1 << 20) + 1, LARGEST
         return self._chance.randint(low, high)
 
+    def _perhaps(self, size: int) -> int:
+        """Or nothing: with the first byte of a file its name is no longer kept back."""
+        return size if self._chance.random() < 0.5 else 0
+
     def _record(self, size: int) -> Record:
         self._sequence += 1
         return Record(self._number, self._sequence, size)
 
     def _new(self, key: str) -> _Open:
         """An open file with a new name, in the place of the oldest."""
-        path = f"{self._number}/{key}-{self._sequence}"
+        path = self._next(key)
         descriptor = os.open(self._place / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         self._open[key] = _Open(path, descriptor)
         self._made.append(path)
@@ -175,13 +242,28 @@ class Writer:
             self._remove_oldest()
         return self._open[key]
 
+    def _next(self, key: str) -> str:
+        """A name that was never there."""
+        return f"{self._number}/{key}-{self._sequence}"
+
     def _remove_oldest(self) -> None:
         used = {file.path for file in self._open.values()}
         path = next(path for path in self._made if path not in used)
         self._made.remove(path)
-        self._note(records.note_removal(path))
+        self._maybe_sync_removal(self._remove(path))
+
+    def _remove(self, path: str) -> int:
+        """The number of the removal."""
+        write = Write(self._record(0), How.REMOVED, path)
+        self._note(records.note_write(write))
         with contextlib.suppress(FileNotFoundError):  # never came to be, or a power cut took it
             (self._place / path).unlink()
+        return write.record.sequence
+
+    def _maybe_sync_removal(self, number: int) -> None:
+        if self._chance.random() < 0.5:
+            self._sync_directory()
+            self._acknowledge([number])
 
     def _write(self, file: _Open, size: int, offset: int, how: How = How.PLACED) -> None:
         write = Write(self._record(size), how, file.path, offset)
@@ -212,6 +294,26 @@ class Writer:
         for key in list(self._open):
             with contextlib.suppress(OSError):  # the mount may be gone
                 self._leave(key)
+
+
+def _fill(directories: Sequence[Path], record: Record) -> None:
+    """Make these, of which each lies in the one before, and a file in the last; all synced."""
+    for directory in directories:
+        directory.mkdir()
+    _make(directories[-1] / "file", record.pack(), sync=True)
+    for directory in reversed(directories):
+        _sync(directory)
+
+
+def _make(path: Path, data: bytes, *, sync: bool = False) -> None:
+    """A file that was not there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        _write_all(descriptor, data)
+        if sync:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
