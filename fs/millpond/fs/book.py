@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import stat
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ _MOST_IDLE = 8192
 _MOST_RECALLS = 8192
 _MOST_FORGOTTEN = 4096  # at once
 _DEEPEST = 4096
+_UNKNOWN = Node(0)
 
 
 @dataclass(slots=True)
@@ -84,6 +86,7 @@ class Book:
         self._forgetting: set[int] = set()
         self._files = {ROOT: self.root}
         self._by_inode: dict[int, File] = {}
+        self._linked: set[Node] = set()
         self._idle: OrderedDict[Node, None] = OrderedDict()
         self._places: dict[tuple[Node, bytes], Node] = {}
         self._numbers = itertools.count(ROOT + 1)
@@ -202,6 +205,8 @@ class Book:
             file.granted = max(file.granted, granted)
             if attributes is not None and since == self._changes:
                 file.attributes = attributes
+                if attributes.links > 1 and not stat.S_ISDIR(attributes.mode):
+                    self._linked.add(file.node)
         return counts
 
     def learn_name(
@@ -211,6 +216,21 @@ class Book:
         if self._counts(directory, granted, since) and since == self._changes:
             directory.granted = max(directory.granted, granted)
             directory.names[name] = node
+
+    def unname(self, directory: File, name: bytes, file: File | None) -> None:
+        """The name stands no longer for this file, but may stand for another by now. If it is not sure that
+        it did (who uses the client may go by what was forgotten here), it was of any file that has several.
+        """
+        if directory.names.get(name, _UNKNOWN) != (file.node if file else None):
+            for node in self._linked:
+                self._files[node].attributes = None
+            self._linked.clear()
+        if file:
+            file.attributes = None
+        if self.named(directory, name) is file:
+            directory.names.pop(name, None)
+            if file and (file.parent, file.name) == (directory.node, name):
+                self.place(file, None, b"")
 
     def counts(self, file: File, granted: int, *, since: int) -> bool:
         """Whether what came by this grant may be kept."""
@@ -256,6 +276,7 @@ class Book:
             del parent.names[file.name]
         self.place(file, None, b"")
         del self._files[file.node]
+        self._linked.discard(file.node)
         if self._by_inode.get(file.inode) is file:
             del self._by_inode[file.inode]
         if file.memory == self.memory:

@@ -252,7 +252,7 @@ class RemoteTree:
         directory = self._file(parent)
         with self._lock:
             if removed := self.naming.unlink(directory, name):
-                self._unnamed(directory, name, removed.file)
+                self._book.unname(directory, name, removed.file)
                 removed.file.attributes = removed.attributes
                 return
         self._remove(parent, name, lambda into: p.Unlink(into, one_name(name)))
@@ -269,20 +269,11 @@ class RemoteTree:
         with self._changing(directory) as change, self.lanes.turn(deadline) as turn:
             reply, _ = turn.ask(lambda: request(turn.remote(directory)), p.Changed, repeat=False)
         with self._lock:
-            self._unnamed(directory, name, removed)
+            self._book.unname(directory, name, removed)
             self.naming.named(directory, name, is_there=False)
             for told in reply.directories:
                 change.learn(directory, told)
                 self._book.learn_name(directory, name, None, told.granted, since=change.since)
-
-    def _unnamed(self, directory: File, name: bytes, file: File | None) -> None:
-        """With the lock: the name stands no longer for this file, but may stand for another by now."""
-        if file:
-            file.attributes = None
-        if self._book.named(directory, name) is file:
-            directory.names.pop(name, None)
-            if file and (file.parent, file.name) == (directory.node, name):
-                self._book.place(file, None, b"")
 
     def rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int = 0) -> None:
         """Move a name, as renameat2(2) with these flags."""
@@ -298,8 +289,8 @@ class RemoteTree:
 
             reply, _ = turn.ask(prepare, p.Changed, repeat=False)
         with self._lock:
-            self._unnamed(there, new_name, other)
-            self._unnamed(here, name, one)
+            self._book.unname(there, new_name, other)
+            self._book.unname(here, name, one)
             self.naming.named(here, name, is_there=bool(flags & _EXCHANGE))
             self.naming.named(there, new_name, is_there=True)
             if one:  # for who has to find it again
