@@ -266,3 +266,16 @@ def test_directories_that_are_in_each_other_have_no_path(book: Book) -> None:
     for file in list(book._files.values()):
         book.forget(file.node, 9)
     book.forget_idle()
+
+
+def test_a_late_reply_of_a_forgotten_file_is_no_matter_when_a_name_is_taken_away(book: Book) -> None:
+    gone, kept = found(book, b"gone", 10, granted=1, named=2), found(book, b"kept", 11, granted=3, named=4)
+    book.forget(gone.node, 1)
+    book.forget_idle()
+    for file in (gone, kept):
+        book.learn(file, replace(PLAIN, inode=file.inode, links=2), 5, since=book.changes)
+    book.unname(book.root, b"kept", kept)
+    assert kept.attributes is None
+    book.learn(kept, replace(PLAIN, inode=11, links=2), 6, since=book.changes)
+    book.unname(book.root, b"never found", None)
+    assert kept.attributes is None

@@ -222,7 +222,7 @@ class Book:
         it did (who uses the client may go by what was forgotten here), it was of any file that has several.
         """
         if directory.names.get(name, _UNKNOWN) != (file.node if file else None):
-            for node in self._linked:
+            for node in self._linked & self._files.keys():  # a late reply may be of one that was forgotten
                 self._files[node].attributes = None
             self._linked.clear()
         if file:
