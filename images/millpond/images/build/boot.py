@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 from pathlib import Path
 
 from millpond.images.boards import Board
@@ -26,6 +27,7 @@ _BASICS = (
     "systemd.gpt_auto=0",
 )
 _ALIGNMENT = 0x10000
+_PE_OFFSET_AT, _PE_TIME, _PE_CHECKSUM = 0x3C, 8, 88
 
 
 def command_line(board: Board) -> str:
@@ -49,7 +51,18 @@ def make_program(context: Context, unpacked: Path, kernel: Path, initrd: Path) -
         options += ["--add-section", f"{name}={path}", "--change-section-vma", f"{name}={address:#x}"]
         address += -(-path.stat().st_size // _ALIGNMENT) * _ALIGNMENT
     run("aarch64-linux-gnu-objcopy", *options, unpacked / _STUB, made)
+    take_time_away(made)
     return made
+
+
+def take_time_away(program: Path) -> None:
+    """objcopy notes in a PE file when it ran. Its checksum, which covers that, is 0 where there is none."""
+    with program.open("r+b") as file:
+        file.seek(_PE_OFFSET_AT)
+        (header,) = struct.unpack("<I", file.read(4))
+        for place in (header + _PE_TIME, header + _PE_CHECKSUM):
+            file.seek(place)
+            file.write(bytes(4))
 
 
 def make_esp(context: Context, program: Path) -> Path:

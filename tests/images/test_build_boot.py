@@ -1,0 +1,28 @@
+"""The program that the firmware starts."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from millpond.images.build.boot import take_time_away
+
+
+def test_a_program_does_not_say_when_it_was_made(tmp_path: Path) -> None:
+    def made(time: int) -> Path:
+        dos = b"MZ".ljust(0x3C, b"\1") + struct.pack("<I", 0x80) + b"stub".ljust(0x40, b"\2")
+        coff = b"PE\0\0" + struct.pack("<HHIIIHH", 0xAA64, 4, time, 0, 0, 240, 0x206)
+        optional = struct.pack("<H62xI", 0x20B, 0x1234 + time).ljust(240, b"\3")
+        path = tmp_path / f"{time}.efi"
+        path.write_bytes(dos + coff + optional + b"sections")
+        return path
+
+    first, second = made(1_700_000_000), made(1_700_000_256)
+    before = first.read_bytes()
+    assert before != second.read_bytes()
+    for path in (first, second):
+        take_time_away(path)
+    after = first.read_bytes()
+    assert after == second.read_bytes()
+    zeros = bytes(4)
+    assert after == before[:0x88] + zeros + before[0x8C:0xD8] + zeros + before[0xDC:]
