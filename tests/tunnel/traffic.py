@@ -72,7 +72,8 @@ def accept(address: str, port: int) -> socket.socket:
 def main(role: str, address: str, port: str, number: str) -> None:
     listens = role in ("serve", "echo")
     sock = accept(address, int(port)) if listens else socket.create_connection((address, int(port)), 10)
-    sock.settimeout(20)
+    # After a link was down TCP tries again as late as twice that time.
+    sock.settimeout(90)
     with sock:
         if role == "echo":
             echo(sock)
