@@ -107,3 +107,25 @@ def test_a_command_that_does_not_exist_is_one_line() -> None:
     with start(OWN_PIDS, ["/no/such"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert first_line(process) == b"sandbox: [Errno 2] No such file or directory: '/no/such'\n"
         assert process.wait(SOON) == 70
+
+
+IN_A_USER_NAMESPACE = """
+    import subprocess, threading
+    from millpond.linux.sandbox import Sandbox, enter_user_namespace
+    from millpond.linux.starting import start
+    enter_user_namespace(0)
+    sandbox = Sandbox(own_pids=True, capabilities=False)
+    with start(sandbox, ["sh", "-c", "echo $$; exit 3"], stdout=subprocess.PIPE) as process:
+        print(process.communicate()[0], process.returncode)
+    thread = threading.Thread(target=print, args=["a thread"])
+    thread.start()
+    thread.join()
+"""
+
+
+def test_root_of_a_user_namespace_whose_pids_are_not_its_own() -> None:
+    if subprocess.run(["unshare", "--user", "--map-root-user", "true"], check=False).returncode:
+        pytest.skip("user namespaces are off on this machine")
+    command = python(IN_A_USER_NAMESPACE)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SOON, check=False)
+    assert (done.stdout, done.stderr) == ("b'1\\n' 3\na thread\n", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ def start(
     stderr: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` in ``sandbox``; it dies with the calling thread. Raises OSError."""
-    is_first = sandbox.own_pids and not sandbox.renames
+    is_first = sandbox.own_pids and not sandbox.renames and _may_return()
     with _new_pids() if is_first else contextlib.nullcontext():
         return subprocess.Popen(
             confined(sandbox, command, is_first=is_first),
@@ -33,19 +34,41 @@ def start(
         )
 
 
+def _may_return() -> bool:
+    """Whether this thread, once it has left its PIDs, may enter them again, without which it could start no
+    threads any more. Root of a user namespace may not where they belong to another.
+    """
+    with _own_pids() as own:
+        try:
+            syscalls.enter_namespace(own, syscalls.CLONE_NEWPID)  # where it still is
+        except OSError as error:
+            if error.errno != errno.EPERM:
+                raise
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def _own_pids() -> Iterator[int]:
+    own = os.open("/proc/thread-self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield own
+    finally:
+        os.close(own)
+
+
 @contextlib.contextmanager
 def _new_pids() -> Iterator[None]:
     """What this thread starts meanwhile is the first process of PIDs of its own, so that no other process has
     to stay between them, with a Python's 5 MiB, for as long as it runs. Raises OSError.
     """
-    own = os.open("/proc/thread-self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)  # see accept_signals; what starts inherits it
     try:
-        syscalls.unshare(syscalls.CLONE_NEWPID)
-        try:
-            yield
-        finally:
-            syscalls.enter_namespace(own, syscalls.CLONE_NEWPID)
+        with _own_pids() as own:
+            syscalls.unshare(syscalls.CLONE_NEWPID)
+            try:
+                yield
+            finally:
+                syscalls.enter_namespace(own, syscalls.CLONE_NEWPID)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.close(own)
