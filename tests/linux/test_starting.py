@@ -8,13 +8,15 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from millpond.linux import syscalls
 from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
-from millpond.linux.starting import start
+from millpond.linux.starting import end, start
 
 SOON = 30.0
 NOBODY = 65534
@@ -112,7 +114,7 @@ def test_a_command_that_does_not_exist_is_one_line() -> None:
 IN_A_USER_NAMESPACE = """
     import subprocess, threading
     from millpond.linux.sandbox import Sandbox, enter_user_namespace
-    from millpond.linux.starting import start
+    from millpond.linux.starting import end, start
     enter_user_namespace(0)
     sandbox = Sandbox(own_pids=True, capabilities=False)
     with start(sandbox, ["sh", "-c", "echo $$; exit 3"], stdout=subprocess.PIPE) as process:
@@ -129,3 +131,27 @@ def test_root_of_a_user_namespace_whose_pids_are_not_its_own() -> None:
     command = python(IN_A_USER_NAMESPACE)
     done = subprocess.run(command, capture_output=True, text=True, timeout=SOON, check=False)
     assert (done.stdout, done.stderr) == ("b'1\\n' 3\na thread\n", "")
+
+
+def enter(pids: str) -> None:
+    descriptor = os.open(pids, os.O_RDONLY | os.O_CLOEXEC)
+    syscalls.enter_namespace(descriptor, syscalls.CLONE_NEWPID)
+    os.close(descriptor)
+
+
+@needs_root
+def test_who_ends_it_does_not_wait_for_ever() -> None:
+    """Its PIDs are not gone before all in them are, here one whose parent, outside, does not bury it. What
+    reads from a file system that does not answer lasts as long.
+    """
+    with start(OWN_PIDS, ["sh", "-c", "echo ready; exec sleep 1000"], stdout=subprocess.PIPE) as process:
+        assert first_line(process) == b"ready\n"
+        own, theirs = "/proc/thread-self/ns/pid", f"/proc/{process.pid}/ns/pid"
+        enter(theirs)
+        with subprocess.Popen(["sleep", "1000"]) as lasting:
+            enter(own)
+            begin = time.monotonic()
+            end(process)
+            assert process.returncode is None and time.monotonic() - begin < SOON / 2
+            assert lasting.wait(SOON) == -signal.SIGKILL
+        assert process.wait(SOON) == -signal.SIGKILL

@@ -21,7 +21,7 @@ from millpond.linux import memory
 from millpond.linux.logs import BoundedLog
 from millpond.linux.progress import HANG_SECONDS, processor_time
 from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
-from millpond.linux.starting import start
+from millpond.linux.starting import end, start
 from millpond.train.protocol import Compute, Computed, GetInitial, Initial, Prepare, Ready, Train, Trained
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import NEVER, Deadline
@@ -188,8 +188,7 @@ class Worker:
         """Kill the worker: nothing it holds is worth keeping."""
         self._channel.close()
         self._close_shared()
-        self._process.kill()
-        self._process.wait()
+        end(self._process)
 
     def _close_shared(self) -> None:
         for descriptor in self._shared:

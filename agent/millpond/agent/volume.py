@@ -22,7 +22,7 @@ from millpond.fs.layout import PUBLIC
 from millpond.fs.leases import SIZE, open_leases
 from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.sockets import listen, send_descriptors
-from millpond.linux.starting import start
+from millpond.linux.starting import end, start
 from millpond.wire.errors import LocalError
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,6 @@ def _stop(process: subprocess.Popen[bytes], patience: float = 3.0) -> None:
     try:
         process.wait(patience)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        end(process)
     if process.stdout:
         process.stdout.close()

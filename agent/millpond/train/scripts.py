@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from millpond.linux.sandbox import Sandbox
-from millpond.linux.starting import start
+from millpond.linux.starting import end, start
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import Deadline
 from millpond.wire.launch import Launch
@@ -55,8 +55,7 @@ class Script:
 
     def stop(self) -> None:
         """Kill it and all that it started."""
-        self._process.kill()
-        self._process.wait()
+        end(self._process)
         if self._process.stdout:
             self._process.stdout.close()
 

@@ -21,7 +21,7 @@ from millpond.linux import memory
 from millpond.linux.logs import BoundedLog
 from millpond.linux.progress import HANG_SECONDS, processor_time
 from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
-from millpond.linux.starting import start
+from millpond.linux.starting import end, start
 from millpond.train.aggregate import Vector
 from millpond.train.protocol import (
     Compute,
@@ -220,8 +220,7 @@ class HostProcess(_ChannelWorker):
     def close(self) -> None:
         """See Worker."""
         self._connected.close()
-        self._process.kill()
-        self._process.wait()
+        end(self._process)
 
 
 class LocalWorker(HostProcess):

@@ -7,11 +7,14 @@ import errno
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 
 from millpond.linux import syscalls
 from millpond.linux.confine import confined
 from millpond.linux.sandbox import HANDED_ON, Sandbox
+
+END_SECONDS = 2.0
 
 
 def start(
@@ -32,6 +35,17 @@ def start(
             stdout=stdout,
             stderr=stderr,
         )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a command, and all that it started. Waits until they are gone, but not for ever: what reads from a
+    file system that does not answer dies only when that does, and the first of its PIDs after it.
+    """
+    process.kill()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        threading.Thread(target=process.wait, name=f"end of {process.pid}", daemon=True).start()
 
 
 def _may_return() -> bool:
