@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from millpond.agent.gate import Tally
 from millpond.agent.volume import DeviceMount, VolumeServer
 from millpond.fs import mounts
 from millpond.fs.layout import prepare
+from millpond.linux import syscalls
+from millpond.linux.sandbox import enter_user_namespace
 
 InNamespace = Callable[[Callable[[], None]], None]
 
@@ -63,5 +67,44 @@ def test_what_a_killed_agent_left_mounted_is_taken_away(
         again.stop()
         server.stop()
         assert not mounts.is_volume(Path(found.volume))
+
+    in_namespace(body)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_dead_mount_that_something_else_covers_is_left(
+    fuse_usable: None, config: Path, in_namespace: InNamespace, there: bool
+) -> None:
+    def body() -> None:
+        volume = config.parent / "above" / "volume"
+        config.write_text(config.read_text().replace(f"{config.parent}/volume", str(volume)))
+        found, server, mount = started(config)
+        mount.process.kill()
+        mount.process.wait()
+        syscalls.mount("tmpfs", volume.parent, "tmpfs")
+        if there:
+            volume.mkdir()
+        again = DeviceMount(found)
+        assert sorted(path.name for path in volume.iterdir()) == ["private", "public"]
+        again.stop()
+        server.stop()
+
+    in_namespace(body)
+
+
+def test_a_dead_mount_that_may_not_be_taken_away_is_an_error(
+    fuse_usable: None, config: Path, in_namespace: InNamespace
+) -> None:
+    def body() -> None:
+        found, server, mount = started(config)
+        mount.stop()
+        server.stop()
+        command = [sys.executable, "-m", "millpond.fs.local", found.flash, found.volume]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout and process.stdout.readline().startswith(b"ready")
+            process.kill()
+        enter_user_namespace(0, syscalls.CLONE_NEWNS)  # which locks the mounts that it begins with
+        with pytest.raises(OSError, match="not connected"):
+            DeviceMount(found)
 
     in_namespace(body)

@@ -56,8 +56,8 @@ class DeviceMount:
         self._clear()
 
     def _clear(self) -> None:
-        while mounts.is_volume(self._mountpoint):
-            mounts.unmount(self._mountpoint)
+        while mounts.is_volume(self._mountpoint) and mounts.unmount(self._mountpoint):
+            pass
 
 
 class VolumeServer:

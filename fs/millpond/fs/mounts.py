@@ -25,8 +25,8 @@ def require_mountable(mountpoint: Path, name: str) -> None:
         raise LocalError(f"{mountpoint}: cannot be a mount point: {error.strerror}") from None
 
 
-def unmount(mountpoint: Path) -> None:
-    """Take away what is mounted on top of ``mountpoint``, if anything is, without waiting for its server.
+def unmount(mountpoint: Path) -> bool:
+    """Take away what is mounted on top of ``mountpoint``, without waiting for its server. Tells if it was.
 
     Files open in it stay usable for as long as its server lives. Raises LocalError if it is not permitted.
     """
@@ -34,16 +34,19 @@ def unmount(mountpoint: Path) -> None:
         syscalls.unmount(mountpoint)
     except OSError as error:
         if error.errno == errno.EINVAL:  # nothing is mounted there
-            return
+            return False
         if error.errno != errno.EPERM:
             raise LocalError(f"{mountpoint}: cannot unmount: {error.strerror}") from None
         from millpond.fs.fusermount import unmount_by_helper  # processes that last rarely need it
 
         unmount_by_helper(mountpoint)
+    return True
 
 
 def is_volume(mountpoint: Path) -> bool:
-    """Whether what is mounted on ``mountpoint`` is a volume, a dead one too. Asks the kernel alone."""
+    """Whether what is mounted on ``mountpoint`` is a volume, a dead one too, not one that nobody sees below
+    what was mounted later on a directory above it. Asks the kernel alone.
+    """
     wanted = os.path.abspath(mountpoint)  # noqa: PTH100 - resolving would ask a server that may be dead
     found = False
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -51,4 +54,6 @@ def is_volume(mountpoint: Path) -> bool:
         place = before.split(" ")[4].encode().decode("unicode_escape")
         if place == wanted:
             found = after.split(" ")[0] == "fuse.millpond"
+        elif wanted.startswith(place.rstrip("/") + "/"):
+            found = False
     return found
