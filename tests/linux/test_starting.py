@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -92,6 +93,30 @@ def test_it_dies_with_the_thread_that_starts_it() -> None:
     thread.join()
     with started[0] as process:
         assert process.wait(SOON) == -signal.SIGKILL
+
+
+STARTS = """
+    import sys
+    from millpond.linux.sandbox import Sandbox
+    from millpond.linux.starting import start
+    print(start(Sandbox(own_pids=True), ["sleep", "1000"]).pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("seconds", [0.0, 0.03, 0.5])
+def test_it_dies_with_the_process_that_starts_it_whenever_that_is(seconds: float) -> None:
+    with subprocess.Popen(python(STARTS), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
+        command = os.pidfd_open(int(first_line(starter)))
+        time.sleep(seconds)
+        assert not select.select([command], [], [], 0)[0]
+        starter.kill()
+    ended = select.select([command], [], [], SOON)[0]
+    if not ended:
+        signal.pidfd_send_signal(command, signal.SIGKILL)
+    os.close(command)
+    assert ended
 
 
 @needs_root

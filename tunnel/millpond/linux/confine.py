@@ -22,11 +22,12 @@ _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ")
 
 def confined(sandbox: Sandbox, command: list[str], *, is_first: bool = False) -> list[str]:
     """The command line that runs ``command`` in ``sandbox``. It dies with the thread that starts it. With
-    ``is_first`` it must be started as the PID 1 of its own PIDs, see ``starting``, and nobody waits for it.
+    ``is_first`` this process must start it, as the PID 1 of its own PIDs, see ``starting``.
     """
     sandbox = dataclasses.replace(sandbox, new_session=True)  # no terminal to type into
     spec = json.dumps(dataclasses.asdict(sandbox), default=str)
-    return [sys.executable, "-m", "millpond.linux.confine", "first" if is_first else "", spec, *command]
+    starter = str(Path("/proc/self").readlink()) if is_first else ""  # the pid that /proc knows it by
+    return [sys.executable, "-m", "millpond.linux.confine", starter, spec, *command]
 
 
 def _parse(spec: str) -> Sandbox:
@@ -43,16 +44,23 @@ def _parse(spec: str) -> Sandbox:
 
 def main() -> int:
     """Run the command and exit as it does; SIGTERM is handed on to it."""
-    is_first, spec, *command = sys.argv[1:]
-    if is_first:
-        _replace(_parse(spec), command)
+    starter, spec, *command = sys.argv[1:]
+    if starter:
+        _replace(_parse(spec), command, int(starter))
     return run(_parse(spec), command)
 
 
-def _replace(sandbox: Sandbox, command: list[str]) -> NoReturn:
+def _replace(sandbox: Sandbox, command: list[str], starter: int) -> NoReturn:
     """The command takes the place of this process, which is the first of its PIDs."""
     syscalls.die_with_parent(signal.SIGKILL)
+    if _parent() != starter:  # it died before the kernel knew
+        sys.exit(70)
     become(sandbox, _execution(command), keep=_descriptors(), is_first=True)
+
+
+def _parent() -> int:
+    """The pid of this process's parent, from a /proc that is the parent's: the kernel tells a PID 1 none."""
+    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def run(sandbox: Sandbox, command: list[str]) -> int:
