@@ -7,7 +7,7 @@ import errno
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from millpond.fs.guarded import Guarded
@@ -43,8 +43,7 @@ class _File:
 
 class Preparing:
     """For ``holder``. ``keep`` notes that the client knows a file and has it open, and grants its attributes.
-    Raises OSError if it cannot, with nothing left behind. ``do`` performs a request as if the client had made
-    it.
+    Raises OSError if it cannot. ``do`` performs a request as if the client had made it.
     """
 
     def __init__(
@@ -67,11 +66,28 @@ class Preparing:
         """Whether names are to be told of in this directory: then it must not be forgotten."""
         return node in self._parents
 
-    def answer(self, node: Node, request: Prepare) -> tuple[Prepared, bytes]:
+    def answer(self, request: Prepare, node_of: Callable[[int], Node]) -> tuple[Prepared, bytes]:
         """What the client asks for. Raises OSError."""
-        if request.granted:
-            return self._prepare(node, request.granted, request.count), b""
-        return self._grant(node, request.count)
+        with self._needed(Node(request.node)):
+            node = node_of(request.node)
+            if request.granted:
+                return self._prepare(node, request.granted, request.count), b""
+            return self._grant(node, request.count)
+
+    @contextlib.contextmanager
+    def _needed(self, directory: Node) -> Iterator[None]:
+        """It is not forgotten for the files that are prepared meanwhile, though none may be noted yet."""
+        with self._lock:
+            self._parents[directory] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._needs_less(directory)
+
+    def _needs_less(self, directory: Node) -> None:
+        self._parents[directory] -= 1
+        self._parents = +self._parents
 
     def _grant(self, node: Node, count: int) -> tuple[Prepared, bytes]:
         """The directory exclusively, with its listing, unless anything speaks against it."""
@@ -97,9 +113,12 @@ class Preparing:
         """
         for node, file in list(self._files.items()):
             if file.directory == directory:
-                with contextlib.suppress(OSError):  # the client has just done it
-                    self._do(Release(file.handle), b"")
-                    self._do(Forget((node,)), b"")
+                self._close_and_forget(node, file.handle)
+
+    def _close_and_forget(self, node: Node, handle: Handle) -> None:
+        with contextlib.suppress(OSError):  # the client has just done it
+            self._do(Release(handle), b"")
+            self._do(Forget((node,)), b"")
 
     def _may(self, node: Node) -> bool:
         """Whether names can be made there, and there is room to spare."""
@@ -142,22 +161,29 @@ class Preparing:
 
     def _one(self, directory: Node) -> tuple[Found, Handle, int]:
         """A file with room held for its name. Raises OSError."""
+        inode = self._tree.inode(directory)
         found, handle = self._guarded.prepare(directory)
-        granted = self._keep(found, handle)
+        try:
+            granted = self._keep(found, handle)
+            self._note(found.node, _File(directory, inode, handle))
+        except OSError:  # the client does not hear of it
+            self._close_and_forget(found.node, handle)
+            raise
+        return found, handle, granted
+
+    def _note(self, node: Node, file: _File) -> None:
         with self._lock:
             if self._closed:
                 raise failure(errno.ESTALE)
-            self._files[found.node] = _File(directory, self._tree.inode(directory), handle)
-            self._parents[directory] += 1
-        return found, handle, granted
+            self._files[node] = file
+            self._parents[file.parent] += 1
 
     def _drop(self, node: Node) -> None:
         """It has its name, or will get none."""
         with self._lock:
             if (file := self._files.pop(node, None)) is None:
                 return
-            self._parents[file.parent] -= 1
-            self._parents = +self._parents
+            self._needs_less(file.parent)
         self._tree.let_go_names(1)
 
     def close(self) -> None:

@@ -460,7 +460,7 @@ class Requests:
     @perform.register
     def _(self, request: n.Prepare, _payload: Buffer) -> Reply:
         self._require_room(request.count)
-        return self._preparing.answer(self._changing(request.node), request)
+        return self._preparing.answer(request, self._changing)
 
     def _prepared(self, found: Found, handle: Handle) -> int:
         """The client knows it, and has it open, though nobody could find it."""
