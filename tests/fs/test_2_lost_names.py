@@ -141,3 +141,57 @@ def test_names_of_a_lost_lease_are_lost_and_whoever_syncs_hears_of_it(
     hold_again = make(client, b"f")
     client.tree.fsync(hold_again[1], False)
     assert (public / "f").exists()
+
+
+def cut(*_: object) -> None:
+    """The connection is."""
+    raise OSError(errno.EIO, "nobody knows")
+
+
+@pytest.mark.expected_log("new names are lost")
+def test_the_kernel_hears_of_a_name_that_is_lost_though_nobody_knows_of_the_next(
+    client: Client, public: Path
+) -> None:
+    hold(client)
+    for name in (b"third", b"one", b"two"):  # with the third, files are prepared for the others
+        client.tree.release(make(client, name)[1])
+    (public / "one").touch()  # by nobody whom the server hears of
+    before, tell = client.kernel.names_dropped, client.tree.naming._tell
+    tries = iter((tell, tell, cut))  # both; each
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client.tree.naming, "_tell", lambda *told: next(tries)(*told))
+        assert errno_of(client.tree.naming.settle) == errno.EIO
+    assert client.kernel.names_dropped == before + 1
+    client.tree.naming.settle()
+    assert (public / "two").exists()
+
+
+def refused(client: Client) -> None:
+    """Connections are, but for that over which the lease is renewed."""
+    client.server.refusing = True
+    for lane in client.tree.lanes._all:
+        lane.hang_up()
+
+
+def test_names_are_not_lost_while_connections_are_refused_for_a_moment(
+    client: Client, server: Server, public: Path
+) -> None:
+    hold(client)
+    client.tree.release(make(client, b"f")[1])
+    refused(client)
+    assert {errno_of(client.tree.statfs) for _ in range(9)} == {errno.EIO}
+    server.refusing = False
+    client.tree.naming.settle()
+    assert (public / "f").exists()
+
+
+@pytest.mark.expected_log("new names are lost")
+def test_nobody_waits_for_ever_for_names_to_be_told(server: Server, patience: None) -> None:
+    client = Client(server, timeout=0.5)
+    hold(client)
+    client.tree.release(make(client, b"f")[1])
+    refused(client)
+    assert eventually(lambda: errno_of(client.tree.naming.settle) is None)
+    assert not client.tree.naming.names.untold
+    server.refusing = False
+    client.close()

@@ -74,7 +74,7 @@ class Naming:
         self._may_grant = may
         self.granting = Granting(lanes, self.names, self._may_grant, self.settle, self._work)
         self.on_lost: Callable[[], None] = lambda: None
-        self._telling, self._failures = threading.Lock(), 0
+        self._telling, self._failures, self._failing_since = threading.Lock(), 0, 0.0
         self._thread: threading.Thread | None = None
 
     def close(self) -> None:
@@ -261,28 +261,50 @@ class Naming:
         else:
             self._failures = 0
             return list(batch)
-        told, lost = [], 0
-        for made in batch:  # those that were told already are not named again
-            try:
-                self._tell([made], deadline)
-            except OSError as error:
-                if error.errno in _IN_DOUBT and self._failures <= _MOST_FAILURES:
-                    raise
-                self._lose(made)
-                lost, why = lost + 1, error.strerror
-            else:
-                told.append(made)
-        if lost:
-            log.warning(
-                "new names are lost that the device was not told in time: %d, the last: %s", lost, why
-            )
-            self.on_lost()
+        return self._told_each(batch, deadline)
+
+    def _told_each(self, batch: Sequence[Made], deadline: Deadline) -> list[Made]:
+        """The same, one by one: those that were told already are not named again."""
+        told: list[Made] = []
+        lost: list[OSError] = []
+        try:
+            for made in batch:
+                if refusal := self._refused(made, deadline):
+                    lost.append(refusal)
+                else:
+                    told.append(made)
+        finally:  # also if nobody knows of the others
+            if lost:
+                number, why = len(lost), lost[-1].strerror
+                log.warning(
+                    "new names are lost that the device was not told in time: %d, the last: %s", number, why
+                )
+                self.on_lost()
         return told
+
+    def _refused(self, made: Made, deadline: Deadline) -> OSError | None:
+        """Tell one name; why it is lost, if it is. Raises OSError: nobody knows."""
+        try:
+            self._tell([made], deadline)
+        except OSError as error:
+            if error.errno in _IN_DOUBT and not self._is_hopeless:
+                raise
+            self._lose(made)
+            return error
+        return None
 
     def _has_failed_often(self) -> bool:
         """Though the server is there: nobody shall have to wait for that for ever."""
         self._failures = self._failures + 1 if self._book.lease_end > now() else 0
-        return self._failures > _MOST_FAILURES
+        if self._failures == 1:
+            self._failing_since = now()
+        return self._is_hopeless
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Not before as long as one operation may take: some fail at once while a connection is refused."""
+        since = self._failing_since + self._lanes.timeout
+        return self._failures > _MOST_FAILURES and now() >= since
 
     def _tell(self, batch: Sequence[Made], deadline: Deadline, touched: Sequence[Exclusive] = ()) -> None:
         """This never waits for others, who may wait for just this: the server waits for nobody when it is
