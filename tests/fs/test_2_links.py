@@ -12,7 +12,7 @@ import pytest
 from millpond.fs.tree import Node
 from millpond.fs.volume import Attributes
 
-from .keeping import Client, Device, shared
+from .keeping import Client, Device, hold, make, shared
 from .support import errno_of
 
 LEASE = 2.0
@@ -66,3 +66,13 @@ def test_a_name_that_is_taken_away_counts_though_the_file_was_found_by_another(
 
 def told(attributes: Attributes) -> tuple[int, int]:
     return attributes.links, attributes.ctime
+
+
+def test_of_two_names_of_a_file_both_stay_if_one_is_moved_to_the_other(client: Client) -> None:
+    """As rename(2) has it; kernels see to it themselves, other users of a client do not."""
+    hold(client)
+    node, handle = make(client, b"a")
+    client.tree.link(node, client.public, b"b")
+    client.tree.rename(client.public, b"a", client.public, b"b")
+    assert client.find(b"a") == client.find(b"b") == node and {"a", "b"} <= client.names()
+    client.tree.release(handle)

@@ -291,7 +291,8 @@ class RemoteTree:
         with self._lock:
             self._book.unname(there, new_name, other)
             self._book.unname(here, name, one)
-            self.naming.named(here, name, is_there=bool(flags & _EXCHANGE))
+            is_there = bool(flags & _EXCHANGE) or (one is not None and one is other)
+            self.naming.named(here, name, is_there=is_there)  # of one file's two names both stay
             self.naming.named(there, new_name, is_there=True)
             if one:  # for who has to find it again
                 self._book.place(one, there, new_name)
