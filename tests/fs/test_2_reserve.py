@@ -138,6 +138,20 @@ def test_what_is_wrong_but_for_room_is_said(flash: Flash) -> None:
     flash.reserve.let_go(1)
 
 
+def test_nothing_is_put_by_where_no_name_can_be_promised(
+    flash: Flash, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on overlayfs, whose files may seem to lie elsewhere than their directories."""
+    elsewhere = os.open("/dev/shm", os.O_PATH | os.O_DIRECTORY)
+    if os.fstat(elsewhere).st_dev == os.fstat(flash.directory).st_dev:
+        pytest.skip("there is one file system only")
+    nameless = room.nameless
+    monkeypatch.setattr(room, "nameless", lambda _directory: nameless(elsewhere))
+    assert errno_of(flash.reserve.hold, flash.directory, 3) == errno.EXDEV
+    assert flash.put_by == 0
+    os.close(elsewhere)
+
+
 def run(*argv: str | Path) -> str:
     return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
 

@@ -51,11 +51,12 @@ class Reserve:
         """
         with self._lock:
             count = max(0, min(count, NAMES - self._names))
-            if count and self._left < _BLOCKS:
-                self._fill(directory)
-            if count and os.fstat(directory).st_dev != self._device:
-                raise failure(errno.EXDEV)  # something else is mounted there
-            self._names += count
+            try:
+                if count:
+                    self._fill(directory)
+                self._names += count
+            finally:
+                self._close_if_idle()
             return count
 
     def _fill(self, directory: int) -> None:
@@ -63,13 +64,18 @@ class Reserve:
             self._file = nameless(directory)
             self._block = os.fstatvfs(self._file).f_frsize
             self._device = os.fstat(self._file).st_dev
+        if os.fstat(directory).st_dev != self._device:  # something else is mounted there; or it is overlayfs
+            raise failure(errno.EXDEV)
+        if self._left < _BLOCKS:
+            self._allocate()
+
+    def _allocate(self) -> None:
         try:
             syscalls.allocate(self._file, 0, 0, _BLOCKS * self._block)
             self._left = _BLOCKS
         except OSError:
             with contextlib.suppress(OSError):
                 self._cut()  # what it got of it
-            self._close_if_idle()
             raise
 
     def _cut(self) -> None:
