@@ -49,7 +49,7 @@ class Requests:
         self._preparing = Preparing(tree, self._tree, master, self.holder, self._prepared, self.do)
         self._nodes: dict[Node, None] = {}
         self._handles: dict[Handle, Node] = {}
-        self._keeping: set[Handle] = set()
+        self._keeping: dict[Handle, int] = {}
         self._in_use: dict[Node, int] = {}
         self._lock = threading.Lock()
         self.closed = False
@@ -347,8 +347,9 @@ class Requests:
         self._in_use[node] = self._in_use.get(node, 0) + 1
         if not (keeps and self._plain.is_public(node)):
             return True
-        if self._master.opened(self.holder, self._plain.inode(node)):
-            self._keeping.add(handle)
+        inode = self._plain.inode(node)
+        if self._master.opened(self.holder, inode):
+            self._keeping[handle] = inode
             return False
         return True
 
@@ -452,9 +453,8 @@ class Requests:
             if not self._in_use[node]:
                 del self._in_use[node]
         self._preparing.forget(node, handle)
-        if handle in self._keeping:
-            self._keeping.discard(handle)
-            self._master.closed(self.holder, self._plain.inode(node))
+        if (inode := self._keeping.pop(handle, None)) is not None:  # another lane may have forgotten the node
+            self._master.closed(self.holder, inode)
         return self._done(self._tree.release, handle)
 
     @perform.register
