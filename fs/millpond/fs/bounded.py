@@ -152,7 +152,7 @@ class Bounded(Inodes):
 
     def link(self, node: Node, parent: Node, name: bytes) -> Found:
         """Give a file another name."""
-        with self._naming(parent, 0):
+        with self._held(node) as file, self._counted(file), self._naming(parent, 0):
             return super().link(node, parent, name)
 
     def hold_names(self, parent: Node, count: int) -> int:
@@ -177,7 +177,12 @@ class Bounded(Inodes):
 
     def give_name(self, node: Node, parent: Node, name: bytes, mode: int, time: int) -> None:
         """To a file that was prepared, and counts since. Never refused: the room for it is held."""
-        with self._held(parent) as directory, self._changing(directory, None):
+        with (
+            self._held(node) as file,
+            self._counted(file),
+            self._held(parent) as directory,
+            self._changing(directory, None),
+        ):
             super().give_name(node, parent, name, mode, time)
 
     def unlink(self, parent: Node, name: bytes) -> None:
@@ -211,18 +216,35 @@ class Bounded(Inodes):
         with self._changing(self._at(node), None):
             return super().open(node, flags)
 
-    def _opened(self, descriptor: int) -> Handle:
+    @contextlib.contextmanager
+    def _counted(self, file: int) -> Iterator[None]:
+        """Around a new name of a file: one without any counts no longer if it is closed by then, or just now,
+        but with a name it does.
+        """
+        self._begin_use(file)
+        try:
+            yield
+        finally:
+            self._end_use(file)
+
+    def _begin_use(self, descriptor: int) -> None:
         with self._books:
             file = self._stat(descriptor)
             known = self._inodes_open.get(file.inode, 0)
             self._inodes_open[file.inode] = known + 1
             if not file.links and not known:  # it counted no longer; whoever knows its number may open it
                 self._settle(self.quota.watch(file.inode, 0), file.blocks, 1)
+
+    def _opened(self, descriptor: int) -> Handle:
+        self._begin_use(descriptor)
         return super()._opened(descriptor)
 
     def release(self, handle: Handle) -> None:
         """Close the file behind the handle; one without a name counts no longer."""
-        descriptor = self.descriptor(handle)
+        self._end_use(self.descriptor(handle))
+        super().release(handle)
+
+    def _end_use(self, descriptor: int) -> None:
         with self._books:
             file = self._stat(descriptor)
             self._inodes_open[file.inode] -= 1
@@ -230,7 +252,6 @@ class Bounded(Inodes):
                 del self._inodes_open[file.inode]
                 if not file.links:
                     self._settle(self.quota.watch(file.inode, file.blocks), 0, -1)
-        super().release(handle)
 
     def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
         """Write at ``offset``, or at the file's end. Raises OSError: ENOSPC, with nothing written."""

@@ -1,0 +1,54 @@
+"""What was prepared counts in the quota once it has a name, even if it was closed before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.bounded import Bounded
+from millpond.fs.layout import prepare, public_usage
+from millpond.fs.tree import ROOT, Node
+
+from .support import errno_of
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Bounded]:
+    top = tmp_path / "flash"
+    prepare(top)
+    root = os.open(top, os.O_PATH | os.O_DIRECTORY)
+    made = Bounded(root, 8 * MIB, lambda: public_usage(top), public=b"public")
+    yield made
+    made.close()
+    os.close(root)
+
+
+def linked(tree: Bounded, node: Node, parent: Node, name: bytes) -> None:
+    tree.link(node, parent, name)
+
+
+def told(tree: Bounded, node: Node, parent: Node, name: bytes) -> None:
+    tree.give_name(node, parent, name, 0o600, 5)
+
+
+@pytest.mark.parametrize("named", [linked, told])
+def test_it_counts_though_it_was_closed_before_it_was_named(
+    tree: Bounded, named: Callable[[Bounded, Node, Node, bytes], None]
+) -> None:
+    public, before = tree.lookup(ROOT, b"public").node, (tree.quota.used, tree.quota.files)
+    found, handle = tree.prepare(public)
+    tree.write(handle, bytes(MIB), 0)
+    tree.release(handle)
+    assert (tree.quota.used, tree.quota.files) == before
+    assert errno_of(named, tree, found.node, public, b"")  # no name at all
+    assert (tree.quota.used, tree.quota.files) == before
+    named(tree, found.node, public, b"f")
+    assert tree.quota.used >= before[0] + MIB and tree.quota.files == before[1] + 1
+    assert tree.recount() == (0, 0)
+    tree.unlink(public, b"f")
+    assert (tree.quota.used, tree.quota.files) == before and not tree._inodes_open
