@@ -231,6 +231,7 @@ class Book:
             directory.names.pop(name, None)
             if file and (file.parent, file.name) == (directory.node, name):
                 self.place(file, None, b"")
+        self.is_urgent = bool(self.forgotten)  # it may be among them, and takes space on the flash till then
 
     def counts(self, file: File, granted: int, *, since: int) -> bool:
         """Whether what came by this grant may be kept."""

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from millpond.fs.inodes import Inodes
+from millpond.fs.inodes import Inodes, Key, Place, key_of
 from millpond.fs.quota import Quota, Reservation, drifted, growth
 from millpond.fs.tree import Buffer, Changes, Found, Known, Node, one_name
 from millpond.fs.volume import Attributes, Handle, Owner, Statistics, attributes
@@ -45,6 +45,7 @@ class Bounded(Inodes):
         self._counting = threading.Lock()
         self._extent = (self.quota.used, self.quota.used)
         self._inodes_open: dict[int, int] = {}
+        self._nameless: set[Key] = set()
         self._name_size = 0
 
     def statfs(self) -> Statistics:
@@ -102,24 +103,17 @@ class Bounded(Inodes):
     @contextlib.contextmanager
     def _removing(self, parent: Node, name: bytes) -> Iterator[None]:
         """Around what takes this name from a file, if there is one: its last, perhaps."""
-        try:
-            place = os.open(one_name(name), _PLACE, dir_fd=self._at(parent))
-        except OSError:
-            yield
-            return
-        try:
-            with self._books:
-                before = self._stat(place)
-                begun = self.quota.watch(before.inode, before.blocks)
+        with self._held(parent) as directory:
             try:
+                place = os.open(one_name(name), _PLACE, dir_fd=directory)
+            except OSError:
                 yield
+                return
+            try:
+                with self._changing(directory, None), self._counted(place):
+                    yield
             finally:
-                with self._books:
-                    after = self._stat(place)
-                    gone = after.links == 0 and after.inode not in self._inodes_open
-                    self._settle(begun, 0 if gone else after.blocks, -1 if gone else 0)
-        finally:
-            os.close(place)
+                os.close(place)
 
     def setattr(self, node: Node, changes: Changes, handle: Handle | None = None) -> Known:
         """Change attributes."""
@@ -218,9 +212,7 @@ class Bounded(Inodes):
 
     @contextlib.contextmanager
     def _counted(self, file: int) -> Iterator[None]:
-        """Around a new name of a file: one without any counts no longer if it is closed by then, or just now,
-        but with a name it does.
-        """
+        """Around what gives a file a name, or takes one from it: meanwhile it counts, whatever others do."""
         self._begin_use(file)
         try:
             yield
@@ -229,29 +221,63 @@ class Bounded(Inodes):
 
     def _begin_use(self, descriptor: int) -> None:
         with self._books:
-            file = self._stat(descriptor)
-            known = self._inodes_open.get(file.inode, 0)
-            self._inodes_open[file.inode] = known + 1
-            if not file.links and not known:  # it counted no longer; whoever knows its number may open it
-                self._settle(self.quota.watch(file.inode, 0), file.blocks, 1)
+            status = os.fstat(descriptor)
+            known = self._inodes_open.get(status.st_ino, 0)
+            if not known:
+                self._count_nameless(status)
+            self._inodes_open[status.st_ino] = known + 1
+
+    def _count_nameless(self, status: os.stat_result) -> None:
+        """With the books: of a file that nobody has open. One without a name counts no longer, or not yet,
+        unless it is noted.
+        """
+        if not status.st_nlink and key_of(status) not in self._nameless:
+            self._nameless.add(key_of(status))
+            self._settle(self.quota.watch(status.st_ino, 0), status.st_blocks, 1)
 
     def _opened(self, descriptor: int) -> Handle:
         self._begin_use(descriptor)
         return super()._opened(descriptor)
 
     def release(self, handle: Handle) -> None:
-        """Close the file behind the handle; one without a name counts no longer."""
+        """Close the file behind the handle."""
         self._end_use(self.descriptor(handle))
         super().release(handle)
 
     def _end_use(self, descriptor: int) -> None:
         with self._books:
-            file = self._stat(descriptor)
-            self._inodes_open[file.inode] -= 1
-            if not self._inodes_open[file.inode]:
-                del self._inodes_open[file.inode]
-                if not file.links:
-                    self._settle(self.quota.watch(file.inode, file.blocks), 0, -1)
+            status = os.fstat(descriptor)
+            self._inodes_open[status.st_ino] -= 1
+            if not self._inodes_open[status.st_ino]:
+                del self._inodes_open[status.st_ino]
+            self._used(status)
+
+    def _used(self, status: os.stat_result) -> None:
+        """With the books: it is open once less, or has no number any more. Without a name it counts as long
+        as there is anything that keeps it on the flash.
+        """
+        key = key_of(status)
+        if status.st_nlink:
+            self._nameless.discard(key)
+        elif status.st_ino in self._inodes_open or key in self._nodes:
+            self._nameless.add(key)
+        else:
+            self._nameless.discard(key)
+            self._settle(self.quota.watch(status.st_ino, status.st_blocks), 0, -1)
+
+    def _placed(self, descriptor: int) -> None:
+        """Its last name may have been removed since it was found; or it never had one."""
+        if not os.fstat(descriptor).st_nlink:
+            with self._books:
+                status = os.fstat(descriptor)
+                if status.st_ino not in self._inodes_open:
+                    self._count_nameless(status)
+
+    def _drop(self, node: Node, place: Place) -> None:
+        with self._books:
+            super()._drop(node, place)
+            if place.key in self._nameless:  # others were never counted, perhaps, if the device removed them
+                self._used(os.fstat(place.descriptor))
 
     def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
         """Write at ``offset``, or at the file's end. Raises OSError: ENOSPC, with nothing written."""
@@ -279,11 +305,11 @@ class Bounded(Inodes):
             if not self._when_quiet(self._begin_counting):
                 return None
             files = self.quota.files
-            named = self._count()
+            named, removed = self._count(), self._removed()
             wrong = [0, 0]
 
             def end() -> None:
-                nameless = self._nameless()
+                nameless = self._without_name(removed)
                 wrong[0] = drifted(named[0] + nameless[0], *self._extent)
                 wrong[1] = drifted(named[1] + nameless[1], *sorted((files, self.quota.files)))
                 self.quota.recount(self.quota.used + wrong[0], self.quota.files + wrong[1])
@@ -293,14 +319,33 @@ class Bounded(Inodes):
     def _begin_counting(self) -> None:
         self._extent = (self.quota.used, self.quota.used)
 
-    def _nameless(self) -> Usage:
-        """The open files without a name, which nobody finds who counts."""
+    def _removed(self) -> set[Key]:
+        """Those with a number that have no name, whoever took it: there may be too many to look at with the
+        books.
+        """
+        with self._lock:
+            places = list(self._places.values())
+        found = set()
+        for place in places:
+            with contextlib.suppress(OSError):  # it was forgotten meanwhile
+                if not os.fstat(place.descriptor).st_nlink:
+                    found.add(place.key)
+        return found
+
+    def _without_name(self, removed: set[Key]) -> Usage:
+        """The files without a name that are open or have a number, which nobody finds who counts; with the
+        books.
+        """
+        nodes = [self._nodes[key] for key in removed | self._nameless if key in self._nodes]
+        descriptors = [self._places[node].descriptor for node in nodes]
+        descriptors += [file.descriptor for file in list(self._open.values())]
         found = {}
-        for handle in list(self._open):
+        for descriptor in descriptors:
             with contextlib.suppress(OSError):  # it was closed meanwhile
-                file = self._stat(self.descriptor(handle))
-                if not file.links:
-                    found[file.inode] = file.blocks * 512
+                status = os.fstat(descriptor)
+                if not status.st_nlink:
+                    found[key_of(status)] = status.st_blocks * 512
+        self._nameless = set(found)
         return sum(found.values()), len(found)
 
     def _when_quiet(self, action: Callable[[], None]) -> bool:

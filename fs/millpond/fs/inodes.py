@@ -40,15 +40,15 @@ _KEPT_FLAGS = os.O_ACCMODE | os.O_SYNC | os.O_DSYNC
 _CREATE_FLAGS = _KEPT_FLAGS | os.O_TRUNC
 _OPENED_HARMLESSLY = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)  # or not at all
 
-_Key = tuple[int, int]
+Key = tuple[int, int]
 
 
 @dataclass(slots=True)
-class _Place:
+class Place:
     """A file that was found ``lookups`` times and not yet forgotten."""
 
     descriptor: int
-    key: _Key
+    key: Key
     lookups: int = 0
     public: bool = False
 
@@ -73,7 +73,7 @@ class Inodes:
         self._public = public
         self._lock = threading.Lock()
         self.most = sys.maxsize
-        self._places = {ROOT: _Place(root, _key(os.fstat(root)), 1)}
+        self._places = {ROOT: Place(root, key_of(os.fstat(root)), 1)}
         self._nodes = {self._places[ROOT].key: ROOT}
         self._numbers = itertools.count(ROOT + 1)
         self._open: dict[Handle, _Open] = {}
@@ -143,12 +143,13 @@ class Inodes:
         except OSError:
             os.close(descriptor)
             raise
-        key = _key(status)
+        key = key_of(status)
         with self._lock:
             node = self._nodes.get(key)
             if node is None:
                 node = self._nodes[key] = Node(next(self._numbers))
-                self._places[node] = _Place(descriptor, key)
+                self._places[node] = Place(descriptor, key)
+                self._placed(descriptor)
                 descriptor = -1
             place = self._places[node]
             place.lookups += 1
@@ -166,8 +167,15 @@ class Inodes:
             place.lookups -= times
             if place.lookups > 0:
                 return
-            del self._places[node], self._nodes[place.key]
+            self._drop(node, place)
         os.close(place.descriptor)
+
+    def _placed(self, descriptor: int) -> None:
+        """A file has a number from now on; with the lock."""
+
+    def _drop(self, node: Node, place: Place) -> None:
+        """It has none any more; with the lock."""
+        del self._places[node], self._nodes[place.key]
 
     def inode(self, node: Node) -> int:
         """The number that the file system below has for it."""
@@ -414,7 +422,7 @@ class Inodes:
         return (found[number] for number in range(offset, len(found)))
 
     def _dot(self, directory: int, name: str) -> Entry:
-        top = _key(os.fstat(directory)) == self._places[ROOT].key  # what is above it is nobody's business
+        top = key_of(os.fstat(directory)) == self._places[ROOT].key  # what is above it is nobody's business
         status = os.stat("." if top else name, dir_fd=directory)
         return Entry(name, status.st_ino, stat.S_IFDIR)
 
@@ -427,7 +435,8 @@ class Inodes:
         )
 
 
-def _key(status: os.stat_result) -> _Key:
+def key_of(status: os.stat_result) -> Key:
+    """What tells a file from all others that are there."""
     return status.st_dev, status.st_ino
 
 

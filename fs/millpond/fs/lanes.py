@@ -21,6 +21,7 @@ from millpond.wire.deadline import Deadline
 from millpond.wire.message import Message
 
 R = TypeVar("R", bound=Message)
+T = TypeVar("T")
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 _FORGET_AT_ONCE = 64
 
@@ -119,6 +120,15 @@ class Lanes:
         if len(self.book.forgotten) >= _FORGET_AT_ONCE or self.book.is_urgent:
             self._ask_anything()
 
+    def make_room(self) -> bool:
+        """Have the server forget, with the next request, all that nobody uses here: what was removed takes
+        space until then. False if there is nothing.
+        """
+        with self.lock:
+            self.book.forget_idle()
+            self.book.is_urgent = bool(self.book.forgotten)
+            return self.book.is_urgent
+
     def close(self) -> None:
         """Say farewell on one, and hang up the others."""
         own = self._lane()
@@ -166,13 +176,22 @@ class Turn:
                 self._settle()
 
         try:
-            return once()
+            return self._with_room(once)
         except OSError as error:
             if error.errno != errno.ESTALE or not self._used:
                 raise
         for file in self._used:  # another lane may have let the server forget what it just found for this one
             file.memory = 0
-        return once()
+        return self._with_room(once)
+
+    def _with_room(self, once: Callable[[], T]) -> T:
+        """Who was refused for want of room has done nothing, and there may be more by now."""
+        while True:
+            try:
+                return once()
+            except OSError as error:
+                if error.errno != errno.ENOSPC or not self._lanes.make_room():
+                    raise
 
     def _settle(self) -> None:
         """What was forgotten before the request is not in its reply, but may be in those of other lanes."""
