@@ -16,10 +16,8 @@ from millpond.fs.listing import pack_entries
 from millpond.fs.locks import Holder
 from millpond.fs.master import Master
 from millpond.fs.naming_messages import MOST, Naming, Prepare, Prepared, Touched
-from millpond.fs.protocol import Forget, Release
 from millpond.fs.tree import Found, Node
 from millpond.fs.volume import Attributes, Entry, Handle, failure, within
-from millpond.wire.message import Message
 
 log = logging.getLogger(__name__)
 _MOST_PREPARED = 1024  # of one client
@@ -29,7 +27,7 @@ _ROOM = 64 << 20  # bytes that are left on the flash, or nothing is prepared: ot
 _FILES = 1024  # the same, of files
 _MOST_TIME = (1 << 40) * 10**9
 Keep = Callable[[Found, Handle], int]
-Do = Callable[[Message, bytes], object]
+Close = Callable[[Node, Handle], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +41,13 @@ class _File:
 
 class Preparing:
     """For ``holder``. ``keep`` notes that the client knows a file and has it open, and grants its attributes.
-    Raises OSError if it cannot. ``do`` performs a request as if the client had made it.
+    Raises OSError if it cannot. ``close`` undoes that, unless the client has.
     """
 
     def __init__(
-        self, tree: Inodes, guarded: Guarded, master: Master, holder: Holder, keep: Keep, do: Do
+        self, tree: Inodes, guarded: Guarded, master: Master, holder: Holder, keep: Keep, close: Close
     ) -> None:
-        self._tree, self._guarded, self._keep, self._do = tree, guarded, keep, do
+        self._tree, self._guarded, self._keep, self._close_and_forget = tree, guarded, keep, close
         self._master, self._holder = master, holder
         self._files: dict[Node, _File] = {}
         self._parents: Counter[Node] = Counter()
@@ -114,11 +112,6 @@ class Preparing:
         for node, file in list(self._files.items()):
             if file.directory == directory:
                 self._close_and_forget(node, file.handle)
-
-    def _close_and_forget(self, node: Node, handle: Handle) -> None:
-        with contextlib.suppress(OSError):  # the client has just done it
-            self._do(Release(handle), b"")
-            self._do(Forget((node,)), b"")
 
     def _may(self, node: Node) -> bool:
         """Whether names can be made there, and there is room to spare."""

@@ -1,13 +1,11 @@
-"""Edge: how each request of a client is done on a volume, and what the client knows and has open there."""
+"""Edge: how each request of a client is done on a volume."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
 import stat
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import singledispatchmethod
@@ -17,12 +15,8 @@ from millpond.fs import fetch_messages as f
 from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
-from millpond.fs.guarded import ClientGuard, Guarded
-from millpond.fs.inodes import Inodes
+from millpond.fs.holdings import ROOT_INODE, Holdings
 from millpond.fs.listing import pack_entries
-from millpond.fs.locks import Holder
-from millpond.fs.master import Master
-from millpond.fs.preparing import Preparing
 from millpond.fs.setting import asked_changes
 from millpond.fs.tree import ROOT, Buffer, Found, Node
 from millpond.fs.volume import MAX_TRANSFER, Attributes, Handle, failure, within
@@ -31,80 +25,19 @@ from millpond.wire.errors import ProtocolError
 from millpond.wire.message import Message
 
 Reply = tuple[Message, bytes | FileSlice]
-_MOST_FILES = 4096  # that one client may have open: descriptors are for all of them
 _LARGE = 1 << 16
 _MAX_OFFSET = (1 << 63) - 1
 _CREATE_FLAGS = os.O_ACCMODE | os.O_EXCL | os.O_TRUNC | os.O_SYNC | os.O_DSYNC
-_ROOT_INODE = 0  # as its own number may be that of a file of another file system
 _DONE: Reply = (p.Done(), b"")
 
 
-class Requests:
+class Requests(Holdings):
     """The requests of one client on ``tree``, whose locks ``master`` has. Threads may call at once."""
-
-    def __init__(self, tree: Inodes, master: Master, name: bytes | None = None) -> None:
-        self._plain, self._master = tree, master
-        self.holder: Holder = master.join(name)
-        self._tree = Guarded(tree, ClientGuard(master, self.holder))
-        self._preparing = Preparing(tree, self._tree, master, self.holder, self._prepared, self.do)
-        self._nodes: dict[Node, None] = {}
-        self._handles: dict[Handle, Node] = {}
-        self._keeping: dict[Handle, int] = {}
-        self._in_use: dict[Node, int] = {}
-        self._lock = threading.Lock()
-        self.closed = False
-
-    @property
-    def open_files(self) -> int:
-        """How many files the client has open."""
-        return len(self._handles) - self._preparing.count
-
-    def close(self) -> None:
-        """Close what the client left open, and forget what it knew."""
-        with self._lock:  # what is still under way leaves nothing behind
-            self.closed = True
-            handles, self._handles = self._handles, {}
-            nodes, self._nodes = self._nodes, {}
-        self._master.leave(self.holder)
-        self._preparing.close()
-        for handle in handles:
-            with contextlib.suppress(OSError):  # nobody is left to hear of it
-                self._tree.release(handle)
-        for node in nodes:
-            self._plain.forget(node, 1)
-
-    def _node(self, number: int) -> Node:
-        node = Node(number)
-        if node not in self._nodes and node != ROOT:
-            raise failure(errno.ESTALE)
-        return node
-
-    def _changing(self, number: int) -> Node:
-        """A node that is to be changed: not what holds a public part and others. Raises OSError: EROFS."""
-        node = self._node(number)
-        if node == ROOT and self._plain.is_divided:
-            raise failure(errno.EROFS)
-        return node
 
     def _directory(self, number: int) -> tuple[Node, int]:
         """One to be changed, and its grant of before: others' changes after it recall what the reply says."""
         node = self._changing(number)
         return node, self._share(node)
-
-    def _own(self, number: int) -> Handle:
-        self._behind(Handle(number))
-        return Handle(number)
-
-    def _behind(self, handle: Handle) -> Node:
-        try:
-            return self._handles[handle]
-        except KeyError:
-            raise failure(errno.EBADF) from None
-
-    def _share(self, node: Node) -> int:
-        if node == ROOT:  # nobody changes it
-            return self._master.share(self.holder, _ROOT_INODE)
-        return self._master.share(self.holder, self._plain.inode(node)) if self._plain.is_public(node) else 0
 
     def _found(self, found: Found, named: int = 0) -> p.FoundIs:
         """The client knows the file from now on. Its attributes are looked at once they are granted."""
@@ -126,31 +59,6 @@ class Requests:
 
     def _may_read(self, node: Node, attributes: Attributes) -> bool:
         return stat.S_ISREG(attributes.mode) and self._plain.may_read(node)
-
-    def _keep(self, node: Node) -> None:
-        """It counts once, however often it is found."""
-        with self._lock:
-            known = node in self._nodes or node == ROOT
-            if not known and not self.closed:
-                self._nodes[node] = None
-        if known or self.closed:
-            self._plain.forget(node, 1)
-        while self._plain.is_full:
-            self._forget_oldest(node)
-
-    def _forget_oldest(self, but: Node) -> None:
-        """What was found longest ago; a client that still uses it hears ESTALE, and finds it again by name.
-        Raises OSError: ENFILE if all the room is taken by others.
-        """
-        with self._lock:
-            oldest = next((node for node in self._nodes if node != but and not self._is_used(node)), None)
-            if oldest is None:
-                raise failure(errno.ENFILE)
-            del self._nodes[oldest]
-        self._plain.forget(oldest, 1)
-
-    def _is_used(self, node: Node) -> bool:
-        return node in self._in_use or self._preparing.needs(node)
 
     def _done(self, operation: Callable[..., None], *arguments: object) -> Reply:
         operation(*arguments)
@@ -222,14 +130,7 @@ class Requests:
     @perform.register
     def _(self, request: p.Forget, _payload: Buffer) -> Reply:
         for number in request.nodes:
-            node = Node(number)
-            with self._lock:
-                known = node in self._nodes and not self._is_used(node)
-                if known:
-                    del self._nodes[node]
-            if known:
-                self._master.forget(self.holder, self._plain.inode(node))
-                self._plain.forget(node, 1)
+            self._forget(Node(number))
         return _DONE
 
     @perform.register
@@ -332,35 +233,16 @@ class Requests:
         except OSError:
             self._plain.forget(made.node, 1)
             raise
-        return p.Opened(handle, direct, self._made(made, parent, granted)), b""
-
-    def _opened(self, handle: Handle, node: Node, keeps: bool) -> bool:
-        """The client has opened the file; whether it must not keep what it reads."""
-        with self._lock:
-            if not self.closed:
-                return self._kept_open(handle, node, keeps)
-        self._tree.release(handle)
-        raise failure(errno.ESTALE)
-
-    def _kept_open(self, handle: Handle, node: Node, keeps: bool) -> bool:
-        self._handles[handle] = node
-        self._in_use[node] = self._in_use.get(node, 0) + 1
-        if not (keeps and self._plain.is_public(node)):
-            return True
-        inode = self._plain.inode(node)
-        if self._master.opened(self.holder, inode):
-            self._keeping[handle] = inode
-            return False
-        return True
+        try:
+            return p.Opened(handle, direct, self._made(made, parent, granted)), b""
+        except OSError:  # the client does not hear of it
+            self._close_and_forget(made.node, handle)
+            raise
 
     def _await_device(self, keeps: bool) -> None:
         """Before anything is done: who may not wait for it asks again elsewhere."""
         if keeps:
             self._master.await_device()
-
-    def _require_room(self, more: int = 1) -> None:
-        if len(self._handles) + more > _MOST_FILES:
-            raise failure(errno.EMFILE)
 
     @perform.register
     def _(self, request: p.Open, _payload: Buffer) -> Reply:
@@ -446,31 +328,12 @@ class Requests:
 
     @perform.register
     def _(self, request: p.Release, _payload: Buffer) -> Reply:
-        with self._lock:  # another lane may say the same
-            handle = self._own(request.handle)
-            node = self._handles.pop(handle)
-            self._in_use[node] -= 1
-            if not self._in_use[node]:
-                del self._in_use[node]
-        self._preparing.forget(node, handle)
-        if (inode := self._keeping.pop(handle, None)) is not None:  # another lane may have forgotten the node
-            self._master.closed(self.holder, inode)
-        return self._done(self._tree.release, handle)
+        return self._done(self._release, request.handle)
 
     @perform.register
     def _(self, request: n.Prepare, _payload: Buffer) -> Reply:
         self._require_room(request.count)
         return self._preparing.answer(request, self._changing)
-
-    def _prepared(self, found: Found, handle: Handle) -> int:
-        """The client knows it, and has it open, though nobody could find it."""
-        try:
-            self._opened(handle, found.node, keeps=True)
-        except OSError:
-            self._plain.forget(found.node, 1)
-            raise
-        self._keep(found.node)
-        return self._share(found.node)
 
     @perform.register
     def _(self, request: n.Tell, _payload: Buffer) -> Reply:
@@ -487,7 +350,7 @@ class Requests:
 
     @perform.register
     def _(self, request: r.LockRequest, _payload: Buffer) -> Reply:
-        return self._master.files.perform(self.holder, _ROOT_INODE, request), b""
+        return self._master.files.perform(self.holder, ROOT_INODE, request), b""
 
     @perform.register
     def _(self, _request: p.GetStatistics, _payload: Buffer) -> Reply:
