@@ -38,7 +38,7 @@ def _run(directory: Path, seed: int) -> int:
     _write_data(fleet, directory, seed)
     shutil.copy(_example("digits.toml"), directory / "digits.toml")
     command = [sys.executable, "-m", "millpond.host.main", "demo-inside", str(directory), str(seed)]
-    return emulator.emulate(fleet, command)
+    return emulator.emulate(fleet, command, accepts=True)
 
 
 def _check_ours(directory: Path) -> None:

@@ -16,6 +16,7 @@ from millpond.host.api import JobInfo
 from millpond.host.client import Client
 from millpond.host.demo import DEVICES, TRACER
 from millpond.host.record import Round
+from millpond.linux.sandbox import accept_signals
 from millpond.linux.syscalls import die_with_parent
 from millpond.train import jobfile
 from millpond.wire.control import SSH_PORT
@@ -29,6 +30,7 @@ ACCURACY = 0.95
 def run(directory: Path, seed: int) -> int:
     """Train, look around, report. Returns an exit code."""
     die_with_parent(signal.SIGKILL)
+    accept_signals()
     started = time.monotonic()
     console = views.console()
     fleet = directory / "fleet"

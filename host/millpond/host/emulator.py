@@ -24,7 +24,7 @@ from millpond.images.qemu import QemuBoard, QemuSpec
 from millpond.linux.logs import rotate
 from millpond.linux.network import loopback_up
 from millpond.linux.reaping import reap_orphans
-from millpond.linux.sandbox import Sandbox, accept_signals, exit_code, spawn
+from millpond.linux.sandbox import HANDED_ON, Sandbox, accept_signals, exit_code, spawn
 from millpond.wire.errors import LocalError
 
 TEND_SECONDS = 0.1
@@ -33,15 +33,17 @@ STOP_SECONDS = 20.0
 SAME_SECONDS = 1.0  # one Ctrl-C arrives from the terminal and from those it has reached before
 
 
-def emulate(fleet: Fleet, command: list[str] | None = None) -> int:
+def emulate(fleet: Fleet, command: list[str] | None = None, *, accepts: bool = False) -> int:
     """Run a machine with the fleet's boards and daemon, until Ctrl-C or the end of ``command``, run inside.
+    One that ``accepts`` signals itself (``accept_signals``) gets none before: a Python that is still loading
+    answers Ctrl-C with a traceback.
 
     Returns the exit code of the command, 0 without one. Raises LocalError if this system cannot do it, or if
     the fleet is being emulated already. The lock is held by all inside, so for as long as any of them lives.
     """
     check_prerequisites()
     with locked(fleet.directory / "emulator.lock", f"{fleet.directory} is being emulated already"):
-        return _run_machine(Machine(fleet, command))
+        return _run_machine(Machine(fleet, command, accepts))
 
 
 def _run_machine(machine: Machine) -> int:
@@ -89,8 +91,8 @@ def _board(fleet: Fleet, device: DeviceConfig) -> Board:
 class Machine:
     """What runs in an emulated machine: boards, the host daemon and, if there is one, a command."""
 
-    def __init__(self, fleet: Fleet, command: list[str] | None) -> None:
-        self._fleet, self._command = fleet, command
+    def __init__(self, fleet: Fleet, command: list[str] | None, accepts: bool) -> None:
+        self._fleet, self._command, self._accepts = fleet, command, accepts
         self._backplane = Backplane([_board(fleet, device) for device in fleet.config.device])
         self._daemon: subprocess.Popen[bytes] | None = None
         self._daemon_started = 0.0
@@ -104,13 +106,21 @@ class Machine:
         accept_signals()
         self._backplane.power_on()
         self._start_daemon()
-        command = subprocess.Popen(self._command) if self._command else None
+        command = self._start_command() if self._command else None
         while not self._interrupted and (command is None or command.poll() is None):
             self._tend(command)
             time.sleep(TEND_SECONDS)
         code = self._end(command)
         self._stop()
         return code
+
+    def _start_command(self) -> subprocess.Popen[bytes]:
+        assert self._command
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON if self._accepts else ())  # it inherits it
+        try:
+            return subprocess.Popen(self._command)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _interrupt(self, number: int, _frame: object) -> None:
         now = time.monotonic()
