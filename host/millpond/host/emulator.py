@@ -106,7 +106,7 @@ class Machine:
         accept_signals()
         self._backplane.power_on()
         self._start_daemon()
-        command = self._start_command() if self._command else None
+        command = self._start_command()
         while not self._interrupted and (command is None or command.poll() is None):
             self._tend(command)
             time.sleep(TEND_SECONDS)
@@ -114,8 +114,9 @@ class Machine:
         self._stop()
         return code
 
-    def _start_command(self) -> subprocess.Popen[bytes]:
-        assert self._command
+    def _start_command(self) -> subprocess.Popen[bytes] | None:
+        if not self._command:
+            return None
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON if self._accepts else ())  # it inherits it
         try:
             return subprocess.Popen(self._command)
