@@ -15,7 +15,7 @@ import stat
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from millpond.fs.making import (
     SAFE_FLAGS,
@@ -51,6 +51,8 @@ class Place:
     key: Key
     lookups: int = 0
     public: bool = False
+    unseen: bool = False
+    """Whether it may be changed through a map, of which nobody is told."""
 
 
 @dataclass(slots=True)
@@ -64,13 +66,16 @@ class Inodes:
 
     ``chown_new`` gives new files to whom they are made for: for real root only. ``public`` is the name in the
     root below which files are public; no name crosses that border (EXDEV), and ``statfs`` tells of what is
-    there. There should be at most ``most`` descriptors. Several threads may call at once, but none may use
-    what another one forgets or releases.
+    there. What is not public may be kept for ``keep`` seconds: by the only one who changes it. There should
+    be at most ``most`` descriptors. Several threads may call at once, but none may use what another one
+    forgets or releases.
     """
 
-    def __init__(self, root: int, *, chown_new: bool = False, public: bytes | None = None) -> None:
+    def __init__(
+        self, root: int, *, chown_new: bool = False, public: bytes | None = None, keep: float = 0.0
+    ) -> None:
         self._make = Maker(chown_new=chown_new)
-        self._public = public
+        self._public, self._keep = public, keep
         self._lock = threading.Lock()
         self.most = sys.maxsize
         self._places = {ROOT: Place(root, key_of(os.fstat(root)), 1)}
@@ -95,9 +100,12 @@ class Inodes:
                 os.close(place.descriptor)
 
     def lookup(self, parent: Node, name: bytes) -> Found:
-        """The file with this name."""
-        found = os.open(one_name(name), _PLACE, dir_fd=self._at(parent))
-        return self._found(found, self._below(parent, name))
+        """The file with this name. Those at the top are not kept: when no descriptors are left, a kernel
+        forgets all that is below a name that it asks for in vain.
+        """
+        place = os.open(one_name(name), _PLACE, dir_fd=self._at(parent))
+        found = self._found(place, self._below(parent, name))
+        return replace(found, name_seconds=0.0) if parent == ROOT else found
 
     def _below(self, parent: Node, name: bytes) -> bool:
         """Whether what has this name is public."""
@@ -136,7 +144,7 @@ class Inodes:
         public = self.is_public(start) or (bool(names) and self._below(start, names[0]))
         return self._found(here, public)
 
-    def _found(self, descriptor: int, public: bool) -> Found:
+    def _found(self, descriptor: int, public: bool, unseen: bool = False) -> Found:
         """The file whose place this is; the descriptor is kept, or closed."""
         try:
             status = os.fstat(descriptor)
@@ -153,10 +161,13 @@ class Inodes:
                 descriptor = -1
             place = self._places[node]
             place.lookups += 1
-            place.public = place.public or public
+            place.public, place.unseen = place.public or public, place.unseen or unseen
         if descriptor >= 0:
             os.close(descriptor)
-        return Found(node, attributes(status))
+        return Found(node, attributes(status), self._seconds(place), 0.0 if place.public else self._keep)
+
+    def _seconds(self, place: Place) -> float:
+        return 0.0 if place.public or place.unseen else self._keep
 
     def forget(self, node: Node, times: int) -> None:
         """It was found so often and is of no more interest."""
@@ -208,8 +219,11 @@ class Inodes:
         return may and names_are_bytes(at)
 
     def _at(self, node: Node) -> int:
+        return self._place(node).descriptor
+
+    def _place(self, node: Node) -> Place:
         try:
-            return self._places[node].descriptor
+            return self._places[node]
         except KeyError:
             raise failure(errno.ESTALE) from None
 
@@ -227,7 +241,8 @@ class Inodes:
 
     def getattr(self, node: Node) -> Known:
         """The attributes of a file."""
-        return Known(attributes(os.fstat(self._at(node))))
+        place = self._place(node)
+        return Known(attributes(os.fstat(place.descriptor)), self._seconds(place))
 
     def setattr(self, node: Node, changes: Changes, handle: Handle | None = None) -> Known:
         """Change attributes. The mode comes last: to change the owner takes bits from it."""
@@ -241,7 +256,7 @@ class Inodes:
             set_mode(place, permissions(changes.mode & 0o177777))
         if changes.atime is not None or changes.mtime is not None:
             syscalls.set_times(itself(place), _time(changes.atime), _time(changes.mtime))
-        return Known(attributes(os.fstat(place)))
+        return self.getattr(node)
 
     def _truncate(self, place: int, size: int, handle: Handle | None) -> None:
         if handle is not None:
@@ -314,7 +329,8 @@ class Inodes:
                 raise
             raise failure(errno.ESTALE) from None  # the kernel looks again, and whether it may be opened
         try:
-            found = self._found(os.open(itself(made), os.O_PATH | os.O_CLOEXEC), self._below(parent, name))
+            place = os.open(itself(made), os.O_PATH | os.O_CLOEXEC)
+            found = self._found(place, self._below(parent, name), _may_map(flags))
         except OSError:
             os.close(made)
             raise
@@ -354,10 +370,12 @@ class Inodes:
 
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file; EPERM for any other."""
-        place = self._at(node)
-        if not stat.S_ISREG(os.fstat(place).st_mode):  # before it is opened: that may do something to others
+        place = self._place(node)
+        here = place.descriptor
+        if not stat.S_ISREG(os.fstat(here).st_mode):  # before it is opened: that may do something to others
             raise failure(errno.EPERM)
-        return self._opened(open_beside(itself(place), flags & _CREATE_FLAGS | SAFE_FLAGS & ~os.O_NOFOLLOW))
+        place.unseen = place.unseen or _may_map(flags)
+        return self._opened(open_beside(itself(here), flags & _CREATE_FLAGS | SAFE_FLAGS & ~os.O_NOFOLLOW))
 
     def _opened(self, descriptor: int) -> Handle:
         handle = Handle(next(self._handles))
@@ -438,6 +456,11 @@ class Inodes:
 def key_of(status: os.stat_result) -> Key:
     """What tells a file from all others that are there."""
     return status.st_dev, status.st_ino
+
+
+def _may_map(flags: int) -> bool:
+    """Whether who opens a file so may map it to write."""
+    return flags & os.O_ACCMODE == os.O_RDWR
 
 
 def _or_keep(number: int | None) -> int:

@@ -33,7 +33,8 @@ class Kernel:
     further ``options``. Raises LocalError if it cannot be mounted, or the kernel's protocol is too old.
 
     ``complaint`` says why files of ``backing``, an open directory, cannot be handed to the kernel; nothing,
-    if they can. ``keeps_names``: it may be told that it may keep names, for ``drop_names`` works.
+    if they can. ``keeps_names``: it may be told that it may keep names, for ``drop_names`` works, or nobody
+    takes back those in ``backing``.
     ``asked`` counts its requests.
     """
 
@@ -76,7 +77,7 @@ class Kernel:
         if (major, minor) < (abi.MAJOR, 31):
             raise LocalError(f"{self.mountpoint}: the kernel speaks FUSE {major}.{minor}; 7.31 is needed")
         offered = Feature(low | high << 32 if low & Feature.INIT_EXT else low)
-        self.keeps_names = minor >= abi.DROPS_NAMES_SINCE
+        self.keeps_names = minor >= abi.DROPS_NAMES_SINCE or self._backing is not None
         agreed = offered & (_WANTED | _LOCKING | (_KEEPING if self._backing is None else Feature.PASSTHROUGH))
         depth = _STACKED if agreed & Feature.PASSTHROUGH else 0
         self.reply(header, [abi.pack_init(agreed, MAX_TRANSFER, depth)])

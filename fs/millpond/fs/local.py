@@ -28,6 +28,11 @@ from millpond.linux.syscalls import die_with_parent
 from millpond.linux.uids import has_many_uids
 from millpond.wire.errors import LocalError, MillpondError
 
+_KEPT_SECONDS = 1.0
+"""What is private, by the kernel: only this mount changes it. Not for long: what the file system below does
+by itself, when it finds blocks for what was written, nobody tells.
+"""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Mount and serve until the end. Returns 0, or 1 with one line on standard error."""
@@ -71,7 +76,7 @@ def _mount(arguments: argparse.Namespace) -> None:
         mounted.callback(os.close, root)
         complaint = "" if binding == "fuse-python" else raw.why_no_passthrough(mountpoint, root)
         by_path = binding == "fuse-python" or (binding == "auto" and bool(complaint))
-        inodes = Inodes(root, chown_new=_gives_away(), public=PUBLIC.encode())
+        inodes = Inodes(root, chown_new=_gives_away(), public=PUBLIC.encode(), keep=_KEPT_SECONDS)
         tree: Tree = inodes
         if arguments.locks:
             guard = mounted.enter_context(DeviceGuard(arguments.locks))

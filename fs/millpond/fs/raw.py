@@ -281,21 +281,23 @@ class Binding:
         flags, _ = abi.OPEN.unpack_from(body)
         node = Node(header.node)
         handle = self._tree.open(node, flags)
-        return [self._opened(node, handle)]
+        return [self._opened(node, handle, flags)]
 
     def _create(self, header: Header, body: memoryview) -> Reply:
         flags, mode, _, _ = abi.CREATE.unpack_from(body)
         (name,) = abi.names(body[abi.CREATE.size :])
         found, handle = self._tree.create(Node(header.node), name, flags, mode, _owner(header))
-        return [*self._entry(found), self._opened(found.node, handle)]
+        return [*self._entry(found), self._opened(found.node, handle, flags)]
 
-    def _opened(self, node: Node, handle: Handle) -> bytes:
+    def _opened(self, node: Node, handle: Handle, flags: int) -> bytes:
         access = self._tree.access(handle)
         if access is Access.KEPT:
             return abi.pack_opened(handle, abi.OPEN_KEEP_CACHE)
         if access is Access.KERNEL:
             backing = self._backings.open(node, handle, self._tree.descriptor(handle))
             if backing is not None:
+                if flags & os.O_ACCMODE == os.O_RDWR:  # a map changes it, and the kernel does not notice
+                    self._kernel.drop(node, data=False)
                 return abi.pack_opened(handle, abi.OPEN_PASSTHROUGH, backing)
         return abi.pack_opened(handle, abi.OPEN_DIRECT_IO)
 
@@ -318,6 +320,7 @@ class Binding:
         dropped = stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0)
         if mode & dropped:
             self._tree.setattr(node, Changes(mode=stat.S_IMODE(mode) & ~dropped))
+            self._kernel.drop(node, data=False)
 
     def _statfs(self, _header: Header, _body: memoryview) -> Reply:
         return [abi.pack_statistics(self._tree.statfs())]
