@@ -19,7 +19,8 @@ from millpond.fs.by_path import ByPath
 from millpond.fs.fuse import mount_and_serve
 from millpond.fs.inodes import Inodes
 from millpond.fs.layout import prepare
-from millpond.fs.mounts import unmount
+from millpond.fs.mount_numbers import told
+from millpond.fs.mounts import read_ahead, unmount
 from millpond.linux.sandbox import enter_user_namespace
 from millpond.linux.syscalls import CLONE_NEWNS
 from millpond.linux.uids import has_many_uids
@@ -41,6 +42,25 @@ def kind(request: pytest.FixtureRequest, world: World) -> str:
 
 def mounted(path: Path) -> bool:
     return any(line.split()[4] == str(path) for line in Path("/proc/self/mountinfo").read_text().splitlines())
+
+
+def test_a_file_read_in_order_is_asked_for_in_large_parts(world: World, with_both: WithBoth) -> None:
+    def body() -> None:
+        if not os.access("/sys/class/bdi", os.W_OK):
+            return  # root of this namespace alone cannot say so
+        (world.device / "public" / "f").write_bytes(bytes(8 << 20))
+        with (world.host / "public" / "f").open("rb", buffering=1 << 16) as file:
+            while file.read(1 << 16):
+                pass
+        (mount,) = told(world.numbers, "csd0")
+        assert 8 <= mount.asked["read"] <= 16
+
+    with_both(body)
+
+
+def test_read_ahead_can_be_set_of_what_is_mounted_alone(tmp_path: Path) -> None:
+    assert not read_ahead(tmp_path / "none", 1 << 20)
+    assert not read_ahead(Path("/proc"), 1 << 20)  # it has none
 
 
 def test_errors_of_mounting(fuse_usable: None, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from millpond.fs import abi
 from millpond.fs.abi import Code, Feature, Header
+from millpond.fs.mounts import read_ahead
 from millpond.fs.tree import Buffer
 from millpond.fs.volume import MAX_TRANSFER
 from millpond.linux import syscalls
@@ -81,6 +82,8 @@ class Kernel:
         agreed = offered & (_WANTED | _LOCKING | (_KEEPING if self._backing is None else Feature.PASSTHROUGH))
         depth = _STACKED if agreed & Feature.PASSTHROUGH else 0
         self.reply(header, [abi.pack_init(agreed, MAX_TRANSFER, depth)])
+        if self._backing is None:
+            read_ahead(self.mountpoint, MAX_TRANSFER)
         self.complaint = self._try() if agreed & Feature.PASSTHROUGH else "the kernel cannot (Linux 6.9 can)"
 
     def _try(self) -> str:

@@ -43,6 +43,30 @@ def unmount(mountpoint: Path) -> bool:
     return True
 
 
+def read_ahead(mountpoint: Path, size: int) -> bool:
+    """Have the kernel ask for so many bytes at once of a file on this mount that is read in order: by itself
+    128 KiB. Asks the kernel alone. False if this user may not: it takes root of the whole machine.
+    """
+    try:
+        device = _device_of(mountpoint)
+        Path("/sys/class/bdi", device, "read_ahead_kb").write_text(f"{size >> 10}\n")
+    except OSError:
+        return False
+    return True
+
+
+def _device_of(mountpoint: Path) -> str:
+    """Its number, as MAJOR:MINOR. Raises OSError."""
+    place = os.open(mountpoint, os.O_PATH | os.O_CLOEXEC)
+    try:
+        said = Path(f"/proc/self/fdinfo/{place}").read_text()
+    finally:
+        os.close(place)
+    number = said.partition("mnt_id:")[2].split()[0]
+    mounts = (line.split(" ", 3) for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return next((device for mount, _, device, _ in mounts if mount == number), "")
+
+
 def is_volume(mountpoint: Path) -> bool:
     """Whether what is mounted on ``mountpoint`` is a volume, a dead one too, not one that nobody sees below
     what was mounted later on a directory above it. Asks the kernel alone.
