@@ -39,6 +39,7 @@ _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_FLAGS = os.O_ACCMODE | os.O_SYNC | os.O_DSYNC
 _CREATE_FLAGS = _KEPT_FLAGS | os.O_TRUNC
 _OPENED_HARMLESSLY = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)  # or not at all
+_FEW = 10_000  # descriptors: more than there are files found in a second
 
 Key = tuple[int, int]
 
@@ -100,12 +101,12 @@ class Inodes:
                 os.close(place.descriptor)
 
     def lookup(self, parent: Node, name: bytes) -> Found:
-        """The file with this name. Those at the top are not kept: when no descriptors are left, a kernel
-        forgets all that is below a name that it asks for in vain.
+        """The file with this name. Those at the top are not kept once descriptors run short: when none are
+        left, a kernel forgets all that is below a name that it asks for in vain.
         """
         place = os.open(one_name(name), _PLACE, dir_fd=self._at(parent))
         found = self._found(place, self._below(parent, name))
-        return replace(found, name_seconds=0.0) if parent == ROOT else found
+        return replace(found, name_seconds=0.0) if parent == ROOT and self._left < _FEW else found
 
     def _below(self, parent: Node, name: bytes) -> bool:
         """Whether what has this name is public."""
@@ -114,7 +115,11 @@ class Inodes:
     @property
     def is_full(self) -> bool:
         """Whether there are as many descriptors as there may be."""
-        return len(self._places) + len(self._open) > self.most
+        return self._left < 0
+
+    @property
+    def _left(self) -> int:
+        return self.most - len(self._places) - len(self._open)
 
     @property
     def is_divided(self) -> bool:

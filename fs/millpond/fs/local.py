@@ -77,6 +77,7 @@ def _mount(arguments: argparse.Namespace) -> None:
         complaint = "" if binding == "fuse-python" else raw.why_no_passthrough(mountpoint, root)
         by_path = binding == "fuse-python" or (binding == "auto" and bool(complaint))
         inodes = Inodes(root, chown_new=_gives_away(), public=PUBLIC.encode(), keep=_KEPT_SECONDS)
+        inodes.most = _most_descriptors()
         tree: Tree = inodes
         if arguments.locks:
             guard = mounted.enter_context(DeviceGuard(arguments.locks))
@@ -89,7 +90,6 @@ def _mount(arguments: argparse.Namespace) -> None:
 
 def _mount_raw(tree: Tree, root: int, mountpoint: Path, name: str, complaint: str) -> None:
     how = f"by this process ({complaint})" if complaint else "by the kernel itself (FUSE passthrough)"
-    _remember_many_files()
     raw.mount_and_serve(tree, mountpoint, name=name, backing=root, on_ready=lambda _: _say_ready(how))
 
 
@@ -117,10 +117,11 @@ def _gives_away() -> bool:
     return os.geteuid() == 0 and has_many_uids()
 
 
-def _remember_many_files() -> None:
-    """Each file that the kernel remembers has a descriptor here."""
+def _most_descriptors() -> int:
+    """As many as may be: each file that the kernel remembers has one here."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most if most != resource.RLIM_INFINITY else sys.maxsize
 
 
 def _say_ready(how: str) -> None:
