@@ -11,6 +11,7 @@ from pathlib import Path
 
 from conformance import places
 from conformance.results import Entry
+from millpond.fs.layout import PRIVATE, PUBLIC
 
 Update = Callable[[Sequence[Entry]], None]
 """What a part has to say so far."""
@@ -19,7 +20,12 @@ EXCLUSIVE = "host_exclusive"
 HOSTS = {"host": True, EXCLUSIVE: False}
 """The host's mounts, and whether their server gives new files away."""
 
-EXERCISED = ("device", *HOSTS)
+EXERCISED = ("device", "device_private", *HOSTS)
+
+
+def part_of(mount: str) -> str:
+    """The part of the volume in which a mount is tested."""
+    return PRIVATE if mount.endswith("_private") else PUBLIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,4 +47,4 @@ class Context:
         point.mkdir(exist_ok=True)
         if mount in HOSTS:
             return places.host(self.flash, point, self.scratch / "socket", gives_away=HOSTS[mount])
-        return places.device(self.flash, point, "raw" if mount == "device" else "fuse-python")
+        return places.device(self.flash, point, "fuse-python" if mount == "device_fusepython" else "raw")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from millpond.fs.inodes import Inodes
-from millpond.fs.layout import PUBLIC, prepare
+from millpond.fs.layout import PRIVATE, PUBLIC, prepare
 from millpond.fs.lock_server import accept_all
 from millpond.fs.master import Master
 from millpond.fs.mount_numbers import told
@@ -44,6 +44,7 @@ def make_flash(scratch: Path) -> tuple[Path, str]:
     commands = (["mke2fs", "-q", "-t", "ext4", str(image)], ["mount", "-o", "loop", str(image), str(flash)])
     kind = "ext4" if all(_works(command) for command in commands) else "tmpfs"
     prepare(flash)
+    (flash / PRIVATE).chmod(0o755)  # those whom the tests try things as have to get there
     return flash, kind
 
 

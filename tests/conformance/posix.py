@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from conformance import exercisers, places, results
-from conformance.context import EXCLUSIVE, EXERCISED, HOSTS, Context, Update
+from conformance.context import EXCLUSIVE, EXERCISED, HOSTS, Context, Update, part_of
 from conformance.results import Entry, Survived
 from conformance.suite import Suite
 from conformance.tap import Outcomes
@@ -13,6 +13,7 @@ from millpond.fs.layout import PUBLIC
 
 TITLES = {
     "device": "the device's mount",
+    "device_private": "the device's mount, its private part",
     "device_fusepython": "the device's mount through fuse-python",
     "host": "the host's mount",
     EXCLUSIVE: "the host's mount with directories of its own",
@@ -48,7 +49,7 @@ class Posix:
             return None, {}
         suite = Suite(folder, self._arguments.match, context.kind, context.scratch)
         context.say(f"pjdfstest takes every mount for {context.kind}")
-        backing = suite.run(self._place(context.flash, "backing"))
+        backing = suite.run(_place(context.flash / PUBLIC, "backing"))
         self._add(results.backing_entry(backing, context.kind))
         return suite, backing
 
@@ -62,16 +63,11 @@ class Posix:
         with self._context.mounted(mount, point) as how:
             self._context.say(f"{mount}: {how}")
             if suite:
-                found = suite.run(self._place(point, mount))
+                found = suite.run(_place(point / part_of(mount), mount))
                 title, figure = f"{TITLES[mount]} ({how})", f"pjdfstest_{mount}_percent"
                 self._add(results.mount_entry(figure, title, found, backing, self._context.kind))
             if mount in EXERCISED:
                 self._exercise(mount, point)
-
-    def _place(self, top: Path, name: str) -> Path:
-        place = top / PUBLIC / name
-        place.mkdir()
-        return place
 
     def _folder(self, name: str) -> Path | None:
         folder: Path | None = getattr(self._arguments, name)
@@ -83,7 +79,7 @@ class Posix:
             if folder is None:
                 continue
             try:
-                found = exercise(folder.resolve() / name, self._place(point, f"{name}-{mount}"))
+                found = exercise(folder.resolve() / name, _place(point / part_of(mount), f"{name}-{mount}"))
             except OSError as error:  # of the mount
                 found = Survived(0, str(error))
             self._exercised[name][mount] = found
@@ -93,8 +89,8 @@ class Posix:
         return exercisers.fsx(program, place, self._context.scratch, self._operations("fsx"))
 
     def _fsstress(self, program: Path, place: Path) -> Survived:
-        below = self._context.flash / PUBLIC / place.name
         count, mountpoint = self._operations("fsstress"), place.parents[1]
+        below = self._context.flash / part_of(mountpoint.name) / place.name
         if mountpoint.name not in HOSTS:
             return exercisers.fsstress(program, place, below, count)
         beside = places.beside_of(mountpoint) / PUBLIC / place.name
@@ -112,6 +108,12 @@ class Posix:
             missing = f"{name.upper()}=DIR names a folder with it"
             entries.append(results.survival_entry(name, self._operations(name), found, missing))
         return entries
+
+
+def _place(top: Path, name: str) -> Path:
+    place = top / name
+    place.mkdir()
+    return place
 
 
 def run(context: Context, update: Update) -> None:
