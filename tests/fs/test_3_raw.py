@@ -337,24 +337,6 @@ def test_nobody_opens_by_making_what_he_may_not(world: World, on_device: OnDevic
     on_device(body)
 
 
-def test_writing_takes_set_id_bits_away(world: World, on_device: OnDevice) -> None:
-    def body(top: Path) -> None:
-        (top.parent.parent).chmod(0o755)
-        top.chmod(0o777)
-        (top / "f").touch()
-        (top / "f").chmod(0o6777)
-        file = os.open(top / "f", os.O_RDWR)
-        pid = os.fork()
-        if pid == 0:
-            os.setgid(2345)
-            os.setuid(1234)
-            os._exit(os.pwrite(file, b"x", 0))
-        assert os.waitpid(pid, 0)[1] == 1 << 8
-        assert stat.S_IMODE((top / "f").stat().st_mode) == 0o777
-
-    on_device(body)
-
-
 class Slow(Inodes):
     """A flash that takes its time."""
 
