@@ -35,6 +35,31 @@ from .support import SOON, Cutting, Server, listening
 InNamespace = Callable[[Callable[[], None]], None]
 
 
+def served(serve: Callable[[Callable[[], None]], None]) -> int:
+    """A process that serves something, once it has said that it is ready."""
+    reading, writing = os.pipe()
+
+    def ready() -> None:
+        os.write(writing, b"ready\n")
+        os.close(writing)
+
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        try:
+            os.close(reading)
+            serve(ready)
+            code = 0
+        except BaseException:  # noqa: BLE001 - shown, and the exit code tells
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        assert pipe.readline() == "ready\n"
+    return pid
+
+
 @dataclass
 class World:
     """A device and its host: the volume's directory, where each of the two sees it, their processes."""
@@ -100,31 +125,21 @@ class World:
 
     def mount_host(self, timeout: float = 3.0, read_only: bool = False, *, at: Path | None = None) -> int:
         """The process that serves it."""
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            code = 70
-            try:
-                os.close(reading)
-                mount_and_serve(
-                    self.dial,
-                    at or self.host,
-                    name="csd0",
-                    allow_other=True,
-                    read_only=read_only,
-                    binding=self.host_binding,
-                    timeout=timeout,
-                    numbers=self.numbers,
-                    on_ready=lambda _: os.close(writing) if os.write(writing, b"ready\n") else None,
-                )
-                code = 0
-            except BaseException:  # noqa: BLE001 - shown, and the exit code tells
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        os.close(writing)
-        with os.fdopen(reading) as pipe:
-            assert pipe.readline() == "ready\n"
+
+        def serve(ready: Callable[[], None]) -> None:
+            mount_and_serve(
+                self.dial,
+                at or self.host,
+                name="csd0",
+                allow_other=True,
+                read_only=read_only,
+                binding=self.host_binding,
+                timeout=timeout,
+                numbers=self.numbers,
+                on_ready=lambda _: ready(),
+            )
+
+        pid = served(serve)
         self.host_pid = self.host_pid if at else pid
         return pid
 

@@ -9,10 +9,10 @@ import os
 import random
 import resource
 import signal
+import stat
 import subprocess
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from millpond.fs.layout import prepare
 from millpond.fs.raw import mount_and_serve
 from millpond.fs.tree import ROOT, Changes
 
-from .conftest import InNamespace, World
+from .conftest import InNamespace, World, served
 from .support import errno_of
 
 OnDevice = Callable[[Callable[[Path, Path], None]], None]
@@ -52,27 +52,17 @@ def on_device(world: World, in_namespace: InNamespace) -> OnDevice:
 def mount(world: World, complaint: str = "") -> None:
     """By a process of its own: this one holds its interpreter's lock while it looks at a file."""
 
-    def ready(kernel: Kernel) -> None:
-        kernel.complaint = kernel.complaint or complaint
-        os.write(writing, b"!")
+    def serve(ready: Callable[[], None]) -> None:
+        def mounted(kernel: Kernel) -> None:
+            kernel.complaint = kernel.complaint or complaint
+            ready()
 
-    reading, writing = os.pipe()
-    world.device_pid = os.fork()
-    if world.device_pid == 0:
-        code = 70
-        try:
-            root = os.open(world.backing, os.O_PATH)
-            tree = Inodes(root, public=b"public", keep=KEPT)
-            tree.most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            mount_and_serve(tree, world.device, name="csd0", backing=root, on_ready=ready)
-            code = 0
-        except BaseException:  # noqa: BLE001 - shown, and the exit code tells
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    os.close(writing)
-    assert os.read(reading, 1)
-    os.close(reading)
+        root = os.open(world.backing, os.O_PATH)
+        tree = Inodes(root, public=b"public", keep=KEPT)
+        tree.most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        mount_and_serve(tree, world.device, name="csd0", backing=root, on_ready=mounted)
+
+    world.device_pid = served(serve)
 
 
 @pytest.fixture
@@ -214,9 +204,10 @@ def test_directories_have_the_links_and_times_of_the_flash(on_device: OnDevice) 
     on_device(body)
 
 
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR])
 @pytest.mark.parametrize("complaint", ["", "it shall not"])
 def test_who_writes_to_a_program_takes_its_set_id_bits(
-    world: World, in_namespace: InNamespace, complaint: str
+    world: World, in_namespace: InNamespace, complaint: str, flags: int
 ) -> None:
     def body() -> None:
         prepare(world.backing)
@@ -224,7 +215,7 @@ def test_who_writes_to_a_program_takes_its_set_id_bits(
         file = world.device / "private" / "f"
         file.touch()
         file.chmod(0o6777)
-        written = os.open(file, os.O_WRONLY)
+        written = os.open(file, flags)
         pid = os.fork()
         if pid == 0:
             os.setgid(2345)
@@ -232,6 +223,7 @@ def test_who_writes_to_a_program_takes_its_set_id_bits(
             os._exit(os.pwrite(written, b"x", 0))
         assert os.waitpid(pid, 0)[1] == 1 << 8
         assert subprocess.check_output(["stat", "-c", "%a", file], text=True) == "777\n"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o777
 
     in_namespace(body)
 

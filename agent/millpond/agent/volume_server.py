@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -23,6 +22,7 @@ from millpond.fs.master import Master
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
 from millpond.linux import landlock
+from millpond.linux.descriptors import allow_most
 from millpond.linux.heap import give_back
 from millpond.linux.sockets import receive_descriptors
 from millpond.wire.channel import Channel
@@ -37,8 +37,7 @@ def main(config: str, root: str, descriptor: str, tally: str, locks: str, leases
     """
     logging.basicConfig(level=logging.INFO, format="volume: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    most = allow_most()
     settings = read(Path(config))
     gate = Gate(patterns(settings.privacy), Tally(int(tally)))
     sandbox = f"Landlock: {landlock.restrict(Path(root))}"

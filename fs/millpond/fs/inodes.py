@@ -31,7 +31,7 @@ from millpond.fs.making import (
 from millpond.fs.mappings import open_beside
 from millpond.fs.own_locks import OwnLocks
 from millpond.fs.reserve import Reserve
-from millpond.fs.tree import ROOT, Access, Buffer, Changes, Found, Known, Node, Now, one_name
+from millpond.fs.tree import ROOT, Access, Buffer, Changes, Found, Known, Node, Now, may_map, one_name
 from millpond.fs.volume import MAX_TRANSFER, Entry, Handle, Owner, Statistics, attributes, failure
 from millpond.linux import syscalls
 
@@ -335,7 +335,7 @@ class Inodes:
             raise failure(errno.ESTALE) from None  # the kernel looks again, and whether it may be opened
         try:
             place = os.open(itself(made), os.O_PATH | os.O_CLOEXEC)
-            found = self._found(place, self._below(parent, name), _may_map(flags))
+            found = self._found(place, self._below(parent, name), may_map(flags))
         except OSError:
             os.close(made)
             raise
@@ -379,7 +379,7 @@ class Inodes:
         here = place.descriptor
         if not stat.S_ISREG(os.fstat(here).st_mode):  # before it is opened: that may do something to others
             raise failure(errno.EPERM)
-        place.unseen = place.unseen or _may_map(flags)
+        place.unseen = place.unseen or may_map(flags)
         return self._opened(open_beside(itself(here), flags & _CREATE_FLAGS | SAFE_FLAGS & ~os.O_NOFOLLOW))
 
     def _opened(self, descriptor: int) -> Handle:
@@ -461,11 +461,6 @@ class Inodes:
 def key_of(status: os.stat_result) -> Key:
     """What tells a file from all others that are there."""
     return status.st_dev, status.st_ino
-
-
-def _may_map(flags: int) -> bool:
-    """Whether who opens a file so may map it to write."""
-    return flags & os.O_ACCMODE == os.O_RDWR
 
 
 def _or_keep(number: int | None) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from millpond.fs.lock_client import DeviceGuard
 from millpond.fs.range_messages import LockReply, LockRequest
 from millpond.fs.remote_locks import RemoteLocks
 from millpond.fs.tree import Node, Tree
+from millpond.linux.descriptors import allow_most
 from millpond.linux.heap import give_back
 from millpond.linux.syscalls import die_with_parent
 from millpond.linux.uids import has_many_uids
@@ -77,7 +77,7 @@ def _mount(arguments: argparse.Namespace) -> None:
         complaint = "" if binding == "fuse-python" else raw.why_no_passthrough(mountpoint, root)
         by_path = binding == "fuse-python" or (binding == "auto" and bool(complaint))
         inodes = Inodes(root, chown_new=_gives_away(), public=PUBLIC.encode(), keep=_KEPT_SECONDS)
-        inodes.most = _most_descriptors()
+        inodes.most = allow_most()  # each file that the kernel remembers has one here
         tree: Tree = inodes
         if arguments.locks:
             guard = mounted.enter_context(DeviceGuard(arguments.locks))
@@ -115,13 +115,6 @@ def _guarded(inodes: Inodes, guard: DeviceGuard, *, by_kernel: bool) -> Tree:
 def _gives_away() -> bool:
     """Whether new files can belong to whom they are made for."""
     return os.geteuid() == 0 and has_many_uids()
-
-
-def _most_descriptors() -> int:
-    """As many as may be: each file that the kernel remembers has one here."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return most if most != resource.RLIM_INFINITY else sys.maxsize
 
 
 def _say_ready(how: str) -> None:

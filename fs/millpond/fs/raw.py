@@ -35,6 +35,7 @@ from millpond.fs.tree import (
     Tree,
     WouldWait,
     kept_back,
+    may_map,
     patient,
 )
 from millpond.fs.volume import Handle, Owner, failure
@@ -296,7 +297,7 @@ class Binding:
         if access is Access.KERNEL:
             backing = self._backings.open(node, handle, self._tree.descriptor(handle))
             if backing is not None:
-                if flags & os.O_ACCMODE == os.O_RDWR:  # a map changes it, and the kernel does not notice
+                if may_map(flags):
                     self._kernel.drop(node, data=False)
                 return abi.pack_opened(handle, abi.OPEN_PASSTHROUGH, backing)
         return abi.pack_opened(handle, abi.OPEN_DIRECT_IO)

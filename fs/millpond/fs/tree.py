@@ -213,6 +213,11 @@ class Tree(Protocol):
         """How full the volume is."""
 
 
+def may_map(flags: int) -> bool:
+    """Whether who opens a file so may map it to write: then it changes, and nobody is told."""
+    return flags & os.O_ACCMODE == os.O_RDWR
+
+
 def one_name(name: bytes) -> bytes:
     """``name`` if it is one of a file. Raises OSError: EINVAL."""
     if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
