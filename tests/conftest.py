@@ -16,7 +16,30 @@ import pytest
 
 from millpond.linux.sandbox import Sandbox, spawn
 
+from . import effort
+
 InNamespace = Callable[[Callable[[], None]], None]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--effort``."""
+    parser.addoption(
+        "--effort", choices=("quick", "full"), default="quick", help="how often tests repeat what they try"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the effort before test modules read it."""
+    effort.choose(config.getoption("--effort"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked ``full`` where the effort is not."""
+    if effort.is_full():
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("full")]
 
 
 class _Unexpected(logging.Handler):
