@@ -1,7 +1,7 @@
 """The effort of a test run: ``--effort quick`` (``make test``) or ``--effort full`` (``make test-all``).
 
-Both run the same tests on the same code. A full run repeats what a quick one does a few times, and adds the tests
-that are marked ``full``.
+Both run the same tests on the same code. A full run repeats more often what a quick one does a few times, and
+adds the tests that are marked ``full``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _full = False
 
 def choose(effort: str) -> None:
     """Set the effort of this process; ``tests/conftest.py`` does so before any test module is imported."""
-    global _full  # noqa: PLW0603 - one run has one effort
+    global _full
     _full = effort == "full"
 
 
