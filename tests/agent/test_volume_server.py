@@ -9,7 +9,8 @@ import pytest
 from millpond.agent.config import read
 from millpond.agent.gate import Tally
 from millpond.agent.volume import VolumeServer
-from millpond.fs.layout import prepare, public_usage
+from millpond.fs.layout import prepare
+from millpond.fs.usage import public_usage
 from millpond.linux import landlock
 from millpond.wire.errors import ConfigError
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from millpond.fs.by_path import ByPath
 from millpond.fs.inodes import Inodes
-from millpond.fs.layout import PRIVATE, PUBLIC, prepare, private_bytes
+from millpond.fs.layout import PRIVATE, PUBLIC, prepare
+from millpond.fs.usage import private_bytes
 from millpond.fs.volume import Owner, components
 from millpond.linux import syscalls
 from millpond.linux.uids import has_many_uids

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from millpond.fs import layout
-from millpond.fs.layout import PRIVATE, PUBLIC, prepare, private_bytes, public_usage
+from millpond.fs import usage
+from millpond.fs.layout import PRIVATE, PUBLIC, prepare
 from millpond.fs.quota import UNLIMITED, Quota, Reservation, growth
+from millpond.fs.usage import private_bytes, public_usage
 from millpond.fs.volume import MAX_TRANSFER, Attributes, Statistics
 
 from .support import errno_of
@@ -241,7 +242,7 @@ def test_a_directory_that_is_moved_while_it_is_counted(backing: Path) -> None:
         (public / "from" / name / "deep").mkdir(parents=True)
     (public / "to").mkdir()
     parents = {(public / "from" / name / "deep").stat().st_ino: name for name in "abc"}
-    for status in layout._files(public):
+    for status in usage._files(public):
         found.append(status.st_ino)
         if status.st_ino in parents and not list((public / "to").iterdir()):
             (public / "from" / parents[status.st_ino]).rename(public / "to" / "moved")

@@ -6,7 +6,8 @@ import errno
 
 import pytest
 
-from millpond.fs.ranges import OFFSET_MAX, Answer, Family, FileLocks, Lock, LockOwner, Mode, Outcome, replaced
+from millpond.fs.lock_types import OFFSET_MAX, Family, Lock, LockOwner, Mode
+from millpond.fs.ranges import Answer, FileLocks, Outcome, replaced
 
 from .support import errno_of
 

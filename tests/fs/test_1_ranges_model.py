@@ -16,7 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from millpond.fs.ranges import OFFSET_MAX, Answer, Family, FileLocks, Lock, LockOwner, Mode, Outcome
+from millpond.fs.lock_types import OFFSET_MAX, Family, Lock, LockOwner, Mode
+from millpond.fs.ranges import Answer, FileLocks, Outcome
 
 SIZE = 6
 """Bytes in a modelled file. The last one stands for all that follow, too."""

@@ -17,10 +17,10 @@ from millpond.fs import range_messages as r
 from millpond.fs.file_locks import SharedLocks
 from millpond.fs.lock_client import DeviceGuard
 from millpond.fs.lock_server import serve
+from millpond.fs.lock_types import OFFSET_MAX, Family, Lock, LockOwner, Mode
 from millpond.fs.locks import DEVICE
 from millpond.fs.master import Master
 from millpond.fs.own_locks import OwnLocks, SplitLocks
-from millpond.fs.ranges import OFFSET_MAX, Family, Lock, LockOwner, Mode
 from millpond.fs.remote_locks import RemoteLocks
 from millpond.fs.tree import ROOT, Locking, Node, Waiting
 from millpond.wire.channel import Channel

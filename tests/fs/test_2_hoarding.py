@@ -14,10 +14,11 @@ from millpond.fs import protocol as p
 from millpond.fs.bounded import Bounded
 from millpond.fs.by_path import ByPath
 from millpond.fs.client import RemoteTree
-from millpond.fs.layout import PUBLIC, prepare, public_usage
+from millpond.fs.layout import PUBLIC, prepare
 from millpond.fs.requests import Requests
 from millpond.fs.sessions import Sessions
 from millpond.fs.tree import ROOT, Found, Node
+from millpond.fs.usage import public_usage
 from millpond.wire.message import Message
 
 from .support import SOON, Server, errno_of

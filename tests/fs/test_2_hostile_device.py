@@ -22,7 +22,7 @@ from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
 from millpond.fs.abi import Code, Header
 from millpond.fs.client import RemoteTree
-from millpond.fs.ranges import Family, Lock, LockOwner, Mode
+from millpond.fs.lock_types import Family, Lock, LockOwner, Mode
 from millpond.fs.raw import _DOES, Binding
 from millpond.fs.recalls import Recalls
 from millpond.fs.replies import require_possible

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from millpond.fs.bounded import Bounded
-from millpond.fs.layout import prepare, public_usage
+from millpond.fs.layout import prepare
 from millpond.fs.tree import ROOT, Node
+from millpond.fs.usage import public_usage
 
 from .support import errno_of
 

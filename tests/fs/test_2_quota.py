@@ -13,11 +13,12 @@ import pytest
 from millpond.fs.bounded import Bounded
 from millpond.fs.by_path import ByPath
 from millpond.fs.client import RemoteTree
-from millpond.fs.layout import PUBLIC, prepare, public_usage
+from millpond.fs.layout import PUBLIC, prepare
 from millpond.fs.master import Master
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
 from millpond.fs.tree import ROOT, Changes
+from millpond.fs.usage import public_usage
 from millpond.linux.sandbox import Bind, Sandbox, spawn
 from millpond.wire.channel import Channel
 

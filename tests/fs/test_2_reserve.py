@@ -16,12 +16,13 @@ from millpond.fs import naming as edge
 from millpond.fs import reserve as room
 from millpond.fs.bounded import Bounded
 from millpond.fs.inodes import Inodes
-from millpond.fs.layout import prepare, public_usage
+from millpond.fs.layout import prepare
 from millpond.fs.master import Master
 from millpond.fs.naming_messages import MOST
 from millpond.fs.reserve import NAMES, Reserve
 from millpond.fs.sessions import Sessions
 from millpond.fs.tree import ROOT, Node
+from millpond.fs.usage import public_usage
 from millpond.fs.volume import Handle
 from millpond.linux import syscalls
 

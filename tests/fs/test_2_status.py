@@ -11,10 +11,11 @@ from hypothesis import strategies as some
 from millpond.fs.bounded import Bounded
 from millpond.fs.by_path import ByPath
 from millpond.fs.client import RemoteTree
-from millpond.fs.layout import PUBLIC, prepare, public_usage
+from millpond.fs.layout import PUBLIC, prepare
 from millpond.fs.meters import Meter, MountNumbers, answered_here, percentile
 from millpond.fs.mount_numbers import offered, told
 from millpond.fs.sessions import Sessions
+from millpond.fs.usage import public_usage
 from millpond.fs.volume_messages import GetStatus, StatusIs
 from millpond.linux import sockets
 from millpond.wire.channel import Channel

@@ -13,7 +13,7 @@ from millpond.host.consumption import Consumption, Meters, Reading, Readings
 from millpond.host.daemon import meter
 from millpond.host.fleet import Fleet
 from millpond.host.power import LATE_SECONDS, Power
-from millpond.host.record import Round
+from millpond.host.results import Round
 from millpond.train.energy import Meter
 from millpond.train.joules import Watts
 from millpond.wire.control import Load

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from millpond.host.record import JobState, Plan, Record, Round
+from millpond.host.record import Record
+from millpond.host.results import JobState, Plan, Round
 from millpond.train.job import Data, Job, Model
 from millpond.wire.errors import LocalError
 

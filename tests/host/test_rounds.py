@@ -12,7 +12,8 @@ import pytest
 from millpond.host.participant import Participant
 from millpond.host.rounds import BUFFERS, Gathering, Staging
 from millpond.train.aggregate import Sum, Vector
-from millpond.train.protocol import Ready, Tensor, Trained
+from millpond.train.layout import Tensor
+from millpond.train.protocol import Ready, Trained
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConnectionLost, DeadlineExceeded, MillpondError, Refused
 

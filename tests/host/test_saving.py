@@ -22,7 +22,7 @@ from millpond.host.curves import read_curves, write_curves
 from millpond.host.holdings import Holding, Holdings
 from millpond.host.saving import Progress, Saved, Saver, newest
 from millpond.train.balance.probing import Point, Profile
-from millpond.train.protocol import Tensor
+from millpond.train.layout import Tensor
 from millpond.wire import schema
 from millpond.wire.errors import ConfigError, LocalError
 

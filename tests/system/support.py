@@ -22,7 +22,7 @@ from millpond.host import demo_data, provision
 from millpond.host.api import DeviceInfo, JobInfo
 from millpond.host.client import Client
 from millpond.host.fleet import Fleet, read
-from millpond.host.record import Round
+from millpond.host.results import Round
 from millpond.train import jobfile
 from millpond.wire.errors import MillpondError
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from millpond.host.record import Round
+from millpond.host.results import Round
 
 from .support import SLOW_MODEL, Emulation, create, descendants, eventually
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from millpond.train.aggregate import BOUND, RefusedUpdate, Sum, scale_bits, within
-from millpond.train.protocol import Tensor
+from millpond.train.layout import Tensor
 from millpond.wire.errors import LocalError, RemoteError
 
 TENSORS = (

@@ -14,7 +14,7 @@ from torch import nn
 
 from millpond.train import checkpoint, flat, layout
 from millpond.train.checkpoint import Checkpoint
-from millpond.train.protocol import Tensor
+from millpond.train.layout import Tensor
 from millpond.wire.errors import LocalError
 
 

@@ -21,6 +21,7 @@ from millpond.linux import memory
 from millpond.train import factory, flat
 from millpond.train.aggregate import Vector
 from millpond.train.job import Data, Job, Model, Synchronous, Training
+from millpond.train.layout import Tensor
 from millpond.train.protocol import (
     Applied,
     Apply,
@@ -35,7 +36,6 @@ from millpond.train.protocol import (
     Ready,
     Restore,
     Score,
-    Tensor,
     Train,
 )
 from millpond.wire.channel import Channel

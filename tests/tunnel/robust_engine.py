@@ -20,12 +20,11 @@ from millpond.tunnel.bells import Bell
 from millpond.tunnel.counters import make_counters, map_counters
 from millpond.tunnel.counts import Counts
 from millpond.tunnel.errors import InterfaceGone
+from millpond.tunnel.gear import Gear, Loop, Station
 from millpond.tunnel.layout import SLEEP_FLAGS, STRIDE, Layout
 from millpond.tunnel.link import Link
 from millpond.tunnel.parameters import Parameters
-from millpond.tunnel.pump import Station
 from millpond.tunnel.region import Region
-from millpond.tunnel.transport import Gear, Loop
 from millpond.wire.deadline import Deadline
 
 from .robust_setting import LOOPS, Observation, Setting

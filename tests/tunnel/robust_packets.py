@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import random
 
-from millpond.tunnel.filter import Network
+from millpond.tunnel.addresses import Network
 
 from .robust_setting import Setting
 

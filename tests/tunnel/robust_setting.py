@@ -5,8 +5,9 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
+from millpond.tunnel.addresses import Address, IPAddress, Network, peer_of
 from millpond.tunnel.counts import Counts
-from millpond.tunnel.filter import Address, AddressFilter, IPAddress, Network, peer_of
+from millpond.tunnel.filter import AddressFilter
 from millpond.tunnel.layout import RECV, SEND
 from millpond.tunnel.parameters import VNET_HEADER
 

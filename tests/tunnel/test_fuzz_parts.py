@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from millpond.tunnel import layout as at
 from millpond.tunnel import nvme
+from millpond.tunnel.addresses import Network, check_peers, peer_of
 from millpond.tunnel.counters import FIELDS
 from millpond.tunnel.errors import LinkViolation
-from millpond.tunnel.filter import AddressFilter, Network, check_peers, peer_of
+from millpond.tunnel.filter import AddressFilter
 from millpond.tunnel.layout import ADMIN, ADMIN_ENTRIES, RECV, SEND, Layout
 from millpond.tunnel.nvme import Opcode
 from millpond.tunnel.opening import open_as_device, open_as_host

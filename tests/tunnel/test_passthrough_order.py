@@ -18,10 +18,10 @@ import pytest
 from millpond.tunnel.counters import make_counters, map_counters
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.filter import AddressFilter
+from millpond.tunnel.gear import Gear
 from millpond.tunnel.nvme_device import Outcome, VendorCommand
 from millpond.tunnel.parameters import Parameters
 from millpond.tunnel.passthrough import RECEIVERS, PassthroughConnection
-from millpond.tunnel.transport import Gear
 
 ADDRESS = ipaddress.ip_interface("10.77.0.1/30")
 HEAD = bytes(12) + b"\x45" + bytes(11) + ipaddress.ip_address("10.77.0.2").packed + ADDRESS.ip.packed

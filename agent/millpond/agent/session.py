@@ -18,7 +18,7 @@ from millpond.agent.launch import Launches
 from millpond.agent.log_lines import LogLines
 from millpond.agent.tickets import Tickets
 from millpond.agent.volume import VolumeServer
-from millpond.fs.layout import private_bytes
+from millpond.fs.usage import private_bytes
 from millpond.train import job
 from millpond.train.protocol import Prepare
 from millpond.wire.channel import Channel

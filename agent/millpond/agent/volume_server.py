@@ -15,12 +15,13 @@ from millpond.agent.config import read
 from millpond.agent.gate import CanaryError, Gate, Tally, patterns
 from millpond.fs.bounded import Bounded
 from millpond.fs.inodes import Inodes
-from millpond.fs.layout import PUBLIC, public_usage
+from millpond.fs.layout import PUBLIC
 from millpond.fs.leases import LEASE_SECONDS, Leases
 from millpond.fs.lock_server import accept_all
 from millpond.fs.master import Master
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
+from millpond.fs.usage import public_usage
 from millpond.linux import landlock
 from millpond.linux.descriptors import allow_most
 from millpond.linux.heap import give_back

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.train import layout
-from millpond.train.protocol import Tensor
+from millpond.train.layout import Tensor
 from millpond.wire.errors import LocalError, RemoteError
 
 BOUND = 65536.0

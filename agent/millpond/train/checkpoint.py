@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from millpond.linux.files import sync_folder
 from millpond.train import layout
-from millpond.train.protocol import Tensor
+from millpond.train.layout import Tensor
 from millpond.wire.errors import LocalError
 
 Vector = NDArray[np.float32]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from millpond.train import layout
-from millpond.train.protocol import Tensor
+from millpond.train.layout import Tensor
 from millpond.wire.errors import LocalError
 
 _EXACT = 1 << 24

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from millpond.train.protocol import Tensor
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One entry of a model's state: its name, shape and dtype (``float32``, ``int64``, ...), in order."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
 
 FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "bool")

@@ -6,16 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from millpond.train.job import Job
+from millpond.train.layout import Tensor
 from millpond.wire.message import Kind, Message, message
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One entry of a model's state: its name, shape and dtype (``float32``, ``int64``, ...), in order."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @message("prepare")

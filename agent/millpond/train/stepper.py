@@ -18,8 +18,8 @@ from millpond.train import generators, layout
 from millpond.train.binding import Binding
 from millpond.train.datasets import DataError, Samples
 from millpond.train.flat import Vector
+from millpond.train.layout import Tensor as Entry
 from millpond.train.protocol import Compute, Computed
-from millpond.train.protocol import Tensor as Entry
 from millpond.wire.errors import LocalError
 
 

@@ -16,11 +16,11 @@ from millpond.fs.connection import AbsentName, Dial
 from millpond.fs.contents import MOST, Contents, wanted
 from millpond.fs.fetching import Fetching
 from millpond.fs.lanes import Lanes, Turn, now
+from millpond.fs.lock_calls import over_lanes
 from millpond.fs.naming import Naming
 from millpond.fs.read_ahead import ReadAhead
 from millpond.fs.remote_directories import RemoteDirectories
 from millpond.fs.remote_files import Open, RemoteFiles, Told, may_keep
-from millpond.fs.remote_locks import over_lanes
 from millpond.fs.setting import set_attributes
 from millpond.fs.tree import Absent, Access, Buffer, Changes, Found, Known, Node, one_name, patient
 from millpond.fs.volume import MAX_TRANSFER, Attributes, Entry, Handle, Owner, Statistics, failure

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from millpond.fs import range_messages as r
-from millpond.fs.ranges import Answer, Family, FileLocks, Lock, LockOwner, Mode, mode_of
+from millpond.fs.lock_types import Family, Lock, LockOwner, Mode, mode_of
+from millpond.fs.ranges import Answer, FileLocks
 from millpond.fs.volume import within
 from millpond.wire.errors import ProtocolError
 

@@ -6,11 +6,9 @@ import errno
 import threading
 from collections.abc import Callable, Iterable
 
-from millpond.fs.ranges import Answer, Family, FileLocks, Lock, LockOwner
+from millpond.fs.lock_types import HERE, Family, Lock, LockOwner
+from millpond.fs.ranges import Answer, FileLocks
 from millpond.fs.tree import Locking, Node, Waiting
-
-HERE = 0
-"""The one holder of a table that is not shared."""
 
 
 class OwnLocks:

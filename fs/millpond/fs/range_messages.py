@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millpond.fs.ranges import OFFSET_MAX
+from millpond.fs.lock_types import OFFSET_MAX
 from millpond.wire.message import Kind, Message, message
 
 

@@ -13,71 +13,12 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import Enum, IntEnum
-from typing import Final
 
+from millpond.fs.lock_types import OFFSET_MAX, Family, Lock, LockOwner, Mode
 from millpond.fs.volume import failure
-
-OFFSET_MAX: Final = (1 << 63) - 1
-"""The last byte of a range to the end of the file, wherever that is."""
 
 _MOST_LOCKS = 4096
 _MOST_WAITERS = 256
-
-
-class Family(Enum):
-    """What fcntl's locks and flock's are."""
-
-    POSIX = "posix"
-    FLOCK = "flock"
-
-
-class Mode(IntEnum):
-    """Linux's F_RDLCK, F_WRLCK and F_UNLCK. Readers share."""
-
-    READ = 0
-    WRITE = 1
-    UNLOCK = 2
-
-
-def mode_of(number: int) -> Mode:
-    """The mode with this number. Raises OSError: EINVAL if there is none."""
-    try:
-        return Mode(number)
-    except ValueError:
-        raise failure(errno.EINVAL) from None
-
-
-@dataclass(frozen=True, slots=True)
-class LockOwner:
-    """Whose a lock is: the kernel's ``number`` for a process (POSIX) or an open file (flock), in the mount
-    or session of ``holder``.
-    """
-
-    holder: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lock:
-    """A lock, or one that is asked for, of the bytes ``start`` to ``end``, both inclusive. Raises OSError:
-    EINVAL for bytes that no file has.
-    """
-
-    owner: LockOwner
-    mode: Mode
-    start: int = 0
-    end: int = OFFSET_MAX
-    pid: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start <= self.end <= OFFSET_MAX:
-            raise failure(errno.EINVAL)
-
-    def conflicts(self, other: Lock) -> bool:
-        """Whether not both can be held."""
-        overlap = self.start <= other.end and other.start <= self.end
-        return overlap and self.owner != other.owner and Mode.WRITE in (self.mode, other.mode)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from millpond.fs import abi
 from millpond.fs.abi import Code, Header
 from millpond.fs.kernel import Kernel
-from millpond.fs.own_locks import HERE
-from millpond.fs.ranges import Family, Lock, LockOwner, Mode, mode_of
+from millpond.fs.lock_types import HERE, Family, Lock, LockOwner, Mode, mode_of
 from millpond.fs.tree import Buffer, Locking, Node, Waiting
 from millpond.fs.volume import failure
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from millpond.fs import range_messages as r
-from millpond.fs.own_locks import HERE
-from millpond.fs.ranges import Family, Lock, LockOwner, Mode, replaced
+from millpond.fs.lock_types import HERE, Family, Lock, LockOwner, Mode
+from millpond.fs.ranges import replaced
 from millpond.fs.tree import Node, Waiting, WouldWait, patient
 from millpond.fs.volume import failure
 
 if TYPE_CHECKING:  # the device's own mount has no lanes
-    from millpond.fs.lanes import Lanes
+    pass
 
 log = logging.getLogger(__name__)
 _AWAIT_SECONDS = 1.0
@@ -362,19 +362,6 @@ class RemoteLocks:
             gap = replace(lock, mode=Mode.UNLOCK)
             self._remember(node, family, lock.owner.number, replaced(before, gap))
             self._lost.setdefault((node, family), set()).add(lock.owner.number)
-
-
-def over_lanes(lanes: Lanes) -> RemoteLocks:
-    """Those of a client."""
-
-    def ask(node: Node | None, request: Callable[[int], r.LockRequest]) -> r.LockReply:
-        file = None if node is None else lanes.book.file(node)
-        with lanes.turn() as turn:
-            return turn.ask(
-                lambda: request(0 if file is None else turn.remote(file)), r.LockReply, repeat=True
-            )[0]
-
-    return RemoteLocks(ask)
 
 
 def _setting(era: int, family: Family, lock: Lock, ticket: int | None) -> Callable[[int], r.LockRequest]:

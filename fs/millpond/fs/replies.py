@@ -12,8 +12,8 @@ from functools import singledispatch
 
 from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
+from millpond.fs.lock_types import OFFSET_MAX, Mode
 from millpond.fs.naming_messages import MOST, Prepared
-from millpond.fs.ranges import OFFSET_MAX, Mode
 from millpond.fs.volume import MAX_TRANSFER, Attributes
 from millpond.wire.errors import ProtocolError
 from millpond.wire.message import Message

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from millpond.fs.bounded import Bounded, Usage
 from millpond.fs.inodes import Inodes
-from millpond.fs.layout import public_usage
 from millpond.fs.sessions import Sessions
+from millpond.fs.usage import public_usage
 from millpond.fs.volume_messages import ClientIs, StatusIs
 
 

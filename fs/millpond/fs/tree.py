@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NewType, Protocol
 
-from millpond.fs.ranges import Family, Lock
+from millpond.fs.lock_types import Family, Lock
 from millpond.fs.volume import Attributes, Entry, Handle, Owner, Statistics, failure
 
 Node = NewType("Node", int)

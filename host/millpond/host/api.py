@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from millpond.host.record import Round
+from millpond.host.results import Round
 from millpond.train.balance.probing import Profile
 from millpond.train.job import Job
 from millpond.tunnel.counts import Counts

@@ -14,12 +14,12 @@ from collections.abc import Iterable
 import psutil
 
 from millpond.host.api import Curves
-from millpond.host.crew import HOST, Surroundings
+from millpond.host.crew import Surroundings
 from millpond.host.holdings import Holdings
 from millpond.host.link import Link, Loss
 from millpond.host.measuring import Measuring
 from millpond.host.pacing import Pacing
-from millpond.host.record import JobRow
+from millpond.host.results import HOST, JobRow
 from millpond.host.stepping import Stepping
 from millpond.host.steps_crew import StepsCrew
 from millpond.host.workers import ModelState

@@ -24,7 +24,6 @@ from millpond.host import (
     flash_command,
     fleet,
     launch_view,
-    mounter,
     profile_picture,
     provision,
     qemu_devices,
@@ -35,6 +34,7 @@ from millpond.host import (
     update_command,
     views,
     volume_view,
+    volumes,
 )
 from millpond.host.client import Client
 from millpond.host.fleet import DeviceConfig
@@ -186,7 +186,7 @@ def mount(
 ) -> None:
     """Mount the public part of a device's volume, until 'umount'."""
     mountpoint.mkdir(parents=True, exist_ok=True)
-    argv = mounter.command(fleet_directory.absolute(), device, mountpoint.absolute())
+    argv = volumes.command(fleet_directory.absolute(), device, mountpoint.absolute())
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )

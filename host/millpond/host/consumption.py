@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from millpond.host.device import Device
 from millpond.host.lifecycle import State
-from millpond.host.record import Round
+from millpond.host.results import Round
 from millpond.train.energy import Meter
 from millpond.train.joules import Source
 

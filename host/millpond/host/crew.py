@@ -14,7 +14,8 @@ from millpond.host.device import Device
 from millpond.host.fleet import Fleet
 from millpond.host.lifecycle import State
 from millpond.host.participant import Participant
-from millpond.host.record import JobRow, Record
+from millpond.host.record import Record
+from millpond.host.results import HOST, JobRow
 from millpond.host.workers import HostProcess, Worker
 from millpond.train.protocol import Prepare, Ready
 from millpond.wire.deadline import Deadline
@@ -22,7 +23,6 @@ from millpond.wire.errors import LocalError, Refused, RemoteError
 
 P = TypeVar("P", bound=HostProcess)
 Traffic = dict[str, tuple[int, int]]
-HOST = "host"
 START_SECONDS = 30.0
 EVALUATE_SECONDS = 600.0
 TRIES = 3

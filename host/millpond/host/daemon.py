@@ -13,7 +13,7 @@ import psutil
 
 from millpond.host import fleet as fleets
 from millpond.host.consumption import Meters
-from millpond.host.crew import HOST, Surroundings
+from millpond.host.crew import Surroundings
 from millpond.host.device import Device
 from millpond.host.fleet import Fleet
 from millpond.host.forwarding import Forwarding
@@ -21,6 +21,7 @@ from millpond.host.jobs import Jobs
 from millpond.host.launch import Launches
 from millpond.host.locks import locked
 from millpond.host.record import Record
+from millpond.host.results import HOST
 from millpond.host.server import Server
 from millpond.host.volumes import Volumes
 from millpond.images.boards import EMULATED

@@ -11,11 +11,11 @@ from typing import Any
 
 from rich.console import Console
 
-from millpond.host import demo_report, mounter, ssh, views
+from millpond.host import demo_report, ssh, views, volumes
 from millpond.host.api import JobInfo
 from millpond.host.client import Client
 from millpond.host.demo import DEVICES, TRACER
-from millpond.host.record import Round
+from millpond.host.results import Round
 from millpond.linux.sandbox import accept_signals
 from millpond.linux.syscalls import die_with_parent
 from millpond.train import jobfile
@@ -91,7 +91,7 @@ def _ssh(fleet: Path, device: str) -> dict[str, Any]:
 def _list_volume(fleet: Path, device: str, mountpoint: Path) -> dict[str, Any]:
     """Mount a device's volume on the host, list it and read a public file."""
     mountpoint.mkdir(exist_ok=True)
-    argv = [*mounter.command(fleet, device, mountpoint), "--die-with-parent"]
+    argv = [*volumes.command(fleet, device, mountpoint), "--die-with-parent"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millpond.host.api import DeviceInfo, JobInfo
-from millpond.host.record import Round
+from millpond.host.results import Round
 from millpond.host.views import size
 from millpond.wire.control import Ledger
 from millpond.wire.schema import dump

@@ -29,13 +29,7 @@ from millpond.wire import tls
 from millpond.wire.channel import Channel, notice_dead_peer
 from millpond.wire.control import CONTROL_PORT, AtRest, Attach, GetLoad, Hello, Load, Welcome
 from millpond.wire.deadline import Deadline
-from millpond.wire.errors import (
-    ConnectionLost,
-    DeadlineExceeded,
-    LocalError,
-    RemoteError,
-    VersionMismatch,
-)
+from millpond.wire.errors import ConnectionLost, DeadlineExceeded, LocalError, RemoteError, VersionMismatch
 from millpond.wire.frame import Limits
 from millpond.wire.message import Ok
 from millpond.wire.text import printable

@@ -12,8 +12,8 @@ import threading
 import time
 from pathlib import Path
 
-from millpond.host.crew import HOST, TRIES, JobFailed, Surroundings, Traffic, since
-from millpond.host.record import JobRow, Plan, Round
+from millpond.host.crew import TRIES, JobFailed, Surroundings, Traffic, since
+from millpond.host.results import HOST, JobRow, Plan, Round
 from millpond.host.rounds import Gathering, Staging
 from millpond.host.rounds_crew import RoundsCrew
 from millpond.train import checkpoint

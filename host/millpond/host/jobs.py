@@ -13,7 +13,8 @@ from millpond.host.crew import Surroundings
 from millpond.host.curves import read_curves
 from millpond.host.federation import Federation
 from millpond.host.lockstep import Lockstep
-from millpond.host.record import JobRow, JobState, Record
+from millpond.host.record import Record
+from millpond.host.results import JobRow, JobState
 from millpond.train.job import Job
 from millpond.wire.control import LogPosition
 from millpond.wire.errors import LocalError, MillpondError, Refused

@@ -9,6 +9,7 @@ import numpy as np
 from millpond.host.workers import HostProcess, ModelState
 from millpond.linux import memory
 from millpond.train.aggregate import Vector
+from millpond.train.layout import Tensor
 from millpond.train.protocol import (
     Applied,
     Apply,
@@ -21,7 +22,6 @@ from millpond.train.protocol import (
     Momentum,
     Restore,
     Score,
-    Tensor,
 )
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ProtocolError

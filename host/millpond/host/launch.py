@@ -14,12 +14,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from millpond.host.crew import HOST
 from millpond.host.device import Device
 from millpond.host.fleet import Fleet
 from millpond.host.forwarding import Forwarding
 from millpond.host.launch_messages import LaunchEnded, LaunchOutput, StartLaunch, WorkerEnd
 from millpond.host.launch_workers import LOOK_SECONDS, Over, Place, plan, run_on_device, run_on_host
+from millpond.host.results import HOST
 from millpond.wire.channel import Channel
 from millpond.wire.deadline import NEVER, Deadline
 from millpond.wire.errors import ConfigError, ConnectionLost, MillpondError, Refused, RemoteError

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from millpond.host.crew import HOST
 from millpond.host.device import Device
 from millpond.host.fleet import Fleet
 from millpond.host.launch_messages import StartLaunch
+from millpond.host.results import HOST
 from millpond.linux.sandbox import Sandbox, python_binds, system_binds
 from millpond.train.scripts import Script
 from millpond.wire.channel import Channel

@@ -23,7 +23,7 @@ from millpond.host.curves import write_curves
 from millpond.host.epoch import Epoch
 from millpond.host.holdings import Holdings
 from millpond.host.pacing import Pacing
-from millpond.host.record import JobRow, Round
+from millpond.host.results import JobRow, Round
 from millpond.host.saving import Progress, Saved, Saver, newest
 from millpond.host.stepping import Outcome, Stepping
 from millpond.host.steps_crew import StepsCrew

@@ -16,12 +16,6 @@ from millpond.wire.deadline import Deadline
 from millpond.wire.errors import LocalError, MillpondError, Refused
 
 
-def command(fleet: Path, device: str, mountpoint: Path) -> list[str]:
-    """The command line of the process that mounts; it says ``ready: how`` on standard output."""
-    module = [sys.executable, "-m", "millpond.host.mounter"]
-    return [*module, str(fleet), device, str(mountpoint)]
-
-
 def main(argv: list[str] | None = None) -> int:
     """Mount and serve. Exit code 0 when unmounted; else one line on stderr: 2 a mistake, 1 all others."""
     parser = argparse.ArgumentParser(prog="millpond.host.mounter")

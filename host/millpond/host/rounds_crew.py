@@ -10,7 +10,6 @@ import numpy as np
 
 from millpond.host.crew import (
     EVALUATE_SECONDS,
-    HOST,
     MOST_SAMPLES,
     START_SECONDS,
     TRIES,
@@ -19,7 +18,7 @@ from millpond.host.crew import (
     Surroundings,
 )
 from millpond.host.participant import Participant
-from millpond.host.record import JobRow, Plan
+from millpond.host.results import HOST, JobRow, Plan
 from millpond.host.workers import DeviceWorker, LocalWorker, Worker
 from millpond.train.aggregate import Vector
 from millpond.train.protocol import Prepare, Ready, Score

@@ -14,7 +14,7 @@ from millpond.host.holdings import Place
 from millpond.train import checkpoint, layout
 from millpond.train.aggregate import Vector
 from millpond.train.checkpoint import Checkpoint
-from millpond.train.protocol import Tensor
+from millpond.train.layout import Tensor
 from millpond.wire import schema
 from millpond.wire.errors import ConfigError, LocalError
 

@@ -7,19 +7,11 @@ import os
 import threading
 import weakref
 
-from millpond.host.crew import (
-    HOST,
-    MOST_SAMPLES,
-    START_SECONDS,
-    TRIES,
-    Crew,
-    JobFailed,
-    Surroundings,
-)
+from millpond.host.crew import MOST_SAMPLES, START_SECONDS, TRIES, Crew, JobFailed, Surroundings
 from millpond.host.holdings import Holding
 from millpond.host.keeper import Keeper
 from millpond.host.participant import Participant
-from millpond.host.record import JobRow
+from millpond.host.results import HOST, JobRow
 from millpond.host.workers import DeviceWorker, LocalWorker, Worker
 from millpond.linux import memory
 from millpond.train.balance.equal_time import LEAST_BATCH

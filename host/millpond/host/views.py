@@ -15,7 +15,7 @@ from rich.text import Text
 
 from millpond.host.api import Curves, DeviceInfo, JobInfo, Progress
 from millpond.host.consumption import per_image, rounded
-from millpond.host.record import Round
+from millpond.host.results import Round
 from millpond.wire.schema import dump
 
 COLOURS = {

@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from millpond.fs.mounts import unmount
 from millpond.host.fleet import Fleet
-from millpond.host.mounter import command
 from millpond.linux.syscalls import follow_no_links
 from millpond.wire.errors import RemoteError
 
 log = logging.getLogger(__name__)
+
+
+def command(fleet: Path, device: str, mountpoint: Path) -> list[str]:
+    """The command line of the process that mounts; it says ``ready: how`` on standard output."""
+    module = [sys.executable, "-m", "millpond.host.mounter"]
+    return [*module, str(fleet), device, str(mountpoint)]
 
 
 class Volumes:

@@ -19,7 +19,7 @@ from bench.volume.plain_server import __file__ as plain_server
 from bench.volume.route import Mount, Route, RouteFailed, native, served
 from millpond.fs.layout import PUBLIC
 from millpond.host import provision
-from millpond.host.mounter import command
+from millpond.host.volumes import command
 from millpond.images.ssh_settings import HOME, USER
 from system.support import MILLPOND, Emulation, create, why_not
 

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from millpond.tunnel import engine
+from millpond.tunnel.addresses import Address, Network
 from millpond.tunnel.counters import map_counters
 from millpond.tunnel.errors import InterfaceGone, LinkViolation, Orphaned
-from millpond.tunnel.filter import Address, AddressFilter, Network
+from millpond.tunnel.filter import AddressFilter
+from millpond.tunnel.gear import Gear
 from millpond.tunnel.link import Link
 from millpond.tunnel.parameters import Parameters, generation_after
 from millpond.tunnel.status import StatusWriter
-from millpond.tunnel.transport import Connection, Gear, Transport
+from millpond.tunnel.transport import Connection, Transport
 from millpond.tunnel.tun import Tun
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConnectionLost, MillpondError, VersionMismatch

@@ -12,7 +12,7 @@ from typing import NoReturn
 from millpond.tunnel import pump
 from millpond.tunnel.errors import InterfaceGone, LinkViolation
 from millpond.tunnel.fence import WEAKLY_ORDERED
-from millpond.tunnel.pump import Station
+from millpond.tunnel.gear import Station
 from millpond.wire.errors import LocalError
 
 log = logging.getLogger(__name__)

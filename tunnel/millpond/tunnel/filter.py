@@ -6,30 +6,10 @@ from __future__ import annotations
 
 import ipaddress
 
-Address = ipaddress.IPv4Interface | ipaddress.IPv6Interface
-IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+from millpond.tunnel.addresses import Address, Network, peer_of
 
 _ADDRESSES = {4: (12, 4), 6: (8, 16)}
 """Per IP version: where the source address begins, and the bytes of an address; the destination follows."""
-
-
-def peer_of(address: Address) -> IPAddress:
-    """The other address of a tunnel's network, which has two: a /30, /31 or /127. Raises ValueError."""
-    hosts: list[IPAddress] = list(address.network.hosts()) if address.network.num_addresses <= 4 else []
-    if len(hosts) != 2 or address.ip not in hosts:
-        raise ValueError(
-            f"{address} does not leave one address for the peer: a tunnel has a /30, /31 or /127"
-        )
-    return hosts[1 - hosts.index(address.ip)]
-
-
-def check_peers(address: Address, peers: Network) -> None:
-    """Raises ValueError for peers that a tunnel with this address cannot have."""
-    if not isinstance(peers, ipaddress.IPv4Network) or not isinstance(address, ipaddress.IPv4Interface):
-        raise ValueError("peers are an IPv4 network")
-    if not address.network.subnet_of(peers):
-        raise ValueError(f"the peers {peers} do not include the tunnel's own network {address.network}")
 
 
 class AddressFilter:

@@ -17,7 +17,7 @@ from typing import NoReturn
 from millpond.linux.sockets import receive_descriptors, send_descriptors
 from millpond.linux.syscalls import die_with_parent
 from millpond.tunnel import engine
-from millpond.tunnel.__main__ import parse, run
+from millpond.tunnel.cli import parse, run
 from millpond.tunnel.nursery import MAX_REQUEST, REFUSED, STARTED
 
 log = logging.getLogger("millpond.tunnel.forkserver")

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from millpond.tunnel.errors import InterfaceGone, LinkViolation
 from millpond.tunnel.forks import fork
+from millpond.tunnel.gear import Gear, Loop
 from millpond.tunnel.privileges import confine_pump
-from millpond.tunnel.transport import Connection, Gear, Loop
+from millpond.tunnel.transport import Connection
 from millpond.wire.errors import ConnectionLost, LocalError, MillpondError
 
 log = logging.getLogger(__name__)

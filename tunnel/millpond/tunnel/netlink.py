@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from millpond.linux import rtnetlink
+from millpond.tunnel.addresses import Address, Network
 from millpond.tunnel.errors import InterfaceGone
-from millpond.tunnel.filter import Address, Network
 from millpond.tunnel.forks import fork
 from millpond.wire.errors import LocalError
 

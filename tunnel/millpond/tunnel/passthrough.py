@@ -16,12 +16,13 @@ from typing import NoReturn, Protocol, Self
 
 from millpond.linux.seccomp import THREADS
 from millpond.tunnel.errors import LinkViolation
+from millpond.tunnel.gear import Gear, Loop
 from millpond.tunnel.layout import ADMIN_BUFFER
 from millpond.tunnel.nvme import Opcode, Status
 from millpond.tunnel.nvme_device import NvmeDevice, Outcome, VendorCommand, find_device
 from millpond.tunnel.nvme_sequence import MODULUS
 from millpond.tunnel.parameters import MAX_MTU, Parameters, check_settled, parse
-from millpond.tunnel.transport import Gear, Loop, Wait
+from millpond.tunnel.transport import Wait
 from millpond.wire.errors import ConnectionLost, Refused, VersionMismatch
 
 SENDERS, RECEIVERS = 4, 8

@@ -7,34 +7,17 @@ LinkViolation and InterfaceGone. ``engine.c`` has the same loops.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from os import readv, writev
 from typing import NoReturn
 
-from millpond.tunnel.bells import Bell, Ringer, Sleeper
-from millpond.tunnel.counters import Counters
+from millpond.tunnel.bells import Ringer, Sleeper
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.fence import fence
+from millpond.tunnel.gear import Station
 from millpond.tunnel.nvme import Opcode
 from millpond.tunnel.queues import ControllerQueue, HostQueue
-from millpond.tunnel.region import QueueMemory
-from millpond.tunnel.transport import Gear
 
 _SEND, _RECV = int(Opcode.SEND), int(Opcode.RECV)
-
-
-@dataclass(frozen=True, slots=True)
-class Station:
-    """One queue pair as a pump of the host or the device sees it: the eventfd ``wake`` rings for it, ``bell``
-    rings at the peer.
-    """
-
-    host: bool
-    memory: QueueMemory
-    wake: int
-    bell: Bell
-    gear: Gear
-    counters: Counters
 
 
 class Bench:

@@ -10,11 +10,11 @@ from typing import Self
 from millpond.tunnel import engine, opening
 from millpond.tunnel.bells import Bell
 from millpond.tunnel.counters import Counters
+from millpond.tunnel.gear import Gear, Loop, Station
 from millpond.tunnel.layout import RECV, SEND
 from millpond.tunnel.parameters import Parameters
-from millpond.tunnel.pump import Station
 from millpond.tunnel.region import Region
-from millpond.tunnel.transport import Gear, Loop, Wait
+from millpond.tunnel.transport import Wait
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import ConnectionLost, DeadlineExceeded
 

@@ -3,53 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from types import TracebackType
-from typing import NoReturn, Protocol, Self
+from typing import Protocol, Self
 
-from millpond.tunnel.counters import Counters
-from millpond.tunnel.filter import AddressFilter
+from millpond.tunnel.gear import Gear, Loop
 from millpond.tunnel.parameters import Parameters
 
 Wait = Callable[[Sequence[int], float | None], set[int]]
 """Waits until some of the descriptors are readable, at most so many seconds; those that are. It raises when
 the end shall stop."""
-
-Loop = Callable[[], NoReturn]
-"""Carries packets in one direction, in a process of its own, until it is killed or raises LinkViolation,
-ConnectionLost or InterfaceGone."""
-
-
-class PacketInterface(Protocol):
-    """Where packets come from and go to, each with its vnet header; reads wait. ``tun.Tun`` is one."""
-
-    name: str
-    descriptor: int
-
-    def read_into(self, buffer: memoryview) -> int:
-        """Wait for a packet and read it; its bytes. Raises InterfaceGone."""
-
-    def write(self, head: bytes, rest: memoryview) -> bool:
-        """Give the kernel a packet in two parts; False if it refuses it. Raises InterfaceGone."""
-
-    def check_gone(self, error: OSError) -> None:
-        """Raises InterfaceGone if that is what the error of a read or write means."""
-
-    def errors(self) -> AbstractContextManager[None]:
-        """Maps errors within to InterfaceGone where they mean that."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gear:
-    """What pumps work with besides the link; ``outward`` counts from the interface, ``inward`` to it."""
-
-    terms: Parameters
-    interface: PacketInterface
-    filter: AddressFilter
-    outward: Counters
-    inward: Counters
-    engine: str = "python"
 
 
 class Connection(Protocol):

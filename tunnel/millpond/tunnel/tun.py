@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from millpond.tunnel import netlink
+from millpond.tunnel.addresses import Address, Network
 from millpond.tunnel.errors import InterfaceGone
-from millpond.tunnel.filter import Address, Network
 from millpond.wire.deadline import Deadline
 from millpond.wire.errors import LocalError
 

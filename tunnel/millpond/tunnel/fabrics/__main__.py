@@ -14,6 +14,7 @@ from pathlib import Path
 
 from millpond.linux.signals import stop_descriptor
 from millpond.linux.syscalls import die_with_parent
+from millpond.tunnel.addresses import peer_of
 from millpond.tunnel.counters import make_counters
 from millpond.tunnel.errors import Orphaned
 from millpond.tunnel.fabrics.backing import Backing
@@ -25,7 +26,6 @@ from millpond.tunnel.fabrics.port import Port
 from millpond.tunnel.fabrics.server import Server
 from millpond.tunnel.fabrics.subsystem import Subsystem
 from millpond.tunnel.fabrics.tally import Tally
-from millpond.tunnel.filter import peer_of
 from millpond.tunnel.parameters import DEFAULT_MTU, Parameters
 from millpond.tunnel.privileges import confine_end
 from millpond.tunnel.status import StatusWriter

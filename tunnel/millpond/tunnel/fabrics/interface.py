@@ -7,9 +7,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from millpond.tunnel.addresses import Address
 from millpond.tunnel.counters import map_counters
 from millpond.tunnel.errors import InterfaceGone, LinkViolation
-from millpond.tunnel.filter import Address, AddressFilter
+from millpond.tunnel.filter import AddressFilter
 from millpond.tunnel.parameters import MAX_MTU, Parameters
 from millpond.tunnel.status import StatusWriter
 from millpond.tunnel.tun import Tun

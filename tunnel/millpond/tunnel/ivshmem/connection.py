@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
+from millpond.tunnel.gear import Gear, Loop
 from millpond.tunnel.ivshmem.board import Board
 from millpond.tunnel.ivshmem.session import NUMBERS, DeviceSession, HostSession, Mailbox, Pulse, Word
 from millpond.tunnel.parameters import Parameters
 from millpond.tunnel.region import Region
 from millpond.tunnel.ring_connection import RingConnection
-from millpond.tunnel.transport import Gear, Loop, Wait
+from millpond.tunnel.transport import Wait
 from millpond.wire.errors import ConnectionLost
 
 T = TypeVar("T")
