@@ -79,7 +79,7 @@ conformance: $(STAMP) system  ## POSIX tests and power cuts of the volume: .benc
 system:
 	@images/prerequisites.sh system
 
-$(STAMP): pyproject.toml constraints.txt hatch_build.py tunnel/millpond/tunnel/engine.c
+$(STAMP): pyproject.toml constraints.txt hatch_build.py tunnel/millpond/tunnel/datapath/datapath.c
 	@images/prerequisites.sh python "$(PYTHON)"
 	@test -x .venv/bin/pip || "$(PYTHON)" -m venv .venv
 	@echo "millpond: installing into .venv; torch is large, so the first time takes some minutes"

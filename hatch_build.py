@@ -12,8 +12,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = "tunnel/millpond/tunnel/engine.c"
-LIBRARY = "tunnel/millpond/tunnel/_engine.so"
+SOURCE = "tunnel/millpond/tunnel/datapath/datapath.c"
+LIBRARY = "tunnel/millpond/tunnel/datapath/_datapath.so"
 FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.linux.sandbox import Sandbox, spawn
+from millpond.linux.confinement.sandbox import Sandbox, spawn
 
 from . import effort
 

@@ -8,8 +8,8 @@ import pytest
 
 from millpond.agent.config import Privacy, Users, read
 from millpond.agent.jobs import check_folders
+from millpond.base.errors import ConfigError, Refused
 from millpond.train.joules import Watts
-from millpond.wire.errors import ConfigError, Refused
 
 SMALLEST = 'name = "csd0"\n[link]\nsocket = "/run/slot/nvme.sock"\naddress = "10.77.0.2/30"\n'
 

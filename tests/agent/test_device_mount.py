@@ -17,7 +17,7 @@ from millpond.agent.volume import DeviceMount, VolumeServer
 from millpond.fs import mounts
 from millpond.fs.layout import prepare
 from millpond.linux import syscalls
-from millpond.linux.sandbox import enter_user_namespace
+from millpond.linux.confinement.sandbox import enter_user_namespace
 
 InNamespace = Callable[[Callable[[], None]], None]
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from millpond.agent.encryption import encrypt
+from millpond.base.errors import LocalError
 from millpond.fs.layout import prepare
 from millpond.linux import fscrypt, syscalls
-from millpond.linux.sandbox import Sandbox, spawn
-from millpond.wire.errors import LocalError
+from millpond.linux.confinement.sandbox import Sandbox, spawn
 
 SIZE = 32 << 20
 MARKER, TRACER = b"patient 8472 has a rare disease", b"anyone may read this, patient or not"
@@ -207,7 +207,7 @@ def test_a_flash_in_an_encrypted_directory_is_left_to_whoever_did_that(
     def body(drive: Drive) -> None:
         home = drive.flash / "home"
         home.mkdir()
-        fscrypt.set_policy(home, fscrypt.Policy(fscrypt.AES, fscrypt.add_key(home, os.urandom(64))))
+        fscrypt.set_policy(home, fscrypt.EncryptionPolicy(fscrypt.AES, fscrypt.add_key(home, os.urandom(64))))
         prepare(home / "flash")
         at_rest = encrypt(home / "flash" / "private", drive.key, "auto")
         assert not at_rest.cipher and "in an encrypted directory" in at_rest.reason

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from millpond.agent.config import Privacy
 from millpond.agent.gate import KINDS, CanaryError, Gate, Pattern, Tally, ledger, patterns
 from millpond.agent.ledgers import open_ledger
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConfigError, LocalError
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConfigError, LocalError
-from millpond.wire.message import Failure, Kind
+from millpond.wire.messages import Failure, Kind
 
 CANARY, TRACER = b"the-canary", b"tr"
 

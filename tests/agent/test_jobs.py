@@ -16,12 +16,12 @@ import pytest
 from millpond.agent.config import AgentConfig, Link
 from millpond.agent.gate import CanaryError, Gate, Pattern, Tally, ledger
 from millpond.agent.jobs import HostLeft, Worker
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.train.job import Data, Job, Model, Synchronous
 from millpond.train.protocol import Compute, Computed, Prepare, Ready
 from millpond.wire.channel import Buffer, Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, ProtocolError, Refused
-from millpond.wire.message import Kind, Ok
+from millpond.wire.messages import Kind, Ok
 
 CANARY = b"canary-of-the-test-1"  # as long as five floats
 GOOD, RAISE, DIE, HANG, LEAK, LEAK_LATER, SPEAK = range(7)
@@ -75,7 +75,7 @@ def leak_later(weight):
 
 def speak():
     from millpond.train.protocol import Computed
-    from millpond.wire.frame import encode
+    from millpond.wire.framing import encode
     told = encode(Computed(1, 2, 0.0, 0.0, 0.0, 0), 8) + bytes(8)
     (own,) = (n for n in os.listdir("/proc/self/fd") if is_socket("/proc/self/fd/" + n))
     os.write(int(own), told)

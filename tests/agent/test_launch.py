@@ -16,11 +16,11 @@ from millpond.agent import launch as launches
 from millpond.agent.config import AgentConfig, Link
 from millpond.agent.gate import CanaryError, Gate, Pattern, Tally, ledger
 from millpond.agent.launch import Launches
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, Refused
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, Refused
-from millpond.wire.launch import Exited, Launch, Output
-from millpond.wire.message import Message
+from millpond.wire.launch_messages import Exited, Launch, Output
+from millpond.wire.messages import Message
 
 CANARY = b"canary-of-the-tests"
 WAITING = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"

@@ -9,10 +9,10 @@ import pytest
 from millpond.agent.config import read
 from millpond.agent.gate import Tally
 from millpond.agent.volume import VolumeServer
+from millpond.base.errors import ConfigError
 from millpond.fs.layout import prepare
 from millpond.fs.usage import public_usage
-from millpond.linux import landlock
-from millpond.wire.errors import ConfigError
+from millpond.linux.confinement import landlock
 
 
 def test_it_says_whether_it_is_restricted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

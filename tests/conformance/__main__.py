@@ -17,8 +17,8 @@ from conformance.places import make_flash
 from conformance.posix import MOUNTS
 from conformance.run import PARTS, Run
 from conformance.suite import why_not_built
-from millpond.linux.sandbox import Sandbox, accept_signals, exit_code, spawn
-from millpond.wire.errors import MillpondError
+from millpond.base.errors import MillpondError
+from millpond.linux.confinement.sandbox import Sandbox, accept_signals, exit_code, spawn
 
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -18,7 +18,7 @@ from conformance.power import Power, find
 from conformance.readback import Fate
 from conformance.records import Span
 from conformance.results import missing_entry
-from millpond.wire.errors import LocalError
+from millpond.base.errors import LocalError
 
 _BEFORE = 30  # records that each side must have been promised before the blow, or it shows nothing
 _AFTER = 10  # and after it, if the side goes on

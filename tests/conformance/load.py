@@ -17,7 +17,7 @@ from conformance import writers
 from conformance.machine import DEVICE, HOST, Machine
 from conformance.readback import Findings, judge
 from conformance.records import History, Span, count_acknowledged, count_names_acknowledged
-from millpond.wire.errors import LocalError
+from millpond.base.errors import LocalError
 
 SIDES = {"the device": DEVICE, "the host": HOST}
 _EACH = 3

@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import LocalError
 from millpond.fs.inodes import Inodes
 from millpond.fs.layout import PRIVATE, PUBLIC, prepare
 from millpond.fs.lock_server import accept_all
@@ -22,11 +24,9 @@ from millpond.fs.remote_mount import mount_and_serve
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
 from millpond.linux import syscalls
-from millpond.linux.sandbox import Bind, Sandbox, spawn
+from millpond.linux.confinement.sandbox import Bind, Sandbox, spawn
 from millpond.linux.sockets import listen
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import LocalError
 
 _SIZE = 2 << 30
 _TIMEOUT = 15.0

@@ -16,8 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from millpond.base.errors import LocalError
 from millpond.linux import syscalls
-from millpond.wire.errors import LocalError
 
 _SHUTDOWN = 0x8004587D
 _NO_LOG_FLUSH = 2

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from conformance import between, cuts, outcomes, posix, results
 from conformance.context import Context, Update
 from conformance.results import Entry
-from millpond.wire.errors import MillpondError
+from millpond.base.errors import MillpondError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.deadline import Deadline
 from millpond.fs.by_path import ByPath
 from millpond.fs.client import RemoteTree
 from millpond.fs.inodes import Inodes
@@ -26,9 +27,8 @@ from millpond.fs.remote_mount import mount_and_serve
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
 from millpond.linux import syscalls
-from millpond.linux.sandbox import Bind, Sandbox, spawn
+from millpond.linux.confinement.sandbox import Bind, Sandbox, spawn
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
 
 from .support import SOON, Cutting, Server, listening
 

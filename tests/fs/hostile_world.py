@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, DeadlineExceeded, ProtocolError
 from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
 from millpond.fs.client import RemoteTree
 from millpond.fs.tree import ROOT
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, DeadlineExceeded, ProtocolError
-from millpond.wire.frame import encode
-from millpond.wire.message import Failure, Message
+from millpond.wire.framing import encode
+from millpond.wire.messages import Failure, Message
 
 from .hostility import NUMBERS
 from .support import LANE, NAME, SOON, Server

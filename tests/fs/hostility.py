@@ -16,8 +16,8 @@ from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
 from millpond.fs.volume import Attributes, Owner, Statistics
-from millpond.wire import message as registry
-from millpond.wire.message import Message
+from millpond.wire import messages as registry
+from millpond.wire.messages import Message
 
 M = TypeVar("M")
 NUMBERS = (

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from millpond.base.deadline import Deadline
 from millpond.fs.client import RemoteTree
 from millpond.fs.guarded import Guarded, Revoking
 from millpond.fs.lock_server import serve
@@ -19,8 +20,7 @@ from millpond.fs.recalls import Recalls
 from millpond.fs.tree import ROOT, Access, Node
 from millpond.fs.volume import Handle
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.frame import Head
+from millpond.wire.framing import Head
 
 from .support import SOON, Doing, Server, eventually, listening
 

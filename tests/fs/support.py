@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, RemoteError
 from millpond.fs import protocol as p
 from millpond.fs.inodes import Inodes
 from millpond.fs.leases import LEASE_SECONDS
@@ -23,9 +25,7 @@ from millpond.fs.sessions import Sessions
 from millpond.fs.tree import ROOT, patient
 from millpond.linux.sockets import listen
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, RemoteError
-from millpond.wire.message import Message
+from millpond.wire.messages import Message
 
 R = TypeVar("R", bound=Message)
 SOON = 5.0

@@ -18,7 +18,7 @@ from millpond.fs.layout import PRIVATE, PUBLIC, prepare
 from millpond.fs.usage import private_bytes
 from millpond.fs.volume import Owner, components
 from millpond.linux import syscalls
-from millpond.linux.uids import has_many_uids
+from millpond.linux.confinement.userns import has_many_uids
 
 from .support import errno_of
 

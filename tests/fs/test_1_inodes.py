@@ -14,7 +14,7 @@ import pytest
 from millpond.fs.inodes import Inodes
 from millpond.fs.tree import ROOT, Changes, Node, Now
 from millpond.fs.volume import Handle, Owner
-from millpond.linux.uids import has_many_uids
+from millpond.linux.confinement.userns import has_many_uids
 
 from .support import errno_of
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import ProtocolError
 from millpond.fs import fetch_messages as f
 from millpond.fs import fetching
 from millpond.fs import protocol as p
 from millpond.fs.contents import MOST
 from millpond.fs.tree import ROOT, Node
 from millpond.fs.volume import MAX_TRANSFER, Attributes
-from millpond.wire.errors import ProtocolError
 
 from .keeping import Client, Device, shared
 from .support import SOON, Doing, Server, errno_of

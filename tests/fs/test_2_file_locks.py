@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from millpond.base.errors import ProtocolError
 from millpond.fs import range_messages as r
 from millpond.fs.file_locks import SharedLocks
 from millpond.fs.lock_client import DeviceGuard
@@ -24,8 +25,7 @@ from millpond.fs.own_locks import OwnLocks, SplitLocks
 from millpond.fs.remote_locks import RemoteLocks
 from millpond.fs.tree import ROOT, Locking, Node, Waiting
 from millpond.wire.channel import Channel
-from millpond.wire.errors import ProtocolError
-from millpond.wire.message import Message
+from millpond.wire.messages import Message
 
 from .keeping import Client
 from .support import SOON, Doing, Server, errno_of, eventually, listening

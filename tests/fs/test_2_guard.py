@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.deadline import Deadline
 from millpond.fs import lock_client
 from millpond.fs import lock_messages as m
 from millpond.fs.lock_client import DeviceGuard
@@ -21,7 +22,6 @@ from millpond.fs.marks import Marks, SeenMarks
 from millpond.fs.master import Master
 from millpond.fs.tree import WouldWait
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
 
 from .keeping import LONG_LEASE, Listening, mastered
 from .support import SOON, Doing, errno_of, eventually

@@ -19,7 +19,7 @@ from millpond.fs.requests import Requests
 from millpond.fs.sessions import Sessions
 from millpond.fs.tree import ROOT, Found, Node
 from millpond.fs.usage import public_usage
-from millpond.wire.message import Message
+from millpond.wire.messages import Message
 
 from .support import SOON, Server, errno_of
 

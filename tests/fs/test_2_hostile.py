@@ -19,6 +19,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, Refused
 from millpond.fs import file_locks
 from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
@@ -31,9 +33,7 @@ from millpond.fs.tree import ROOT
 from millpond.fs.volume import MAX_TRANSFER, Owner
 from millpond.fs.volume_messages import GetStatus, StatusIs
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, Refused
-from millpond.wire.message import Failure, Message
+from millpond.wire.messages import Failure, Message
 
 from .hostile_world import HIDDEN, THROWN_OUT, World, world
 from .hostility import NUMBERS, REPLIES, any_of, kinds, others

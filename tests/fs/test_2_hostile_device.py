@@ -17,6 +17,8 @@ from dataclasses import replace
 
 import pytest
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import MillpondError, ProtocolError
 from millpond.fs import abi, listing
 from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
@@ -28,9 +30,7 @@ from millpond.fs.recalls import Recalls
 from millpond.fs.replies import require_possible
 from millpond.fs.tree import ROOT, Node, WouldWait, patient
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import MillpondError, ProtocolError
-from millpond.wire.message import Message
+from millpond.wire.messages import Message
 
 from .hostility import ATTRIBUTES, REPLIES, varied
 from .keeping import Kernel

@@ -14,7 +14,7 @@ from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
 from millpond.fs.locks import DEVICE
 from millpond.fs.tree import ROOT
-from millpond.wire.message import Failure
+from millpond.wire.messages import Failure
 
 from .hostile_world import World, world
 from .support import LANE, Doing, errno_of

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost
 from millpond.fs.guarded import Guarded
 from millpond.fs.requests import Requests
 from millpond.fs.tree import Absent, Access, patient
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost
-from millpond.wire.frame import Head
+from millpond.wire.framing import Head
 
 from .keeping import Client, Device, shared
 from .support import Doing, Server, errno_of, eventually

@@ -19,7 +19,7 @@ from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
 from millpond.fs.tree import ROOT, Changes
 from millpond.fs.usage import public_usage
-from millpond.linux.sandbox import Bind, Sandbox, spawn
+from millpond.linux.confinement.sandbox import Bind, Sandbox, spawn
 from millpond.wire.channel import Channel
 
 from .conftest import InNamespace, World

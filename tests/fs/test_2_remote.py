@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, ProtocolError, RemoteError
 from millpond.fs import listing
 from millpond.fs import protocol as p
 from millpond.fs.by_path import ByPath
@@ -23,10 +25,8 @@ from millpond.fs.server import serve
 from millpond.fs.tree import ROOT, Changes, patient
 from millpond.fs.volume import Attributes, Entry
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, ProtocolError, RemoteError
-from millpond.wire.frame import PREFIX, encode
-from millpond.wire.message import Failure, Message
+from millpond.wire.framing import PREFIX, encode
+from millpond.wire.messages import Failure, Message
 
 from .support import LANE, NAME, SOON, Server, errno_of
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, MillpondError
 from millpond.fs import protocol as p
 from millpond.fs.by_path import ByPath
 from millpond.fs.client import RemoteTree
@@ -19,9 +21,7 @@ from millpond.fs.leases import LEASE_SECONDS
 from millpond.fs.sessions import Sessions
 from millpond.fs.tree import ROOT, patient
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, MillpondError
-from millpond.wire.message import Failure
+from millpond.wire.messages import Failure
 
 from .support import LANE, NAME, SOON, Cutting, Server, errno_of, eventually
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as some
 
+from millpond.base.deadline import Deadline
 from millpond.fs.bounded import Bounded
 from millpond.fs.by_path import ByPath
 from millpond.fs.client import RemoteTree
@@ -19,7 +20,6 @@ from millpond.fs.usage import public_usage
 from millpond.fs.volume_messages import GetStatus, StatusIs
 from millpond.linux import sockets
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
 
 from .support import SOON, Server
 

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import LocalError
 from millpond.fs.by_path import ByPath
 from millpond.fs.fuse import mount_and_serve
 from millpond.fs.inodes import Inodes
 from millpond.fs.layout import prepare
 from millpond.fs.mount_numbers import told
 from millpond.fs.mounts import read_ahead, unmount
-from millpond.linux.sandbox import enter_user_namespace
+from millpond.linux.confinement.sandbox import enter_user_namespace
+from millpond.linux.confinement.userns import has_many_uids
 from millpond.linux.syscalls import CLONE_NEWNS
-from millpond.linux.uids import has_many_uids
-from millpond.wire.errors import LocalError
 
 from .conftest import World
 from .support import errno_of

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import LocalError
 from millpond.fs.inodes import Inodes
 from millpond.fs.kernel import Kernel
 from millpond.fs.layout import prepare
@@ -23,9 +24,8 @@ from millpond.fs.raw import Binding, why_no_passthrough
 from millpond.fs.tree import ROOT
 from millpond.fs.volume import Handle
 from millpond.linux import syscalls
-from millpond.linux.sandbox import enter_user_namespace
+from millpond.linux.confinement.sandbox import enter_user_namespace
 from millpond.linux.syscalls import CLONE_NEWNS
-from millpond.wire.errors import LocalError
 
 from .conftest import InNamespace, World
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from millpond.tunnel.layout import SEND
+from millpond.tunnel.ring.layout import SEND
 
 from ..tunnel.conftest import DEVICE_ADDRESS, INTERFACE, End, Namespace, Program, _why_no_tunnel
 from ..tunnel.ivshmem_support import start_end, start_server

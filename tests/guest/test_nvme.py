@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from millpond.tunnel.passthrough import SENDERS
+from millpond.tunnel.transports.nvme.transport import SENDERS
 
 from ..tunnel.conftest import End, Namespace, Program, _libc, eventually
 from ..tunnel.test_tunnel_ends import expected
@@ -67,7 +67,7 @@ class Rack:
     def target(self, *options: str) -> End:
         """A target that listens."""
         reader, writer = os.pipe()
-        argv = [sys.executable, "-P", "-W", "error", "-m", "millpond.tunnel.fabrics"]
+        argv = [sys.executable, "-P", "-W", "error", "-m", "millpond.nvmet"]
         argv += ["--listen", f"127.0.0.1:{PORT}", "--backing", str(self.backing), "--nqn", NQN]
         argv += ["--interface", INTERFACE, "--address", f"{DEVICE}/30", "--name", "csd0", *options]
         end = End([*argv, "--status-fd", str(writer)], self.namespace.enter, reader)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, ProtocolError
 from millpond.host.holdings import Holding, Holdings
 from millpond.host.link import Link
 from millpond.host.stepping import Outcome, Stepping
@@ -21,8 +23,6 @@ from millpond.train.aggregate import Vector
 from millpond.train.balance.controller import Plan
 from millpond.train.balance.curve import Floats, Ints
 from millpond.train.protocol import Compute, Computed, Ready, Trained
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, ProtocolError
 
 
 class CountingWorker:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import LocalError
 from millpond.host import bundles, provision
 from millpond.images.build.recipe import RECIPE
-from millpond.wire.errors import LocalError
 
 from .update_support import make_image
 

@@ -16,7 +16,7 @@ from millpond.host.power import LATE_SECONDS, Power
 from millpond.host.results import Round
 from millpond.train.energy import Meter
 from millpond.train.joules import Watts
-from millpond.wire.control import Load
+from millpond.wire.control_messages import Load
 
 LOAD = Load(0.5, 1, 2, None, ())
 METERED = replace(LOAD, joules=5.0, energy="rapl")

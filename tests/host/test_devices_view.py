@@ -8,7 +8,7 @@ from rich.console import Console
 
 from millpond.host import views
 from millpond.host.api import DeviceInfo
-from millpond.wire.control import AtRest, Load, Welcome
+from millpond.wire.control_messages import AtRest, Load, Welcome
 
 LOAD = Load(0.0, 1, 1, None, ())
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from millpond.base.errors import LocalError, RemoteError
 from millpond.host import cli, flash_command, provision
 from millpond.host.fleet import DeviceConfig
 from millpond.images import bluefield, image_files, seed
 from millpond.images.manifest import Manifest, SeedPlace, dumps
-from millpond.wire.errors import LocalError, RemoteError
 
 MIB = 1 << 20
 SIZE = 8 * MIB

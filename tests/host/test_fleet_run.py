@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import LocalError
 from millpond.host.api import DeviceInfo
 from millpond.host.fleet_run import Ended, FleetRun, Lines, _LineSink, choose
 from millpond.images.ssh_settings import USER
-from millpond.wire.errors import LocalError
 
 
 def device(name: str, state: str = "ready", reason: str = "") -> DeviceInfo:

@@ -9,9 +9,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from millpond.base import schema
 from millpond.host.holdings import Holding, Holdings, Place
 from millpond.host.link import Samples
-from millpond.wire import schema
 
 PUBLIC = [Holding(f"csd{n}", True, 30 + n) for n in range(3)]
 PRIVATE = [Holding(f"csd{n}", False, 50 + 10 * n) for n in range(3)]

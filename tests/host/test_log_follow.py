@@ -12,7 +12,7 @@ from millpond.host import log_follow
 from millpond.host.api import NewLog
 from millpond.host.client import Client
 from millpond.host.log_follow import Entry, follow
-from millpond.wire.control import LogPosition
+from millpond.wire.control_messages import LogPosition
 
 
 class Daemon:

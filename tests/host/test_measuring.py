@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from millpond.base.errors import ConnectionLost
 from millpond.host.link import Answer, Link, Loss
 from millpond.host.measuring import MEASURE, Measuring
 from millpond.train.balance.probing import Probe, Profile
-from millpond.wire.errors import ConnectionLost
 
 from .steps import CountingWorker, Given, Team, zero_state
 

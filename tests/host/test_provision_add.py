@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from millpond.agent.config import read as read_agent
+from millpond.base.errors import ConfigError, LocalError
 from millpond.host import fleet as fleets
 from millpond.host import provision, qemu_devices, ssh
 from millpond.host.fleet import DeviceConfig
 from millpond.images import qemu, seed
 from millpond.images.qemu import DISK
-from millpond.wire.errors import ConfigError, LocalError
 
 from .update_support import make_fleet, make_image
 

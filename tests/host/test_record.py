@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import LocalError
 from millpond.host.record import Record
 from millpond.host.results import JobState, Plan, Round
 from millpond.train.job import Data, Job, Model
-from millpond.wire.errors import LocalError
 
 JOB = Job("digits", Data("private/x", "/test"), Model("m:build", ("m.py",), {"width": 3}))
 CODE = {"m.py": "def build(width): ...\n"}

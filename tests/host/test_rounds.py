@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, DeadlineExceeded, MillpondError, Refused
 from millpond.host.participant import Participant
 from millpond.host.rounds import BUFFERS, Gathering, Staging
 from millpond.train.aggregate import Sum, Vector
 from millpond.train.layout import Tensor
 from millpond.train.protocol import Ready, Trained
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, DeadlineExceeded, MillpondError, Refused
 
 SIZE = 1000
 TENSORS = (Tensor("w", (SIZE,), "float32"),)

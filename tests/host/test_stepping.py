@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.host.link import Loss
 from millpond.train.aggregate import RefusedUpdate
-from millpond.wire.errors import ConnectionLost, ProtocolError, Refused
 
 from .steps import CountingWorker, Given, Team
 

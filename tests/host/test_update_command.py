@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from millpond.base.errors import LocalError, RemoteError
 from millpond.host import ssh, update_command, updating
 from millpond.host.bundles import Bundle
 from millpond.host.update_command import Outcome, check, roll
 from millpond.host.updating import Running, Update
-from millpond.wire.errors import LocalError, RemoteError
 
 from .update_support import make_fleet, make_image
 

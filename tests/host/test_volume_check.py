@@ -25,7 +25,7 @@ from millpond.fs.volume_messages import ClientIs, StatusIs
 from millpond.host.volume_check import Walk, of_status, probe
 from millpond.host.volume_view import Checked, VolumeInfo, how_mounted, lines, of_mount, show
 from millpond.wire.channel import Channel
-from millpond.wire.control import AtRest
+from millpond.wire.control_messages import AtRest
 
 STATUS = StatusIs(None, 4096, 1, None, 10.0, (), True, 0, "Landlock: on, version 3")
 CLIENT = ClientIs(1, 2.5, 3, 4, True)

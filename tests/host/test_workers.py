@@ -17,6 +17,8 @@ import numpy as np
 import psutil
 import pytest
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, ProtocolError, RemoteError
 from millpond.host.device import Device
 from millpond.host.keeper import Keeper
 from millpond.host.link import Answer, Link, Loss, Task
@@ -25,9 +27,7 @@ from millpond.linux import memory
 from millpond.train.job import Data, Job, Model, Synchronous
 from millpond.train.protocol import Compute, Computed, Prepare, Ready
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, ProtocolError, RemoteError
-from millpond.wire.message import Failure, Message, Ok
+from millpond.wire.messages import Failure, Message, Ok
 
 from .steps import zero_state
 
@@ -192,7 +192,7 @@ Start = Callable[..., LocalWorker]
 
 
 @pytest.fixture
-def states() -> Iterator[memory.Shared]:
+def states() -> Iterator[memory.SharedBuffer]:
     """Three states of the model, all zeros."""
     descriptor = memory.make("states of the tests")
     yield memory.map_first(descriptor, 3 * 4 * 520)
@@ -200,7 +200,7 @@ def states() -> Iterator[memory.Shared]:
 
 
 @pytest.fixture
-def start(folder: Path, tmp_path: Path, states: memory.Shared) -> Iterator[Start]:
+def start(folder: Path, tmp_path: Path, states: memory.SharedBuffer) -> Iterator[Start]:
     """Worker processes, of which nothing is left."""
     before, made = psutil.Process().children(recursive=True), list[LocalWorker]()
     descriptors = psutil.Process().num_fds()
@@ -222,18 +222,18 @@ def start(folder: Path, tmp_path: Path, states: memory.Shared) -> Iterator[Start
     assert psutil.Process().num_fds() <= descriptors
 
 
-def numbered(states: memory.Shared, number: int = 0) -> ModelState:
+def numbered(states: memory.SharedBuffer, number: int = 0) -> ModelState:
     return ModelState(states.part(number * 4 * 520, 4 * 520))
 
 
 def compute(
-    worker: LocalWorker, states: memory.Shared, step: int = 1, state: int = 0
+    worker: LocalWorker, states: memory.SharedBuffer, step: int = 1, state: int = 0
 ) -> tuple[Computed, bytes]:
     computed, sums = worker.compute(Compute(step, 1, ((3, 4),)), numbered(states, state), soon())
     return computed, sums.tobytes()
 
 
-def test_a_process_computes_at_the_state_that_it_is_given(start: Start, states: memory.Shared) -> None:
+def test_a_process_computes_at_the_state_that_it_is_given(start: Start, states: memory.SharedBuffer) -> None:
     worker = start()
     worker.prepare(soon())
     at_zeros = compute(worker, states)
@@ -245,7 +245,7 @@ def test_a_process_computes_at_the_state_that_it_is_given(start: Start, states: 
     assert compute(worker, states, state=1)[1] == at_zeros[1]
 
 
-def test_a_process_that_stops_in_a_step_is_given_up(start: Start, states: memory.Shared) -> None:
+def test_a_process_that_stops_in_a_step_is_given_up(start: Start, states: memory.SharedBuffer) -> None:
     worker = start()
     ready = worker.prepare(soon())
     assert (ready.parts, ready.size) == ((20,), 520)
@@ -257,7 +257,7 @@ def test_a_process_that_stops_in_a_step_is_given_up(start: Start, states: memory
         compute(worker, states)
 
 
-def test_a_process_that_is_killed_is_a_loss(start: Start, states: memory.Shared) -> None:
+def test_a_process_that_is_killed_is_a_loss(start: Start, states: memory.SharedBuffer) -> None:
     worker, events = start(), queue.SimpleQueue[Answer | Loss]()
     worker.prepare(soon())
     link = Link(0, worker, events)

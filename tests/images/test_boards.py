@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import pytest
 
+from millpond.base.errors import LocalError
 from millpond.images.backplane import Backplane
 from millpond.images.emulated import BoardSpec, EmulatedBoard
-from millpond.wire.errors import LocalError
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import ConfigError
 from millpond.images import boards
 from millpond.images.build import boot, kernel
-from millpond.wire.errors import ConfigError
 
 BOARD = """title = "t"
 kernel = "arm64"

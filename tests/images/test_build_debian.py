@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import LocalError
 from millpond.images.build import debian, python
 from millpond.images.build.debian import Package
-from millpond.wire.errors import LocalError
 
 CONTENT = b"a package" * 1000
 

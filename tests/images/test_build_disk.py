@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import LocalError
 from millpond.images import boards
 from millpond.images.build import __main__ as builder
 from millpond.images.build import boot, disk
@@ -18,7 +19,6 @@ from millpond.images.build.context import Context
 from millpond.images.build.recipe import RECIPE
 from millpond.images.image_files import describe
 from millpond.images.manifest import Manifest, SeedPlace, dumps, loads
-from millpond.wire.errors import LocalError
 
 _SFDISK = shutil.which("sfdisk", path="/usr/sbin:/sbin:/usr/bin")
 needs_sfdisk = pytest.mark.skipif(_SFDISK is None, reason="needs sfdisk: sudo apt install fdisk")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import LocalError
 from millpond.images.build import kernel
-from millpond.wire.errors import LocalError
 
 
 @pytest.fixture

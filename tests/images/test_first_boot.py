@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import LocalError
 from millpond.images import first_boot, seed
-from millpond.wire.errors import LocalError
 
 FILES = {"agent.toml": 'name = "csd3"\n', "key.pem": "secret", "ssh_host_key": "s" * 9000}
 _STEPS = {"open", "fsync", "fchmod", "write", "flush", "rename", "mkdir", "rmdir", "unlink", "close", "seek"}

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import LocalError, RemoteError
 from millpond.images.flashing import amount, flash
 from millpond.images.held import Held
 from millpond.images.manifest import EDGE, Manifest
 from millpond.images.medium import About, Medium
 from millpond.images.target import opened
-from millpond.wire.errors import LocalError, RemoteError
 
 from .flash_support import MIB, SEED, make_image, raw, run, tables, write
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from millpond.base.errors import ConfigError, LocalError
 from millpond.images import image_files, manifest
 from millpond.images.manifest import BLOCK, MAX_RANGE, SeedPlace
-from millpond.wire.errors import ConfigError, LocalError
 
 from .flash_support import MIB, make_image, raw, write
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import LocalError
 from millpond.images import boards, qemu
 from millpond.images.backplane import Backplane
 from millpond.images.qemu import QemuBoard, QemuSpec
-from millpond.wire.errors import LocalError
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import LocalError
 from millpond.images import seed
 from millpond.images.seed import Member
-from millpond.wire.errors import LocalError
 
 
 def identity(folder: Path) -> Path:

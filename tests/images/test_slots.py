@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import LocalError
 from millpond.images import confirm, slots
 from millpond.images.slots import Entries
-from millpond.wire.errors import LocalError
 
 PLAIN = """BootCurrent: 0003
 Timeout: 3 seconds

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import LocalError
 from millpond.images import disks
 from millpond.images.disks import Disks
 from millpond.images.flashing import flash
 from millpond.images.target import opened
-from millpond.wire.errors import LocalError
 
 from .flash_support import MIB, loop, make_image, mounted, run, tables
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from millpond.linux.confine import confined
-from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandbox_exec import confined
 
 SOON = 30.0
 NOBODY = 65534
@@ -31,7 +31,7 @@ def test_confined_command(tmp_path: Path) -> None:
     script = """
         import os
         from pathlib import Path
-        import millpond.wire.frame
+        import millpond.wire.framing
         print(os.getpid(), os.getuid(), os.uname().nodename, Path("/shown/data").read_text())
     """
     tmp_path.chmod(0o755)

@@ -7,24 +7,26 @@ from pathlib import Path
 import pytest
 
 from millpond.linux import fscrypt
-from millpond.linux.fscrypt import ADIANTUM, AES, Cipher, Policy
+from millpond.linux.fscrypt import ADIANTUM, AES, Cipher, EncryptionPolicy
 
 IDENTIFIER = bytes(range(16))
 
 
 def test_a_policy_is_what_the_kernel_documents() -> None:
-    assert fscrypt.pack_policy(Policy(AES, IDENTIFIER)) == b"\2\1\4\3" + bytes(4) + IDENTIFIER
-    assert fscrypt.pack_policy(Policy(ADIANTUM, IDENTIFIER)) == b"\2\x09\x09\3" + bytes(4) + IDENTIFIER
+    assert fscrypt.pack_policy(EncryptionPolicy(AES, IDENTIFIER)) == b"\2\1\4\3" + bytes(4) + IDENTIFIER
+    assert (
+        fscrypt.pack_policy(EncryptionPolicy(ADIANTUM, IDENTIFIER)) == b"\2\x09\x09\3" + bytes(4) + IDENTIFIER
+    )
 
 
 @pytest.mark.parametrize("cipher", [AES, ADIANTUM, Cipher("cipher 1/10", 1, 10)])
 def test_a_policy_comes_back(cipher: Cipher) -> None:
-    policy = Policy(cipher, IDENTIFIER)
+    policy = EncryptionPolicy(cipher, IDENTIFIER)
     assert fscrypt.unpack_policy(fscrypt.pack_policy(policy)) == policy
 
 
 def test_a_policy_of_the_first_version_is_read() -> None:
-    assert fscrypt.unpack_policy(b"\0\1\4\3" + IDENTIFIER[:8]) == Policy(AES, IDENTIFIER[:8])
+    assert fscrypt.unpack_policy(b"\0\1\4\3" + IDENTIFIER[:8]) == EncryptionPolicy(AES, IDENTIFIER[:8])
 
 
 @pytest.mark.parametrize("data", [b"", b"\2", b"\0\1\4\3", b"\3" + bytes(23)])

@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import os
 from pathlib import Path
-from millpond.linux.heap import give_back
+from millpond.linux.malloc import give_back
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1])

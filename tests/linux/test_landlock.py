@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from millpond.linux import landlock
-from millpond.linux.landlock import Handled
-from millpond.linux.sandbox import Bind, Sandbox, spawn
+from millpond.linux.confinement import landlock
+from millpond.linux.confinement.landlock import Handled
+from millpond.linux.confinement.sandbox import Bind, Sandbox, spawn
 from millpond.linux.syscalls import filter_system_calls, no_new_privileges
 
 

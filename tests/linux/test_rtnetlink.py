@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from millpond.linux import rtnetlink
+from millpond.linux.confinement.sandbox import Sandbox, exit_code, spawn
 from millpond.linux.network import loopback_up
-from millpond.linux.sandbox import Sandbox, exit_code, spawn
 
 NETWORK = ipaddress.IPv4Network("10.77.0.0/30")
 TABLE = 7_700_000

@@ -20,9 +20,17 @@ import pytest
 
 import millpond
 from millpond.linux import syscalls
-from millpond.linux.confine import confined
-from millpond.linux.sandbox import Bind, Sandbox, accept_signals, exit_code, python_binds, spawn, system_binds
-from millpond.linux.uids import has_many_uids
+from millpond.linux.confinement.sandbox import (
+    Bind,
+    Sandbox,
+    accept_signals,
+    exit_code,
+    python_binds,
+    spawn,
+    system_binds,
+)
+from millpond.linux.confinement.sandbox_exec import confined
+from millpond.linux.confinement.userns import has_many_uids
 
 SOON = 30.0
 NOBODY = 65534
@@ -291,7 +299,7 @@ def test_death_by_signal() -> None:
 def test_what_is_printed_comes_out_once() -> None:
     code = """
         import os, sys
-        from millpond.linux.sandbox import Sandbox, spawn
+        from millpond.linux.confinement.sandbox import Sandbox, spawn
         print("before")
         pid = spawn(Sandbox(), lambda: print("inside") or 0)
         os.waitpid(pid, 0)

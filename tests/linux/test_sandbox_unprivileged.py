@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from millpond.linux.confine import confined
-from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandbox_exec import confined
 
 SOON = 30.0
 NOBODY = 65534
@@ -22,7 +22,7 @@ UNPRIVILEGED = """
 import json, os, socket, sys
 from pathlib import Path
 from millpond.linux import syscalls
-from millpond.linux.sandbox import Bind, Sandbox, exit_code, has_many_uids, spawn
+from millpond.linux.confinement.sandbox import Bind, Sandbox, exit_code, has_many_uids, spawn
 
 def status(field):
     lines = Path("/proc/self/status").read_text().splitlines()

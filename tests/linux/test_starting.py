@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from millpond.linux import syscalls
-from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
-from millpond.linux.starting import end, start
+from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandboxed_process import end, start
 
 SOON = 30.0
 NOBODY = 65534
@@ -97,8 +97,8 @@ def test_it_dies_with_the_thread_that_starts_it() -> None:
 
 STARTS = """
     import sys
-    from millpond.linux.sandbox import Sandbox
-    from millpond.linux.starting import start
+    from millpond.linux.confinement.sandbox import Sandbox
+    from millpond.linux.confinement.sandboxed_process import start
     print(start(Sandbox(own_pids=True), ["sleep", "1000"]).pid, flush=True)
     sys.stdin.read()
 """
@@ -138,8 +138,8 @@ def test_a_command_that_does_not_exist_is_one_line() -> None:
 
 IN_A_USER_NAMESPACE = """
     import subprocess, threading
-    from millpond.linux.sandbox import Sandbox, enter_user_namespace
-    from millpond.linux.starting import end, start
+    from millpond.linux.confinement.sandbox import Sandbox, enter_user_namespace
+    from millpond.linux.confinement.sandboxed_process import end, start
     enter_user_namespace(0)
     sandbox = Sandbox(own_pids=True, capabilities=False)
     with start(sandbox, ["sh", "-c", "echo $$; exit 3"], stdout=subprocess.PIPE) as process:

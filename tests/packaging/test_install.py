@@ -47,7 +47,7 @@ def checkout(target: Path) -> Path:
             ".demo",
             ".bench",
             ".hypothesis",
-            "_engine.so",
+            "_datapath.so",
         )
     )
     shutil.copytree(ROOT, target, ignore=ignored)
@@ -79,15 +79,15 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_the_wheel_has_the_c_engine_and_is_for_this_platform(source: Path, tmp_path: Path) -> None:
     name, files = build(source, tmp_path)
-    assert "millpond/tunnel/_engine.so" in files
+    assert "millpond/tunnel/datapath/_datapath.so" in files
     assert "-py3-none-linux_" in name
 
 
 @pytest.mark.registry
 def test_without_a_compiler_the_wheel_is_pure(source: Path, tmp_path: Path) -> None:
     name, files = build(source, tmp_path, CC="no-such-compiler")
-    assert "millpond/tunnel/_engine.so" not in files
-    assert "millpond/tunnel/engine.c" in files
+    assert "millpond/tunnel/datapath/_datapath.so" not in files
+    assert "millpond/tunnel/datapath/datapath.c" in files
     assert name.endswith("-py3-none-any.whl")
 
 

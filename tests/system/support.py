@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 
+from millpond.base.errors import MillpondError
 from millpond.host import demo_data, provision
 from millpond.host.api import DeviceInfo, JobInfo
 from millpond.host.client import Client
 from millpond.host.fleet import Fleet, read
 from millpond.host.results import Round
 from millpond.train import jobfile
-from millpond.wire.errors import MillpondError
 
 T = TypeVar("T")
 MILLPOND = (sys.executable, "-m", "millpond.host.main")

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, Refused, RemoteError
 from millpond.host.authority import Authority
 from millpond.wire import tls
 from millpond.wire.channel import Channel
-from millpond.wire.control import CONTROL_PORT, Attach, GetTicket, Hello, Ticket, Welcome
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, Refused, RemoteError
-from millpond.wire.frame import MAGIC, PREFIX, PROTOCOL, encode
-from millpond.wire.message import Ok
+from millpond.wire.control_messages import CONTROL_PORT, Attach, GetTicket, Hello, Ticket, Welcome
+from millpond.wire.framing import MAGIC, PREFIX, PROTOCOL, encode
+from millpond.wire.messages import Ok
 from millpond.wire.tls import Identity
 
 from .support import CANARY, MILLPOND, Emulation, create, eventually, name_agent, receive_all, unshare

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from millpond.host import provision
-from millpond.wire.launch import MOST_CODE
+from millpond.wire.launch_messages import MOST_CODE
 
 from .support import EXAMPLES, MILLPOND, Emulation, Result, create, eventually, running
 
@@ -271,7 +271,7 @@ def test_all_workers_end_with_the_command(ready: Emulation, number: int, code: i
 def test_a_device_that_is_lost_ends_the_launch(ready: Emulation, victim: str) -> None:
     process, before = begin(ready, write(ready, "waiting.py", FOR_EVER)), interfaces(ready)
     if victim == "all tunnels":
-        for end in [p for p in ready.processes() if "millpond.tunnel.forkserver" in command(p)]:
+        for end in [p for p in ready.processes() if "millpond.tunnel.endpoint.zygote" in command(p)]:
             with contextlib.suppress(psutil.NoSuchProcess):  # it died with the one before
                 end.kill()
     else:

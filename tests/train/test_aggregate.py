@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from millpond.base.errors import LocalError, RemoteError
 from millpond.train.aggregate import BOUND, RefusedUpdate, Sum, scale_bits, within
 from millpond.train.layout import Tensor
-from millpond.wire.errors import LocalError, RemoteError
 
 TENSORS = (
     Tensor("conv.weight", (4, 3), "float32"),

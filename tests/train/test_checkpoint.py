@@ -12,10 +12,10 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from millpond.base.errors import LocalError
 from millpond.train import checkpoint, flat, layout
 from millpond.train.checkpoint import Checkpoint
 from millpond.train.layout import Tensor
-from millpond.wire.errors import LocalError
 
 
 class Mixed(nn.Module):

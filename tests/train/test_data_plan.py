@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as some
 
+from millpond.base.schema import dump, load
 from millpond.train.balance.data_plan import DataPlan, Part, Pool, Position, Share
-from millpond.wire.schema import dump, load
 
 WORKERS = 4
 RANKS = some.sets(some.integers(0, WORKERS - 1), max_size=WORKERS).map(lambda ranks: tuple(sorted(ranks)))

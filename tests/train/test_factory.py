@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from millpond.base.errors import LocalError
 from millpond.train import factory
 from millpond.train.job import Model
-from millpond.wire.errors import LocalError
 
 CODE = """
 from torch import nn

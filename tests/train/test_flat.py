@@ -6,9 +6,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from millpond.base.errors import LocalError
 from millpond.train import flat, layout
 from millpond.train.layout import Tensor
-from millpond.wire.errors import LocalError
 
 
 class Net(nn.Module):

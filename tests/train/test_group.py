@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import IterableDataset, TensorDataset
 
+from millpond.base.errors import LocalError
 from millpond.train import group
-from millpond.wire.errors import LocalError
 
 from .group_worker import BATCH, CHANGE, EPOCH, EPOCHS, PRIVATE, PUBLIC, Run, data, slowed
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import msgpack
 import pytest
 
+from millpond.base.errors import ConfigError
+from millpond.base.schema import dump, load
 from millpond.train import jobfile
 from millpond.train.job import Job, Synchronous
-from millpond.wire.errors import ConfigError
-from millpond.wire.schema import dump, load
 
 EXAMPLES = Path(__file__).parents[2] / "agent" / "examples"
 GOOD = """

@@ -6,12 +6,12 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
+from millpond.base.errors import LocalError
 from millpond.train import flat, generators, layout, loop, seeds
 from millpond.train.aggregate import RefusedUpdate, Sum
 from millpond.train.datasets import Samples
 from millpond.train.job import Training
 from millpond.train.models import digits_cnn
-from millpond.wire.errors import LocalError
 
 WORKERS = ("host", "csd0", "csd1", "csd2")
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, Refused
 from millpond.train.job import Data, Job, Model, Training
 from millpond.train.protocol import Evaluate, GetInitial, Initial, Prepare, Ready, Score, Train, Trained
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, Refused
-from millpond.wire.message import Ok
+from millpond.wire.messages import Ok
 
 DIGITS = Job("digits", Data("private/digits", "held-out"), Model("millpond.train.models:digits_cnn"), seed=3)
 CANARY = "patient-4711"
@@ -45,17 +45,17 @@ class Net(nn.Module):
         if self.fail == "exit":
             sys.exit("patient-4711")
         if self.fail == "disguised":
-            from millpond.wire.errors import LocalError
+            from millpond.base.errors import LocalError
             raise LocalError("patient-4711")
         if self.fail == "hidden":
-            exec("from millpond.wire.errors import LocalError; raise LocalError('patient-4711')")
+            exec("from millpond.base.errors import LocalError; raise LocalError('patient-4711')")
         if self.fail == "torch":
             return self.linear(images)
         return self.linear(self.norm(images).flatten(1)).relu()
 
 def few(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
 def wide(): return nn.Linear(2, 2).double()
-text = "from millpond.wire.errors import LocalError\\ndef fileless(): raise LocalError('patient-4711')"
+text = "from millpond.base.errors import LocalError\\ndef fileless(): raise LocalError('patient-4711')"
 exec(text)
 """
 

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, Refused
 from millpond.linux import memory
 from millpond.train import factory, flat
 from millpond.train.aggregate import Vector
@@ -39,9 +41,7 @@ from millpond.train.protocol import (
     Train,
 )
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, Refused
-from millpond.wire.message import Message, Ok
+from millpond.wire.messages import Message, Ok
 
 NETS = """
 import os

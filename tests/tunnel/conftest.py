@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from millpond.linux.sandbox import Sandbox, spawn
+from millpond.base.deadline import Deadline
+from millpond.linux.confinement.sandbox import Sandbox, spawn
 from millpond.linux.syscalls import CLONE_NEWNET, CLONE_NEWUSER
-from millpond.tunnel import engine
-from millpond.wire.deadline import Deadline
+from millpond.tunnel.datapath import native
 
 TRAFFIC = Path(__file__).with_name("traffic.py")
 HOST_ADDRESS, DEVICE_ADDRESS = "10.77.0.1", "10.77.0.2"
@@ -234,7 +234,9 @@ def _why_no_tunnel() -> str:
         return "/dev/net/tun is not accessible"
     try:
         with ExitStack() as undo:
-            probe = "from millpond.tunnel.tun import Tun, Deadline; Tun('mp-probe', 12, Deadline.after(1))"
+            probe = (
+                "from millpond.tunnel.netdev.tun import Tun, Deadline; Tun('mp-probe', 12, Deadline.after(1))"
+            )
             program = Namespace(undo).program(sys.executable, "-c", probe)
             return "" if program.process.wait(10) == 0 else "no TUN interface can be made here"
     except (AssertionError, OSError, subprocess.SubprocessError) as error:
@@ -257,7 +259,7 @@ def undo() -> Iterator[ExitStack]:
 def engines(request: pytest.FixtureRequest) -> tuple[str, str]:
     """The engines of host and device; a test may ask for others."""
     host, device = request.param.split("-")
-    if "c" in (host, device) and engine.resolve("auto") != "c":
+    if "c" in (host, device) and native.resolve("auto") != "c":
         pytest.skip("the C engine was not built: there was no C compiler")
     return host, device
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from millpond.linux import sockets
-from millpond.tunnel.ivshmem.protocol import Switchboard
-from millpond.tunnel.ivshmem.server import make_memory
+from millpond.tunnel.transports.ivshmem.doorbell_server import make_memory
+from millpond.tunnel.transports.ivshmem.server_protocol import Switchboard
 
 VECTORS = 3
 SIZE = 16 << 20

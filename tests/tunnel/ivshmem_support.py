@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from millpond.linux import sockets
-from millpond.tunnel.ivshmem.protocol import Message, Roster
+from millpond.tunnel.transports.ivshmem.server_protocol import Roster, ServerMessage
 
 from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, INTERFACE, End, Namespace, Program, eventually
 
@@ -21,7 +21,9 @@ PYTHON = (sys.executable, "-P", "-W", "error", "-m")
 
 def start_server(undo: ExitStack, path: Path, *options: str) -> Program:
     """Our doorbell server."""
-    server = Program([*PYTHON, "millpond.tunnel.ivshmem", "--socket", str(path), *options], lambda: None)
+    server = Program(
+        [*PYTHON, "millpond.tunnel.transports.ivshmem", "--socket", str(path), *options], lambda: None
+    )
     undo.callback(server.close)
     eventually(lambda: "listening" in " ".join(server.errors), "the doorbell server listening")
     return server
@@ -59,7 +61,7 @@ class RawClient:
     def hear(self) -> None:
         """The next message."""
         data, descriptors, _, _ = socket.recv_fds(self._socket, 8, 1)
-        self.roster.take(Message(struct.unpack("<q", data)[0], descriptors[0] if descriptors else None))
+        self.roster.take(ServerMessage(struct.unpack("<q", data)[0], descriptors[0] if descriptors else None))
         while self.roster.refuse:
             os.close(self.roster.refuse.pop())
 

@@ -19,17 +19,17 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from millpond.base.errors import ConnectionLost
 from millpond.linux import sockets
-from millpond.tunnel.counters import make_counters
-from millpond.tunnel.end import End, EndConfig
-from millpond.tunnel.fabrics.commands import ENTRY, SGL_IN_CAPSULE, SGL_TRANSPORT, Admin, Fabrics
-from millpond.tunnel.fabrics.subsystem import CONNECT_DATA
-from millpond.tunnel.nvme import CAP, CC, CSTS
-from millpond.tunnel.nvme_device import Outcome, VendorCommand
-from millpond.tunnel.parameters import Parameters
-from millpond.tunnel.passthrough import PassthroughTransport
-from millpond.tunnel.status import StatusWriter
-from millpond.wire.errors import ConnectionLost
+from millpond.nvmet.commands import ENTRY, SGL_IN_CAPSULE, SGL_TRANSPORT, Admin, Fabrics
+from millpond.nvmet.subsystem import CONNECT_DATA
+from millpond.tunnel.datapath.stats_shm import make_stats
+from millpond.tunnel.endpoint.status import StatusWriter
+from millpond.tunnel.endpoint.supervisor import Endpoint, EndpointConfig
+from millpond.tunnel.ring.link_params import LinkParameters
+from millpond.tunnel.ring.nvme_defs import CAP, CC, CSTS
+from millpond.tunnel.transports.nvme.ioctl import CommandOutcome, VendorCommand
+from millpond.tunnel.transports.nvme.transport import NvmeTransport
 
 NQN, HOST_NQN, HOST_ID = "nqn.2014-08.test:csd0", "nqn.2014-08.test:host", bytes(range(16))
 IO_QUEUES = 2
@@ -67,7 +67,7 @@ class Pending:
 
     outgoing: bytes | memoryview
     room: memoryview
-    done: queue.SimpleQueue[Outcome | None] = field(default_factory=queue.SimpleQueue)
+    done: queue.SimpleQueue[CommandOutcome | None] = field(default_factory=queue.SimpleQueue)
 
 
 class TargetQueue:
@@ -88,7 +88,7 @@ class TargetQueue:
         answer = self._exactly(128)
         assert answer[0] == 1, answer
 
-    def connect(self, qid: int, keep_alive_ms: int, data: bytes) -> Outcome:
+    def connect(self, qid: int, keep_alive_ms: int, data: bytes) -> CommandOutcome:
         """Tell which queue this is; before any other command."""
         room = memoryview(b"")
         self._pending[0] = pending = Pending(b"", room)
@@ -111,7 +111,7 @@ class TargetQueue:
         room: memoryview = memoryview(b""),  # noqa: B008
         nsid: int = 0,
         ask: bool = False,
-    ) -> Outcome:
+    ) -> CommandOutcome:
         pending = Pending(data, room)
         with self._lock:
             cid = next(self._numbers)
@@ -155,7 +155,7 @@ class TargetQueue:
         head += self._exactly(header - 8)
         if kind == 5:
             result, _, _, cid, status = struct.unpack_from("<QHHHH", head, 8)
-            self._pending.pop(cid).done.put(Outcome(status >> 1 & 0x7FF, result))
+            self._pending.pop(cid).done.put(CommandOutcome(status >> 1 & 0x7FF, result))
             return
         cid, tag, offset, size = struct.unpack_from("<HHII", head, 8)
         if kind == 7:
@@ -222,10 +222,10 @@ class Initiator:
     def buffer(self, size: int) -> memoryview:
         return memoryview(bytearray(size))
 
-    def admin(self, command: VendorCommand) -> Outcome:
+    def admin(self, command: VendorCommand) -> CommandOutcome:
         return _vendor(self.queues[0], command)
 
-    def io(self, command: VendorCommand) -> Outcome:
+    def io(self, command: VendorCommand) -> CommandOutcome:
         return _vendor(next(self._turns[command.opcode & 3]), command)
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ class Initiator:
             target.close()
 
 
-def _vendor(target: TargetQueue, command: VendorCommand) -> Outcome:
+def _vendor(target: TargetQueue, command: VendorCommand) -> CommandOutcome:
     opcode, data, *words = command
     if opcode & 3 == 1:
         return target.submit(opcode, *words, data=data)
@@ -270,18 +270,18 @@ def serve_dialling(path: Path, port: int) -> None:
 
 def run_host(path: Path, interface: str, address: str, mtu: int, status: int) -> None:
     stop, _writer = os.pipe()
-    config = EndConfig(
+    config = EndpointConfig(
         role="host",
         interface=interface,
         address=ipaddress.ip_interface(address),
         peers=None,
-        offer=Parameters(name="host", mtu=mtu),
+        offer=LinkParameters(name="host", mtu=mtu),
         engine="python",
         stop=stop,
-        counters=make_counters(),
+        counters=make_stats(),
     )
     dial = dial_through(path)
-    End(config, PassthroughTransport(lambda: Initiator(dial), "a target"), StatusWriter(status)).run()
+    Endpoint(config, NvmeTransport(lambda: Initiator(dial), "a target"), StatusWriter(status)).run()
 
 
 if __name__ == "__main__":

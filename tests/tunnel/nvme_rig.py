@@ -5,22 +5,22 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from millpond.nvmet.commands import Admin, Fabrics
+from millpond.nvmet.controller import Target
+from millpond.nvmet.identify import TargetIdentity
+from millpond.nvmet.namespace import Namespace
+from millpond.nvmet.queue import Queue
+from millpond.nvmet.stats import CommandStats
+from millpond.nvmet.subsystem import Subsystem
+from millpond.nvmet.vendor_commands import VendorCommands
 from millpond.tunnel.errors import LinkViolation
-from millpond.tunnel.fabrics.commands import Admin, Fabrics
-from millpond.tunnel.fabrics.controller import Target
-from millpond.tunnel.fabrics.identify import Identity
-from millpond.tunnel.fabrics.nvm import Namespace
-from millpond.tunnel.fabrics.port import Port
-from millpond.tunnel.fabrics.queue import Queue
-from millpond.tunnel.fabrics.subsystem import Subsystem
-from millpond.tunnel.fabrics.tally import Tally
-from millpond.tunnel.nvme import CC, Opcode
-from millpond.tunnel.parameters import Parameters, parse
+from millpond.tunnel.ring.link_params import LinkParameters, parse
+from millpond.tunnel.ring.nvme_defs import CC, Opcode
 
 from .nvme_initiator import ENABLE, HOST_ID, ICREQ, NQN, capsule, connect_data
 
 BLOCK, BLOCKS, ENTRIES, IDLE = 512, 1024, 128, 10.0
-OFFER = Parameters(name="host")
+OFFER = LinkParameters(name="host")
 
 
 class MemoryVolume:
@@ -62,12 +62,12 @@ class Side:
     """A ``port.LinkSide`` that remembers."""
 
     def __init__(self) -> None:
-        self.links: list[tuple[Parameters, str]] = []
+        self.links: list[tuple[LinkParameters, str]] = []
         self.ends: list[str] = []
         self.packets: list[bytes] = []
         self.violations: list[str] = []
 
-    def opened(self, terms: Parameters, peer: str) -> None:
+    def opened(self, terms: LinkParameters, peer: str) -> None:
         self.links.append((terms, peer))
 
     def closed(self, reason: str) -> None:
@@ -85,9 +85,9 @@ class Rig:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.volume, self.side, tally = MemoryVolume(), Side(), Tally()
-        self.identity = Identity(NQN, BLOCKS, BLOCK, ENTRIES)
-        self.port = Port(Parameters(name="csd0"), self.side, lambda: self.now, IDLE, tally)
+        self.volume, self.side, tally = MemoryVolume(), Side(), CommandStats()
+        self.identity = TargetIdentity(NQN, BLOCKS, BLOCK, ENTRIES)
+        self.port = VendorCommands(LinkParameters(name="csd0"), self.side, lambda: self.now, IDLE, tally)
         target = Target(self.identity, Namespace(self.identity, self.volume, tally), self.port, 4)
         self.subsystem = Subsystem(target, lambda: self.now)
         self.tally = tally
@@ -127,7 +127,7 @@ class Rig:
         assert run(admin, Admin.FABRICS, 0, CC, ENABLE, nsid=Fabrics.PROPERTY_SET).status == 0
         return admin, self.connect(1, self.cntlid)
 
-    def open(self, admin: Queue, offer: Parameters = OFFER) -> Parameters:
+    def open(self, admin: Queue, offer: LinkParameters = OFFER) -> LinkParameters:
         """IDENTIFY and OPEN."""
         record = offer.pack().ljust(4096, b"\0")
         assert run(admin, Opcode.IDENTIFY, data=record).status == 0

@@ -15,17 +15,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from millpond.tunnel import engine, nvme
-from millpond.tunnel.bells import Bell
-from millpond.tunnel.counters import make_counters, map_counters
-from millpond.tunnel.counts import Counts
+from millpond.base.deadline import Deadline
+from millpond.tunnel.datapath import native
+from millpond.tunnel.datapath.context import DatapathContext, Loop, QueueContext
+from millpond.tunnel.datapath.notifier import Notifier
+from millpond.tunnel.datapath.stats import PacketStats
+from millpond.tunnel.datapath.stats_shm import make_stats, map_stats
+from millpond.tunnel.endpoint.workers import LinkWorkers
 from millpond.tunnel.errors import InterfaceGone
-from millpond.tunnel.gear import Gear, Loop, Station
-from millpond.tunnel.layout import SLEEP_FLAGS, STRIDE, Layout
-from millpond.tunnel.link import Link
-from millpond.tunnel.parameters import Parameters
-from millpond.tunnel.region import Region
-from millpond.wire.deadline import Deadline
+from millpond.tunnel.ring import nvme_defs
+from millpond.tunnel.ring.layout import SLEEP_FLAGS, STRIDE, Layout
+from millpond.tunnel.ring.link_params import LinkParameters
+from millpond.tunnel.ring.region import Region
 
 from .robust_setting import LOOPS, Observation, Setting
 
@@ -71,16 +72,16 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class OneLoop:
-    """What ``Link`` takes of a connection."""
+    """What ``LinkWorkers`` takes of a connection."""
 
-    station: Station
+    station: QueueContext
     setting: Setting
     calls: frozenset[str] = frozenset()
     privileged: bool = False
 
-    def loops(self, gear: Gear) -> tuple[Loop, ...]:
+    def loops(self, gear: DatapathContext) -> tuple[Loop, ...]:
         role, place, _ = LOOPS[self.setting.loop]
-        loop = engine.loops(gear.engine, role)[place]
+        loop = native.loops(gear.engine, role)[place]
 
         def run() -> NoReturn:
             loop(self.station)
@@ -109,17 +110,17 @@ class RunningLoop:
         words = (memory.controller_sleeps, memory.host_sleeps)
         host = self.role == "host"
         self.own_word, self.peer_word = words[host], words[not host]
-        self._own_word_at = SLEEP_FLAGS + nvme.doorbell_offset(2 * self._number + host, STRIDE)
-        descriptor = make_counters()
-        self._counters = map_counters(descriptor)[0]
+        self._own_word_at = SLEEP_FLAGS + nvme_defs.doorbell_offset(2 * self._number + host, STRIDE)
+        descriptor = make_stats()
+        self._counters = map_stats(descriptor)[0]
         os.close(descriptor)
 
     def _start(self, undo: ExitStack, engine_name: str) -> None:
         setting, counters = self.setting, self._counters
-        terms = Parameters(depth=setting.depth, vnet_header=setting.vnet_header)
-        gear = Gear(terms, Wire(self._inner), setting.gate, counters, counters, engine_name)
-        station = Station(self.role == "host", self.memory, self.wake, self._bell, gear, counters)
-        self._link = Link(OneLoop(station, setting), gear)  # type: ignore[arg-type]
+        terms = LinkParameters(depth=setting.depth, vnet_header=setting.vnet_header)
+        gear = DatapathContext(terms, Wire(self._inner), setting.gate, counters, counters, engine_name)
+        station = QueueContext(self.role == "host", self.memory, self.wake, self._bell, gear, counters)
+        self._link = LinkWorkers(OneLoop(station, setting), gear)  # type: ignore[arg-type]
         undo.callback(self._link.__exit__)
         self.pid, self._report = self._link.pumps[0].pid, self._link.pumps[0].report
 
@@ -135,12 +136,12 @@ class RunningLoop:
         for bell in (self.wake, self._peer_wake):
             undo.callback(os.close, bell)
         self._register = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("I")[:1]
-        self._bell = Bell(self._peer_wake)
+        self._bell = Notifier(self._peer_wake)
         if self.setting.register:
-            self._bell = Bell(register=self._register, value=BELL_VALUE)
+            self._bell = Notifier(register=self._register, value=BELL_VALUE)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> PacketStats:
         return self._counters.read()
 
     def cpu_seconds(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from millpond.tunnel import nvme
+from millpond.tunnel.ring import nvme_defs
 
 from .robust_engine import RunningLoop
 from .robust_half import Half
@@ -49,7 +49,7 @@ class ControllerHalf(Half):
     def _fetch(self) -> None:
         tail = self.memory.tail_doorbell[0] % self.entries
         while self._sq_head != tail:
-            fields = SQE.unpack_from(self.memory.submissions, nvme.SQE_SIZE * self._sq_head)
+            fields = SQE.unpack_from(self.memory.submissions, nvme_defs.SQE_SIZE * self._sq_head)
             self._waiting.append(fields[2])
             if self.loop.outward:
                 self.received.append(bytes(self.memory.buffers[fields[2] % self.entries][: fields[8]]))

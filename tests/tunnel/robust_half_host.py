@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from millpond.tunnel import nvme
-from millpond.tunnel.nvme import Opcode
+from millpond.tunnel.ring import nvme_defs
+from millpond.tunnel.ring.nvme_defs import Opcode
 
 from .robust_engine import RunningLoop
 from .robust_half import Half
@@ -78,7 +78,7 @@ class HostHalf(Half):
     def _write(self, opcode: int, cid: int, address: int, length: int) -> None:
         ignored = [self.random.choice((0, self.number())) for _ in range(9)]
         fields = (opcode, 0, cid, *ignored[:3], address, ignored[3], length, *ignored[4:])
-        SQE.pack_into(self.memory.submissions, nvme.SQE_SIZE * self._sq_tail, *fields)
+        SQE.pack_into(self.memory.submissions, nvme_defs.SQE_SIZE * self._sq_tail, *fields)
 
     def _publish(self) -> None:
         self.memory.tail_doorbell[0] = self._sq_tail

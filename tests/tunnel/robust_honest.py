@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from millpond.tunnel.nvme import Opcode
-from millpond.tunnel.queues import ControllerQueue, HostQueue
+from millpond.tunnel.ring.nvme_defs import Opcode
+from millpond.tunnel.ring.queue_pair import ControllerQueue, HostQueue
 
 from .robust_engine import RunningLoop
 

@@ -14,24 +14,32 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from millpond.tunnel import layout as at
-from millpond.tunnel import nvme
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, MillpondError
 from millpond.tunnel.errors import LinkViolation
-from millpond.tunnel.layout import ADMIN, RECV, SEND
-from millpond.tunnel.nvme import Opcode
-from millpond.tunnel.opening import open_as_device, open_as_host
-from millpond.tunnel.parameters import Parameters
-from millpond.tunnel.queues import ControllerQueue, HostQueue
-from millpond.tunnel.ring_connection import RingConnection
-from millpond.tunnel.shm import ShmConnector, ShmListener
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, MillpondError
+from millpond.tunnel.ring import layout as at
+from millpond.tunnel.ring import nvme_defs
+from millpond.tunnel.ring.handshake import open_as_device, open_as_host
+from millpond.tunnel.ring.layout import ADMIN, RECV, SEND
+from millpond.tunnel.ring.link_params import LinkParameters
+from millpond.tunnel.ring.nvme_defs import Opcode
+from millpond.tunnel.ring.queue_pair import ControllerQueue, HostQueue
+from millpond.tunnel.transports.memfd import MemfdConnector, MemfdListener
+from millpond.tunnel.transports.ring_connection import RingConnection
 
 from .conftest import End
 
 VNET_HEADER = 12
 PATIENCE = 5.0
-REGISTERS = (nvme.CAP, nvme.VS, nvme.CC, nvme.CSTS, nvme.AQA, nvme.ASQ, nvme.ACQ)
+REGISTERS = (
+    nvme_defs.CAP,
+    nvme_defs.VS,
+    nvme_defs.CC,
+    nvme_defs.CSTS,
+    nvme_defs.AQA,
+    nvme_defs.ASQ,
+    nvme_defs.ACQ,
+)
 VENDOR = (at.MAGIC_REGISTER, at.SIZE_REGISTER, at.GENERATION_REGISTER)
 EDGES = (0, 1, 2, 31, 32, 33, 0xFFFF, 0x10000, 2**31, 2**32 - 1)
 
@@ -82,7 +90,7 @@ class Mallory:
     def __init__(self, role: str, path: Path, source: random.Random, own: str, victim: str) -> None:
         self.role, self._path, self._random = role, path, source
         self._own, self._victim = own, victim
-        self._listener = ShmListener(path, 32) if role == "device" else None
+        self._listener = MemfdListener(path, 32) if role == "device" else None
         self.links = self.acts = 0
 
     def close(self) -> None:
@@ -102,14 +110,14 @@ class Mallory:
 
     def _connect(self, deadline: Deadline) -> RingConnection:
         if self._listener is None:
-            return ShmConnector(self._path).join()
+            return MemfdConnector(self._path).join()
         knock = self._listener.readiness()
         assert knock is not None
         if not select.select([knock], [], [], deadline.remaining())[0]:
             raise ConnectionLost("no host knocks")
         return self._listener.join()
 
-    def open(self, link: RingConnection, own: Parameters) -> Parameters:
+    def open(self, link: RingConnection, own: LinkParameters) -> LinkParameters:
         """Open it as the protocol has it."""
         opener = open_as_host if self.role == "host" else open_as_device
         deadline = Deadline.after(PATIENCE)
@@ -128,7 +136,7 @@ class Mallory:
         source = self._random
         with self.join() as link:
             self.links += 1
-            own = Parameters(depth=source.choice((2, 3, 8, 32)), mtu=source.choice((1280, 1500, 65520)))
+            own = LinkParameters(depth=source.choice((2, 3, 8, 32)), mtu=source.choice((1280, 1500, 65520)))
             with suppress(MillpondError):
                 mischief = Mischief(link, self.role, self.open(link, own).depth, source)
                 mischief.packets = [udp(self._own, self._victim), *self._bad_packets()]

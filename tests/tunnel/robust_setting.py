@@ -6,10 +6,10 @@ import ipaddress
 from dataclasses import dataclass
 
 from millpond.tunnel.addresses import Address, IPAddress, Network, peer_of
-from millpond.tunnel.counts import Counts
-from millpond.tunnel.filter import AddressFilter
-from millpond.tunnel.layout import RECV, SEND
-from millpond.tunnel.parameters import VNET_HEADER
+from millpond.tunnel.datapath.address_filter import AddressFilter
+from millpond.tunnel.datapath.stats import PacketStats
+from millpond.tunnel.ring.layout import RECV, SEND
+from millpond.tunnel.ring.link_params import VNET_HEADER
 
 LOOPS = {
     "submit_packets": ("host", 0, SEND),
@@ -66,7 +66,7 @@ class Observation:
 
     verdict: tuple[str, str] | None
     delivered: tuple[bytes, ...]
-    counts: Counts
+    counts: PacketStats
     rung: int
     armed: int
     region: bytearray

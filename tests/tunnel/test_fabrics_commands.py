@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millpond.nvmet.commands import Admin, Fabrics, Io
+from millpond.nvmet.errors import FabricsViolation
+from millpond.nvmet.pdu import MAX_TRANSFER
+from millpond.nvmet.vendor_commands import WINDOW
 from millpond.tunnel.errors import LinkViolation
-from millpond.tunnel.fabrics.commands import Admin, Fabrics, Io
-from millpond.tunnel.fabrics.pdu import MAX_TRANSFER
-from millpond.tunnel.fabrics.port import WINDOW
-from millpond.tunnel.fabrics.violation import FabricsViolation
-from millpond.tunnel.nvme import CAP, CC, CSTS, VS, Opcode
-from millpond.tunnel.nvme_sequence import MODULUS, Resequencer
+from millpond.tunnel.ring.nvme_defs import CAP, CC, CSTS, VS, Opcode
+from millpond.tunnel.transports.nvme.resequencer import MODULUS, Resequencer
 
 from .nvme_initiator import capsule
 from .nvme_rig import BLOCK, BLOCKS, IDLE, OFFER, Rig, collect, feed, replies, run

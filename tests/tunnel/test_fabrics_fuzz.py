@@ -9,12 +9,12 @@ from contextlib import suppress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.tunnel.fabrics import pdu
-from millpond.tunnel.fabrics.commands import ENTRY, Admin, Fabrics, Io
-from millpond.tunnel.fabrics.pdu import MAX_TRANSFER, PduReader
-from millpond.tunnel.fabrics.queue import MAX_BACKLOG, Queue
-from millpond.tunnel.fabrics.violation import FabricsViolation
-from millpond.tunnel.nvme import Opcode
+from millpond.nvmet import pdu
+from millpond.nvmet.commands import ENTRY, Admin, Fabrics, Io
+from millpond.nvmet.errors import FabricsViolation
+from millpond.nvmet.pdu import MAX_TRANSFER, PduReader
+from millpond.nvmet.queue import MAX_BACKLOG, Queue
+from millpond.tunnel.ring.nvme_defs import Opcode
 
 from .nvme_initiator import ICREQ, capsule, connect_data
 from .nvme_rig import OFFER, Rig, collect, feed

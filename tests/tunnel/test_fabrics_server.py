@@ -19,10 +19,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from millpond.tunnel.fabrics.commands import Admin, Fabrics, Io
-from millpond.tunnel.nvme import CC, Opcode
-from millpond.tunnel.parameters import Parameters
-from millpond.wire.errors import ConnectionLost
+from millpond.base.errors import ConnectionLost
+from millpond.nvmet.commands import Admin, Fabrics, Io
+from millpond.tunnel.ring.link_params import LinkParameters
+from millpond.tunnel.ring.nvme_defs import CC, Opcode
 
 from .conftest import DEVICE_ADDRESS, INTERFACE, End, Namespace, eventually
 from .nvme_initiator import ENABLE, HOST_ID, ICREQ, NQN, Initiator, capsule, connect_data, dial_through
@@ -43,7 +43,7 @@ class Served:
         self.backing = folder / "backing"
         self.backing.write_bytes(random.Random(1).randbytes(4 * MB))
         reader, writer = os.pipe()
-        argv = [sys.executable, "-P", "-W", "error", "-m", "millpond.tunnel.fabrics", "--nqn", NQN]
+        argv = [sys.executable, "-P", "-W", "error", "-m", "millpond.nvmet", "--nqn", NQN]
         argv += ["--listen", "127.0.0.1:4420", "--backing", str(self.backing), "--interface", INTERFACE]
         argv += ["--address", f"{DEVICE_ADDRESS}/30", "--status-fd", str(writer)]
         self.end = End(argv, side.enter, reader)
@@ -222,7 +222,7 @@ def test_a_lost_connection_opens_no_link(served: Served) -> None:
         batch = [capsule(Admin.KEEP_ALIVE, cid) for cid in range(64)]
         for cid, room in enumerate([1 << 17] * 7 + [129_400], 64):
             batch.append(capsule(Admin.GET_LOG_PAGE, cid, 2 | 0x7FFF << 16, room=room))
-        batch.append(capsule(Opcode.IDENTIFY, 80, data=Parameters(name="host").pack().ljust(4096, b"\0")))
+        batch.append(capsule(Opcode.IDENTIFY, 80, data=LinkParameters(name="host").pack().ljust(4096, b"\0")))
         batch.append(capsule(Opcode.OPEN, 81, room=4096))
         with served.stalled():
             sock.sendall(b"".join(batch))
@@ -260,7 +260,7 @@ def test_a_silent_host_is_given_up_and_another_served(served: Served) -> None:
 
 
 def test_wrong_arguments_are_told(served: Served, tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "millpond.tunnel.fabrics", "--interface", "x", "--address", "10.0.0.1/30"]
+    argv = [sys.executable, "-m", "millpond.nvmet", "--interface", "x", "--address", "10.0.0.1/30"]
     for wrong, code in (
         (["--listen", "nowhere", "--backing", str(served.backing)], 1),
         (["--listen", "127.0.0.1:0", "--backing", str(tmp_path / "none")], 1),

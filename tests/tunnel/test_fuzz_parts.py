@@ -11,19 +11,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from millpond.tunnel import layout as at
-from millpond.tunnel import nvme
+from millpond.base.errors import ConnectionLost, VersionMismatch
 from millpond.tunnel.addresses import Network, check_peers, peer_of
-from millpond.tunnel.counters import FIELDS
+from millpond.tunnel.datapath.address_filter import AddressFilter
+from millpond.tunnel.datapath.stats_shm import FIELDS
 from millpond.tunnel.errors import LinkViolation
-from millpond.tunnel.filter import AddressFilter
-from millpond.tunnel.layout import ADMIN, ADMIN_ENTRIES, RECV, SEND, Layout
-from millpond.tunnel.nvme import Opcode
-from millpond.tunnel.opening import open_as_device, open_as_host
-from millpond.tunnel.parameters import Parameters, check_settled, generation_after, parse, settle
-from millpond.tunnel.queues import ControllerQueue, HostQueue
-from millpond.tunnel.region import QueueMemory, Region
-from millpond.wire.errors import ConnectionLost, VersionMismatch
+from millpond.tunnel.ring import layout as at
+from millpond.tunnel.ring import nvme_defs
+from millpond.tunnel.ring.handshake import open_as_device, open_as_host
+from millpond.tunnel.ring.layout import ADMIN, ADMIN_ENTRIES, RECV, SEND, Layout
+from millpond.tunnel.ring.link_params import LinkParameters, check_settled, generation_after, parse, settle
+from millpond.tunnel.ring.nvme_defs import Opcode
+from millpond.tunnel.ring.queue_pair import ControllerQueue, HostQueue
+from millpond.tunnel.ring.region import QueueMemory, Region
 
 LAST_GENERATION = (1 << 62) - 1
 LAYOUT = Layout(4)
@@ -134,7 +134,7 @@ def test_a_device_of_a_tunnel_with_peers_speaks_for_itself_alone() -> None:
 # Parameters
 
 offers = st.builds(
-    Parameters,
+    LinkParameters,
     generation=st.integers(1, LAST_GENERATION),
     mtu=st.integers(1280, 65535),
     depth=st.integers(2, 1024),
@@ -154,7 +154,7 @@ def test_any_record_is_read_or_refused(data: bytes) -> None:
 
 
 @given(offers, offers)
-def test_what_a_device_settles_is_never_beyond_the_offer(offer: Parameters, own: Parameters) -> None:
+def test_what_a_device_settles_is_never_beyond_the_offer(offer: LinkParameters, own: LinkParameters) -> None:
     settled = settle(parse(offer.pack(), "host", 1), own)
     check_settled(parse(settled.pack(), "device", 1), offer)
     assert settled.mtu == min(offer.mtu, own.mtu) and settled.depth == min(offer.depth, own.depth)
@@ -164,13 +164,21 @@ def test_what_a_device_settles_is_never_beyond_the_offer(offer: Parameters, own:
 @example(0)
 @example(LAST_GENERATION)
 def test_there_is_a_generation_after_any(generation: int) -> None:
-    following = Parameters(generation=generation_after(generation)).generation
+    following = LinkParameters(generation=generation_after(generation)).generation
     assert following == (generation + 1 if generation < LAST_GENERATION else 1)
 
 
 # Registers
 
-REGISTERS = [nvme.CAP, nvme.VS, nvme.CC, nvme.CSTS, nvme.AQA, nvme.ASQ, nvme.ACQ]
+REGISTERS = [
+    nvme_defs.CAP,
+    nvme_defs.VS,
+    nvme_defs.CC,
+    nvme_defs.CSTS,
+    nvme_defs.AQA,
+    nvme_defs.ASQ,
+    nvme_defs.ACQ,
+]
 REGISTERS += [at.MAGIC_REGISTER, at.SIZE_REGISTER, at.GENERATION_REGISTER]
 writes = st.lists(st.tuples(st.sampled_from(REGISTERS), any_quad), max_size=4)
 
@@ -198,7 +206,7 @@ def test_a_controller_is_enabled_with_its_own_queues_or_not_at_all(changes: list
     written = bytes(region.memory[: at.PAGE])
     for offset, value in changes:
         write(region, offset, value)
-    watched = [(nvme.CC, 4), (nvme.AQA, 4), (nvme.ASQ, 8), (nvme.ACQ, 8)]
+    watched = [(nvme_defs.CC, 4), (nvme_defs.AQA, 4), (nvme_defs.ASQ, 8), (nvme_defs.ACQ, 8)]
     if any(region.memory[start : start + n] != written[start : start + n] for start, n in watched):
         with pytest.raises(LinkViolation):
             region.registers.check_enabled(LAYOUT)
@@ -211,7 +219,7 @@ def test_a_controller_is_enabled_with_its_own_queues_or_not_at_all(changes: list
 
 admin_places = st.one_of(
     st.sampled_from(REGISTERS),
-    st.sampled_from([nvme.DOORBELLS, nvme.DOORBELLS + nvme.doorbell_offset(1, at.STRIDE)]),
+    st.sampled_from([nvme_defs.DOORBELLS, nvme_defs.DOORBELLS + nvme_defs.doorbell_offset(1, at.STRIDE)]),
     *(
         st.integers(span.start // 8, min(span.end, span.start + 320) // 8 - 1).map(lambda quad: 8 * quad)
         for span in (LAYOUT.submission_ring(ADMIN), LAYOUT.completion_ring(ADMIN), LAYOUT.buffers(ADMIN))
@@ -244,7 +252,7 @@ class Peer:
             write(self._region, offset, value)
 
 
-def device_steps(region: Region, own: Parameters) -> list[Callable[[], None]]:
+def device_steps(region: Region, own: LinkParameters) -> list[Callable[[], None]]:
     """What an honest device does when the host waits. It trips over what it wrote itself, as it may."""
     admin = ControllerQueue(region.queue(ADMIN, ADMIN_ENTRIES), (Opcode.IDENTIFY, Opcode.OPEN))
 
@@ -260,7 +268,7 @@ def device_steps(region: Region, own: Parameters) -> list[Callable[[], None]]:
     return [region.registers.set_ready, answer, answer]
 
 
-def host_steps(region: Region, own: Parameters) -> list[Callable[[], None]]:
+def host_steps(region: Region, own: LinkParameters) -> list[Callable[[], None]]:
     """What an honest host does when the device waits."""
     admin = HostQueue(region.queue(ADMIN, ADMIN_ENTRIES))
 
@@ -278,9 +286,9 @@ def host_steps(region: Region, own: Parameters) -> list[Callable[[], None]]:
 
 
 @given(mischief, offers)
-@example([[], [], []], Parameters())
-def test_a_host_opens_a_sane_link_or_none(plan: Mischief, own: Parameters) -> None:
-    region, offer = fresh_region(), Parameters(depth=4)
+@example([[], [], []], LinkParameters())
+def test_a_host_opens_a_sane_link_or_none(plan: Mischief, own: LinkParameters) -> None:
+    region, offer = fresh_region(), LinkParameters(depth=4)
     peer = Peer(region, device_steps(region, replace(own, depth=min(own.depth, 4))), plan)
     try:
         settled, name = open_as_host(region, offer, peer.wait)
@@ -291,9 +299,9 @@ def test_a_host_opens_a_sane_link_or_none(plan: Mischief, own: Parameters) -> No
 
 
 @given(mischief, offers)
-@example([[], [], []], Parameters())
-def test_a_device_opens_a_sane_link_or_none(plan: Mischief, offer: Parameters) -> None:
-    region, own = fresh_region(), Parameters(depth=4)
+@example([[], [], []], LinkParameters())
+def test_a_device_opens_a_sane_link_or_none(plan: Mischief, offer: LinkParameters) -> None:
+    region, own = fresh_region(), LinkParameters(depth=4)
     peer = Peer(region, host_steps(region, offer), plan)
     try:
         settled, name = open_as_device(region, own, peer.wait)
@@ -304,11 +312,11 @@ def test_a_device_opens_a_sane_link_or_none(plan: Mischief, offer: Parameters) -
 
 
 def test_an_honest_peer_opens_the_link() -> None:
-    region, own = fresh_region(), Parameters(name="csd0", depth=4)
+    region, own = fresh_region(), LinkParameters(name="csd0", depth=4)
     peer = Peer(region, device_steps(region, own), [])
-    assert open_as_host(region, Parameters(), peer.wait) == (own, "csd0")
+    assert open_as_host(region, LinkParameters(), peer.wait) == (own, "csd0")
     region = fresh_region()
-    peer = Peer(region, host_steps(region, Parameters(name="host")), [])
+    peer = Peer(region, host_steps(region, LinkParameters(name="host")), [])
     settled, name = open_as_device(region, own, peer.wait)
     assert (settled, name) == (own, "host")
 

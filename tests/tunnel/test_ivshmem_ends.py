@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.tunnel.ivshmem.session import DEVICE_BEAT, DEVICE_WORD, HOST_WORD
+from millpond.tunnel.transports.ivshmem.pairing import DEVICE_BEAT, DEVICE_WORD, HOST_WORD
 
 from .conftest import End, Namespace, eventually
 from .ivshmem_support import RawClient, start_end, start_server, start_strange_server

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from millpond.tunnel import nvme
-from millpond.tunnel.ivshmem.device import DeviceConnection
-from millpond.tunnel.ivshmem.polled import PolledBoard
-from millpond.tunnel.layout import RECV, SEND, STRIDE, Layout
-from millpond.wire.errors import ConnectionLost
+from millpond.base.errors import ConnectionLost
+from millpond.tunnel.ring import nvme_defs
+from millpond.tunnel.ring.layout import RECV, SEND, STRIDE, Layout
+from millpond.tunnel.transports.ivshmem.device_side import DeviceConnection
+from millpond.tunnel.transports.ivshmem.polling import PolledDevice
 
 LAYOUT = Layout(2)
 
@@ -32,26 +32,26 @@ def others() -> frozenset[int]:
 
 
 @pytest.fixture
-def board(others: frozenset[int], undo: ExitStack, tmp_path: Path) -> PolledBoard:
+def board(others: frozenset[int], undo: ExitStack, tmp_path: Path) -> PolledDevice:
     (tmp_path / "resource0").write_bytes(bytes(256))
-    board = PolledBoard(tmp_path, memoryview(mmap.mmap(-1, LAYOUT.size)), weakly_ordered=True)
+    board = PolledDevice(tmp_path, memoryview(mmap.mmap(-1, LAYOUT.size)), weakly_ordered=True)
     undo.callback(board.close)
     return board
 
 
-def is_rung(board: PolledBoard, queue: int) -> bool:
+def is_rung(board: PolledDevice, queue: int) -> bool:
     """Within 2 s; from now on it is silent."""
     rung = bool(select.select([board.wakes[queue]], [], [], 2)[0])
     return rung and bool(os.eventfd_read(board.wakes[queue]))
 
 
-def ring_tail(board: PolledBoard, queue: int) -> None:
-    place = nvme.DOORBELLS + nvme.doorbell_offset(2 * queue, STRIDE)
+def ring_tail(board: PolledDevice, queue: int) -> None:
+    place = nvme_defs.DOORBELLS + nvme_defs.doorbell_offset(2 * queue, STRIDE)
     board.memory[place] ^= 1
 
 
 @pytest.mark.parametrize("queue", [SEND, RECV])
-def test_a_new_tail_wakes_its_pump(board: PolledBoard, queue: int) -> None:
+def test_a_new_tail_wakes_its_pump(board: PolledDevice, queue: int) -> None:
     assert is_rung(board, SEND) and is_rung(board, RECV), "whoever waits already must look once"
     ring_tail(board, queue)
     assert is_rung(board, queue)
@@ -59,7 +59,7 @@ def test_a_new_tail_wakes_its_pump(board: PolledBoard, queue: int) -> None:
 
 @pytest.mark.expected_log("another one begins")
 def test_the_looking_process_is_replaced_when_it_is_killed(
-    board: PolledBoard, others: frozenset[int], undo: ExitStack, caplog: pytest.LogCaptureFixture
+    board: PolledDevice, others: frozenset[int], undo: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     (first,) = children() - others
     link = undo.enter_context(DeviceConnection(board, LAYOUT))
@@ -74,7 +74,7 @@ def test_the_looking_process_is_replaced_when_it_is_killed(
         assert is_rung(board, queue)
 
 
-def test_a_closed_board_leaves_no_process(board: PolledBoard, others: frozenset[int]) -> None:
+def test_a_closed_board_leaves_no_process(board: PolledDevice, others: frozenset[int]) -> None:
     (pid,) = children() - others
     board.close()
     with pytest.raises(ProcessLookupError):

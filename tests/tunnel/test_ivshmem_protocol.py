@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.tunnel.ivshmem.peer import ServerPeer
-from millpond.tunnel.ivshmem.protocol import MEMORY, Message, Roster, Switchboard
-from millpond.wire.errors import ConnectionLost, ProtocolError, Refused
+from millpond.base.errors import ConnectionLost, ProtocolError, Refused
+from millpond.tunnel.transports.ivshmem.doorbell_client import DoorbellClient
+from millpond.tunnel.transports.ivshmem.server_protocol import MEMORY, Roster, ServerMessage, Switchboard
 
 from .conftest import Program, eventually
 from .ivshmem_support import VECTORS, RawClient, start_server, start_strange_server
@@ -32,7 +32,7 @@ def test_a_newcomer_hears_what_the_specification_says_in_its_order() -> None:
     ]
     others = [(said.message.number, said.message.descriptor) for said in told if said.to == 0]
     assert others == [(own, vector) for vector in (20, 21, 22)]
-    assert [(said.to, said.message) for said in board.leave(own)] == [(0, Message(own))]
+    assert [(said.to, said.message) for said in board.leave(own)] == [(0, ServerMessage(own))]
 
 
 def test_an_id_is_not_given_again_at_once() -> None:
@@ -78,7 +78,7 @@ def test_no_message_breaks_a_client_or_loses_a_descriptor(messages: list[tuple[i
         if descriptor:
             given_out.append(descriptor)
         try:
-            roster.take(Message(number, descriptor))
+            roster.take(ServerMessage(number, descriptor))
         except ProtocolError:
             if descriptor and descriptor not in (held := roster.release()):
                 held.append(descriptor)  # the caller closes what it could not hand over
@@ -93,8 +93,8 @@ def server(undo: ExitStack, tmp_path: Path) -> tuple[Path, Program]:
     return path, start_server(undo, path)
 
 
-def connect(undo: ExitStack, path: Path, role: str) -> ServerPeer:
-    peer = ServerPeer(path, role)
+def connect(undo: ExitStack, path: Path, role: str) -> DoorbellClient:
+    peer = DoorbellClient(path, role)
     undo.callback(peer.close)
     return peer
 
@@ -123,10 +123,10 @@ def _count(wake: int) -> int:
 def test_one_end_of_each_role_at_a_time(undo: ExitStack, server: tuple[Path, Program]) -> None:
     host = connect(undo, server[0], "host")
     with pytest.raises(Refused, match="another host is connected"):
-        ServerPeer(server[0], "host")
+        DoorbellClient(server[0], "host")
     connect(undo, server[0], "device")
     with pytest.raises(Refused, match="another device is connected"):
-        ServerPeer(server[0], "device")
+        DoorbellClient(server[0], "device")
     host.memory.release()
     host.close()
     connect(undo, server[0], "host")
@@ -141,7 +141,7 @@ def test_who_leaves_is_told_and_descriptors_do_not_gather(
         return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
     def visit() -> None:
-        guest = ServerPeer(server[0], "device")
+        guest = DoorbellClient(server[0], "device")
         eventually(lambda: host.refresh() or host.bells(guest.position), "the host hears of it")
         guest.memory.release()
         guest.close()
@@ -160,7 +160,7 @@ def test_a_peer_that_does_not_read_loses_nothing_and_harms_nobody(
     """As QEMU while it is stopped: far more than a socket's buffer comes meanwhile."""
     silent = RawClient(undo, server[0])
     for _ in range(300):
-        peer = ServerPeer(server[0], "host")
+        peer = DoorbellClient(server[0], "host")
         peer.memory.release()
         peer.close()
     last = connect(undo, server[0], "device")
@@ -202,9 +202,9 @@ def test_a_strange_server_is_refused(undo: ExitStack, tmp_path: Path, case: str,
     path = tmp_path / "strange"
     start_strange_server(undo, path, case)
     with pytest.raises(ProtocolError, match=complaint):
-        ServerPeer(path, "host")
+        DoorbellClient(path, "host")
 
 
 def test_no_server(tmp_path: Path) -> None:
     with pytest.raises(ConnectionLost, match="no doorbell server answers"):
-        ServerPeer(tmp_path / "nothing", "host")
+        DoorbellClient(tmp_path / "nothing", "host")

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from millpond.tunnel.ivshmem.device import make_region
-from millpond.tunnel.ivshmem.polled import pause
-from millpond.tunnel.ivshmem.session import (
+from millpond.tunnel.ring.layout import MIN_ENTRIES, PAGE, Layout
+from millpond.tunnel.ring.region import Region
+from millpond.tunnel.transports.ivshmem.device_side import make_region
+from millpond.tunnel.transports.ivshmem.pairing import (
     DEVICE_BEAT,
     DEVICE_WORD,
     HOST_BEAT,
@@ -20,12 +21,11 @@ from millpond.tunnel.ivshmem.session import (
     DeviceSession,
     HostSession,
     Mailbox,
+    PairingState,
     Pulse,
-    State,
     Word,
 )
-from millpond.tunnel.layout import MIN_ENTRIES, PAGE, Layout
-from millpond.tunnel.region import Region
+from millpond.tunnel.transports.ivshmem.polling import pause
 
 HOST_ID, DEVICE_ID = 7, 65535
 
@@ -134,7 +134,7 @@ def test_whatever_is_written_there_only_costs_the_link(writes: list[tuple[int, i
 @given(
     st.builds(
         Word,
-        st.sampled_from(list(State)),
+        st.sampled_from(list(PairingState)),
         st.integers(0, 65535),
         st.integers(0, NUMBERS - 1),
         st.integers(0, NUMBERS - 1),

@@ -40,7 +40,7 @@ class Fabric:
         dialler.says("listening")
 
     def target(self, *options: str) -> End:
-        argv = [sys.executable, "-P", "-W", "error", "-m", "millpond.tunnel.fabrics"]
+        argv = [sys.executable, "-P", "-W", "error", "-m", "millpond.nvmet"]
         argv += ["--listen", f"127.0.0.1:{PORT}", "--backing", str(self.backing), "--nqn", NQN]
         argv += ["--interface", INTERFACE, "--address", f"{DEVICE_ADDRESS}/30", "--name", "csd0", *options]
         return self._end(self.device_side, [*argv, "--status-fd"])

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from millpond.tunnel.counters import make_counters, map_counters
+from millpond.tunnel.datapath.address_filter import AddressFilter
+from millpond.tunnel.datapath.context import DatapathContext
+from millpond.tunnel.datapath.stats_shm import make_stats, map_stats
 from millpond.tunnel.errors import LinkViolation
-from millpond.tunnel.filter import AddressFilter
-from millpond.tunnel.gear import Gear
-from millpond.tunnel.nvme_device import Outcome, VendorCommand
-from millpond.tunnel.parameters import Parameters
-from millpond.tunnel.passthrough import RECEIVERS, PassthroughConnection
+from millpond.tunnel.ring.link_params import LinkParameters
+from millpond.tunnel.transports.nvme.ioctl import CommandOutcome, VendorCommand
+from millpond.tunnel.transports.nvme.transport import RECEIVERS, NvmeConnection
 
 ADDRESS = ipaddress.ip_interface("10.77.0.1/30")
 HEAD = bytes(12) + b"\x45" + bytes(11) + ipaddress.ip_address("10.77.0.2").packed + ADDRESS.ip.packed
@@ -39,15 +39,15 @@ class Numbers:
     def buffer(self, size: int) -> memoryview:
         return memoryview(bytearray(size))
 
-    def admin(self, command: VendorCommand) -> Outcome:
+    def admin(self, command: VendorCommand) -> CommandOutcome:
         raise NotImplementedError
 
-    def io(self, command: VendorCommand) -> Outcome:
+    def io(self, command: VendorCommand) -> CommandOutcome:
         number = self._numbers.get()
         time.sleep((-number - 1) % RECEIVERS / 500)
         packet = HEAD + struct.pack("<I", number)
         command.data[: len(packet)] = packet
-        return Outcome(0, len(packet) | number << 32)
+        return CommandOutcome(0, len(packet) | number << 32)
 
     def close(self) -> None:
         pass
@@ -85,10 +85,10 @@ def say(text: str) -> None:
 
 
 def receive(numbers: Iterable[int]) -> None:
-    outward, inward = map_counters(make_counters())
-    gear = Gear(Parameters(), Packets(), AddressFilter(ADDRESS, 12), outward, inward)
+    outward, inward = map_stats(make_stats())
+    gear = DatapathContext(LinkParameters(), Packets(), AddressFilter(ADDRESS, 12), outward, inward)
     try:
-        PassthroughConnection(Numbers(numbers)).loops(gear)[1]()
+        NvmeConnection(Numbers(numbers)).loops(gear)[1]()
     except LinkViolation as error:
         say(str(error))
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from millpond.linux import sockets
-from millpond.tunnel.layout import ADMIN, QUEUES, Layout
-from millpond.tunnel.parameters import Parameters
-from millpond.tunnel.region import Region
-from millpond.tunnel.ring_connection import RingConnection
+from millpond.tunnel.ring.layout import ADMIN, QUEUES, Layout
+from millpond.tunnel.ring.link_params import LinkParameters
+from millpond.tunnel.ring.region import Region
+from millpond.tunnel.transports.ring_connection import RingConnection
 
 from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, End, eventually
 from .robust_mallory import Mallory, cpu_seconds, sealed_region
@@ -66,7 +66,7 @@ def test_bells_that_ring_without_end_cost_an_open_link_little(
     pair: Any, undo: ExitStack, victim: str
 ) -> None:
     end, mallory, link = attack(pair, undo, victim)
-    mallory.open(link, Parameters())
+    mallory.open(link, LinkParameters())
     end.wait_up()
     before = cpu_seconds(end)
     with again_and_again(lambda: ring(link)):

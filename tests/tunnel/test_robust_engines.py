@@ -13,9 +13,9 @@ from typing import NoReturn
 
 import pytest
 
+from millpond.base.deadline import Deadline
 from millpond.linux.syscalls import die_with_parent
-from millpond.tunnel import engine
-from millpond.wire.deadline import Deadline
+from millpond.tunnel.datapath import native
 
 from .conftest import eventually
 from .robust_engine import RunningLoop, why_not_observable
@@ -46,7 +46,7 @@ Script = list[tuple[str, int]]
 OUTWARD, INWARD = ("submit_packets", "answer_receives"), ("deliver_receives", "execute_sends")
 pytestmark = pytest.mark.skipif(bool(why_not_observable()), reason=why_not_observable())
 needs_c = pytest.mark.skipif(
-    engine.resolve("auto") != "c", reason="the C engine was not built: there was no C compiler"
+    native.resolve("auto") != "c", reason="the C engine was not built: there was no C compiler"
 )
 each_engine = pytest.mark.parametrize("name", ["python", pytest.param("c", marks=needs_c)])
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from millpond.tunnel.parameters import Parameters
-from millpond.wire.errors import ConnectionLost
+from millpond.base.errors import ConnectionLost
+from millpond.tunnel.ring.link_params import LinkParameters
 
 from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, INTERFACE, Namespace, Pair
 from .robust_mallory import Mallory, cpu_seconds
@@ -72,7 +72,7 @@ def test_an_end_outlives_random_mischief(pair: Pair, victim: str, turn: int) -> 
     assert found["foreign"] == [] and found["seen"] > 20
 
 
-class TinyPackets(Parameters):
+class TinyPackets(LinkParameters):
     """An offer of an MTU that an interface with IPv6 addresses must not get."""
 
     def pack(self) -> bytes:
@@ -85,7 +85,7 @@ def test_an_end_keeps_its_ipv6_address_whatever_mtu_its_peer_wants(pair: Pair) -
     device = pair.device_side.end("device", pair.socket, "--address", "fd00::1/127")
     device.wait_begun()
     mallory = Mallory("host", pair.socket, random.Random(0), "fd00::", "fd00::1")
-    for own, happens in ((Parameters(mtu=1280), "the peer is gone"), (TinyPackets(), "MTU is 1280 to")):
+    for own, happens in ((LinkParameters(mtu=1280), "the peer is gone"), (TinyPackets(), "MTU is 1280 to")):
         with mallory.join() as link, suppress(ConnectionLost):
             mallory.open(link, own)
             device.wait_up()
@@ -103,7 +103,7 @@ def test_a_peer_that_names_the_last_generation_is_followed_by_others(pair: Pair,
     mallory = Mallory(role, pair.socket, random.Random(0), HOST_ADDRESS, DEVICE_ADDRESS)
     last = (1 << 62) - 1
     with mallory.join() as link:
-        assert mallory.open(link, Parameters(generation=last)).generation == last
+        assert mallory.open(link, LinkParameters(generation=last)).generation == last
         assert end.wait_up(after=last - 1)["generation"] == last
     mallory.close()
     end.wait_down("the peer is gone")

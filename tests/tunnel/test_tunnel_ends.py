@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from millpond.linux.sandbox import Sandbox, exit_code, spawn
-from millpond.tunnel.process import spawn_end
-from millpond.wire.deadline import Deadline
+from millpond.base.deadline import Deadline
+from millpond.linux.confinement.sandbox import Sandbox, exit_code, spawn
+from millpond.tunnel.endpoint.handle import spawn_endpoint
 
 HOST, DEVICE, INTERFACE = "10.77.0.1", "10.77.0.2", "mp-test0"
 PEER = "10.77.9.1"
@@ -227,8 +227,8 @@ def test_an_interface_that_exists_is_not_taken_over(pair: Any) -> None:
 
 def test_spawned_ends_come_up_and_stop(tmp_path: Path, undo: ExitStack, tun_works: None) -> None:
     def body() -> int:
-        device = spawn_end("device", tmp_path / "s", "mp-dev", "10.77.0.2/30", name="csd7")
-        host = spawn_end("host", tmp_path / "s", "mp-host", "10.77.0.1/30", mtu=9000)
+        device = spawn_endpoint("device", tmp_path / "s", "mp-dev", "10.77.0.2/30", name="csd7")
+        host = spawn_endpoint("host", tmp_path / "s", "mp-host", "10.77.0.1/30", mtu=9000)
         assert host.wait_up(Deadline.after(5))["peer"] == "csd7"
         assert device.wait_up(Deadline.after(5))["mtu"] == 9000
         host.stop()
@@ -244,8 +244,8 @@ def test_spawned_ends_die_with_whoever_spawned_them(tmp_path: Path, tun_works: N
     pids = tmp_path / "pids"
 
     def body() -> int:
-        spawn_end("device", tmp_path / "s", "mp-dev", "10.77.0.2/30")
-        spawn_end("host", tmp_path / "s", "mp-host", "10.77.0.1/30").wait_up(Deadline.after(5))
+        spawn_endpoint("device", tmp_path / "s", "mp-dev", "10.77.0.2/30")
+        spawn_endpoint("host", tmp_path / "s", "mp-host", "10.77.0.1/30").wait_up(Deadline.after(5))
         tasks = Path("/proc/self/task").iterdir()
         pids.write_text(" ".join((task / "children").read_text() for task in tasks))
         os.kill(os.getpid(), signal.SIGKILL)

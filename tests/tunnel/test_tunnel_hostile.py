@@ -17,17 +17,17 @@ from typing import Any
 
 import pytest
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, VersionMismatch
 from millpond.linux import sockets
 from millpond.tunnel.errors import LinkViolation
-from millpond.tunnel.layout import ADMIN, RECV, SEND, Layout
-from millpond.tunnel.nvme import Opcode
-from millpond.tunnel.opening import open_as_device, open_as_host
-from millpond.tunnel.parameters import Parameters
-from millpond.tunnel.queues import HostQueue
-from millpond.tunnel.ring_connection import RingConnection
-from millpond.tunnel.shm import ShmConnector, ShmListener
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, VersionMismatch
+from millpond.tunnel.ring.handshake import open_as_device, open_as_host
+from millpond.tunnel.ring.layout import ADMIN, RECV, SEND, Layout
+from millpond.tunnel.ring.link_params import LinkParameters
+from millpond.tunnel.ring.nvme_defs import Opcode
+from millpond.tunnel.ring.queue_pair import HostQueue
+from millpond.tunnel.transports.memfd import MemfdConnector, MemfdListener
+from millpond.tunnel.transports.ring_connection import RingConnection
 
 SQE = struct.Struct("<BBHIQQQQIIIIII")
 CQE_BODY = struct.Struct("<IIHHH")
@@ -46,7 +46,7 @@ def join(path: Path) -> RingConnection:
     deadline = Deadline.after(5)
     while True:
         try:
-            return ShmConnector(path).join()
+            return MemfdConnector(path).join()
         except ConnectionLost:
             assert not deadline.passed
             time.sleep(0.01)
@@ -55,7 +55,7 @@ def join(path: Path) -> RingConnection:
 def open_link(path: Path) -> RingConnection:
     """As the host: a link to the device end, open."""
     link = join(path)
-    open_as_host(link.region, Parameters(name="mallory"), meet)
+    open_as_host(link.region, LinkParameters(name="mallory"), meet)
     return link
 
 
@@ -124,7 +124,7 @@ def test_a_malformed_packet_is_dropped_and_counted(pair: Any) -> None:
     assert figures["in"]["dropped"] >= 2 and figures["resets"] == 0
 
 
-def accept(listener: ShmListener) -> RingConnection:
+def accept(listener: MemfdListener) -> RingConnection:
     """As the device: the next host."""
     knock = listener.readiness()
     assert knock is not None and select.select([knock], [], [], 5)[0]
@@ -148,12 +148,12 @@ def complete(link: RingConnection, completion: tuple[int, ...]) -> None:
 
 
 def test_a_bad_completion_resets_the_link(pair: Any, undo: ExitStack) -> None:
-    listener = ShmListener(pair.socket, 32)
+    listener = MemfdListener(pair.socket, 32)
     undo.callback(listener.close)
     host = pair.host_side.end("host", pair.socket)
     for number, (completion, complaint) in enumerate(BAD_COMPLETIONS, 1):
         with accept(listener) as link:
-            open_as_device(link.region, Parameters(name="mallory"), meet)
+            open_as_device(link.region, LinkParameters(name="mallory"), meet)
             host.wait_up(after=number - 1)
             complete(link, completion)
             assert host.wait_down(complaint)["resets"] == number
@@ -165,20 +165,20 @@ def test_a_bad_completion_resets_the_link(pair: Any, undo: ExitStack) -> None:
 def test_another_version_is_named_at_both_ends(pair: Any, undo: ExitStack) -> None:
     device = pair.device_side.end("device", pair.socket)
     with join(pair.socket) as link, pytest.raises(VersionMismatch, match="speaks protocol 1, this side 2"):
-        open_as_host(link.region, replace(Parameters(), version=2), meet)
+        open_as_host(link.region, replace(LinkParameters(), version=2), meet)
     device.wait_down("the host end of the tunnel speaks protocol 2, this side 1")
     pair.host_side.end("host", pair.socket).wait_up()
 
 
 def test_the_host_end_names_another_version_and_tries_again_slowly(pair: Any, undo: ExitStack) -> None:
-    listener = ShmListener(pair.socket, 32)
+    listener = MemfdListener(pair.socket, 32)
     undo.callback(listener.close)
     host = pair.host_side.end("host", pair.socket)
     began = 0.0
     for _ in range(2):
         with accept(listener) as link, pytest.raises(VersionMismatch):
             waited, began = time.monotonic() - began, time.monotonic()
-            newer = replace(Parameters(), version=2)
+            newer = replace(LinkParameters(), version=2)
             open_as_device(link.region, newer, meet)
             host.wait_down("the device end of the tunnel speaks protocol 2, this side 1")
     assert 0.8 < waited < 1.5
@@ -201,7 +201,7 @@ class TestTheRegion:
             answer = _answer_later(server, descriptors)
             undo.callback(answer.join)
             with pytest.raises(LinkViolation, match=match):
-                ShmConnector(path).join()
+                MemfdConnector(path).join()
 
     def bells(self) -> list[int]:
         return [os.eventfd(0) for _ in range(6)]
@@ -248,4 +248,4 @@ def _answer_later(server: socket.socket, descriptors: list[int]) -> threading.Th
 
 
 def test_parameters_are_packed_as_documented() -> None:
-    assert struct.unpack_from("<HHIQIHH", Parameters().pack()) == (1, 88, 7, 1, 65520, 32, 12)
+    assert struct.unpack_from("<HHIQIHH", LinkParameters().pack()) == (1, 88, 7, 1, 65520, 32, 12)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from millpond.linux.sandbox import Sandbox, exit_code, spawn
-from millpond.tunnel.nursery import Nursery
-from millpond.tunnel.process import TunnelEnd, spawn_end
-from millpond.wire.deadline import Deadline
+from millpond.base.deadline import Deadline
+from millpond.linux.confinement.sandbox import Sandbox, exit_code, spawn
+from millpond.tunnel.endpoint.handle import EndpointHandle, spawn_endpoint
+from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 
 from .conftest import eventually
 
@@ -35,17 +35,19 @@ def runs(pid: int) -> bool:
         return False
 
 
-def host_end(nursery: Nursery, folder: Path, number: int) -> TunnelEnd:
-    return spawn_end("host", folder / str(number), f"pond{number}", f"10.77.{number}.1/30", nursery=nursery)
+def host_end(nursery: EndpointZygote, folder: Path, number: int) -> EndpointHandle:
+    return spawn_endpoint(
+        "host", folder / str(number), f"pond{number}", f"10.77.{number}.1/30", nursery=nursery
+    )
 
 
-def device_end(folder: Path, number: int) -> TunnelEnd:
-    return spawn_end("device", folder / str(number), f"dev{number}", f"10.77.{number}.2/30")
+def device_end(folder: Path, number: int) -> EndpointHandle:
+    return spawn_endpoint("device", folder / str(number), f"dev{number}", f"10.77.{number}.2/30")
 
 
 def test_ends_of_one_nursery_are_apart(tmp_path: Path, tun_works: None) -> None:
     def body() -> int:
-        nursery = Nursery()
+        nursery = EndpointZygote()
         devices = [device_end(tmp_path, number) for number in range(3)]
         hosts = [host_end(nursery, tmp_path, number) for number in range(3)]
         for end in (*devices, *hosts):
@@ -71,7 +73,7 @@ def test_a_killed_nursery_takes_its_ends_with_it_and_is_followed_by_another(
     tmp_path: Path, tun_works: None
 ) -> None:
     def body() -> int:
-        nursery = Nursery()
+        nursery = EndpointZygote()
         device, host = device_end(tmp_path, 0), host_end(nursery, tmp_path, 0)
         host.wait_up(Deadline.after(10))
         first = nursery.pid
@@ -91,7 +93,7 @@ def test_a_nursery_dies_with_whoever_began_it(tmp_path: Path, tun_works: None) -
     pids = tmp_path / "pids"
 
     def body() -> int:
-        nursery = Nursery()
+        nursery = EndpointZygote()
         host_end(nursery, tmp_path, 0)
         pids.write_text(" ".join(map(str, [nursery.pid, *children(nursery.pid)])))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -105,7 +107,7 @@ def test_a_nursery_dies_with_whoever_began_it(tmp_path: Path, tun_works: None) -
 
 def test_an_end_that_ends_at_once_harms_no_other(tmp_path: Path, tun_works: None) -> None:
     def body() -> int:
-        nursery = Nursery()
+        nursery = EndpointZygote()
         device, host = device_end(tmp_path, 0), host_end(nursery, tmp_path, 0)
         host.wait_up(Deadline.after(10))
         reader, closed = os.pipe()
@@ -126,7 +128,7 @@ def test_an_end_that_ends_at_once_harms_no_other(tmp_path: Path, tun_works: None
 
 
 def test_what_an_end_cannot_mean_is_refused(tmp_path: Path, tun_works: None) -> None:
-    nursery = Nursery()
+    nursery = EndpointZygote()
     counters = os.memfd_create("counters")
     reader, writer = os.pipe()
     try:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from millpond.linux import seccomp
+from millpond.linux.confinement import seccomp
 from millpond.linux.syscalls import filter_system_calls, no_new_privileges
-from millpond.tunnel.privileges import PACKETS
+from millpond.tunnel.datapath.confinement import PACKETS
 
 from .conftest import eventually
 

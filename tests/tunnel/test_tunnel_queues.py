@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from millpond.tunnel.errors import LinkViolation
-from millpond.tunnel.layout import RECV, SEND, Layout
-from millpond.tunnel.nvme import Opcode, Status
-from millpond.tunnel.queues import ControllerQueue, HostQueue
-from millpond.tunnel.region import QueueMemory, Region
+from millpond.tunnel.ring.layout import RECV, SEND, Layout
+from millpond.tunnel.ring.nvme_defs import Opcode, Status
+from millpond.tunnel.ring.queue_pair import ControllerQueue, HostQueue
+from millpond.tunnel.ring.region import QueueMemory, Region
 
 SQE = struct.Struct("<BBHIQQQQIIIIII")
 CQE_BODY = struct.Struct("<IIHHH")

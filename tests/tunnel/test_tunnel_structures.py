@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.tunnel import layout as at
-from millpond.tunnel import nvme
+from millpond.base.errors import VersionMismatch
 from millpond.tunnel.errors import LinkViolation
-from millpond.tunnel.layout import ADMIN, RECV, SEND, Layout, layout_of
-from millpond.tunnel.parameters import CSUM, TSO4, Parameters, check_settled, parse, settle
-from millpond.tunnel.region import Region
-from millpond.wire.errors import VersionMismatch
+from millpond.tunnel.ring import layout as at
+from millpond.tunnel.ring import nvme_defs
+from millpond.tunnel.ring.layout import ADMIN, RECV, SEND, Layout, layout_of
+from millpond.tunnel.ring.link_params import CSUM, TSO4, LinkParameters, check_settled, parse, settle
+from millpond.tunnel.ring.region import Region
 
 
 def test_opcodes_tell_the_direction() -> None:
-    assert [op & 3 for op in (nvme.Opcode.SEND, nvme.Opcode.IDENTIFY)] == [1, 1]
-    assert [op & 3 for op in (nvme.Opcode.RECV, nvme.Opcode.OPEN)] == [2, 2]
+    assert [op & 3 for op in (nvme_defs.Opcode.SEND, nvme_defs.Opcode.IDENTIFY)] == [1, 1]
+    assert [op & 3 for op in (nvme_defs.Opcode.RECV, nvme_defs.Opcode.OPEN)] == [2, 2]
 
 
 def test_doorbells_are_where_the_stride_puts_them() -> None:
-    assert [nvme.doorbell_offset(index, 0) for index in range(4)] == [0, 4, 8, 12]
-    assert nvme.doorbell_offset(3, 4) == 3 * 64
+    assert [nvme_defs.doorbell_offset(index, 0) for index in range(4)] == [0, 4, 8, 12]
+    assert nvme_defs.doorbell_offset(3, 4) == 3 * 64
 
 
 def test_a_prepared_region_reads_as_nvme_registers() -> None:
@@ -73,16 +73,16 @@ def test_a_region_of_something_else_is_refused() -> None:
 
 
 def test_parameters_cross_and_settle_on_the_lesser() -> None:
-    offer = Parameters(generation=7, mtu=9000, depth=16, offloads=CSUM, name="host")
-    own = Parameters(generation=3, mtu=65520, depth=32, name="csd0")
+    offer = LinkParameters(generation=7, mtu=9000, depth=16, offloads=CSUM, name="host")
+    own = LinkParameters(generation=3, mtu=65520, depth=32, name="csd0")
     assert parse(offer.pack(), "host", 1) == offer
     settled = settle(offer, own)
-    assert settled == Parameters(generation=7, mtu=9000, depth=16, offloads=CSUM, name="csd0")
+    assert settled == LinkParameters(generation=7, mtu=9000, depth=16, offloads=CSUM, name="csd0")
     check_settled(settled, offer)
 
 
 def test_later_fields_are_ignored_and_shorter_records_read_as_zeros() -> None:
-    data = Parameters(name="x").pack()
+    data = LinkParameters(name="x").pack()
     longer = data[:2] + struct.pack("<H", len(data) + 8) + data[4:] + b"\xff" * 8
     assert parse(longer, "host", 1).name == "x"
     shorter = data[:2] + struct.pack("<H", 24) + data[4:]
@@ -91,7 +91,7 @@ def test_later_fields_are_ignored_and_shorter_records_read_as_zeros() -> None:
 
 def test_another_version_is_named() -> None:
     with pytest.raises(VersionMismatch, match="speaks protocol 2, this side 1"):
-        parse(replace(Parameters(), version=2).pack(), "host", 1)
+        parse(replace(LinkParameters(), version=2).pack(), "host", 1)
 
 
 @given(st.binary(min_size=88, max_size=88))
@@ -107,7 +107,7 @@ def test_random_parameters_are_refused_or_in_range(tail: bytes) -> None:
     "change", [{"mtu": 9001}, {"depth": 17}, {"generation": 6}, {"offloads": CSUM | TSO4}]
 )
 def test_terms_beyond_the_offer_are_refused(change: dict[str, int]) -> None:
-    offer = Parameters(generation=7, mtu=9000, depth=16, offloads=CSUM)
+    offer = LinkParameters(generation=7, mtu=9000, depth=16, offloads=CSUM)
     with pytest.raises(LinkViolation):
         check_settled(replace(offer, **change), offer)  # type: ignore[arg-type]
 
@@ -117,4 +117,4 @@ def test_terms_beyond_the_offer_are_refused(change: dict[str, int]) -> None:
 )
 def test_parameters_out_of_range_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError):
-        Parameters(**wrong)  # type: ignore[arg-type]
+        LinkParameters(**wrong)  # type: ignore[arg-type]

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from millpond.wire.channel import Buffer, Channel
-from millpond.wire.control import GetLog, Log
-from millpond.wire.deadline import NEVER, Deadline
-from millpond.wire.errors import (
+from millpond.base.deadline import NEVER, Deadline
+from millpond.base.errors import (
     ConnectionLost,
     DeadlineExceeded,
     LimitExceeded,
@@ -23,8 +21,10 @@ from millpond.wire.errors import (
     Refused,
     RemoteError,
 )
-from millpond.wire.frame import Head, Limits, encode
-from millpond.wire.message import Failure, Kind, Message, Ok, message
+from millpond.wire.channel import Buffer, Channel
+from millpond.wire.control_messages import GetLog, Log
+from millpond.wire.framing import Head, Limits, encode
+from millpond.wire.messages import Failure, Kind, Message, Ok, message
 
 SOON = 20.0  # far more than any of this takes
 

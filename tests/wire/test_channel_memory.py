@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, DeadlineExceeded, RemoteError
 from millpond.linux import memory
-from millpond.linux.memory import Stretch
+from millpond.linux.memory import SharedSlice
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, DeadlineExceeded, RemoteError
-from millpond.wire.frame import encode
-from millpond.wire.message import Kind, Ok
+from millpond.wire.framing import encode
+from millpond.wire.messages import Kind, Ok
 
 from .test_channel import Count, Pair, Parameters, soon
 
@@ -40,7 +40,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 @pytest.fixture
-def stretch() -> Stretch:
+def stretch() -> SharedSlice:
     """The middle of memory with unlike bytes."""
     descriptor = memory.make("of the tests")
     try:
@@ -56,7 +56,7 @@ def taken(pair: Pair) -> bytes:
     return bytes(pair.far.receive_payload(SIZE, soon()))
 
 
-def test_shared_memory_arrives_and_the_talk_goes_on(pair: Pair, stretch: Stretch) -> None:
+def test_shared_memory_arrives_and_the_talk_goes_on(pair: Pair, stretch: SharedSlice) -> None:
     for _ in range(2):
         pair.run(lambda: (pair.near.send(Parameters(), soon(), stretch), pair.near.send(Ok(), soon())))
         assert taken(pair) == stretch.data
@@ -65,7 +65,7 @@ def test_shared_memory_arrives_and_the_talk_goes_on(pair: Pair, stretch: Stretch
 
 
 @pytest.mark.parametrize("searches", [False, True])
-def test_the_outlet_sees_shared_memory_as_well(stretch: Stretch, searches: bool) -> None:
+def test_the_outlet_sees_shared_memory_as_well(stretch: SharedSlice, searches: bool) -> None:
     seen: list[object] = []
 
     class Recording(Count):
@@ -88,7 +88,7 @@ def test_the_outlet_sees_shared_memory_as_well(stretch: Stretch, searches: bool)
     assert b"".join(bytes(part) for part in seen) == stretch.data  # type: ignore[call-overload]
 
 
-def test_an_outlet_stops_shared_memory_before_it_is_sent(stretch: Stretch) -> None:
+def test_an_outlet_stops_shared_memory_before_it_is_sent(stretch: SharedSlice) -> None:
     near, far = over_tcp()
     with far, Channel(near, "csd0", outlet=Count(len(encode(Parameters(), SIZE)))) as channel:
         with pytest.raises(Exception, match="stopped at the gate"):
@@ -97,7 +97,7 @@ def test_an_outlet_stops_shared_memory_before_it_is_sent(stretch: Stretch) -> No
         assert len(b"".join(iter(lambda: far.recv(1 << 16), b""))) == len(encode(Parameters(), SIZE))
 
 
-def test_a_peer_that_takes_nothing_is_told_and_one_that_left_too(pair: Pair, stretch: Stretch) -> None:
+def test_a_peer_that_takes_nothing_is_told_and_one_that_left_too(pair: Pair, stretch: SharedSlice) -> None:
     with pytest.raises(DeadlineExceeded, match="csd0 took no data in time"):
         while True:
             pair.near.send(Parameters(), Deadline.after(0.3), stretch)
@@ -145,7 +145,9 @@ def test_a_payload_that_stops_is_late_or_lost(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("sends", [False, True])
-def test_whoever_waits_is_woken_when_the_channel_is_closed(pair: Pair, stretch: Stretch, sends: bool) -> None:
+def test_whoever_waits_is_woken_when_the_channel_is_closed(
+    pair: Pair, stretch: SharedSlice, sends: bool
+) -> None:
     found: list[Exception] = []
 
     def wait() -> None:
@@ -171,7 +173,7 @@ def test_whoever_waits_is_woken_when_the_channel_is_closed(pair: Pair, stretch: 
     assert str(found[0]).startswith("csd0")
 
 
-def test_a_stretch_is_inside(stretch: Stretch) -> None:
+def test_a_stretch_is_inside(stretch: SharedSlice) -> None:
     shared = stretch.shared
     assert shared.part(0, len(shared.data)).data == shared.data
     for start, size in ((-1, 5), (0, len(shared.data) + 1), (len(shared.data), 1), (5, -1)):

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.wire.control import GetLog, Load, Log, Welcome
-from millpond.wire.errors import LimitExceeded, MillpondError, ProtocolError, VersionMismatch
-from millpond.wire.frame import MAGIC, PREFIX, PROTOCOL, Head, Limits, Receiver, encode
-from millpond.wire.message import Message, Ok, message
+from millpond.base.errors import LimitExceeded, MillpondError, ProtocolError, VersionMismatch
+from millpond.wire.control_messages import GetLog, Load, Log, Welcome
+from millpond.wire.framing import MAGIC, PREFIX, PROTOCOL, Head, Limits, Receiver, encode
+from millpond.wire.messages import Message, Ok, message
 
 GIB = 1 << 30
 uint64 = st.integers(0, 2**64 - 1)

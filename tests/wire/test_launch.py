@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.wire.errors import ConfigError
-from millpond.wire.launch import (
+from millpond.base.errors import ConfigError
+from millpond.wire.launch_messages import (
     LONGEST_LINE,
     MOST_AT_ONCE,
     MOST_CODE,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.wire.errors import ConfigError
-from millpond.wire.schema import dump, load
+from millpond.base.errors import ConfigError
+from millpond.base.schema import dump, load
 
 
 @dataclass(frozen=True, slots=True)

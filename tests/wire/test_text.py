@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from millpond.wire.text import printable
+from millpond.base.text import printable
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, DeadlineExceeded, LocalError, RemoteError
 from millpond.wire import tls
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, DeadlineExceeded, LocalError, RemoteError
-from millpond.wire.message import Ok
+from millpond.wire.messages import Ok
 
 SOON = 20.0
 Result = ssl.SSLSocket | RemoteError

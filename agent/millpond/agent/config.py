@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from millpond.base import toml
+from millpond.base.errors import ConfigError
 from millpond.train import joules
 from millpond.train.joules import Watts
-from millpond.wire import toml
-from millpond.wire.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,15 +22,15 @@ from millpond.agent.listener import Listener
 from millpond.agent.log_lines import LogLines
 from millpond.agent.session import Device
 from millpond.agent.volume import DeviceMount, VolumeServer
+from millpond.base.errors import LocalError, MillpondError
+from millpond.base.version import VERSION
 from millpond.fs.layout import PRIVATE, PUBLIC, prepare
-from millpond.linux.heap import give_back
+from millpond.linux.confinement.userns import has_many_uids
+from millpond.linux.malloc import trim_heap
 from millpond.linux.notify import notify, watchdog_interval
-from millpond.linux.uids import has_many_uids
-from millpond.tunnel.process import spawn_end
-from millpond.wire.control import CONTROL_PORT, AtRest
-from millpond.wire.errors import LocalError, MillpondError
+from millpond.tunnel.endpoint.handle import spawn_endpoint
+from millpond.wire.control_messages import CONTROL_PORT, AtRest
 from millpond.wire.tls import Identity
-from millpond.wire.version import VERSION
 
 log = logging.getLogger("millpond.agent")
 
@@ -61,7 +61,7 @@ def running(
     with contextlib.ExitStack() as stack:
         at_rest = _prepare_flash(config)
         link = config.link
-        end = spawn_end(
+        end = spawn_endpoint(
             "device",
             link.socket or link.ivshmem,
             link.interface,
@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
         config = read(arguments.config)
         with running(config, arguments.config, lines) as parts:
             started = True
-            give_back()
+            trim_heap()
             notify("READY=1")
             log.info("%s is ready at %s", config.name, config.link.address)
             _watch(parts, stop)

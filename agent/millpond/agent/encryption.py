@@ -13,11 +13,11 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from millpond.base.errors import LocalError
 from millpond.linux import fscrypt
 from millpond.linux.files import sync_folder
-from millpond.linux.fscrypt import Policy
-from millpond.wire.control import AtRest
-from millpond.wire.errors import LocalError
+from millpond.linux.fscrypt import EncryptionPolicy
+from millpond.wire.control_messages import AtRest
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def _words(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _unlock(private: Path, policy: Policy, key_file: Path) -> None:
+def _unlock(private: Path, policy: EncryptionPolicy, key_file: Path) -> None:
     key = _read_key(key_file)
     try:
         if key and fscrypt.add_key(private, key) == policy.identifier:
@@ -97,7 +97,7 @@ def _lock(private: Path, key_file: Path) -> str:
     identifier = fscrypt.add_key(private, key)
     wrong = OSError()
     for cipher in fscrypt.preferred(Path("/proc/cpuinfo").read_text()):
-        policy = Policy(cipher, identifier)
+        policy = EncryptionPolicy(cipher, identifier)
         try:
             _probe(private, policy)
         except OSError as error:
@@ -108,7 +108,7 @@ def _lock(private: Path, key_file: Path) -> str:
     raise wrong
 
 
-def _probe(private: Path, policy: Policy) -> None:
+def _probe(private: Path, policy: EncryptionPolicy) -> None:
     """Raises OSError if the kernel lacks the cipher, which it says only when a file is made."""
     probe = private / _PROBE
     probe.mkdir(mode=0o700)

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millpond.agent.config import Privacy
+from millpond.base.errors import ConfigError, LocalError
 from millpond.wire.channel import Buffer
-from millpond.wire.errors import ConfigError, LocalError
-from millpond.wire.message import Kind
+from millpond.wire.messages import Kind
 
 KINDS = tuple(Kind)
 SHORTEST = 8

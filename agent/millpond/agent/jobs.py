@@ -17,17 +17,17 @@ import threading
 from pathlib import Path, PurePosixPath
 
 from millpond.agent.config import AgentConfig
+from millpond.base.deadline import NEVER, Deadline
+from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.linux import memory
+from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandboxed_process import end, start
 from millpond.linux.logs import BoundedLog
 from millpond.linux.progress import HANG_SECONDS, processor_time
-from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
-from millpond.linux.starting import end, start
 from millpond.train.protocol import Compute, Computed, GetInitial, Initial, Prepare, Ready, Train, Trained
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import NEVER, Deadline
-from millpond.wire.errors import ConnectionLost, ProtocolError, Refused
-from millpond.wire.frame import Head, Limits
-from millpond.wire.message import Failure, Message
+from millpond.wire.framing import Head, Limits
+from millpond.wire.messages import Failure, Message
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ class Worker:
     def __init__(self, config: AgentConfig, name: str) -> None:
         self.name = name
         ours, theirs = socket.socketpair()
-        self._state: memory.Shared | None = None
-        self._sums: memory.Shared | None = None
+        self._state: memory.SharedBuffer | None = None
+        self._sums: memory.SharedBuffer | None = None
         self._channel = Channel(ours, f"the worker of {name}", limits=Limits(payload=1 << 34))
         self._size = 0
         self._busy = threading.Lock()

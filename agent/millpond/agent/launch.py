@@ -16,14 +16,14 @@ from pathlib import Path
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.gate import KINDS, Gate, Tally, ledger
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConfigError, ConnectionLost, Refused
 from millpond.fs.layout import PUBLIC
-from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.train.scripts import Script
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConfigError, ConnectionLost, Refused
-from millpond.wire.launch import Exited, Launch, Lines, Output, check_files
-from millpond.wire.message import Failure, Kind
+from millpond.wire.launch_messages import Exited, Launch, Lines, Output, check_files
+from millpond.wire.messages import Failure, Kind
 
 log = logging.getLogger(__name__)
 

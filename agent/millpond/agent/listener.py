@@ -11,14 +11,14 @@ import ssl
 
 from millpond.agent.gate import CanaryError
 from millpond.agent.session import Device
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, MillpondError, ProtocolError, RemoteError, VersionMismatch
 from millpond.wire import tls
 from millpond.wire.acceptor import Acceptor
 from millpond.wire.channel import Channel
-from millpond.wire.control import Attach
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, MillpondError, ProtocolError, RemoteError, VersionMismatch
-from millpond.wire.frame import Limits
-from millpond.wire.message import Failure, Ok
+from millpond.wire.control_messages import Attach
+from millpond.wire.framing import Limits
+from millpond.wire.messages import Failure, Ok
 
 log = logging.getLogger(__name__)
 

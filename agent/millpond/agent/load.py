@@ -10,8 +10,8 @@ import psutil
 
 from millpond.agent.config import AgentConfig
 from millpond.train.energy import Meter
-from millpond.wire.control import AtRest, Load, Welcome
-from millpond.wire.message import Message
+from millpond.wire.control_messages import AtRest, Load, Welcome
+from millpond.wire.messages import Message
 
 
 def meter(config: AgentConfig, sysfs: Path = Path("/sys")) -> Meter:

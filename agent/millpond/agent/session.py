@@ -18,11 +18,13 @@ from millpond.agent.launch import Launches
 from millpond.agent.log_lines import LogLines
 from millpond.agent.tickets import Tickets
 from millpond.agent.volume import VolumeServer
+from millpond.base.deadline import NEVER, Deadline
+from millpond.base.errors import ConfigError, ConnectionLost, ProtocolError, Refused
 from millpond.fs.usage import private_bytes
 from millpond.train import job
 from millpond.train.protocol import Prepare
 from millpond.wire.channel import Channel
-from millpond.wire.control import (
+from millpond.wire.control_messages import (
     AtRest,
     Attach,
     GetLedger,
@@ -35,10 +37,8 @@ from millpond.wire.control import (
     LogPosition,
     Ticket,
 )
-from millpond.wire.deadline import NEVER, Deadline
-from millpond.wire.errors import ConfigError, ConnectionLost, ProtocolError, Refused
-from millpond.wire.launch import Launch
-from millpond.wire.message import Failure, Message
+from millpond.wire.launch_messages import Launch
+from millpond.wire.messages import Failure, Message
 
 log = logging.getLogger(__name__)
 REPLY_SECONDS = 10.0

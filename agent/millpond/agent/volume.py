@@ -17,13 +17,13 @@ from typing import IO
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.gate import Tally
+from millpond.base.errors import LocalError
 from millpond.fs import mounts
 from millpond.fs.layout import PUBLIC
 from millpond.fs.leases import SIZE, open_leases
-from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandboxed_process import end, start
 from millpond.linux.sockets import listen, send_descriptors
-from millpond.linux.starting import end, start
-from millpond.wire.errors import LocalError
 
 log = logging.getLogger(__name__)
 

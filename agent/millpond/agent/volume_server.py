@@ -22,9 +22,9 @@ from millpond.fs.master import Master
 from millpond.fs.server import serve
 from millpond.fs.sessions import Sessions
 from millpond.fs.usage import public_usage
-from millpond.linux import landlock
+from millpond.linux.confinement import landlock
 from millpond.linux.descriptors import allow_most
-from millpond.linux.heap import give_back
+from millpond.linux.malloc import trim_heap
 from millpond.linux.sockets import receive_descriptors
 from millpond.wire.channel import Channel
 
@@ -50,7 +50,7 @@ def main(config: str, root: str, descriptor: str, tally: str, locks: str, leases
     listener = socket.socket(fileno=int(locks))
     threading.Thread(target=accept_all, args=(listener, sessions.master), daemon=True).start()
     agent = socket.socket(fileno=int(descriptor))
-    give_back()
+    trim_heap()
     with contextlib.suppress(ConnectionError):
         while True:
             connection = socket.socket(fileno=receive_descriptors(agent, 1)[0])

@@ -27,9 +27,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from millpond.base.errors import LocalError, RemoteError
 from millpond.train import layout
 from millpond.train.layout import Tensor
-from millpond.wire.errors import LocalError, RemoteError
 
 BOUND = 65536.0
 _WHOLE_BOUND = float(1 << 24)

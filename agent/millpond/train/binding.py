@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from millpond.base.errors import LocalError
 from millpond.train import flat, layout
 from millpond.train.flat import Vector
-from millpond.wire.errors import LocalError
 
 CHANGED = "the model's forward changes its parameter '{}'; in a synchronous job only the optimizer may"
 

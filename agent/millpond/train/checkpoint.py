@@ -21,10 +21,10 @@ import numpy as np
 import safetensors
 from numpy.typing import NDArray
 
+from millpond.base.errors import LocalError
 from millpond.linux.files import sync_folder
 from millpond.train import layout
 from millpond.train.layout import Tensor
-from millpond.wire.errors import LocalError
 
 Vector = NDArray[np.float32]
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.wire.errors import LocalError
+from millpond.base.errors import LocalError
 
 Array = NDArray[Any]
 Pair = tuple[Array, Array]

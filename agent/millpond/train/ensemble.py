@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
+from millpond.base.errors import LocalError
 from millpond.train.balance.data_plan import DataPlan, Pool, Share
 from millpond.train.exchange import Exchange, Step
 from millpond.train.tuning import Tuning
-from millpond.wire.errors import LocalError
 
 GroupPolicy = Literal["balance", "fixed"]
 

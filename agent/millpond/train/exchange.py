@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from millpond.wire.errors import LocalError
+from millpond.base.errors import LocalError
 
 _EXACT = 1 << 24
 """A float32 counts so far."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import nn
 
+from millpond.base.errors import LocalError
 from millpond.train import generators
 from millpond.train.job import Model
-from millpond.wire.errors import LocalError
 
 
 def write_code(code: dict[str, str], folder: Path) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
+from millpond.base.errors import LocalError
 from millpond.train.datasets import DataError
-from millpond.wire.errors import LocalError
-from millpond.wire.message import Failure
+from millpond.wire.messages import Failure
 
 _HERE = Path(__file__).parent
 

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from millpond.base.errors import LocalError
 from millpond.train import layout
 from millpond.train.layout import Tensor
-from millpond.wire.errors import LocalError
 
 _EXACT = 1 << 24
 Vector = NDArray[np.float32]

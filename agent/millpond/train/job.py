@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from millpond.wire.errors import ConfigError
+from millpond.base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

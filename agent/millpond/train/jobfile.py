@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from millpond.base import toml
+from millpond.base.errors import ConfigError
 from millpond.train.job import Data, Job, check
-from millpond.wire import toml
-from millpond.wire.errors import ConfigError
 
 CODE_LIMIT = (1 << 20) - (64 << 10)  # bytes; code and job cross the link in one head of at most 1 MiB
 

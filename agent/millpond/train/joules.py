@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from millpond.wire.errors import ConfigError
+from millpond.base.errors import ConfigError
 
 Source = Literal["rapl", "hwmon", "declared", "unknown"]
 """Where a figure comes from: counters in the processors, sensors of the board, what somebody has declared, or

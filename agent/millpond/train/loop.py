@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from millpond.base.errors import LocalError
 from millpond.train import generators
 from millpond.train.datasets import Samples
 from millpond.train.job import Training
-from millpond.wire.errors import LocalError
 
 _SCORE_BATCH = 256
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from millpond.train.job import Job
 from millpond.train.layout import Tensor
-from millpond.wire.message import Kind, Message, message
+from millpond.wire.messages import Kind, Message, message
 
 
 @message("prepare")

@@ -15,12 +15,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from millpond.linux.sandbox import exit_code
+from millpond.base.deadline import Deadline
+from millpond.linux.confinement.sandbox import exit_code
 from millpond.linux.syscalls import die_with_parent
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.frame import Limits
-from millpond.wire.launch import MOST_CODE, Launch, environment
+from millpond.wire.framing import Limits
+from millpond.wire.launch_messages import MOST_CODE, Launch, environment
 
 RECEIVE_SECONDS = 60.0
 

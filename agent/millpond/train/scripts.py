@@ -8,11 +8,11 @@ import socket
 import subprocess
 import sys
 
-from millpond.linux.sandbox import Sandbox
-from millpond.linux.starting import end, start
+from millpond.base.deadline import Deadline
+from millpond.linux.confinement.sandbox import Sandbox
+from millpond.linux.confinement.sandboxed_process import end, start
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.launch import Launch
+from millpond.wire.launch_messages import Launch
 
 SEND_SECONDS = 60.0  # a cold ARM board takes some to start Python
 

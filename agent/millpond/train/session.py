@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from millpond.base.errors import LocalError
 from millpond.linux import memory
 from millpond.train import datasets, factory, flat, generators, layout, loop, protocol, seeds
 from millpond.train.binding import CHANGED, Binding
@@ -21,8 +22,7 @@ from millpond.train.job import Job
 from millpond.train.protocol import Initial, Prepare, Ready, Score, Trained
 from millpond.train.stepper import Keeper, Stepper
 from millpond.wire.channel import Buffer
-from millpond.wire.errors import LocalError
-from millpond.wire.message import Message, Ok
+from millpond.wire.messages import Message, Ok
 
 Answer = tuple[Message, Buffer]
 
@@ -134,7 +134,7 @@ class Steps:
 
     def __init__(self, prepare: Prepare, root: Path, binding: Binding, states: int) -> None:
         self._descriptor, self._count = states, prepare.states
-        self._memory: memory.Private | None = None
+        self._memory: memory.CowView | None = None
         self._states: list[Vector] = []
         data = prepare.job.data
         parts = [datasets.load(root, (folder,), data.format, data.classes) for folder in prepare.folders]
@@ -169,7 +169,7 @@ class Steps:
             raise LocalError(CHANGED.format(binding.tensor_at(written // 4 - request.state * len(state))))
         return computed
 
-    def _mapped(self) -> memory.Private:
+    def _mapped(self) -> memory.CowView:
         """Mapped at the first step: only then have those who keep the states surely made them."""
         if self._memory is None:
             size = len(self._stepper.binding.state)

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from millpond.base.errors import LocalError
 from millpond.train import generators, layout
 from millpond.train.binding import Binding
 from millpond.train.datasets import DataError, Samples
 from millpond.train.flat import Vector
 from millpond.train.layout import Tensor as Entry
 from millpond.train.protocol import Compute, Computed
-from millpond.wire.errors import LocalError
 
 
 class Stepper:

@@ -13,10 +13,10 @@ from statistics import median
 
 import numpy as np
 
+from millpond.base.errors import LocalError
 from millpond.train.balance.controller import Controller
 from millpond.train.balance.curve import Curve, Floats, Ints
 from millpond.train.balance.equal_time import LEAST_BATCH, Crew, Kind
-from millpond.wire.errors import LocalError
 
 _TRIED = (2, 1, 3)
 """A rank's share of the first steps, in turn, where an equal one is 2."""

@@ -19,14 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from millpond.base.deadline import NEVER
+from millpond.base.errors import ConnectionLost, ProtocolError
 from millpond.linux.syscalls import die_with_parent
 from millpond.train import protocol
 from millpond.train.failures import failure
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import NEVER
-from millpond.wire.errors import ConnectionLost, ProtocolError
-from millpond.wire.frame import Head
-from millpond.wire.message import Failure, Message
+from millpond.wire.framing import Head
+from millpond.wire.messages import Failure, Message
 
 if TYPE_CHECKING:
     from millpond.train.session import Answer, Session

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
+from millpond.base.deadline import Deadline
 from millpond.fs import protocol as p
 from millpond.fs.book import File
 from millpond.fs.changing import Changing
@@ -24,8 +25,7 @@ from millpond.fs.remote_files import Open, RemoteFiles, Told, may_keep
 from millpond.fs.setting import set_attributes
 from millpond.fs.tree import Absent, Access, Buffer, Changes, Found, Known, Node, one_name, patient
 from millpond.fs.volume import MAX_TRANSFER, Attributes, Entry, Handle, Owner, Statistics, failure
-from millpond.wire.deadline import Deadline
-from millpond.wire.message import Message
+from millpond.wire.messages import Message
 
 R = TypeVar("R", bound=Message)
 _DEFAULT_SECONDS = 15.0

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import DeadlineExceeded, MillpondError
 from millpond.fs.meters import Meter
 from millpond.fs.protocol import Again, Done, Error, Goodbye, Hello, Pending, Welcome, known_errno
 from millpond.fs.replies import require_possible
 from millpond.fs.tree import WouldWait
 from millpond.fs.volume import MAX_TRANSFER, failure
 from millpond.wire.channel import Buffer, Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import DeadlineExceeded, MillpondError
-from millpond.wire.message import Message
+from millpond.wire.messages import Message
 
 R = TypeVar("R", bound=Message)
 Dial = Callable[[Deadline], Channel]

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
+from millpond.base.errors import ProtocolError
 from millpond.fs.protocol import FoundIs
 from millpond.fs.replies import require_possible
 from millpond.fs.volume import MAX_TRANSFER, Attributes
-from millpond.wire.errors import ProtocolError
-from millpond.wire.message import Kind, Message, message
+from millpond.wire.messages import Kind, Message, message
 
 _FOUND = struct.Struct("!IQQQ?IQIQIIQQIqqqQ")
 """Which name, node, granted, name_granted, readable, bytes of contents; the attributes in their order."""

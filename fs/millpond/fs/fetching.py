@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
+from millpond.base.errors import ProtocolError
 from millpond.fs import fetch_messages as f
 from millpond.fs.book import File
 from millpond.fs.contents import MOST, Contents
@@ -22,7 +23,6 @@ from millpond.fs.lanes import Lanes, now
 from millpond.fs.protocol import FoundIs
 from millpond.fs.tree import Node
 from millpond.fs.volume import MAX_TRANSFER, Entry, failure
-from millpond.wire.errors import ProtocolError
 
 log = logging.getLogger(__name__)
 _MOST_WANTED = 4096  # names: half of what nobody uses and is not forgotten yet

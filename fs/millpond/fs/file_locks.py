@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from millpond.base.errors import ProtocolError
 from millpond.fs import range_messages as r
 from millpond.fs.lock_types import Family, Lock, LockOwner, Mode, mode_of
 from millpond.fs.ranges import Answer, FileLocks
 from millpond.fs.volume import within
-from millpond.wire.errors import ProtocolError
 
 _MOST_SECONDS = 5.0
 _LOOK_SECONDS = 0.2

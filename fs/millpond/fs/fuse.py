@@ -20,10 +20,10 @@ from typing import Any
 
 import fuse
 
+from millpond.base.errors import LocalError
 from millpond.fs.mounts import require_mountable
 from millpond.fs.volume import Attributes, Handle, Owner, Volume
-from millpond.linux.uids import has_many_uids
-from millpond.wire.errors import LocalError
+from millpond.linux.confinement.userns import has_many_uids
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _UNKNOWN_INODE = 0xFFFFFFFF  # readdir(3) skips names whose inode is 0

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from millpond.wire.errors import LocalError
+from millpond.base.errors import LocalError
 
 _SECONDS = 5.0
 

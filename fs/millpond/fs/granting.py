@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ProtocolError
 from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
 from millpond.fs.book import File
@@ -19,8 +21,6 @@ from millpond.fs.lanes import Lanes, Turn, now
 from millpond.fs.listing import unpack_entries
 from millpond.fs.tree import Node, WouldWait, patient
 from millpond.fs.volume import failure
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ProtocolError
 
 log = logging.getLogger(__name__)
 _REFUSED_SECONDS = 0.25  # and then twice as long each time

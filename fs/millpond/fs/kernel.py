@@ -11,13 +11,13 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from millpond.base.errors import LocalError
 from millpond.fs import abi
 from millpond.fs.abi import Code, Feature, Header
 from millpond.fs.mounts import read_ahead
 from millpond.fs.tree import Buffer
 from millpond.fs.volume import MAX_TRANSFER
 from millpond.linux import syscalls
-from millpond.wire.errors import LocalError
 
 _WANTED = Feature.BIG_WRITES | Feature.PARALLEL_DIROPS | Feature.MAX_PAGES | Feature.INIT_EXT
 _LOCKING = Feature.POSIX_LOCKS | Feature.FLOCK_LOCKS

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
+from millpond.base.deadline import Deadline
 from millpond.fs import protocol as p
 from millpond.fs.book import Book, File
 from millpond.fs.connection import Connection, Dial, Lost
@@ -17,8 +18,7 @@ from millpond.fs.meters import Meter
 from millpond.fs.tree import patient
 from millpond.fs.volume import failure
 from millpond.wire.channel import Buffer
-from millpond.wire.deadline import Deadline
-from millpond.wire.message import Message
+from millpond.wire.messages import Message
 
 R = TypeVar("R", bound=Message)
 T = TypeVar("T")

@@ -6,9 +6,9 @@ import os
 import struct
 from collections.abc import Iterable
 
+from millpond.base.errors import ProtocolError
 from millpond.fs.tree import Buffer
 from millpond.fs.volume import Entry
-from millpond.wire.errors import ProtocolError
 
 _ENTRY = struct.Struct("!QIH")
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from millpond.base.errors import LocalError, MillpondError
 from millpond.fs import raw
 from millpond.fs.guarded import Guarded
 from millpond.fs.inodes import Inodes
@@ -22,11 +23,10 @@ from millpond.fs.lock_client import DeviceGuard
 from millpond.fs.range_messages import LockReply, LockRequest
 from millpond.fs.remote_locks import RemoteLocks
 from millpond.fs.tree import Node, Tree
+from millpond.linux.confinement.userns import has_many_uids
 from millpond.linux.descriptors import allow_most
-from millpond.linux.heap import give_back
+from millpond.linux.malloc import trim_heap
 from millpond.linux.syscalls import die_with_parent
-from millpond.linux.uids import has_many_uids
-from millpond.wire.errors import LocalError, MillpondError
 
 _KEPT_SECONDS = 1.0
 """What is private, by the kernel: only this mount changes it. Not for long: what the file system below does
@@ -118,7 +118,7 @@ def _gives_away() -> bool:
 
 
 def _say_ready(how: str) -> None:
-    give_back()
+    trim_heap()
     print(f"ready: files are read and written {how}", flush=True)
 
 

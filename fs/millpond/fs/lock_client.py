@@ -20,6 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import DeadlineExceeded, MillpondError
 from millpond.fs import lock_messages as m
 from millpond.fs import range_messages as r
 from millpond.fs.file_locks import SharedLocks
@@ -30,9 +32,7 @@ from millpond.fs.tree import WouldWait, patient
 from millpond.fs.volume import failure
 from millpond.linux.sockets import connect
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import DeadlineExceeded, MillpondError
-from millpond.wire.message import Message
+from millpond.wire.messages import Message
 
 R = TypeVar("R", bound=Message)
 _ANSWER_SECONDS = 4 * LEASE_SECONDS  # as long as the master itself waits, and some more

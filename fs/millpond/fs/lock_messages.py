@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millpond.wire.message import Message, message
+from millpond.wire.messages import Message, message
 
 
 @message("fs.lock.begin")

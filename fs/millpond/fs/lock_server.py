@@ -8,15 +8,15 @@ import socket
 import threading
 import time
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, ProtocolError
 from millpond.fs import lock_messages as m
 from millpond.fs import range_messages as r
 from millpond.fs.locks import DEVICE, Change, Inode
 from millpond.fs.master import Master
 from millpond.fs.tree import WouldWait, patient
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, ProtocolError
-from millpond.wire.message import Message
+from millpond.wire.messages import Message
 
 log = logging.getLogger(__name__)
 _PAUSE = 0.5

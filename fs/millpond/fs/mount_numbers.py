@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from millpond.base.errors import ConfigError
+from millpond.base.schema import dump, load
 from millpond.fs.meters import MountNumbers
 from millpond.linux import sockets
-from millpond.wire.errors import ConfigError
-from millpond.wire.schema import dump, load
 
 _SECONDS = 2.0
 _MOST = 1 << 20

@@ -6,8 +6,8 @@ import errno
 import os
 from pathlib import Path
 
+from millpond.base.errors import LocalError
 from millpond.linux import syscalls
-from millpond.wire.errors import LocalError
 
 
 def require_mountable(mountpoint: Path, name: str) -> None:

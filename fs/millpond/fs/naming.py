@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from millpond.base.deadline import Deadline
 from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
 from millpond.fs.book import File
@@ -25,7 +26,6 @@ from millpond.fs.lanes import Lanes, now
 from millpond.fs.remote_files import Open, RemoteFiles, Told, may_keep, nothing_told
 from millpond.fs.tree import patient
 from millpond.fs.volume import Attributes, Handle, failure
-from millpond.wire.deadline import Deadline
 
 log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.05  # a name is told after one or two

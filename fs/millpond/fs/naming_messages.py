@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millpond.fs.volume import Attributes
-from millpond.wire.message import Kind, Message, message
+from millpond.wire.messages import Kind, Message, message
 
 MOST = 128
 """Files that are prepared, and names that are told, at once."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from millpond.fs.naming_messages import Naming
 from millpond.fs.volume import Attributes, Owner, Statistics
-from millpond.wire.message import Kind, Message, message
+from millpond.wire.messages import Kind, Message, message
 
 MAX_LISTING = 64 << 20
 """The most bytes of one directory's listing: some two million names."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millpond.fs.lock_types import OFFSET_MAX
-from millpond.wire.message import Kind, Message, message
+from millpond.wire.messages import Kind, Message, message
 
 
 class LockRequest(Message):

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from millpond.base.errors import LocalError
 from millpond.fs import abi
 from millpond.fs.abi import Code, Header, Valid
 from millpond.fs.kernel import Kernel
@@ -39,7 +40,6 @@ from millpond.fs.tree import (
     patient,
 )
 from millpond.fs.volume import Handle, Owner, failure
-from millpond.wire.errors import LocalError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Reply = Sequence[Buffer]

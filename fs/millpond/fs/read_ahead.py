@@ -11,6 +11,8 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import MillpondError, ProtocolError
 from millpond.fs import protocol as p
 from millpond.fs.book import File
 from millpond.fs.connection import Dial
@@ -19,8 +21,6 @@ from millpond.fs.read_around import BLOCK, Block, ReadAround
 from millpond.fs.remote_files import Open
 from millpond.fs.volume import MAX_TRANSFER, Handle
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import MillpondError, ProtocolError
 
 EXTENT = MAX_TRANSFER
 _LONG_READ = 128 << 10  # at a file's beginning: it will go on

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import MillpondError
 from millpond.fs import protocol as p
 from millpond.fs.book import File
 from millpond.fs.client import RemoteTree
@@ -24,9 +26,7 @@ from millpond.fs.lanes import now
 from millpond.fs.tree import WouldWait, patient
 from millpond.fs.volume import failure
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import MillpondError
-from millpond.wire.message import Message
+from millpond.wire.messages import Message
 
 log = logging.getLogger(__name__)
 _AGAIN_SECONDS = 0.5

@@ -7,14 +7,14 @@ import itertools
 import stat
 from collections.abc import Callable, Iterator
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ProtocolError
 from millpond.fs import protocol as p
 from millpond.fs.book import File
 from millpond.fs.lanes import Lanes
 from millpond.fs.listing import unpack_entries
 from millpond.fs.tree import Node
 from millpond.fs.volume import Entry, Handle, failure
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ProtocolError
 
 _MOST_KEPT_NAMES = 10_000
 _FIRST = 1 << 62  # of their handles: no open file has such a number

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from millpond.base.deadline import Deadline
 from millpond.fs import protocol as p
 from millpond.fs.book import File
 from millpond.fs.connection import Lost
@@ -17,8 +18,7 @@ from millpond.fs.naming_messages import Naming
 from millpond.fs.tree import kept_back
 from millpond.fs.volume import Handle, failure
 from millpond.wire.channel import Buffer
-from millpond.wire.deadline import Deadline
-from millpond.wire.message import Message
+from millpond.wire.messages import Message
 
 R = TypeVar("R", bound=Message)
 _ONCE = os.O_CREAT | os.O_EXCL | os.O_TRUNC

@@ -15,7 +15,7 @@ from millpond.fs.kernel import Kernel
 from millpond.fs.meters import MountNumbers
 from millpond.fs.mount_numbers import offered
 from millpond.fs.recalls import Recalls
-from millpond.linux.uids import has_many_uids
+from millpond.linux.confinement.userns import has_many_uids
 
 _TIMEOUT = 15.0
 BINDINGS = ("auto", "raw", "fuse-python")

@@ -10,13 +10,13 @@ import stat
 from collections.abc import Iterable
 from functools import singledispatch
 
+from millpond.base.errors import ProtocolError
 from millpond.fs import protocol as p
 from millpond.fs import range_messages as r
 from millpond.fs.lock_types import OFFSET_MAX, Mode
 from millpond.fs.naming_messages import MOST, Prepared
 from millpond.fs.volume import MAX_TRANSFER, Attributes
-from millpond.wire.errors import ProtocolError
-from millpond.wire.message import Message
+from millpond.wire.messages import Message
 
 _SHORT, _LONG = (1 << 32) - 1, (1 << 64) - 1
 _MOST_MODE = 0o177777

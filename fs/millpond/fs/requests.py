@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any
 
+from millpond.base.errors import ProtocolError
 from millpond.fs import fetch_messages as f
 from millpond.fs import naming_messages as n
 from millpond.fs import protocol as p
@@ -21,8 +22,7 @@ from millpond.fs.setting import asked_changes
 from millpond.fs.tree import ROOT, Buffer, Found, Node
 from millpond.fs.volume import MAX_TRANSFER, Attributes, Handle, failure, within
 from millpond.wire.channel import FileSlice
-from millpond.wire.errors import ProtocolError
-from millpond.wire.message import Message
+from millpond.wire.messages import Message
 
 Reply = tuple[Message, bytes | FileSlice]
 _LARGE = 1 << 16

@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, LimitExceeded, MillpondError, ProtocolError, RemoteError
 from millpond.fs import protocol as p
 from millpond.fs.master import Master
 from millpond.fs.sessions import Client, Lane, Sessions
@@ -14,10 +16,8 @@ from millpond.fs.tree import ROOT
 from millpond.fs.volume import MAX_TRANSFER
 from millpond.fs.volume_messages import GetStatus
 from millpond.wire.channel import Channel, FileSlice
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, LimitExceeded, MillpondError, ProtocolError, RemoteError
-from millpond.wire.frame import Head
-from millpond.wire.message import Failure
+from millpond.wire.framing import Head
+from millpond.wire.messages import Failure
 
 _TRANSFER_SECONDS = 60.0
 _CALLS_PER_LEASE = 4

@@ -11,6 +11,7 @@ import errno
 import os
 import threading
 
+from millpond.base.errors import ConnectionLost, ProtocolError
 from millpond.fs import protocol as p
 from millpond.fs.inodes import Inodes
 from millpond.fs.locks import Holder
@@ -18,8 +19,7 @@ from millpond.fs.master import Master
 from millpond.fs.requests import Reply, Requests
 from millpond.fs.tree import Buffer, WouldWait, abandoned, patient
 from millpond.wire.channel import Channel
-from millpond.wire.errors import ConnectionLost, ProtocolError
-from millpond.wire.message import Message
+from millpond.wire.messages import Message
 
 _KEEP_SECONDS = 60.0
 _MOST = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millpond.wire.message import Kind, Message, message
+from millpond.wire.messages import Kind, Message, message
 
 
 @message("fs.status.get", Kind.VOLUME)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from millpond.host.results import Round
 from millpond.train.balance.probing import Profile
 from millpond.train.job import Job
-from millpond.tunnel.counts import Counts
-from millpond.wire.control import Ledger, Load, LogPosition, Welcome
-from millpond.wire.message import Message, message
+from millpond.tunnel.datapath.stats import PacketStats
+from millpond.wire.control_messages import Ledger, Load, LogPosition, Welcome
+from millpond.wire.messages import Message, message
 
 
 @message("api.devices.get")
@@ -70,8 +70,8 @@ class Tunnel(Message):
     offloads: int
     engine: str
     resets: int
-    to_device: Counts
-    from_device: Counts
+    to_device: PacketStats
+    from_device: PacketStats
 
 
 @message("api.dial")

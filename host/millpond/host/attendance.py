@@ -13,6 +13,9 @@ from collections.abc import Iterable
 
 import psutil
 
+from millpond.base import schema
+from millpond.base.errors import LocalError
+from millpond.base.version import VERSION
 from millpond.host.api import Curves
 from millpond.host.crew import Surroundings
 from millpond.host.holdings import Holdings
@@ -24,9 +27,6 @@ from millpond.host.stepping import Stepping
 from millpond.host.steps_crew import StepsCrew
 from millpond.host.workers import ModelState
 from millpond.train.balance.probing import Probe, Profile, largest
-from millpond.wire import schema
-from millpond.wire.errors import LocalError
-from millpond.wire.version import VERSION
 
 MEASURE_SECONDS = 3.0
 MEMORY_PART = 0.8

@@ -10,11 +10,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from millpond.base.errors import LocalError
 from millpond.host.authority import Authority, signer
 from millpond.host.fleet import Fleet
 from millpond.images.manifest import Manifest
 from millpond.linux.files import sha256_of
-from millpond.wire.errors import LocalError
 
 _IMAGES = {"rootfs": "root.squashfs", "esp": "esp.vfat"}
 """In the order in which they are written: the firmware finds the new slot only when all of it is there."""

@@ -14,6 +14,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from millpond.base.errors import LocalError, MillpondError, Refused, RemoteError
+from millpond.base.schema import dump
 from millpond.fs import mounts
 from millpond.host import (
     copy_command,
@@ -41,8 +43,6 @@ from millpond.host.fleet import DeviceConfig
 from millpond.host.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
 from millpond.train import jobfile
 from millpond.train.job import Synchronous
-from millpond.wire.errors import LocalError, MillpondError, Refused, RemoteError
-from millpond.wire.schema import dump
 
 EXIT_CODES = """\
 Exit codes: 0 done; 1 a device or the daemon failed or refused; 2 wrong usage, configuration or input;

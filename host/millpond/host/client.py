@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from millpond.base.deadline import NEVER, Deadline
+from millpond.base.errors import ConnectionLost, LocalError, ProtocolError, Refused
 from millpond.host import api, fleet
 from millpond.host.fleet import Fleet
 from millpond.host.launch_messages import LaunchEnded, LaunchOutput, StartLaunch
@@ -14,11 +16,9 @@ from millpond.linux import sockets
 from millpond.train.job import Job
 from millpond.wire import tls
 from millpond.wire.channel import Channel
-from millpond.wire.control import Attach, Ledger, Log, LogPosition
-from millpond.wire.deadline import NEVER, Deadline
-from millpond.wire.errors import ConnectionLost, LocalError, ProtocolError, Refused
-from millpond.wire.frame import Limits
-from millpond.wire.message import Failure, Message, Ok
+from millpond.wire.control_messages import Attach, Ledger, Log, LogPosition
+from millpond.wire.framing import Limits
+from millpond.wire.messages import Failure, Message, Ok
 
 R = TypeVar("R", bound=Message)
 ANSWER_SECONDS = 30.0

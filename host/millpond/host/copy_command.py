@@ -22,6 +22,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import LocalError, RemoteError
+from millpond.base.text import printable
 from millpond.fs.by_path import ByPath
 from millpond.fs.client import RemoteTree
 from millpond.fs.inodes import Inodes
@@ -29,9 +32,6 @@ from millpond.fs.volume import Volume
 from millpond.host.client import Client
 from millpond.host.copying import Copied, Copier, is_directory, plan
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import LocalError, RemoteError
-from millpond.wire.text import printable
 
 _MISTAKES = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EEXIST, errno.EINVAL}

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import LocalError, Refused, RemoteError
 from millpond.host.consumption import Readings
 from millpond.host.device import Device
 from millpond.host.fleet import Fleet
@@ -18,8 +20,6 @@ from millpond.host.record import Record
 from millpond.host.results import HOST, JobRow
 from millpond.host.workers import HostProcess, Worker
 from millpond.train.protocol import Prepare, Ready
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import LocalError, Refused, RemoteError
 
 P = TypeVar("P", bound=HostProcess)
 Traffic = dict[str, tuple[int, int]]

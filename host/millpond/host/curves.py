@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from millpond.base import schema
 from millpond.host.api import Curves
-from millpond.wire import schema
 
 _NAME = "curves.json"
 

@@ -27,7 +27,7 @@ from millpond.host.volumes import Volumes
 from millpond.images.boards import EMULATED
 from millpond.linux.notify import notify, watchdog_interval
 from millpond.train.energy import Meter
-from millpond.tunnel.nursery import Nursery
+from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 
 log = logging.getLogger("millpond.host")
 
@@ -59,7 +59,7 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
         stack.callback(record.close)
         forwarding = Forwarding(fleet)
         stack.callback(forwarding.close)
-        nursery = Nursery()
+        nursery = EndpointZygote()
         stack.callback(nursery.close)
         devices = {config.name: Device(fleet, config, record, nursery) for config in fleet.config.device}
         for device in devices.values():

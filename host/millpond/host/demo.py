@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from millpond.base.errors import LocalError
 from millpond.host import demo_data, emulator, provision
 from millpond.host.fleet import Fleet
 from millpond.host.locks import locked
-from millpond.wire.errors import LocalError
 
 DEVICES = ("csd0", "csd1", "csd2")
 TRACER = "public"

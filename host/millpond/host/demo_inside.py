@@ -11,16 +11,16 @@ from typing import Any
 
 from rich.console import Console
 
+from millpond.base.errors import LocalError, RemoteError
 from millpond.host import demo_report, ssh, views, volumes
 from millpond.host.api import JobInfo
 from millpond.host.client import Client
 from millpond.host.demo import DEVICES, TRACER
 from millpond.host.results import Round
-from millpond.linux.sandbox import accept_signals
+from millpond.linux.confinement.sandbox import accept_signals
 from millpond.linux.syscalls import die_with_parent
 from millpond.train import jobfile
-from millpond.wire.control import SSH_PORT
-from millpond.wire.errors import LocalError, RemoteError
+from millpond.wire.control_messages import SSH_PORT
 
 START_SECONDS = 60.0
 COMMAND = "uname -a; ls"

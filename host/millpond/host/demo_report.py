@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from millpond.base.schema import dump
 from millpond.host.api import DeviceInfo, JobInfo
 from millpond.host.results import Round
 from millpond.host.views import size
-from millpond.wire.control import Ledger
-from millpond.wire.schema import dump
+from millpond.wire.control_messages import Ledger
 
 CANARY_BYTES = {"text": 31, "image": 64, "image-float32": 256}
 

@@ -16,6 +16,10 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import Any
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, DeadlineExceeded, LocalError, RemoteError, VersionMismatch
+from millpond.base.text import printable
+from millpond.base.version import VERSION
 from millpond.host import lifecycle
 from millpond.host.api import Tunnel
 from millpond.host.fleet import DeviceConfig, Fleet
@@ -23,17 +27,13 @@ from millpond.host.lifecycle import Event, State
 from millpond.host.power import Power
 from millpond.host.record import Record
 from millpond.images.boards import EMULATED
-from millpond.tunnel.nursery import Nursery
-from millpond.tunnel.process import TunnelEnd, spawn_end
+from millpond.tunnel.endpoint.handle import EndpointHandle, spawn_endpoint
+from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 from millpond.wire import tls
 from millpond.wire.channel import Channel, notice_dead_peer
-from millpond.wire.control import CONTROL_PORT, AtRest, Attach, GetLoad, Hello, Load, Welcome
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, DeadlineExceeded, LocalError, RemoteError, VersionMismatch
-from millpond.wire.frame import Limits
-from millpond.wire.message import Ok
-from millpond.wire.text import printable
-from millpond.wire.version import VERSION
+from millpond.wire.control_messages import CONTROL_PORT, AtRest, Attach, GetLoad, Hello, Load, Welcome
+from millpond.wire.framing import Limits
+from millpond.wire.messages import Ok
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Status:
 class Device:
     """A device. ``start`` once; then ask for ``status``, or open connections while it is ready."""
 
-    def __init__(self, fleet: Fleet, config: DeviceConfig, record: Record, nursery: Nursery) -> None:
+    def __init__(self, fleet: Fleet, config: DeviceConfig, record: Record, nursery: EndpointZygote) -> None:
         self.name, self.config = config.name, config
         self._fleet, self._record, self._nursery = fleet, record, nursery
         self._addresses = fleet.addresses(config.name)
@@ -82,7 +82,7 @@ class Device:
         self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
         self._channels_lock = threading.Lock()
         self._stop = threading.Event()
-        self._end: TunnelEnd | None = None
+        self._end: EndpointHandle | None = None
         self._heard = time.monotonic()
         self._power = Power(config.watts, emulated=config.board == EMULATED)
         self._thread = threading.Thread(target=self._live, name=f"device {self.name}", daemon=True)
@@ -168,7 +168,7 @@ class Device:
         transport, where = self._fleet.peer(self.config)
         while not self._stop.is_set():
             try:
-                end = spawn_end(
+                end = spawn_endpoint(
                     "host",
                     where,
                     self._fleet.interface(name),
@@ -188,7 +188,7 @@ class Device:
                     self._survive(end)
             self._happened(Event.LOST, "the tunnel's end on the host died")
 
-    def _survive(self, end: TunnelEnd) -> None:
+    def _survive(self, end: EndpointHandle) -> None:
         """One life of the device; whatever goes wrong in it, the next one is tried."""
         try:
             self._one_life(end)
@@ -198,7 +198,7 @@ class Device:
             self._happened(Event.LOST, str(error))
             self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
 
-    def _one_life(self, end: TunnelEnd) -> None:
+    def _one_life(self, end: EndpointHandle) -> None:
         """From greeting the agent to losing it."""
         if end.status.get("state") != "up":
             self._happened(Event.LOST, str(end.status.get("reason", "waiting for the device")))

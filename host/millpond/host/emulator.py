@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from millpond.base.errors import LocalError
 from millpond.host.fleet import DeviceConfig, Fleet
 from millpond.host.locks import locked
 from millpond.images import boards
@@ -21,11 +22,10 @@ from millpond.images.backplane import Backplane, Board
 from millpond.images.boards import EMULATED
 from millpond.images.emulated import AGENT, BoardSpec, EmulatedBoard
 from millpond.images.qemu import QemuBoard, QemuSpec
+from millpond.linux.confinement.sandbox import HANDED_ON, Sandbox, accept_signals, exit_code, spawn
 from millpond.linux.logs import rotate
 from millpond.linux.network import loopback_up
-from millpond.linux.reaping import reap_orphans
-from millpond.linux.sandbox import HANDED_ON, Sandbox, accept_signals, exit_code, spawn
-from millpond.wire.errors import LocalError
+from millpond.linux.pid1 import reap_orphans
 
 TEND_SECONDS = 0.1
 RESTART_SECONDS = 2.0  # between two starts of a daemon that cannot run

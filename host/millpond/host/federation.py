@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+from millpond.base.deadline import Deadline
 from millpond.host.crew import TRIES, JobFailed, Surroundings, Traffic, since
 from millpond.host.results import HOST, JobRow, Plan, Round
 from millpond.host.rounds import Gathering, Staging
@@ -19,7 +20,6 @@ from millpond.host.rounds_crew import RoundsCrew
 from millpond.train import checkpoint
 from millpond.train.aggregate import Sum, Vector
 from millpond.train.protocol import Ready, Score
-from millpond.wire.deadline import Deadline
 
 
 class Federation:

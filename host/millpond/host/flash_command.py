@@ -22,6 +22,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from millpond.base.errors import LocalError
+from millpond.base.text import printable
 from millpond.host import fleet as fleets
 from millpond.host import views
 from millpond.host.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
@@ -31,8 +33,6 @@ from millpond.images.flashing import Phase, amount, flash
 from millpond.images.manifest import BLOCK, Manifest
 from millpond.images.medium import About
 from millpond.images.target import opened
-from millpond.wire.errors import LocalError
-from millpond.wire.text import printable
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from millpond.base.errors import LocalError, MillpondError
+from millpond.base.text import printable
 from millpond.host import ssh
 from millpond.host.api import DeviceInfo
 from millpond.host.client import Client
 from millpond.images.ssh_settings import Server
-from millpond.wire.errors import LocalError, MillpondError
-from millpond.wire.text import printable
 
 log = logging.getLogger(__name__)
 

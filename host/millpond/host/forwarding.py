@@ -15,10 +15,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import ParamSpec
 
+from millpond.base.errors import LocalError
 from millpond.host.fleet import Fleet
 from millpond.linux import rtnetlink
-from millpond.wire.control import CONTROL_PORT
-from millpond.wire.errors import LocalError
+from millpond.wire.control_messages import CONTROL_PORT
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from millpond.base.errors import LocalError, MillpondError, Refused
 from millpond.host.api import Curves, JobInfo, NewLog, Progress
 from millpond.host.crew import Surroundings
 from millpond.host.curves import read_curves
@@ -16,8 +17,7 @@ from millpond.host.lockstep import Lockstep
 from millpond.host.record import Record
 from millpond.host.results import JobRow, JobState
 from millpond.train.job import Job
-from millpond.wire.control import LogPosition
-from millpond.wire.errors import LocalError, MillpondError, Refused
+from millpond.wire.control_messages import LogPosition
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,8 @@ from collections.abc import Set as AbstractSet
 
 import numpy as np
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ProtocolError
 from millpond.host.workers import HostProcess, ModelState
 from millpond.linux import memory
 from millpond.train.aggregate import Vector
@@ -23,9 +25,7 @@ from millpond.train.protocol import (
     Restore,
     Score,
 )
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ProtocolError
-from millpond.wire.message import Ok
+from millpond.wire.messages import Ok
 
 
 class Keeper(HostProcess):

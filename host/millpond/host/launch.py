@@ -14,6 +14,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from millpond.base.deadline import NEVER, Deadline
+from millpond.base.errors import ConfigError, ConnectionLost, MillpondError, Refused, RemoteError
+from millpond.base.text import printable
 from millpond.host.device import Device
 from millpond.host.fleet import Fleet
 from millpond.host.forwarding import Forwarding
@@ -21,10 +24,7 @@ from millpond.host.launch_messages import LaunchEnded, LaunchOutput, StartLaunch
 from millpond.host.launch_workers import LOOK_SECONDS, Over, Place, plan, run_on_device, run_on_host
 from millpond.host.results import HOST
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import NEVER, Deadline
-from millpond.wire.errors import ConfigError, ConnectionLost, MillpondError, Refused, RemoteError
-from millpond.wire.launch import check_files
-from millpond.wire.text import printable
+from millpond.wire.launch_messages import check_files
 
 READY_SECONDS = 30.0
 END_SECONDS = 10.0

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from millpond.base.errors import LocalError
 from millpond.host import views
 from millpond.host.client import Client
 from millpond.host.launch_messages import LaunchEnded, LaunchOutput, StartLaunch
-from millpond.wire.errors import LocalError
-from millpond.wire.launch import check_files
+from millpond.wire.launch_messages import check_files
 
 MOST_LINES = 100_000
 """Of the output in a JSON document: the last ones."""

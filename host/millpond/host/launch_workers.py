@@ -8,18 +8,18 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from millpond.base.deadline import NEVER, Deadline
+from millpond.base.errors import ProtocolError, Refused
+from millpond.base.text import printable
 from millpond.host.device import Device
 from millpond.host.fleet import Fleet
 from millpond.host.launch_messages import StartLaunch
 from millpond.host.results import HOST
-from millpond.linux.sandbox import Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandbox import Sandbox, python_binds, system_binds
 from millpond.train.scripts import Script
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import NEVER, Deadline
-from millpond.wire.errors import ProtocolError, Refused
-from millpond.wire.launch import MOST_AT_ONCE, Exited, Launch, Lines, Output
-from millpond.wire.message import Failure
-from millpond.wire.text import printable
+from millpond.wire.launch_messages import MOST_AT_ONCE, Exited, Launch, Lines, Output
+from millpond.wire.messages import Failure
 
 START_SECONDS = 60.0
 LOOK_SECONDS = 0.1

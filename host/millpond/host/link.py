@@ -8,11 +8,11 @@ import threading
 import time
 from dataclasses import dataclass
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import MillpondError, Refused
 from millpond.host.workers import ModelState, Worker
 from millpond.train.aggregate import BOUND, RefusedUpdate, Vector, within
 from millpond.train.protocol import Compute, Computed
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import MillpondError, Refused
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from millpond.wire.errors import LocalError
+from millpond.base.errors import LocalError
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import Refused, RemoteError
 from millpond.host import consumption
 from millpond.host.attendance import Attendance
 from millpond.host.consumption import Readings
@@ -31,8 +33,6 @@ from millpond.train import checkpoint
 from millpond.train.aggregate import within
 from millpond.train.protocol import Ready
 from millpond.train.rates import Rate
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import Refused, RemoteError
 
 SAY_SECONDS, MOST_SAY_SECONDS = 2.0, 60.0
 

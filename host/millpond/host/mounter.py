@@ -7,13 +7,13 @@ import signal
 import sys
 from pathlib import Path
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import LocalError, MillpondError, Refused
 from millpond.fs.remote_mount import BINDINGS, mount_and_serve
 from millpond.host import fleet
 from millpond.host.client import Client
 from millpond.linux.syscalls import die_with_parent
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import LocalError, MillpondError, Refused
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,10 +6,10 @@ import logging
 import threading
 from collections.abc import Callable
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import MillpondError, Refused
 from millpond.host.workers import Worker
 from millpond.train.protocol import Ready
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import MillpondError, Refused
 
 log = logging.getLogger(__name__)
 

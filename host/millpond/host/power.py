@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from millpond.train import joules
 from millpond.train.joules import Watts
-from millpond.wire.control import Load
+from millpond.wire.control_messages import Load
 
 LATE_SECONDS = 10.0
 """What the present power is the mean of."""

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from millpond.base import toml
+from millpond.base.errors import ConfigError
 from millpond.host import fleet as fleets
 from millpond.host.authority import Authority, create_ssh_key, write_public
 from millpond.host.fleet import DeviceConfig, Fleet, FleetConfig
@@ -14,8 +16,6 @@ from millpond.images import boards
 from millpond.images.boards import EMULATED
 from millpond.images.emulated import FLASH, IDENTITY, SLOT, STATE, VOLUME
 from millpond.images.ssh_settings import ADMIN, HOST_KEY, USER
-from millpond.wire import toml
-from millpond.wire.errors import ConfigError
 
 
 def create(directory: Path, name: str, devices: Sequence[str]) -> Fleet:

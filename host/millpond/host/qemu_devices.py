@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from millpond.base.errors import LocalError
 from millpond.host import provision
 from millpond.host.fleet import DeviceConfig, Fleet
 from millpond.images import boards, image_files, seed
@@ -11,7 +12,6 @@ from millpond.images.flashing import flash
 from millpond.images.manifest import Manifest
 from millpond.images.qemu import DISK, why_not
 from millpond.images.target import opened
-from millpond.wire.errors import LocalError
 
 
 def ensure(fleet: Fleet, count: int, image: Path) -> Fleet:

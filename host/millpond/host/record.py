@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from millpond.base import schema
+from millpond.base.errors import LocalError
 from millpond.host.results import JobRow, JobState, Plan, Round
 from millpond.train.balance.probing import Profile
 from millpond.train.job import Job
-from millpond.wire import schema
-from millpond.wire.errors import LocalError
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS devices (

@@ -10,12 +10,12 @@ from typing import Annotated
 
 import typer
 
+from millpond.base.errors import LocalError
 from millpond.host import log_follow, ssh, views
 from millpond.host.client import Client
 from millpond.host.fleet_run import Ended, FleetRun, Lines, choose
 from millpond.host.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
 from millpond.images.ssh_settings import ADMIN, USER, Server
-from millpond.wire.errors import LocalError
 
 OWN_OPTIONS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 

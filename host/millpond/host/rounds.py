@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import DeadlineExceeded, MillpondError, ProtocolError, Refused
 from millpond.host.participant import Participant
 from millpond.host.workers import Worker
 from millpond.train.aggregate import RefusedUpdate, Sum, Vector
 from millpond.train.protocol import Trained
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import DeadlineExceeded, MillpondError, ProtocolError, Refused
 
 log = logging.getLogger(__name__)
 

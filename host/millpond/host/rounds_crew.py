@@ -8,6 +8,8 @@ import threading
 
 import numpy as np
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import Refused, RemoteError
 from millpond.host.crew import (
     EVALUATE_SECONDS,
     MOST_SAMPLES,
@@ -22,8 +24,6 @@ from millpond.host.results import HOST, JobRow, Plan
 from millpond.host.workers import DeviceWorker, LocalWorker, Worker
 from millpond.train.aggregate import Vector
 from millpond.train.protocol import Prepare, Ready, Score
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import Refused, RemoteError
 
 
 class RoundsCrew(Crew):

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from millpond.base import schema
+from millpond.base.errors import ConfigError, LocalError
 from millpond.host.holdings import Place
 from millpond.train import checkpoint, layout
 from millpond.train.aggregate import Vector
 from millpond.train.checkpoint import Checkpoint
 from millpond.train.layout import Tensor
-from millpond.wire import schema
-from millpond.wire.errors import ConfigError, LocalError
 
 _OPTIMIZER = "optimizer:"
 

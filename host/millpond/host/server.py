@@ -7,6 +7,17 @@ import logging
 import socket
 from collections.abc import Callable, Mapping
 
+from millpond.base.deadline import NEVER, Deadline
+from millpond.base.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    LocalError,
+    MillpondError,
+    ProtocolError,
+    Refused,
+    RemoteError,
+)
+from millpond.base.text import printable
 from millpond.host import api
 from millpond.host.device import Device
 from millpond.host.fleet import Fleet
@@ -18,20 +29,18 @@ from millpond.linux import sockets
 from millpond.train.job import check
 from millpond.wire.acceptor import Acceptor
 from millpond.wire.channel import Channel
-from millpond.wire.control import CONTROL_PORT, GetLedger, GetLog, GetTicket, Ledger, Log, LogPosition, Ticket
-from millpond.wire.deadline import NEVER, Deadline
-from millpond.wire.errors import (
-    ConnectionLost,
-    DeadlineExceeded,
-    LocalError,
-    MillpondError,
-    ProtocolError,
-    Refused,
-    RemoteError,
+from millpond.wire.control_messages import (
+    CONTROL_PORT,
+    GetLedger,
+    GetLog,
+    GetTicket,
+    Ledger,
+    Log,
+    LogPosition,
+    Ticket,
 )
-from millpond.wire.frame import Limits
-from millpond.wire.message import Failure, Message, Ok
-from millpond.wire.text import printable
+from millpond.wire.framing import Limits
+from millpond.wire.messages import Failure, Message, Ok
 
 log = logging.getLogger(__name__)
 REPLY_SECONDS = 10.0

@@ -10,14 +10,14 @@ from statistics import median
 
 from rich.table import Table
 
+from millpond.base import toml
+from millpond.base.errors import ConfigError
 from millpond.train.balance.controller import PATIENCE, Controller, Plan
 from millpond.train.balance.curve import Curve, Floats, Ints
 from millpond.train.balance.equal_time import Crew, Kind
 from millpond.train.balance.policies import Untuned
 from millpond.train.balance.simulation import Loads, Policy, simulate
 from millpond.train.balance.stannis import Stannis
-from millpond.wire import toml
-from millpond.wire.errors import ConfigError
 
 MOST_WORKERS = 100_000
 

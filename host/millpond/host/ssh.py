@@ -21,9 +21,9 @@ from typing import Protocol
 
 import paramiko
 
+from millpond.base.errors import LocalError, RemoteError
 from millpond.host.fleet import Fleet
 from millpond.images.ssh_settings import ADMIN, USER, Server
-from millpond.wire.errors import LocalError, RemoteError
 
 # What it has to say comes as exceptions and exit codes; without a handler its log would be on stderr, too.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 
+from millpond.base.deadline import Deadline
 from millpond.host.crew import MOST_SAMPLES, START_SECONDS, TRIES, Crew, JobFailed, Surroundings
 from millpond.host.holdings import Holding
 from millpond.host.keeper import Keeper
@@ -17,7 +18,6 @@ from millpond.linux import memory
 from millpond.train.balance.equal_time import LEAST_BATCH
 from millpond.train.job import Job
 from millpond.train.protocol import Prepare, Ready
-from millpond.wire.deadline import Deadline
 
 KEEPER = "keeper"
 

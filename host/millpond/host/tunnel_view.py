@@ -12,11 +12,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from millpond.base.schema import dump
 from millpond.host.api import Tunnel
 from millpond.host.views import size, state
-from millpond.tunnel.counts import Counts
-from millpond.tunnel.parameters import CSUM, TSO4, TSO6
-from millpond.wire.schema import dump
+from millpond.tunnel.datapath.stats import PacketStats
+from millpond.tunnel.ring.link_params import CSUM, TSO4, TSO6
 
 INTERVAL_SECONDS = 1.0
 _DROPS = ("malformed", "foreign_source", "foreign_destination", "refused")
@@ -30,7 +30,7 @@ def show(tunnel: Tunnel, before: Tunnel | None = None) -> Group:
     for column in table.columns[1:]:
         column.justify = "right"
     pairs = [("to device", tunnel.to_device), ("from device", tunnel.from_device)]
-    earlier = (before.to_device, before.from_device) if before else (Counts(), Counts())
+    earlier = (before.to_device, before.from_device) if before else (PacketStats(), PacketStats())
     seconds = max(tunnel.time - before.time, 0.001) if before else 1.0
     for (name, now), then in zip(pairs, earlier, strict=True):
         table.add_row(name, *_cells(now.since(then), seconds, tunnel.depth, rate=before is not None))
@@ -46,7 +46,7 @@ def _summary(tunnel: Tunnel) -> Text:
     return line.append(f"{link}, queues of {tunnel.depth}, offloads {offloads}, {tunnel.engine} engine")
 
 
-def _cells(counts: Counts, seconds: float, depth: int, *, rate: bool) -> list[str]:
+def _cells(counts: PacketStats, seconds: float, depth: int, *, rate: bool) -> list[str]:
     unit = "/s" if rate else ""
     numbers = [counts.packets, counts.bells, counts.sleeps, counts.full]
     packets, bells, sleeps, full = (f"{number / seconds:.0f}{unit}" for number in numbers)

@@ -12,13 +12,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from millpond.base.errors import LocalError, MillpondError
 from millpond.host import bundles, views
 from millpond.host import fleet as fleets
 from millpond.host.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
 from millpond.host.updating import Phase, Update
 from millpond.images import image_files
 from millpond.images.boards import EMULATED
-from millpond.wire.errors import LocalError, MillpondError
 
 FAILED = 1
 

@@ -18,13 +18,13 @@ from typing import Literal
 
 import paramiko
 
+from millpond.base.errors import LocalError, MillpondError, RemoteError
+from millpond.base.text import printable
 from millpond.host import ssh
 from millpond.host.bundles import Bundle
 from millpond.host.client import Client
 from millpond.images.ssh_settings import ADMIN
-from millpond.wire.control import SSH_ADMIN_PORT
-from millpond.wire.errors import LocalError, MillpondError, RemoteError
-from millpond.wire.text import printable
+from millpond.wire.control_messages import SSH_ADMIN_PORT
 
 Phase = Literal["sending", "installing", "restarting", "confirming"]
 Watch = Callable[[Phase, int], None]

@@ -13,10 +13,10 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from millpond.base.schema import dump
 from millpond.host.api import Curves, DeviceInfo, JobInfo, Progress
 from millpond.host.consumption import per_image, rounded
 from millpond.host.results import Round
-from millpond.wire.schema import dump
 
 COLOURS = {
     "ready": "green",

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from millpond.base.deadline import Deadline
+from millpond.base.text import printable
 from millpond.fs import protocol as p
 from millpond.fs.layout import PRIVATE, PUBLIC
 from millpond.fs.volume import Attributes, Volume
 from millpond.fs.volume_messages import StatusIs
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.message import Message
-from millpond.wire.text import printable
+from millpond.wire.messages import Message
 
 _UNFINISHED = re.compile(r"\..{1,60}\.[0-9a-f]{12}\.part", re.DOTALL)
 _HIDDEN = (errno.ENOENT, errno.EINVAL, errno.ENOTDIR, errno.ELOOP, errno.EACCES)

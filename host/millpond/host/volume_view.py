@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from millpond.base.deadline import Deadline
 from millpond.fs.by_path import ByPath
 from millpond.fs.client import RemoteTree
 from millpond.fs.meters import MountNumbers, answered_here, percentile
@@ -20,8 +21,7 @@ from millpond.host.client import Client
 from millpond.host.views import size
 from millpond.host.volume_check import Walk, of_status, probe
 from millpond.wire.channel import Channel
-from millpond.wire.control import AtRest
-from millpond.wire.deadline import Deadline
+from millpond.wire.control_messages import AtRest
 
 _DIAL_SECONDS = 10.0
 _COUNT_SECONDS = 300.0  # a large tree on slow flash

@@ -9,10 +9,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from millpond.base.errors import RemoteError
 from millpond.fs.mounts import unmount
 from millpond.host.fleet import Fleet
 from millpond.linux.syscalls import follow_no_links
-from millpond.wire.errors import RemoteError
 
 log = logging.getLogger(__name__)
 

@@ -16,12 +16,14 @@ from typing import Protocol
 
 import numpy as np
 
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, ProtocolError
 from millpond.host.device import Device
 from millpond.linux import memory
+from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandboxed_process import end, start
 from millpond.linux.logs import BoundedLog
 from millpond.linux.progress import HANG_SECONDS, processor_time
-from millpond.linux.sandbox import Bind, Sandbox, python_binds, system_binds
-from millpond.linux.starting import end, start
 from millpond.train.aggregate import Vector
 from millpond.train.protocol import (
     Compute,
@@ -36,9 +38,7 @@ from millpond.train.protocol import (
     Trained,
 )
 from millpond.wire.channel import Channel
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, ProtocolError
-from millpond.wire.frame import Limits
+from millpond.wire.framing import Limits
 
 LOCAL_LIMITS = Limits(head=4 << 20, payload=1 << 34)
 
@@ -47,7 +47,7 @@ LOCAL_LIMITS = Limits(head=4 << 20, payload=1 << 34)
 class ModelState:
     """A model's state in shared memory. It does not change while a worker's task has it."""
 
-    memory: memory.Stretch
+    memory: memory.SharedSlice
 
     @property
     def values(self) -> Vector:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from millpond.wire.errors import LocalError
+from millpond.base.errors import LocalError
 
 log = logging.getLogger(__name__)
 RESET_SECONDS = 1.0

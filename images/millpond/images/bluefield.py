@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from millpond.wire.errors import LocalError, RemoteError
-from millpond.wire.text import printable
+from millpond.base.errors import LocalError, RemoteError
+from millpond.base.text import printable
 
 UNTESTED = "flashing a BlueField is untested: there was no such card to try it with"
 TOOL = "mlx-mkbfb"

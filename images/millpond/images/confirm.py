@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from millpond.base.errors import LocalError
 from millpond.images import slots
-from millpond.wire.errors import LocalError
 
 GREETED = Path("/run/millpond/greeted")
 """The agent makes it when the host has greeted it."""

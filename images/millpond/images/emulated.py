@@ -15,12 +15,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from millpond.base.errors import LocalError
 from millpond.images import ssh_server, ssh_settings
 from millpond.images.init import Init
+from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, spawn, system_binds
 from millpond.linux.logs import rotate
 from millpond.linux.network import allow_low_ports, loopback_up
-from millpond.linux.sandbox import Bind, Sandbox, python_binds, spawn, system_binds
-from millpond.wire.errors import LocalError
 
 log = logging.getLogger(__name__)
 

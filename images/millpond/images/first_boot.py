@@ -15,10 +15,10 @@ import tomllib
 from pathlib import Path
 from typing import BinaryIO
 
+from millpond.base.errors import LocalError
 from millpond.images import seed as seeds
 from millpond.images.seed import Member
 from millpond.linux.files import sync_folder
-from millpond.wire.errors import LocalError
 
 SEED = Path("/dev/disk/by-partlabel/seed")
 IDENTITY = Path("/var/lib/millpond-identity")

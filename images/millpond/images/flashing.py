@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from millpond.base.errors import LocalError, RemoteError
 from millpond.images.held import Held
 from millpond.images.manifest import BLOCK, MAX_RANGE, Manifest
 from millpond.images.medium import Medium
-from millpond.wire.errors import LocalError, RemoteError
 
 Phase = Literal["writing", "verifying"]
 Watch = Callable[[Phase, int], None]

@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from millpond.base.errors import ConfigError, LocalError
 from millpond.images import manifest as manifests
 from millpond.images.manifest import BLOCK, MAX_RANGE, MAX_TEXT, Image, Manifest, Range
-from millpond.wire.errors import ConfigError, LocalError
 
 _ZEROS = bytes(MAX_RANGE)
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from millpond.linux.reaping import reap_orphans
-from millpond.linux.sandbox import accept_signals
+from millpond.linux.confinement.sandbox import accept_signals
+from millpond.linux.pid1 import reap_orphans
 
 log = logging.getLogger(__name__)
 

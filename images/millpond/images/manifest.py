@@ -6,8 +6,8 @@ import json
 import re
 from dataclasses import dataclass
 
-from millpond.wire.errors import ConfigError
-from millpond.wire.schema import dump, load
+from millpond.base.errors import ConfigError
+from millpond.base.schema import dump, load
 
 BLOCK = 4096
 """What offsets and lengths are multiples of."""

@@ -19,10 +19,10 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from millpond.base.errors import LocalError
 from millpond.images.boards import Board
 from millpond.linux.logs import rotate
 from millpond.linux.syscalls import killed_with_parent
-from millpond.wire.errors import LocalError
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,8 @@ class QemuBoard:
         doorbells = self.spec.directory / "slot" / "doorbells"
         doorbells.unlink(missing_ok=True)
         self._server = self._start(
-            [sys.executable, "-P", "-m", "millpond.tunnel.ivshmem", "--socket", str(doorbells)], console
+            [sys.executable, "-P", "-m", "millpond.tunnel.transports.ivshmem", "--socket", str(doorbells)],
+            console,
         )
         deadline = time.monotonic() + _SERVER_SECONDS
         while not doorbells.exists():

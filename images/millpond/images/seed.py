@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from millpond.wire.errors import LocalError
+from millpond.base.errors import LocalError
 
 HEADER = 512
 MAGIC = b"millpond-seed\0"

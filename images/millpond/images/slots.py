@@ -16,7 +16,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from millpond.wire.errors import LocalError
+from millpond.base.errors import LocalError
 
 SLOTS = ("A", "B")
 SLOT_FILE = Path("/run/millpond-slot")

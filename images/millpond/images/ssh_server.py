@@ -16,9 +16,10 @@ from pathlib import Path
 
 from millpond.images import ssh_settings
 from millpond.images.ssh_settings import ADMIN, HOST_KEY, INSIDE, RENAMED_ROOT, SERVERS, USER
-from millpond.linux import confine, syscalls
-from millpond.linux.sandbox import enter_user_namespace
-from millpond.linux.uids import has_many_uids
+from millpond.linux import syscalls
+from millpond.linux.confinement import sandbox_exec
+from millpond.linux.confinement.sandbox import enter_user_namespace
+from millpond.linux.confinement.userns import has_many_uids
 
 
 def command(name: str, identity: Path, public: Path) -> list[str]:
@@ -32,7 +33,7 @@ def _run_user(identity: Path, public: Path) -> int:
     authorized = (identity / USER.authorized).read_text()
     many_uids = os.geteuid() == 0 and has_many_uids()
     sandbox = ssh_settings.sandbox(identity, public, authorized, many_uids=many_uids)
-    return confine.run(sandbox, ssh_settings.command(lines))
+    return sandbox_exec.run(sandbox, ssh_settings.command(lines))
 
 
 def _run_admin(identity: Path) -> int:

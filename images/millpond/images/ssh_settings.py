@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millpond.linux import syscalls
-from millpond.linux.sandbox import Bind, Sandbox, system_binds
-from millpond.wire.control import SSH_ADMIN_PORT, SSH_PORT
+from millpond.linux.confinement.sandbox import Bind, Sandbox, system_binds
+from millpond.wire.control_messages import SSH_ADMIN_PORT, SSH_PORT
 
 SSHD = "/usr/sbin/sshd"
 HOST_KEY = "ssh_host_key"

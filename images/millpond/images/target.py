@@ -10,9 +10,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from millpond.base.errors import LocalError
 from millpond.images import disks
 from millpond.images.medium import About, FileMedium, Medium
-from millpond.wire.errors import LocalError
 
 
 @contextlib.contextmanager

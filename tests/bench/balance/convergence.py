@@ -14,13 +14,13 @@ from torch.nn.functional import cross_entropy
 from bench.balance.experiment import Experiment, Findings, Run
 from bench.balance.processes import Work, processes
 from bench.rows import summary
+from millpond.base.deadline import Deadline
 from millpond.host import demo_data
 from millpond.host.workers import ModelState, Worker
 from millpond.train import datasets, generators, loop, models
 from millpond.train.aggregate import Vector
 from millpond.train.job import Synchronous, Training
 from millpond.train.protocol import Compute, Computed, Ready, Trained
-from millpond.wire.deadline import Deadline
 
 WORKERS, EPOCHS, BATCH = 3, 10, 36
 _SLOWER = (1.0, 4.0, 1.0, 1.0, 2.0, 1.0)

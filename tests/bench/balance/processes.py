@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from millpond.base.deadline import NEVER, Deadline
 from millpond.host.holdings import Holding, Holdings
 from millpond.host.keeper import Keeper
 from millpond.host.link import Link, Loss
@@ -21,7 +22,6 @@ from millpond.linux import memory
 from millpond.train.balance.probing import Probe, Profile
 from millpond.train.job import Data, Job, Model, Synchronous, Training
 from millpond.train.protocol import Prepare, Ready, Score
-from millpond.wire.deadline import NEVER, Deadline
 
 _PREPARE_SECONDS = 120.0
 PUBLIC = "public"

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.rows import Row, summary
+from millpond.base.errors import MillpondError
 from millpond.host import bundles
 from millpond.images import image_files
 from millpond.linux.files import sha256_of
-from millpond.wire.errors import MillpondError
 from system.qemu import Board, create
 
 EMULATION = "QEMU's machine virt under TCG, Cortex-A72, 2 processors: no speed of a board"

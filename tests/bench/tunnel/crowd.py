@@ -12,8 +12,8 @@ from bench.tunnel.accounting import proportional_memory, usage
 from bench.tunnel.namespace import Namespace
 from bench.tunnel.our_routes import End, Wishes, arguments, start_end, wait_for_all
 from bench.tunnel.route import RouteFailed, Tools
-from millpond.tunnel.counters import make_counters
-from millpond.tunnel.nursery import Nursery
+from millpond.tunnel.datapath.stats_shm import make_stats
+from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 
 _LEAD, _LEAD_PER_TUNNEL = 0.3, 0.05
 """Seconds that it takes to start two programs per tunnel."""
@@ -56,7 +56,7 @@ class Crowd:
         self._program = str(tools.traffic)
         self._host = Namespace()
         tools.undo.callback(self._host.close)
-        self._nursery = Nursery()
+        self._nursery = EndpointZygote()
         tools.undo.callback(self._nursery.close)
         self._members = [self._join(tools, Wishes(engine), number) for number in range(count)]
         wait_for_all([end for member in self._members for end in (member.host, member.device)])
@@ -75,7 +75,7 @@ class Crowd:
         """As the host's daemon does; a device's end is alone on its device."""
         reader, status = os.pipe()
         tools.undo.callback(os.close, reader)
-        counters = make_counters()
+        counters = make_stats()
         try:
             with self._host.entered():
                 self._nursery.start(told, status, counters)

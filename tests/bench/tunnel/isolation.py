@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millpond.linux import syscalls
-from millpond.linux.sandbox import Sandbox, exit_code, spawn
+from millpond.linux.confinement.sandbox import Sandbox, exit_code, spawn
 
 SCRATCH = Path("/run")
 """An empty file system that only the benchmark sees; it goes away with it."""

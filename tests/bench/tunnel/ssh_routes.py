@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.tunnel.namespace import Namespace
 from bench.tunnel.plain_routes import DEVICE, HOST, PREFIX, ends_with, said, veth, wait_for_interface
 from bench.tunnel.route import ETHERNET_MTU, Candidate, Route, RouteFailed, Tools, Unavailable
-from millpond.linux.uids import has_many_uids
+from millpond.linux.confinement.userns import has_many_uids
 
 FORWARDED_PORT = "7000"
 """The one port that ``ssh -L`` carries."""

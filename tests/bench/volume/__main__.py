@@ -22,7 +22,7 @@ from bench.volume import device, fuse_python, host
 from bench.volume.picture import draw
 from bench.volume.route import RouteFailed
 from bench.volume.tools import Tools
-from millpond.linux.sandbox import accept_signals
+from millpond.linux.confinement.sandbox import accept_signals
 
 _Measure = Callable[[Tools, Run], Findings]
 _MEASURED: dict[str, tuple[str, _Measure]] = {

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.tunnel.namespace import Traffic
+from millpond.base.errors import LocalError
 from millpond.fs.mounts import unmount
-from millpond.wire.errors import LocalError
 
 _STARTS_WITHIN, _ENDS_WITHIN = 30.0, 10.0
 _PAUSE = 0.02

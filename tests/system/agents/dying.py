@@ -7,7 +7,7 @@ import sys
 from millpond.agent import daemon
 from millpond.train.protocol import Trained
 from millpond.wire.channel import Channel
-from millpond.wire.frame import encode
+from millpond.wire.framing import encode
 
 _send = Channel.send
 

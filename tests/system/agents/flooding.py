@@ -5,8 +5,8 @@ import sys
 import time
 
 from millpond.agent import daemon, session
-from millpond.wire.control import Welcome
-from millpond.wire.frame import MAGIC, PREFIX, PROTOCOL, encode
+from millpond.wire.control_messages import Welcome
+from millpond.wire.framing import MAGIC, PREFIX, PROTOCOL, encode
 
 MOST = (4 << 30) - 1
 WELCOME = encode(Welcome("flood", "1", "1", "x", 1, 1, 1), MOST)

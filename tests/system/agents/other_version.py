@@ -3,8 +3,8 @@
 import sys
 
 from millpond.agent import daemon
-from millpond.wire import frame
+from millpond.wire import framing
 
-frame.encode.__kwdefaults__["version"] = frame.PROTOCOL + 1
-frame.Receiver.__init__.__kwdefaults__["version"] = frame.PROTOCOL + 1
+framing.encode.__kwdefaults__["version"] = framing.PROTOCOL + 1
+framing.Receiver.__init__.__kwdefaults__["version"] = framing.PROTOCOL + 1
 sys.exit(daemon.main(["--config", "/etc/millpond/agent.toml"]))

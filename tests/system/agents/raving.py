@@ -4,10 +4,10 @@ import sys
 import time
 
 from millpond.agent import daemon, launch
-from millpond.wire.deadline import NEVER
-from millpond.wire.frame import encode
-from millpond.wire.launch import Exited, Output
-from millpond.wire.message import Ok
+from millpond.base.deadline import NEVER
+from millpond.wire.framing import encode
+from millpond.wire.launch_messages import Exited, Output
+from millpond.wire.messages import Ok
 
 
 def serve(self, request, host):

@@ -4,7 +4,7 @@ import sys
 import time
 
 from millpond.agent import daemon, session
-from millpond.wire.control import GetLoad
+from millpond.wire.control_messages import GetLoad
 
 _load = session.Device._ANSWERS[GetLoad]
 asked = []

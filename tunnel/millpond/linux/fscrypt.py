@@ -45,7 +45,7 @@ ADIANTUM = Cipher("Adiantum", contents=9, names=9)
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class EncryptionPolicy:
     """What a directory is encrypted with, and so all that is made in it. ``identifier`` is the key's."""
 
     cipher: Cipher
@@ -60,13 +60,13 @@ def preferred(processor: str) -> tuple[Cipher, ...]:
     return (AES, ADIANTUM) if fast else (ADIANTUM, AES)
 
 
-def pack_policy(policy: Policy) -> bytes:
+def pack_policy(policy: EncryptionPolicy) -> bytes:
     """struct fscrypt_policy_v2."""
     cipher = policy.cipher
     return _POLICY.pack(_VERSION_2, cipher.contents, cipher.names, _PAD_NAMES_TO_32, 0, policy.identifier)
 
 
-def unpack_policy(data: bytes) -> Policy:
+def unpack_policy(data: bytes) -> EncryptionPolicy:
     """The policy in a struct of either version. Raises OSError for others."""
     if data[:1] == bytes([_VERSION_2]) and len(data) >= _POLICY.size:
         _, contents, names, _, _, identifier = _POLICY.unpack_from(data)
@@ -74,7 +74,7 @@ def unpack_policy(data: bytes) -> Policy:
         _, contents, names, _, identifier = _POLICY_V1.unpack_from(data)
     else:
         raise OSError(errno.EPROTO, "an encryption policy of an unknown version")
-    return Policy(_cipher(contents, names), identifier)
+    return EncryptionPolicy(_cipher(contents, names), identifier)
 
 
 def _cipher(contents: int, names: int) -> Cipher:
@@ -82,7 +82,7 @@ def _cipher(contents: int, names: int) -> Cipher:
     return known.get((contents, names), Cipher(f"cipher {contents}/{names}", contents, names))
 
 
-def policy_of(directory: Path) -> Policy | None:
+def policy_of(directory: Path) -> EncryptionPolicy | None:
     """What ``directory`` is encrypted with, if at all. Raises OSError where that cannot be."""
     argument = bytearray(_POLICY_EX.pack(_POLICY.size, b""))
     try:
@@ -96,7 +96,7 @@ def policy_of(directory: Path) -> Policy | None:
     return unpack_policy(policy[:size])
 
 
-def set_policy(directory: Path, policy: Policy) -> None:
+def set_policy(directory: Path, policy: EncryptionPolicy) -> None:
     """Encrypt all that will be made in the empty ``directory``; this is for good. Raises OSError.
 
     The key must have been added. That the kernel has no such cipher shows only when a file is made.

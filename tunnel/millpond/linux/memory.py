@@ -21,7 +21,7 @@ _OWN = bytes(byte & 0xC0 != 0 and byte & 0x20 == 0 for byte in range(256))
 _MAP_NORESERVE = 0x4000  # <asm-generic/mman.h>
 
 
-class Shared:
+class SharedBuffer:
     """Memory that is mapped here as ``data``; it and its ``descriptor`` last as long as this object."""
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -29,14 +29,14 @@ class Shared:
         weakref.finalize(self, os.close, self.descriptor)
         self.data = memoryview(mmap.mmap(self.descriptor, size))
 
-    def part(self, start: int, size: int) -> Stretch:
+    def part(self, start: int, size: int) -> SharedSlice:
         """``size`` bytes of it."""
         if not 0 <= start <= start + size <= len(self.data):
             raise IndexError(f"{size} bytes at {start} are not all in {len(self.data)}")
-        return Stretch(self, start, size)
+        return SharedSlice(self, start, size)
 
 
-class Private:
+class CowView:
     """Memory of another process that is mapped here as ``data`` to be read: it shows what the other writes
     until something is written here, which is then seen here alone.
     """
@@ -80,12 +80,12 @@ class Private:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class SharedSlice:
     """Part of shared memory. A socket can send it without a copy: it must then stay as it is until the
     receiver has it.
     """
 
-    shared: Shared
+    shared: SharedBuffer
     start: int
     size: int
 
@@ -105,22 +105,22 @@ def make(name: str) -> int:
     return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
-def map_first(descriptor: int, size: int) -> Shared:
+def map_first(descriptor: int, size: int) -> SharedBuffer:
     """Give it a size in bytes, which stays, and map it. Raises OSError, also if it has another."""
     os.ftruncate(descriptor, size)
-    return Shared(descriptor, size)
+    return SharedBuffer(descriptor, size)
 
 
-def map_second(descriptor: int, size: int) -> Shared:
+def map_second(descriptor: int, size: int) -> SharedBuffer:
     """Map what the other process has sized. Raises ValueError if it is not of ``size`` bytes for good."""
     _check_size(descriptor, size)
-    return Shared(descriptor, size)
+    return SharedBuffer(descriptor, size)
 
 
-def map_private(descriptor: int, size: int) -> Private:
+def map_private(descriptor: int, size: int) -> CowView:
     """Map what the other process has sized and goes on to write, to read it. Raises ValueError as above."""
     _check_size(descriptor, size)
-    return Private(descriptor, size)
+    return CowView(descriptor, size)
 
 
 def freeze(descriptor: int) -> None:

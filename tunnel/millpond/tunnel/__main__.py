@@ -6,16 +6,16 @@ import gc
 import signal
 import sys
 
-from millpond.linux.heap import give_back
+from millpond.linux.malloc import trim_heap
 from millpond.linux.syscalls import die_with_parent
-from millpond.tunnel.cli import parse, run
+from millpond.tunnel.endpoint.cli import parse, run
 
 
 def main() -> int:
     """Run an end as a program of its own."""
     die_with_parent(signal.SIGKILL)
     arguments = parse(sys.argv[1:])
-    give_back()
+    trim_heap()
     gc.freeze()  # pumps are forks: what a collection touches they would have copies of
     return run(arguments)
 

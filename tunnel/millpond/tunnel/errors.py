@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millpond.wire.errors import LocalError, ProtocolError
+from millpond.base.errors import LocalError, ProtocolError
 
 
 class LinkViolation(ProtocolError):

@@ -16,9 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from millpond.linux.memory import Stretch
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import (
+from millpond.base.deadline import Deadline
+from millpond.base.errors import (
     ConnectionLost,
     DeadlineExceeded,
     LimitExceeded,
@@ -26,9 +25,10 @@ from millpond.wire.errors import (
     Refused,
     RemoteError,
 )
-from millpond.wire.frame import Head, Limits, Receiver, encode
-from millpond.wire.message import Failure, Kind, Message
-from millpond.wire.text import printable
+from millpond.base.text import printable
+from millpond.linux.memory import SharedSlice
+from millpond.wire.framing import Head, Limits, Receiver, encode
+from millpond.wire.messages import Failure, Kind, Message
 
 R = TypeVar("R", bound=Message)
 Buffer = bytes | bytearray | memoryview
@@ -141,17 +141,17 @@ class Channel:
         self,
         message: Message,
         deadline: Deadline,
-        payload: Buffer | Stretch | FileSlice = b"",
+        payload: Buffer | SharedSlice | FileSlice = b"",
         *,
         before: Sequence[Message] = (),
     ) -> None:
         """Send a message and the raw ``payload`` behind it; others of its kind, that have none, ``before``.
         Raises ConnectionLost, DeadlineExceeded.
         """
-        size = payload.size if isinstance(payload, (Stretch, FileSlice)) else memoryview(payload).nbytes
+        size = payload.size if isinstance(payload, (SharedSlice, FileSlice)) else memoryview(payload).nbytes
         heads = b"".join([*map(encode, before), encode(message, size)])
         kind, payload_kind = type(message).KIND, type(message).PAYLOAD_KIND
-        if isinstance(payload, (Stretch, FileSlice)):
+        if isinstance(payload, (SharedSlice, FileSlice)):
             self._send_bytes(kind, heads, deadline, payload=False)
             self._send_stretch(payload_kind, payload, deadline)
         elif size <= _SMALL:
@@ -177,11 +177,11 @@ class Channel:
         for start in range(0, len(body), _CHUNK):
             self._send_bytes(kind, body[start : start + _CHUNK], deadline, payload=True)
 
-    def _send_stretch(self, kind: Kind, stretch: Stretch | FileSlice, deadline: Deadline) -> None:
+    def _send_stretch(self, kind: Kind, stretch: SharedSlice | FileSlice, deadline: Deadline) -> None:
         if not self._sends_pages:
             self._send_chunks(kind, memoryview(stretch.data), deadline)
             return
-        shared = stretch.data if isinstance(stretch, Stretch) else None
+        shared = stretch.data if isinstance(stretch, SharedSlice) else None
         for start in range(0, stretch.size, _CHUNK):
             size = min(_CHUNK, stretch.size - start)
             part = _UNREAD[:size] if shared is None else shared[start : start + size]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millpond.wire.deadline import Deadline
-from millpond.wire.errors import ConnectionLost, DeadlineExceeded, LocalError, RemoteError
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, DeadlineExceeded, LocalError, RemoteError
 
 HOST = "host"
 

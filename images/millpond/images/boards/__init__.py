@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from millpond.wire import toml
-from millpond.wire.errors import ConfigError
+from millpond.base import toml
+from millpond.base.errors import ConfigError
 
 FOLDER = Path(__file__).parent
 EMULATED = "emulated"

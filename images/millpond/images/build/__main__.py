@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from millpond.base.errors import LocalError, MillpondError
+from millpond.base.version import VERSION
 from millpond.images import boards
 from millpond.images.build import boot, debian, disk, kernel, python, root
 from millpond.images.build.context import Context
@@ -20,8 +22,6 @@ from millpond.images.build.run import find
 from millpond.images.image_files import describe
 from millpond.images.manifest import File, Manifest, Package, SeedPlace, dumps
 from millpond.linux.files import sha256_of
-from millpond.wire.errors import LocalError, MillpondError
-from millpond.wire.version import VERSION
 
 SOURCE = Path(__file__).parents[4]
 T = TypeVar("T")

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from millpond.base.errors import LocalError
 from millpond.images import boards
 from millpond.images.build import recipe
 from millpond.images.build.run import find, run
 from millpond.linux.files import sha256_of
-from millpond.wire.errors import LocalError
 
 LOCK = recipe.RECIPE / "debian.lock"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")

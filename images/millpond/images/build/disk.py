@@ -7,9 +7,9 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from millpond.base.errors import LocalError
 from millpond.images.build.boot import ESP_BYTES
 from millpond.images.build.run import run
-from millpond.wire.errors import LocalError
 
 MIB = 1 << 20
 ROOT_BYTES = 256 * MIB

@@ -9,10 +9,10 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from millpond.base.errors import LocalError
 from millpond.images.build import disk, recipe
 from millpond.images.build.context import Context
 from millpond.images.build.run import run
-from millpond.wire.errors import LocalError
 
 
 def take_modules(context: Context, unpacked: Path) -> str:

@@ -6,9 +6,9 @@ import shutil
 import sys
 from pathlib import Path
 
+from millpond.base.errors import LocalError
 from millpond.images.build import recipe
 from millpond.images.build.run import run
-from millpond.wire.errors import LocalError
 
 LOCK = recipe.RECIPE / "python.lock"
 VERSION = "3.11"

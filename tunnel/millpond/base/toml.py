@@ -1,0 +1,25 @@
+"""Edge: a TOML file as a dataclass."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TypeVar
+
+from millpond.base.errors import ConfigError
+from millpond.base.schema import load
+
+T = TypeVar("T")
+
+
+def read(cls: type[T], path: Path) -> T:
+    """What ``path`` holds. Raises ConfigError in one line: for a file that can not be read, for what is not
+    TOML, and as ``schema.load`` does.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except ValueError as error:  # of TOML or of UTF-8
+        raise ConfigError(f"{path.name}: {error}") from None
+    return load(cls, content, path.name)

@@ -1,0 +1,1 @@
+"""Sandboxes: namespaces, Landlock, seccomp, and starting commands inside them."""

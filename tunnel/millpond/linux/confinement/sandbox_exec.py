@@ -1,0 +1,103 @@
+"""Entry: ``python -m millpond.linux.confinement.sandbox_exec SPEC COMMAND...`` runs a command in a sandbox.
+
+A process with threads must not build a sandbox in its own fork; it starts this instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from millpond.linux import syscalls
+from millpond.linux.confinement.sandbox import Bind, Sandbox, accept_signals, become, exit_code, spawn
+
+_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ")
+
+
+def confined(sandbox: Sandbox, command: list[str], *, is_first: bool = False) -> list[str]:
+    """The command line that runs ``command`` in ``sandbox``. It dies with the thread that starts it. With
+    ``is_first`` this process must start it, as the PID 1 of its own PIDs, see ``starting``.
+    """
+    sandbox = dataclasses.replace(sandbox, new_session=True)  # no terminal to type into
+    spec = json.dumps(dataclasses.asdict(sandbox), default=str)
+    starter = str(Path("/proc/self").readlink()) if is_first else ""  # the pid that /proc knows it by
+    return [sys.executable, "-m", "millpond.linux.confinement.sandbox_exec", starter, spec, *command]
+
+
+def _parse(spec: str) -> Sandbox:
+    fields: dict[str, Any] = json.loads(spec)
+    if fields["binds"] is not None:
+        fields["binds"] = tuple(
+            Bind(Path(item["source"]), Path(item["target"]), item["read_only"]) for item in fields["binds"]
+        )
+    fields["tmpfs"] = tuple(Path(path) for path in fields["tmpfs"])
+    if fields["only"] is not None:
+        fields["only"] = tuple(fields["only"])
+    return Sandbox(**fields)
+
+
+def main() -> int:
+    """Run the command and exit as it does; SIGTERM is handed on to it."""
+    starter, spec, *command = sys.argv[1:]
+    if starter:
+        _replace(_parse(spec), command, int(starter))
+    return run(_parse(spec), command)
+
+
+def _replace(sandbox: Sandbox, command: list[str], starter: int) -> NoReturn:
+    """The command takes the place of this process, which is the first of its PIDs."""
+    syscalls.die_with_parent(signal.SIGKILL)
+    if _parent() != starter:  # it died before the kernel knew
+        sys.exit(70)
+    become(sandbox, _execution(command), keep=_descriptors(), is_first=True)
+
+
+def _parent() -> int:
+    """The pid of this process's parent, from a /proc that is the parent's: the kernel tells a PID 1 none."""
+    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def run(sandbox: Sandbox, command: list[str]) -> int:
+    """Run ``command`` in ``sandbox``; its exit code. This process, which has one thread, is for nothing else
+    any more: it dies with its parent, its descriptors are the command's, and SIGTERM is handed on.
+    """
+    syscalls.die_with_parent(signal.SIGKILL)
+    descriptors = _descriptors()
+    pid = spawn(sandbox, _execution(command), keep=descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)  # a socket must not stay open here when the command closes it
+    signal.signal(signal.SIGTERM, lambda number, _frame: os.kill(pid, number))
+    return exit_code(os.waitpid(pid, 0)[1])
+
+
+def _execution(command: list[str]) -> Callable[[], int]:
+    def execute() -> NoReturn:
+        accept_signals()
+        kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        os.execvpe(command[0], command, kept | {"HOME": "/tmp"})  # noqa: S606, S108 - no shell; its own /tmp
+
+    return execute
+
+
+def _descriptors() -> list[int]:
+    """Those that are open besides the standard ones."""
+    found = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]  # noqa: PTH208
+    return [descriptor for descriptor in found if _is_open(descriptor)]  # not the one that it listed with
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

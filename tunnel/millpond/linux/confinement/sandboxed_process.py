@@ -1,0 +1,88 @@
+"""Edge: starting a command in a sandbox from a process with threads, without a process that waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+
+from millpond.linux import syscalls
+from millpond.linux.confinement.sandbox import HANDED_ON, Sandbox
+from millpond.linux.confinement.sandbox_exec import confined
+
+END_SECONDS = 2.0
+
+
+def start(
+    sandbox: Sandbox,
+    command: list[str],
+    *,
+    pass_fds: Sequence[int] = (),
+    stdout: int | None = None,
+    stderr: int | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start ``command`` in ``sandbox``; it dies with the calling thread. Raises OSError."""
+    is_first = sandbox.own_pids and not sandbox.renames and _may_return()
+    with _new_pids() if is_first else contextlib.nullcontext():
+        return subprocess.Popen(
+            confined(sandbox, command, is_first=is_first),
+            pass_fds=pass_fds,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+        )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a command, and all that it started. Waits until they are gone, but not for ever: what reads from a
+    file system that does not answer dies only when that does, and the first of its PIDs after it.
+    """
+    process.kill()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        threading.Thread(target=process.wait, name=f"end of {process.pid}", daemon=True).start()
+
+
+def _may_return() -> bool:
+    """Whether this thread, once it has left its PIDs, may enter them again, without which it could start no
+    threads any more. Root of a user namespace may not where they belong to another.
+    """
+    with _own_pids() as own:
+        try:
+            syscalls.enter_namespace(own, syscalls.CLONE_NEWPID)  # where it still is
+        except OSError as error:
+            if error.errno != errno.EPERM:
+                raise
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def _own_pids() -> Iterator[int]:
+    own = os.open("/proc/thread-self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield own
+    finally:
+        os.close(own)
+
+
+@contextlib.contextmanager
+def _new_pids() -> Iterator[None]:
+    """What this thread starts meanwhile is the first process of PIDs of its own, so that no other process has
+    to stay between them, with a Python's 5 MiB, for as long as it runs. Raises OSError.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)  # see accept_signals; what starts inherits it
+    try:
+        with _own_pids() as own:
+            syscalls.unshare(syscalls.CLONE_NEWPID)
+            try:
+                yield
+            finally:
+                syscalls.enter_namespace(own, syscalls.CLONE_NEWPID)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

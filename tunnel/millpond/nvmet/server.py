@@ -1,0 +1,225 @@
+"""Edge: the target's one loop over listening socket, connections and interface."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import time
+from itertools import islice
+
+from millpond.nvmet.errors import FabricsViolation
+from millpond.nvmet.interface import Interface
+from millpond.nvmet.pdu import terminate
+from millpond.nvmet.queue import MAX_BACKLOG, Queue
+from millpond.nvmet.subsystem import Subsystem
+from millpond.nvmet.vendor_commands import VendorCommands
+
+log = logging.getLogger(__name__)
+
+_HANDSHAKE_SECONDS = 10.0
+_PACKETS_PER_ROUND = 32
+_BUFFERS_PER_CALL = 64
+_ROUNDS = 4
+_ACCEPT_PAUSE = 0.2
+
+
+class _Client:
+    """A connection."""
+
+    def __init__(self, sock: socket.socket, queue: Queue) -> None:
+        self.sock, self.queue = sock, queue
+        self.deadline = time.monotonic() + _HANDSHAKE_SECONDS
+        self.interest = selectors.EVENT_READ
+        self.unfinished = False
+        """Whether commands may wait in its reader for the next round, which it may be full of."""
+
+    @property
+    def receives(self) -> bool:
+        """Whether its reader has room and its answers go off."""
+        return not self.unfinished and self.queue.backlog < MAX_BACKLOG
+
+
+class TargetServer:
+    """Serves ``subsystem`` on a listening socket; ``interface`` feeds ``port``."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        subsystem: Subsystem,
+        port: VendorCommands,
+        interface: Interface,
+        max_clients: int,
+        stop: int,
+    ) -> None:
+        self._subsystem, self._port, self._interface = subsystem, port, interface
+        self._listener, self._stop, self._max_clients = listener, stop, max_clients
+        self._clients: dict[Queue, _Client] = {}
+        self._selector = selectors.DefaultSelector()
+        self._watches_interface = False
+        self._accepts_again: float | None = None
+        """When, after a failure."""
+        self._accept_failed = False
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(stop, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Until ``stop`` is readable. Raises InterfaceGone and Orphaned."""
+        while True:
+            events = self._selector.select(self._patience())
+            for key, mask in events:
+                if key.fileobj == self._stop:
+                    return
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif isinstance(key.data, _Client):
+                    self._serve(key.data, mask)
+            self._subsystem.expire()
+            self._feed()
+            self._end_round()
+
+    def close(self) -> None:
+        """Take no more hosts, and leave the present one."""
+        self._listener.close()
+        for client in self._clients.values():
+            client.sock.close()
+        self._selector.close()
+
+    def _patience(self) -> float | None:
+        """Seconds until something is due."""
+        times = [client.deadline for client in self._clients.values() if client.queue.qid is None]
+        times += [due for due in (self._subsystem.next_expiry(), self._accepts_again) if due is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _accept(self) -> None:
+        try:
+            sock, address = self._listener.accept()
+        except BlockingIOError:  # it has left again
+            return
+        except OSError as error:
+            self._pause_accepting(error)
+            return
+        self._accept_failed = False
+        if len(self._clients) >= self._max_clients:
+            log.warning("refused %s: %d connections are open", address, len(self._clients))
+            sock.close()
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client = _Client(sock, self._subsystem.new_queue())
+        self._clients[client.queue] = client
+        self._selector.register(sock, selectors.EVENT_READ, client)
+
+    def _pause_accepting(self, error: OSError) -> None:
+        """What failed, for want of descriptors for instance, would fail at once again."""
+        if not self._accept_failed:
+            log.warning("no connection can be taken: %s", error.strerror)
+        self._accept_failed = True
+        self._selector.unregister(self._listener)
+        self._accepts_again = time.monotonic() + _ACCEPT_PAUSE
+
+    def _serve(self, client: _Client, mask: int) -> None:
+        if client.queue not in self._clients:
+            return
+        if mask & selectors.EVENT_WRITE:
+            self._process(client)
+        if mask & selectors.EVENT_READ and client.receives and client.queue in self._clients:
+            self._receive(client)
+        self._drop_doomed()
+
+    def _receive(self, client: _Client) -> None:
+        try:
+            count = client.sock.recv_into(client.queue.reader.space())
+        except BlockingIOError:
+            return
+        except OSError:
+            count = 0
+        if not count:
+            self._drop(client)
+            return
+        self._subsystem.heard(client.queue)
+        client.queue.reader.filled(count)
+        self._process(client)
+
+    def _process(self, client: _Client) -> None:
+        """Act on what was received and send the answers; little at a time, for the others wait."""
+        queue = client.queue
+        for _ in range(_ROUNDS):
+            try:
+                queue.process()
+            except FabricsViolation as error:
+                log.warning("connection terminated: %s", error)
+                queue.outgoing.append(terminate(error.fatal))
+                self._send(client)
+                self._drop(client)
+                return
+            client.unfinished = queue.backlog >= MAX_BACKLOG
+            self._send(client)
+            if not client.unfinished or queue.backlog >= MAX_BACKLOG or queue not in self._clients:
+                return
+
+    def _send(self, client: _Client) -> None:
+        """Send what can be sent now."""
+        queue = client.queue
+        while queue.outgoing:
+            try:
+                queue.sent(client.sock.sendmsg(islice(queue.outgoing, _BUFFERS_PER_CALL)))
+            except BlockingIOError:
+                return
+            except OSError:
+                self._drop(client)
+                return
+
+    def _feed(self) -> None:
+        """Complete RECVs with packets of the interface."""
+        for _ in range(_PACKETS_PER_ROUND):
+            if not self._port.hungry or (packet := self._interface.read()) is None:
+                return
+            client = self._clients[self._port.deliver(packet)]
+            self._send(client)
+            if client.queue.backlog:
+                self._interface.keep()
+
+    def _end_round(self) -> None:
+        now = time.monotonic()
+        for client in list(self._clients.values()):
+            if client.queue.outgoing and client.interest == selectors.EVENT_READ:
+                self._send(client)
+            if client.queue.qid is None and client.deadline <= now:
+                self._drop(client)
+        self._drop_doomed()
+        for client in self._clients.values():
+            self._watch(client)
+        if self._accepts_again is not None and self._accepts_again <= now:
+            self._accepts_again = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        if self._watches_interface != self._port.hungry:
+            self._watch_interface(self._port.hungry)
+
+    def _watch_interface(self, wanted: bool) -> None:
+        self._watches_interface = wanted
+        if wanted:
+            self._selector.register(self._interface.descriptor, selectors.EVENT_READ)
+        else:
+            self._selector.unregister(self._interface.descriptor)
+
+    def _watch(self, client: _Client) -> None:
+        reads = selectors.EVENT_READ if client.receives else 0
+        writes = selectors.EVENT_WRITE if client.queue.outgoing or client.unfinished else 0
+        interest = reads | writes
+        if interest != client.interest:
+            client.interest = interest
+            self._selector.modify(client.sock, interest, client)
+
+    def _drop_doomed(self) -> None:
+        while self._subsystem.doomed:
+            client = self._clients.get(self._subsystem.doomed.pop())
+            if client is not None:
+                self._drop(client)
+
+    def _drop(self, client: _Client) -> None:
+        if self._clients.pop(client.queue, None) is not None:
+            self._selector.unregister(client.sock)
+            client.sock.close()
+            self._subsystem.lost(client.queue)

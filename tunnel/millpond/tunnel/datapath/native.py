@@ -1,0 +1,123 @@
+"""Edge: which engine runs a link's pumps: the Python loops, or the same in C where a compiler built them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from millpond.base.errors import LocalError
+from millpond.tunnel.datapath import python_loops
+from millpond.tunnel.datapath.context import QueueContext
+from millpond.tunnel.errors import InterfaceGone, LinkViolation
+from millpond.tunnel.ring.barrier import WEAKLY_ORDERED
+
+log = logging.getLogger(__name__)
+
+ENGINES = ("auto", "python", "c")
+LIBRARY = Path(__file__).with_name("_datapath.so")
+
+_VERSION = 3
+_VIOLATION, _INTERFACE_GONE = 1, 2
+_LOOPS = {"host": ("submit_packets", "deliver_receives"), "device": ("answer_receives", "execute_sends")}
+
+PumpLoop = Callable[[QueueContext], NoReturn]
+
+
+class _Station(ctypes.Structure):
+    """``struct station`` of datapath.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("submissions", "completions", "tail", "head", "own", "peer")),
+        ("buffers", ctypes.c_void_p),
+        ("buffers_address", ctypes.c_uint64),
+        ("counters", ctypes.c_void_p),
+        ("bell_register", ctypes.c_void_p),
+        *((name, ctypes.c_uint32) for name in ("bell_value", "buffer_size", "entries", "queue", "weak")),
+        *((name, ctypes.c_int32) for name in ("wake", "bell", "interface")),
+        *((name, ctypes.c_uint32) for name in ("vnet_header", "addresses_at", "addresses_length", "version")),
+        ("addresses", ctypes.c_uint8 * 32),
+        ("mask", ctypes.c_uint8 * 32),
+        ("reason", ctypes.c_char * 256),
+    )
+
+
+def resolve(engine: str) -> str:
+    """What ``engine`` means here: ``auto`` is c where it is built, else python."""
+    if engine != "auto":
+        return engine
+    return "c" if _works() else "python"
+
+
+@functools.cache
+def _works() -> bool:
+    if not LIBRARY.exists():
+        return False
+    try:
+        _load()
+    except LocalError as error:  # built for another processor, or by another version
+        log.warning("%s", error)
+        return False
+    return True
+
+
+def loops(engine: str, role: str) -> tuple[PumpLoop, PumpLoop]:
+    """The loops from the interface and to it, for ``host`` or ``device``. Raises LocalError."""
+    if resolve(engine) == "python":
+        return python_loops.LOOPS[role]
+    library = _load()
+    outward, inward = (functools.partial(_run, getattr(library, name)) for name in _LOOPS[role])
+    return outward, inward
+
+
+def _load() -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+    except OSError as error:
+        raise LocalError(
+            f"the C engine cannot be used: {error}: install millpond where there is a C compiler, or choose "
+            "the Python engine"
+        ) from None
+    if library.engine_version() != _VERSION:
+        raise LocalError("the C engine is of another version of millpond: install millpond again")
+    return library
+
+
+def _run(loop: Callable[..., int], station: QueueContext) -> NoReturn:
+    arguments = _arguments(station)
+    outcome = loop(ctypes.byref(arguments))
+    reason = arguments.reason.decode(errors="replace")
+    if outcome == _VIOLATION:
+        raise LinkViolation(reason)
+    if outcome == _INTERFACE_GONE:
+        raise InterfaceGone(f"interface {station.gear.interface.name} was deleted")
+    raise LocalError(f"the C engine: {reason}")
+
+
+def _arguments(station: QueueContext) -> _Station:
+    memory, gear, bell = station.memory, station.gear, station.bell
+    own, peer = memory.host_sleeps, memory.controller_sleeps
+    if not station.host:
+        own, peer = peer, own
+    arguments = _Station(
+        *map(_address, (memory.submissions, memory.completions, memory.tail_doorbell, memory.head_doorbell)),
+        *map(_address, (own, peer, memory.buffers[0])),
+        memory.span.start,
+        _address(station.counters.words),
+        None if bell.register is None else _address(bell.register),
+        *(bell.value, memory.span.size, memory.entries, memory.number),
+        memory.weakly_ordered and not WEAKLY_ORDERED,  # acquire and release do what the processor needs
+        *(station.wake, bell.descriptor, gear.interface.descriptor),
+    )
+    expected = gear.filter.expected
+    arguments.vnet_header, arguments.version = gear.terms.vnet_header, gear.filter.version << 4
+    arguments.addresses_at, arguments.addresses_length = gear.filter.start, len(expected)
+    arguments.addresses[: len(expected)], arguments.mask[: len(expected)] = expected, gear.filter.mask
+    return arguments
+
+
+def _address(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -1,0 +1,92 @@
+"""Edge: the two pump processes of an open link: forked, watched through a pipe each, killed."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+from dataclasses import dataclass
+
+from millpond.base.errors import ConnectionLost, LocalError, MillpondError
+from millpond.linux.child import fork
+from millpond.tunnel.datapath.confinement import confine_pump
+from millpond.tunnel.datapath.context import DatapathContext, Loop
+from millpond.tunnel.errors import InterfaceGone, LinkViolation
+from millpond.tunnel.transports.base import Connection
+
+log = logging.getLogger(__name__)
+
+_VIOLATION, _INTERFACE_GONE, _LOST, _BROKEN = b"V", b"I", b"L", b"B"
+_MAX_REPORT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class LinkWorker:
+    """A running pump; ``report`` becomes readable when it ends."""
+
+    pid: int
+    report: int
+
+    def verdict(self) -> MillpondError:
+        """Why it ended; call it when ``report`` is readable."""
+        text = os.read(self.report, _MAX_REPORT)
+        kind, reason = text[:1], text[1:].decode(errors="replace")
+        if kind == _VIOLATION:
+            return LinkViolation(reason)
+        if kind == _INTERFACE_GONE:
+            return InterfaceGone(reason)
+        if kind == _LOST:
+            return ConnectionLost(reason)
+        return LocalError(reason or f"a pump was killed{self._killer()}")
+
+    def _killer(self) -> str:
+        """By which signal, where that tells more than that somebody did."""
+        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        causes: dict[int, str] = {
+            signal.SIGBUS: "the region's file was truncated",
+            signal.SIGSYS: "a forbidden system call",
+        }
+        cause = causes.get(found.si_status) if found and found.si_code != os.CLD_EXITED else ""
+        return f": {cause}" if cause else ""
+
+    def kill(self) -> None:
+        """End it and forget it."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self.report)
+
+
+class LinkWorkers:
+    """The pumps of one connection; a context manager that never leaves one behind."""
+
+    def __init__(self, connection: Connection, gear: DatapathContext) -> None:
+        self.pumps: list[LinkWorker] = []
+        try:
+            for loop in connection.loops(gear):
+                self.pumps.append(LinkWorker(*fork(functools.partial(_run, connection, loop))))
+        except OSError:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> LinkWorkers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self.pumps:
+            self.pumps.pop().kill()
+
+
+def _run(connection: Connection, loop: Loop, report: int) -> None:
+    try:
+        confine_pump(connection.calls, privileged=connection.privileged)
+        loop()
+    except LinkViolation as error:
+        os.write(report, _VIOLATION + str(error).encode())
+    except InterfaceGone as error:
+        os.write(report, _INTERFACE_GONE + str(error).encode())
+    except ConnectionLost as error:
+        os.write(report, _LOST + str(error).encode())
+    except Exception as error:
+        log.exception("the pump failed")
+        os.write(report, _BROKEN + f"{type(error).__name__}: {error}".encode())

@@ -1,0 +1,1 @@
+"""The TUN interface of an endpoint, and its address, MTU and state."""

@@ -1,0 +1,1 @@
+"""The tunnel's protocol in shared memory: layout, registers, queue pairs, handshake."""

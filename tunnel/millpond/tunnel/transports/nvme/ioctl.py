@@ -1,0 +1,97 @@
+"""Edge: a namespace's generic character device, ``/dev/ngXnY``: commands by ioctl to the controller.
+
+Linux 5.13 and later. Vendor commands take CAP_SYS_ADMIN. An ioctl that waits for the controller cannot be
+interrupted, not even by SIGKILL: whoever submits a command that may wait says for how long.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from millpond.base.errors import ConnectionLost
+
+_CLASS = Path("/sys/class/nvme-generic")
+_MODEL = "millpond"
+_IDENTIFIER, _ADMIN64, _IO64 = 0x4E40, 0xC0504E47, 0xC0504E48
+_ADMIN_TIMEOUT_MS = 10_000
+_COMMAND = struct.Struct("<BBHIIIQQIIIIIIIIIIQ")
+"""``struct nvme_passthru_cmd64`` of linux/nvme_ioctl.h, 80 bytes."""
+_RESULT = struct.Struct("<72xQ")
+
+
+class VendorCommand(NamedTuple):
+    """What is submitted. Which way ``data`` goes follows from the opcode; it should begin at a page."""
+
+    opcode: int
+    data: memoryview
+    cdw10: int = 0
+    cdw11: int = 0
+    cdw12: int = 0
+    cdw13: int = 0
+
+
+class CommandOutcome(NamedTuple):
+    """Status type and code as 11 bits; DW0 and DW1 as one number."""
+
+    status: int
+    result: int
+
+
+class NvmeDevice:
+    """An open device. Raises ConnectionLost if there is none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._namespace = fcntl.ioctl(self._descriptor, _IDENTIFIER)
+        except OSError as error:
+            raise ConnectionLost(f"{path}: {error.strerror}") from None
+
+    def buffer(self, size: int) -> memoryview:
+        """Memory for data, at a page, zeros."""
+        return memoryview(mmap.mmap(-1, size))
+
+    def admin(self, command: VendorCommand) -> CommandOutcome:
+        """Submit to the admin queue and wait. Raises ConnectionLost."""
+        return self._submit(_ADMIN64, 0, command, _ADMIN_TIMEOUT_MS)
+
+    def io(self, command: VendorCommand) -> CommandOutcome:
+        """Submit to an I/O queue of the kernel's choice and wait. Raises ConnectionLost."""
+        return self._submit(_IO64, self._namespace, command, 0)
+
+    def _submit(
+        self, request: int, namespace: int, command: VendorCommand, timeout_ms: int
+    ) -> CommandOutcome:
+        """A timeout of 0 is the driver's own, 30 s; when it passes the driver resets the controller."""
+        opcode, data, cdw10, cdw11, cdw12, cdw13 = command
+        address = ctypes.addressof(ctypes.c_char.from_buffer(data))
+        head = (opcode, 0, 0, namespace, 0, 0, 0, address, 0, len(data))
+        block = bytearray(_COMMAND.pack(*head, cdw10, cdw11, cdw12, cdw13, 0, 0, timeout_ms, 0, 0))
+        try:
+            status = fcntl.ioctl(self._descriptor, request, block)
+        except OSError as error:
+            raise ConnectionLost(f"{self.path}: {error.strerror}") from None
+        return CommandOutcome(status & 0x7FF, _RESULT.unpack(block)[0])
+
+    def close(self) -> None:
+        """Let it go."""
+        os.close(self._descriptor)
+
+
+def find_device() -> Path:
+    """The first namespace whose controller is millpond's. Raises ConnectionLost if there is none."""
+    for entry in sorted(_CLASS.glob("ng*n*")):
+        try:
+            model = (entry / "device" / "model").read_text()
+        except OSError:  # it has just gone
+            continue
+        if model.startswith(_MODEL):
+            return Path("/dev") / entry.name
+    raise ConnectionLost("no NVMe controller says that it is millpond's")

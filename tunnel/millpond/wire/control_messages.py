@@ -1,0 +1,139 @@
+"""Pure: what a host and an agent say to each other about the device itself (over mutual TLS)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from millpond.wire.messages import Kind, Message, message
+
+CONTROL_PORT = 7700
+SSH_PORT = 22
+SSH_ADMIN_PORT = 2222
+
+
+@message("hello")
+@dataclass(frozen=True, slots=True)
+class Hello(Message):
+    """The host introduces itself; answered by Welcome."""
+
+    software: str
+
+
+@dataclass(frozen=True, slots=True)
+class AtRest:
+    """What the private data are encrypted with on the flash; without a ``cipher``, the ``reason`` why not."""
+
+    cipher: str = ""
+    reason: str = ""
+
+
+@message("welcome")
+@dataclass(frozen=True, slots=True)
+class Welcome(Message):
+    """Who the agent is. ``boot`` differs each time the agent starts; ``memory`` and ``flash`` in bytes."""
+
+    device: str
+    software: str
+    boot: str
+    machine: str
+    cores: int
+    memory: int
+    flash: int
+    at_rest: AtRest = AtRest(reason="the agent does not say")
+
+
+@message("load.get")
+@dataclass(frozen=True, slots=True)
+class GetLoad(Message):
+    """Ask for Load."""
+
+
+@message("load", Kind.METRICS)
+@dataclass(frozen=True, slots=True)
+class Load(Message):
+    """How busy the device is: cpu 0..1, memory and flash used in bytes, degrees Celsius, running jobs.
+
+    ``joules`` are what it has taken since its agent was started; ``energy`` says where they come from.
+    """
+
+    cpu: float
+    memory_used: int
+    flash_used: int
+    temperature: float | None
+    jobs: tuple[str, ...]
+    joules: float | None = None
+    energy: Literal["rapl", "hwmon", "declared", "unknown"] = "unknown"
+
+
+@message("ledger.get")
+@dataclass(frozen=True, slots=True)
+class GetLedger(Message):
+    """Ask for Ledger."""
+
+
+@message("ledger", Kind.METRICS)
+@dataclass(frozen=True, slots=True)
+class Ledger(Message):
+    """Bytes that left the agent by kind; how often each canary was seen; bytes of private files kept."""
+
+    sent: dict[str, int]
+    canaries: dict[str, int]
+    private_bytes: int
+
+
+@message("ticket.get")
+@dataclass(frozen=True, slots=True)
+class GetTicket(Message):
+    """Ask for a bulk connection to the volume; answered by Ticket. ``tls`` False lets the agent decide."""
+
+    role: Literal["volume"]
+    tls: bool = False
+
+
+@message("ticket")
+@dataclass(frozen=True, slots=True)
+class Ticket(Message):
+    """Entitles to one bulk connection, by Attach, within a minute; encrypted if ``tls``."""
+
+    token: bytes
+    tls: bool
+
+
+@message("attach")
+@dataclass(frozen=True, slots=True)
+class Attach(Message):
+    """First message of a bulk connection; answered by Ok."""
+
+    token: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """A place in a log: behind the first ``number`` lines of a device's agent that was started as ``boot``,
+    or bytes of a job's log.
+    """
+
+    boot: str
+    number: int
+
+
+@message("log.get")
+@dataclass(frozen=True, slots=True)
+class GetLog(Message):
+    """Ask for the last lines of the agent's own log, never of a job's output; answered by Log.
+
+    With ``after`` for all that have come since that position and are still kept.
+    """
+
+    lines: int
+    after: LogPosition | None = None
+
+
+@message("log")
+@dataclass(frozen=True, slots=True)
+class Log(Message):
+    """Lines of a log, oldest first; the ``position`` is behind the last of them."""
+
+    lines: tuple[str, ...]
+    position: LogPosition | None = None
