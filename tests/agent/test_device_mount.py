@@ -14,8 +14,8 @@ import pytest
 from millpond.agent.config import AgentConfig, read
 from millpond.agent.gate import Tally
 from millpond.agent.volume import DeviceMount, VolumeServer
-from millpond.fs import mounts
-from millpond.fs.layout import prepare
+from millpond.fs.fuse import mounts
+from millpond.fs.store.layout import prepare
 from millpond.linux import syscalls
 from millpond.linux.confinement.sandbox import enter_user_namespace
 
@@ -99,7 +99,7 @@ def test_a_dead_mount_that_may_not_be_taken_away_is_an_error(
         found, server, mount = started(config)
         mount.stop()
         server.stop()
-        command = [sys.executable, "-m", "millpond.fs.local", found.flash, found.volume]
+        command = [sys.executable, "-m", "millpond.fs.mount.device", found.flash, found.volume]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout and process.stdout.readline().startswith(b"ready")
             process.kill()

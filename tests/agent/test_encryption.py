@@ -16,7 +16,7 @@ import pytest
 
 from millpond.agent.encryption import encrypt
 from millpond.base.errors import LocalError
-from millpond.fs.layout import prepare
+from millpond.fs.store.layout import prepare
 from millpond.linux import fscrypt, syscalls
 from millpond.linux.confinement.sandbox import Sandbox, spawn
 
@@ -236,7 +236,7 @@ def test_the_device_works_with_its_encrypted_files(with_drive: Callable[..., Non
         encrypt(drive.private, drive.key, "required")
         volume = drive.image.parent / "volume"
         volume.mkdir()
-        argv = [sys.executable, "-m", "millpond.fs.local", drive.flash, volume, "--name", "csd0"]
+        argv = [sys.executable, "-m", "millpond.fs.mount.device", drive.flash, volume, "--name", "csd0"]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout
             assert process.stdout.readline().startswith("ready")

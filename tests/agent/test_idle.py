@@ -17,7 +17,10 @@ HEAVY = {"torch", "numpy", "pyroute2", "asyncio", "email", "unittest", "multipro
     [
         ("millpond.agent.daemon", HEAVY),
         ("millpond.agent.volume_server", HEAVY | OPENSSL | TOOLS | {"psutil", "argparse"}),
-        ("millpond.fs.local", HEAVY | OPENSSL | TOOLS | {"psutil", "fuse", "millpond.fs.master"}),
+        (
+            "millpond.fs.mount.device",
+            HEAVY | OPENSSL | TOOLS | {"psutil", "fuse", "millpond.fs.coherence.manager"},
+        ),
         ("millpond.tunnel.__main__", HEAVY | OPENSSL | TOOLS | {"psutil", "msgpack"}),
     ],
 )

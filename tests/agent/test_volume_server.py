@@ -10,8 +10,8 @@ from millpond.agent.config import read
 from millpond.agent.gate import Tally
 from millpond.agent.volume import VolumeServer
 from millpond.base.errors import ConfigError
-from millpond.fs.layout import prepare
-from millpond.fs.usage import public_usage
+from millpond.fs.store.layout import prepare
+from millpond.fs.store.usage import public_usage
 from millpond.linux.confinement import landlock
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from conformance import database, fio, results
 from conformance.context import EXCLUSIVE, Context, Update
-from millpond.fs.layout import PUBLIC
+from millpond.fs.store.layout import PUBLIC
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from conformance import places
 from conformance.results import Entry
-from millpond.fs.layout import PRIVATE, PUBLIC
+from millpond.fs.store.layout import PRIVATE, PUBLIC
 
 Update = Callable[[Sequence[Entry]], None]
 """What a part has to say so far."""

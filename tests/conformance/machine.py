@@ -11,8 +11,8 @@ from pathlib import Path
 
 from conformance import places
 from conformance.power import Power
-from millpond.fs.layout import PUBLIC
-from millpond.fs.mounts import unmount
+from millpond.fs.fuse.mounts import unmount
+from millpond.fs.store.layout import PUBLIC
 
 DEVICE, SERVER, HOST = "the device's mount", "the host's server", "the host's mount"
 PARTS = (DEVICE, SERVER, HOST)

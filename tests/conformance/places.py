@@ -15,14 +15,14 @@ from pathlib import Path
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError
-from millpond.fs.inodes import Inodes
-from millpond.fs.layout import PRIVATE, PUBLIC, prepare
-from millpond.fs.lock_server import accept_all
-from millpond.fs.master import Master
-from millpond.fs.mount_numbers import told
-from millpond.fs.remote_mount import mount_and_serve
-from millpond.fs.server import serve
-from millpond.fs.sessions import Sessions
+from millpond.fs.coherence.device_server import accept_all
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.mount.host import mount_and_serve
+from millpond.fs.mount.stats_socket import told
+from millpond.fs.server.connection import serve
+from millpond.fs.server.sessions import SessionTable
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.layout import PRIVATE, PUBLIC, prepare
 from millpond.linux import syscalls
 from millpond.linux.confinement.sandbox import Bind, Sandbox, spawn
 from millpond.linux.sockets import listen
@@ -96,7 +96,7 @@ def beside_of(mountpoint: Path) -> Path:
 
 def start_device(flash: Path, mountpoint: Path, binding: str) -> tuple[int, str]:
     """The process that serves the device's mount, which is up, and how it says that it works."""
-    argv = [sys.executable, "-m", "millpond.fs.local", str(flash), str(mountpoint), "--name", "csd0"]
+    argv = [sys.executable, "-m", "millpond.fs.mount.device", str(flash), str(mountpoint), "--name", "csd0"]
     argv += ["--locks", str(_locks(flash))]
     process = subprocess.Popen([*argv, "--binding", binding], stdout=subprocess.PIPE, text=True)
     process.returncode = 0  # waited for by its pid
@@ -129,7 +129,9 @@ def _listening(path: Path) -> socket.socket:
 
 def _serve(server: socket.socket, locks: socket.socket, gives_away: bool) -> int:
     root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
-    sessions = Sessions(Inodes(root, chown_new=gives_away, public=PUBLIC.encode()), Master(device=True))
+    sessions = SessionTable(
+        BackingFs(root, chown_new=gives_away, public=PUBLIC.encode()), DelegationManager(device=True)
+    )
     threading.Thread(target=accept_all, args=(locks, sessions.master), daemon=True).start()
     while True:
         channel = Channel(server.accept()[0], "the host")

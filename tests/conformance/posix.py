@@ -9,7 +9,7 @@ from conformance.context import EXCLUSIVE, EXERCISED, HOSTS, Context, Update, pa
 from conformance.results import Entry, Survived
 from conformance.suite import Suite
 from conformance.tap import Outcomes
-from millpond.fs.layout import PUBLIC
+from millpond.fs.store.layout import PUBLIC
 
 TITLES = {
     "device": "the device's mount",

@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 
 from millpond.base.deadline import Deadline
-from millpond.fs.by_path import ByPath
-from millpond.fs.client import RemoteTree
-from millpond.fs.inodes import Inodes
-from millpond.fs.layout import prepare
-from millpond.fs.leases import LEASE_SECONDS, Leases, open_leases
-from millpond.fs.lock_server import accept_all
-from millpond.fs.master import Master
-from millpond.fs.remote_mount import mount_and_serve
-from millpond.fs.server import serve
-from millpond.fs.sessions import Sessions
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.coherence.device_server import accept_all
+from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases, open_leases
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.mount.host import mount_and_serve
+from millpond.fs.server.connection import serve
+from millpond.fs.server.sessions import SessionTable
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.layout import prepare
+from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.linux import syscalls
 from millpond.linux.confinement.sandbox import Bind, Sandbox, spawn
 from millpond.wire.channel import Channel
@@ -80,7 +80,7 @@ class World:
     leases: int = -1
 
     def mount_device(self) -> None:
-        argv = [sys.executable, "-m", "millpond.fs.local", self.backing, self.device, "--name", "csd0"]
+        argv = [sys.executable, "-m", "millpond.fs.mount.device", self.backing, self.device, "--name", "csd0"]
         argv += ["--binding", self.binding, "--locks", self.locks]
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         assert process.stdout
@@ -95,9 +95,9 @@ class World:
 
         def body() -> int:
             root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
-            leases = Leases(self.leases, self.lease)
-            master = Master(self.lease, device=True, leases=leases)
-            sessions = Sessions(Inodes(root, public=b"public"), master)
+            leases = PersistentLeases(self.leases, self.lease)
+            master = DelegationManager(self.lease, device=True, leases=leases)
+            sessions = SessionTable(BackingFs(root, public=b"public"), master)
             threading.Thread(target=accept_all, args=(locks, sessions.master), daemon=True).start()
             while True:
                 channel = Channel(server.accept()[0], "the host")
@@ -201,12 +201,12 @@ def server(top: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def tree(server: Server) -> Iterator[RemoteTree]:
-    made = RemoteTree(server.dial, timeout=SOON)
+def tree(server: Server) -> Iterator[RemoteFs]:
+    made = RemoteFs(server.dial, timeout=SOON)
     yield made
     made.close()
 
 
 @pytest.fixture
-def volume(tree: RemoteTree) -> ByPath:
-    return ByPath(tree)
+def volume(tree: RemoteFs) -> PathAdapter:
+    return PathAdapter(tree)

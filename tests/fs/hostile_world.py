@@ -12,11 +12,11 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, DeadlineExceeded, ProtocolError
-from millpond.fs import naming_messages as n
-from millpond.fs import protocol as p
-from millpond.fs import range_messages as r
-from millpond.fs.client import RemoteTree
-from millpond.fs.tree import ROOT
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.proto import async_create as n
+from millpond.fs.proto import file_locks as r
+from millpond.fs.proto import file_ops as p
+from millpond.fs.vfs.inode_api import ROOT
 from millpond.wire.channel import Channel
 from millpond.wire.framing import encode
 from millpond.wire.messages import Failure, Message
@@ -39,7 +39,7 @@ class World:
         self.server = Server(top, public=b"public", lease=0.4)
         self._open_before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
         self._victim = Channel(self.server.raw(), "server")
-        self._tell_victim(p.Hello(b"another client's", LANE))
+        self._tell_victim(p.SessionHello(b"another client's", LANE))
         public = self._tell_victim(p.Walk(ROOT, (b"public",))).node
         self.victims = self._tell_victim(p.Walk(public, (b"other",))).node
         self.victims_handle = self._tell_victim(p.Open(self.victims, os.O_RDWR)).handle
@@ -115,21 +115,23 @@ class World:
         self.attending = Channel(self.server.raw(), "server")
         self.attending.call(p.Attend(NAME), Message, Deadline.after(SOON))
 
-    def prepared(self) -> n.Prepared:
+    def prepared(self) -> n.Preallocated:
         """A directory is its own, and files are prepared for it."""
         for _ in range(100):
             self.attend()
-            answer = self.say(n.Prepare(self.directory, 0, 2))
-            if isinstance(answer, n.Prepared) and answer.nodes:
+            answer = self.say(n.Preallocate(self.directory, 0, 2))
+            if isinstance(answer, n.Preallocated) and answer.nodes:
                 return answer
             self.say(p.Goodbye())  # it has too many
             self.begin()
         raise AssertionError(answer)
 
-    def naming(self) -> n.Naming:
+    def naming(self) -> n.NameUpdate:
         """A name that it may tell."""
         got = self.prepared()
-        return n.Naming(next(self.serials), self.directory, got.granted, got.nodes[0], self.fresh(), 0o644, 5)
+        return n.NameUpdate(
+            next(self.serials), self.directory, got.granted, got.nodes[0], self.fresh(), 0o644, 5
+        )
 
     def fresh(self) -> bytes:
         return b"new%d" % next(self._fresh)
@@ -139,7 +141,7 @@ class World:
         try:
             if self.channel is None:
                 self.channel = Channel(self.server.raw(), "server")
-                self._exchange(p.Hello(NAME, LANE), b"")
+                self._exchange(p.SessionHello(NAME, LANE), b"")
             answer = self._exchange(request, payload)
             if isinstance(request, p.Goodbye):
                 answer = self._exchange(p.GetStatistics(), b"")
@@ -168,7 +170,7 @@ class World:
         assert self._tell_victim(p.GetAttributes(self.victims)).attributes.size == 6
         assert (self.public / "other").read_bytes() == b"public"
         self.public.chmod(0o777)
-        tree = RemoteTree(self.server.dial, timeout=4 * SOON)
+        tree = RemoteFs(self.server.dial, timeout=4 * SOON)
         public = tree.lookup(ROOT, b"public").node
         _, handle = tree.create(public, b"well-behaved", os.O_RDWR, 0o644, None)
         assert tree.write(handle, b"served", 0) == 6

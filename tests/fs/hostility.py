@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
-from millpond.fs import fetch_messages as f
-from millpond.fs import lock_messages, volume_messages
-from millpond.fs import naming_messages as n
-from millpond.fs import protocol as p
-from millpond.fs import range_messages as r
-from millpond.fs.volume import Attributes, Owner, Statistics
+from millpond.fs.proto import async_create as n
+from millpond.fs.proto import bulk_read as f
+from millpond.fs.proto import delegations, status
+from millpond.fs.proto import file_locks as r
+from millpond.fs.proto import file_ops as p
+from millpond.fs.vfs.path_api import Attributes, Owner, Statistics
 from millpond.wire import messages as registry
 from millpond.wire.messages import Message
 
@@ -45,7 +45,7 @@ FOUND = p.FoundIs(5, ATTRIBUTES)
 REPLIES: tuple[Message, ...] = (
     p.Recall((1,), 1),
     p.Recalled((1,)),
-    p.Welcome(1, 0, 1, 1.0),
+    p.SessionWelcome(1, 0, 1, 1.0),
     p.Pending(),
     p.Done(),
     p.Error(2),
@@ -60,12 +60,12 @@ REPLIES: tuple[Message, ...] = (
     p.Written(5, p.AttributesAre(ATTRIBUTES)),
     p.StatisticsAre(Statistics(4096, 4096, 9, 9, 9, 9, 9, 255)),
     f.Fetched(1),
-    n.Prepared(1, ATTRIBUTES, (5,), (5,), (77,), (1,)),
+    n.Preallocated(1, ATTRIBUTES, (5,), (5,), (77,), (1,)),
     r.Regain(1),
     r.LockIs(0),
     r.LockSet(0),
     r.LocksAnswered((1,), (0,)),
-    volume_messages.StatusIs(None, None, None, None, 1.0, (), False, 0, ""),
+    status.StatusIs(None, None, None, None, 1.0, (), False, 0, ""),
 )
 """One of each that only a server says, or that answers it."""
 
@@ -73,7 +73,7 @@ REPLIES: tuple[Message, ...] = (
 def kinds() -> list[type[Message]]:
     """All messages that host and device know for the volume, but for those that stay on the device."""
     kinds = (kind for kind in registry._registry.values() if kind.__module__.startswith("millpond.fs."))
-    return [kind for kind in kinds if kind.__module__ != lock_messages.__name__]
+    return [kind for kind in kinds if kind.__module__ != delegations.__name__]
 
 
 def others(name: str, value: object, numbers: Sequence[int] = NUMBERS) -> Sequence[Any]:
@@ -115,7 +115,7 @@ def varied(message: M, numbers: Sequence[int] = NUMBERS) -> Iterator[M]:
             yield dataclasses.replace(message, **{field.name: value})  # type: ignore[type-var]
 
 
-NAMING = n.Naming(1, 2, 1, 5, b"new", 0o644, 5)
+NAMING = n.NameUpdate(1, 2, 1, 5, b"new", 0o644, 5)
 _ints = st.sampled_from(NUMBERS) | st.integers(-(1 << 63), (1 << 64) - 1) | st.integers(0, 40)
 _STRATEGIES: dict[str, st.SearchStrategy[object]] = {
     "int": _ints,

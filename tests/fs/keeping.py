@@ -11,14 +11,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from millpond.base.deadline import Deadline
-from millpond.fs.client import RemoteTree
-from millpond.fs.guarded import Guarded, Revoking
-from millpond.fs.lock_server import serve
-from millpond.fs.locks import DEVICE, Holder
-from millpond.fs.master import Master
-from millpond.fs.recalls import Recalls
-from millpond.fs.tree import ROOT, Access, Node
-from millpond.fs.volume import Handle
+from millpond.fs.client.callbacks import CallbackChannel
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.coherence.coherent_fs import CoherentFs, Revoking
+from millpond.fs.coherence.delegation_table import DEVICE, Holder
+from millpond.fs.coherence.device_server import serve
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.vfs.inode_api import ROOT, CacheMode, Node
+from millpond.fs.vfs.path_api import Handle
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Head
 
@@ -96,8 +96,8 @@ class Client:
 
     def __init__(self, server: Server, timeout: float = SOON) -> None:
         self.server, self.kernel, self.gate = server, Kernel(), Gate()
-        self.tree = RemoteTree(self.dial, timeout=timeout)
-        self.recalls = Recalls(self.tree, self.dial, self.kernel, timeout)
+        self.tree = RemoteFs(self.dial, timeout=timeout)
+        self.recalls = CallbackChannel(self.tree, self.dial, self.kernel, timeout)
         self.recalls.start()
         self.public = self.tree.lookup(ROOT, b"public").node
         assert self.kept(self.public)
@@ -157,7 +157,7 @@ class Device:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self.tree = Guarded(server.tree, self, by_kernel=True)
+        self.tree = CoherentFs(server.tree, self, by_kernel=True)
         self.public = self.tree.lookup(ROOT, b"public").node
 
     def change(self, *directories: int, inodes: tuple[int, ...] = ()) -> AbstractContextManager[Revoking]:
@@ -192,7 +192,7 @@ class Device:
         handle = self.tree.open(self.find(name), os.O_WRONLY)
         access = self.tree.access(handle)
         self.tree.release(handle)
-        return access is Access.KERNEL
+        return access is CacheMode.KERNEL
 
 
 def make(client: Client, name: bytes, parent: Node | None = None, mode: int = 0o640) -> tuple[Node, Handle]:
@@ -214,7 +214,7 @@ class Listening:
     """A lock master at a socket, which can be killed."""
 
     def __init__(self, path: Path, *, device: bool = False) -> None:
-        self.master = Master(LONG_LEASE, device=device)
+        self.master = DelegationManager(LONG_LEASE, device=device)
         self._path, self._listener = path, listening(path)
         self._channels: list[Channel] = []
         self._threads: list[threading.Thread] = []

@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, RemoteError
-from millpond.fs import protocol as p
-from millpond.fs.inodes import Inodes
-from millpond.fs.leases import LEASE_SECONDS
-from millpond.fs.master import Master
-from millpond.fs.server import serve
-from millpond.fs.sessions import Sessions
-from millpond.fs.tree import ROOT, patient
+from millpond.fs.coherence.lease_file import LEASE_SECONDS
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.proto import file_ops as p
+from millpond.fs.server.connection import serve
+from millpond.fs.server.sessions import SessionTable
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.vfs.inode_api import ROOT, may_block
 from millpond.linux.sockets import listen
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
@@ -65,7 +65,7 @@ class Doing:
         self._thread.start()
 
     def _do(self) -> None:
-        patient.set(self._may_wait)
+        may_block.set(self._may_wait)
         try:
             self._result = self._call()
         except Exception as error:  # noqa: BLE001 - whoever asks for the result has it
@@ -135,9 +135,9 @@ class Server:
 
     def __init__(self, top: Path, *, public: bytes | None = None, lease: float = LEASE_SECONDS) -> None:
         self.root = os.open(top, os.O_PATH | os.O_DIRECTORY)
-        self.tree = Inodes(self.root, public=public)
+        self.tree = BackingFs(self.root, public=public)
         self._lease = lease
-        self.sessions = Sessions(self.tree, Master(lease))
+        self.sessions = SessionTable(self.tree, DelegationManager(lease))
         self.threads: list[threading.Thread] = []
         self.channels: list[Channel] = []
         self.ends: list[RemoteError | None] = []
@@ -179,7 +179,7 @@ class Server:
     def forget(self) -> None:
         """Remember no client."""
         self.sessions.close()
-        self.sessions = Sessions(self.tree, Master(self._lease))
+        self.sessions = SessionTable(self.tree, DelegationManager(self._lease))
 
     @property
     def open_files(self) -> int:
@@ -190,7 +190,7 @@ class Server:
     def talk(self, client: bytes = NAME, lane: bytes = LANE, *, patient: bool = True) -> Iterator[Talk]:
         """A conversation in a client's name."""
         with Channel(self.raw(), "server") as channel:
-            yield Talk(channel, p.Hello(client, lane, patient))
+            yield Talk(channel, p.SessionHello(client, lane, patient))
 
     def join(self) -> None:
         for thread in self.threads:
@@ -203,9 +203,9 @@ class Server:
 class Talk:
     """A client that says exactly what it is told to."""
 
-    def __init__(self, channel: Channel, hello: p.Hello) -> None:
+    def __init__(self, channel: Channel, hello: p.SessionHello) -> None:
         self.channel = channel
-        self.welcome = self.call(hello, p.Welcome)
+        self.welcome = self.call(hello, p.SessionWelcome)
 
     def ask(self, request: Message, payload: bytes = b"") -> Message:
         """The answer, whatever it is; what lies behind it is dropped."""

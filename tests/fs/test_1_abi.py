@@ -9,9 +9,9 @@ import struct
 
 import pytest
 
-from millpond.fs import abi
-from millpond.fs.abi import Code, Feature, LockBody
-from millpond.fs.volume import Attributes, Entry, Statistics
+from millpond.fs.fuse import abi
+from millpond.fs.fuse.abi import Code, Feature, LockBody
+from millpond.fs.vfs.path_api import Attributes, DirectoryEntry, Statistics
 
 ATTRIBUTES = Attributes(
     0x1122334455667788,
@@ -129,7 +129,11 @@ def test_opened_and_statistics() -> None:
 
 
 def test_a_listing_holds_whole_entries_only() -> None:
-    entries = [Entry("a", 1, 0o040000), Entry("seven77", 2, 0o100000), Entry("\udcff" * 9, 3, 0o120000)]
+    entries = [
+        DirectoryEntry("a", 1, 0o040000),
+        DirectoryEntry("seven77", 2, 0o100000),
+        DirectoryEntry("\udcff" * 9, 3, 0o120000),
+    ]
     whole = abi.pack_directory(enumerate(entries, 1), 4096)
     assert len(whole) == 32 + 32 + 40
     assert struct.unpack_from("=QQII", whole) == (1, 1, 1, 4) and whole[24:25] == b"a"

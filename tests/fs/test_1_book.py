@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from millpond.fs import book as book_module
-from millpond.fs.book import Book, File
-from millpond.fs.protocol import FoundIs
-from millpond.fs.tree import ROOT
-from millpond.fs.volume import Attributes, Entry
+from millpond.fs.client.cache import inodes as book_module
+from millpond.fs.client.cache.inodes import CachedInode, InodeCache
+from millpond.fs.proto.file_ops import FoundIs
+from millpond.fs.vfs.inode_api import ROOT
+from millpond.fs.vfs.path_api import Attributes, DirectoryEntry
 
 from .support import errno_of
 
@@ -21,25 +21,25 @@ PLAIN = Attributes(0, stat.S_IFREG | 0o644, 1, 0, 0, 5, 8, 4096, 1, 2, 3)
 
 
 @pytest.fixture
-def book() -> Book:
-    made = Book()
+def book() -> InodeCache:
+    made = InodeCache()
     made.void(7)
     made.lease_end = END
     return made
 
 
 def found(
-    book: Book,
+    book: InodeCache,
     name: bytes,
     inode: int,
     *,
-    parent: File | None = None,
+    parent: CachedInode | None = None,
     granted: int = 0,
     named: int = 0,
     size: int = 5,
     since: int | None = None,
     used: int = 1,
-) -> File:
+) -> CachedInode:
     """A reply that has come: the server's node of a file is its inode and 1000."""
     reply = FoundIs(1000 + inode, replace(PLAIN, inode=inode, size=size), granted, named)
     file = book.found(
@@ -50,11 +50,11 @@ def found(
     return file
 
 
-def known(book: Book, file: File, now: float = NOW) -> Attributes | None:
+def known(book: InodeCache, file: CachedInode, now: float = NOW) -> Attributes | None:
     return file.attributes if book.seconds(file, now) else None
 
 
-def test_nothing_counts_that_was_not_granted(book: Book) -> None:
+def test_nothing_counts_that_was_not_granted(book: InodeCache) -> None:
     file = found(book, b"f", 10)
     assert known(book, file) is None and book.name(book.root, b"f", NOW) is False
     assert (file.inode, file.remote, file.memory) == (10, 1010, 7)
@@ -62,7 +62,7 @@ def test_nothing_counts_that_was_not_granted(book: Book) -> None:
     assert not book.learn(file, PLAIN, 0, since=book.changes)
 
 
-def test_what_was_granted_counts_as_long_as_the_lease(book: Book) -> None:
+def test_what_was_granted_counts_as_long_as_the_lease(book: InodeCache) -> None:
     file = found(book, b"f", 10, granted=1, named=2)
     assert known(book, file) == file.attributes and book.seconds(file, NOW) == END - NOW
     assert book.name(book.root, b"f", NOW) is file
@@ -72,7 +72,7 @@ def test_what_was_granted_counts_as_long_as_the_lease(book: Book) -> None:
         assert book.seconds(file, late) == 0 and book.name(book.root, b"f", late) is False
 
 
-def test_absence_is_known_as_well(book: Book) -> None:
+def test_absence_is_known_as_well(book: InodeCache) -> None:
     directory = found(book, b"d", 10)
     book.learn_name(directory, b"none", None, 0, since=book.changes)
     assert book.name(directory, b"none", NOW) is False
@@ -83,9 +83,9 @@ def test_absence_is_known_as_well(book: Book) -> None:
     assert book.name(directory, b"none", NOW) is False
 
 
-def test_a_grant_counts_no_more_after_its_recall(book: Book) -> None:
+def test_a_grant_counts_no_more_after_its_recall(book: InodeCache) -> None:
     directory = found(book, b"d", 9, granted=1)
-    directory.listing = (Entry("f", 10, 0),)
+    directory.listing = (DirectoryEntry("f", 10, 0),)
     file = found(book, b"f", 10, parent=directory, granted=3, named=4)
     other = found(book, b"g", 11, parent=directory, granted=5, named=6)
     assert book.recall([10, 99], 6) == [file]
@@ -97,7 +97,7 @@ def test_a_grant_counts_no_more_after_its_recall(book: Book) -> None:
     assert book.name(directory, b"f", NOW) is False
 
 
-def test_a_reply_that_was_under_way_when_it_was_recalled_does_not_count(book: Book) -> None:
+def test_a_reply_that_was_under_way_when_it_was_recalled_does_not_count(book: InodeCache) -> None:
     directory = found(book, b"d", 9, granted=1)
     file = found(book, b"f", 10, parent=directory, granted=3)
     book.recall([9, 10, 11], 5)
@@ -112,7 +112,7 @@ def test_a_reply_that_was_under_way_when_it_was_recalled_does_not_count(book: Bo
     assert book.name(directory, b"f", NOW) is file
 
 
-def test_a_recall_that_comes_late_leaves_what_was_granted_since(book: Book) -> None:
+def test_a_recall_that_comes_late_leaves_what_was_granted_since(book: InodeCache) -> None:
     file = found(book, b"f", 10, granted=9)
     assert book.recall([10], 8) == []
     assert known(book, file) and file.drops == 0
@@ -120,7 +120,7 @@ def test_a_recall_that_comes_late_leaves_what_was_granted_since(book: Book) -> N
     assert file.attributes and file.attributes.size == 5
 
 
-def test_what_a_reply_tells_does_not_count_if_something_was_changed_here_meanwhile(book: Book) -> None:
+def test_what_a_reply_tells_does_not_count_if_something_was_changed_here_meanwhile(book: InodeCache) -> None:
     since = book.changes
     book.change()
     file = found(book, b"f", 10, granted=1, named=2, since=since)
@@ -131,7 +131,7 @@ def test_what_a_reply_tells_does_not_count_if_something_was_changed_here_meanwhi
     assert known(book, file) == PLAIN
 
 
-def test_grants_of_an_earlier_lease_do_not_count_when_they_arrive(book: Book) -> None:
+def test_grants_of_an_earlier_lease_do_not_count_when_they_arrive(book: InodeCache) -> None:
     old = found(book, b"old", 9, granted=2)
     book.void(7)
     assert book.lease_end == 0 and known(book, old) is None
@@ -146,7 +146,7 @@ def test_grants_of_an_earlier_lease_do_not_count_when_they_arrive(book: Book) ->
     assert known(book, found(book, b"g", 11, granted=8)) is None
 
 
-def test_a_server_that_has_forgotten_all_counts_anew(book: Book) -> None:
+def test_a_server_that_has_forgotten_all_counts_anew(book: InodeCache) -> None:
     file = found(book, b"f", 10, granted=50, named=51)
     idle = found(book, b"g", 11, used=0)
     book.forget_idle()
@@ -159,7 +159,7 @@ def test_a_server_that_has_forgotten_all_counts_anew(book: Book) -> None:
     assert book.learn(file, PLAIN, 1, since=book.changes)  # the new server's first grant
 
 
-def test_many_recalls_are_remembered_as_one(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_recalls_are_remembered_as_one(book: InodeCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(book_module, "_MOST_RECALLS", 10)
     kept = found(book, b"f", 999, granted=40)
     book.recall(range(20, 40), 30)
@@ -172,7 +172,7 @@ def test_many_recalls_are_remembered_as_one(book: Book, monkeypatch: pytest.Monk
     assert known(book, found(book, b"i", 25, granted=31))
 
 
-def test_what_nobody_uses_is_kept_for_a_while(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_uses_is_kept_for_a_while(book: InodeCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(book_module, "_MOST_IDLE", 3)
     files = [found(book, b"%d" % inode, inode, granted=inode, named=inode + 1) for inode in range(10, 20)]
     for file in files:
@@ -189,7 +189,7 @@ def test_what_nobody_uses_is_kept_for_a_while(book: Book, monkeypatch: pytest.Mo
     assert errno_of(book.file, files[-1].node) == errno.ESTALE and book.file(again.node) is again
 
 
-def test_what_is_found_while_the_server_is_told_to_forget_it_is_not_kept(book: Book) -> None:
+def test_what_is_found_while_the_server_is_told_to_forget_it_is_not_kept(book: InodeCache) -> None:
     for inode in (10, 11):
         found(book, b"%d" % inode, inode, used=0)
     since = book.changes
@@ -204,7 +204,7 @@ def test_what_is_found_while_the_server_is_told_to_forget_it_is_not_kept(book: B
     assert known(book, found(book, b"10", 10, granted=8)) and file.memory == 7
 
 
-def test_a_file_is_forgotten_as_often_as_it_was_found(book: Book) -> None:
+def test_a_file_is_forgotten_as_often_as_it_was_found(book: InodeCache) -> None:
     file = found(book, b"f", 10, used=3)
     book.forget(file.node, 2)
     book.forget_idle()
@@ -221,7 +221,7 @@ def test_a_file_is_forgotten_as_often_as_it_was_found(book: Book) -> None:
     book.forget(file.node, 1)
 
 
-def test_a_directory_stays_while_files_in_it_are_used(book: Book) -> None:
+def test_a_directory_stays_while_files_in_it_are_used(book: InodeCache) -> None:
     outer = found(book, b"outer", 10)
     inner = found(book, b"inner", 11, parent=outer)
     file = found(book, b"f", 12, parent=inner)
@@ -235,7 +235,7 @@ def test_a_directory_stays_while_files_in_it_are_used(book: Book) -> None:
     assert sorted(book.forgotten) == [1010, 1011, 1012]
 
 
-def test_places(book: Book) -> None:
+def test_places(book: InodeCache) -> None:
     directory = found(book, b"d", 10, granted=1)
     file = found(book, b"f", 11)
     deep = found(book, b"x/y", 12, parent=directory)
@@ -257,7 +257,7 @@ def test_places(book: Book) -> None:
     assert book.named(book.root, b"h") is replaced
 
 
-def test_directories_that_are_in_each_other_have_no_path(book: Book) -> None:
+def test_directories_that_are_in_each_other_have_no_path(book: InodeCache) -> None:
     one = found(book, b"one", 10)
     other = found(book, b"other", 11, parent=one)
     found(book, b"loop", 10, parent=other)  # only a server that lies says so
@@ -268,7 +268,7 @@ def test_directories_that_are_in_each_other_have_no_path(book: Book) -> None:
     book.forget_idle()
 
 
-def test_a_late_reply_of_a_forgotten_file_is_no_matter_when_a_name_is_taken_away(book: Book) -> None:
+def test_a_late_reply_of_a_forgotten_file_is_no_matter_when_a_name_is_taken_away(book: InodeCache) -> None:
     gone, kept = found(book, b"gone", 10, granted=1, named=2), found(book, b"kept", 11, granted=3, named=4)
     book.forget(gone.node, 1)
     book.forget_idle()

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.fs.by_path import ByPath
-from millpond.fs.inodes import Inodes
-from millpond.fs.layout import PRIVATE, PUBLIC, prepare
-from millpond.fs.usage import private_bytes
-from millpond.fs.volume import Owner, components
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.layout import PRIVATE, PUBLIC, prepare
+from millpond.fs.store.usage import private_bytes
+from millpond.fs.vfs.path_adapter import PathAdapter
+from millpond.fs.vfs.path_api import Owner, components
 from millpond.linux import syscalls
 from millpond.linux.confinement.userns import has_many_uids
 
@@ -26,19 +26,19 @@ BAD_PATHS = ("..", "../x", "a/../b", "a/..", "/", "/etc", "a//b", "a/", ".", "./
 
 
 @pytest.fixture
-def volume(top: Path) -> Iterator[ByPath]:
+def volume(top: Path) -> Iterator[PathAdapter]:
     root = os.open(top, os.O_PATH | os.O_DIRECTORY)
-    yield ByPath(Inodes(root, chown_new=os.geteuid() == 0))
+    yield PathAdapter(BackingFs(root, chown_new=os.geteuid() == 0))
     os.close(root)
 
 
-def put(volume: ByPath, path: str, data: bytes = b"", mode: int = 0o644) -> None:
+def put(volume: PathAdapter, path: str, data: bytes = b"", mode: int = 0o644) -> None:
     handle = volume.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     assert volume.write(handle, data, 0) == len(data)
     volume.release(handle)
 
 
-def get(volume: ByPath, path: str) -> bytes:
+def get(volume: PathAdapter, path: str) -> bytes:
     handle = volume.open(path, os.O_RDONLY)
     try:
         return volume.read(handle, 1 << 20, 0)
@@ -74,7 +74,7 @@ def test_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", BAD_PATHS)
-def test_no_path_leads_outside(volume: ByPath, path: str) -> None:
+def test_no_path_leads_outside(volume: PathAdapter, path: str) -> None:
     v, flags = volume, os.O_RDWR | os.O_CREAT
     put(v, "a_file")
     calls: tuple[tuple[Callable[..., object], tuple[object, ...]], ...] = (
@@ -101,7 +101,7 @@ def test_no_path_leads_outside(volume: ByPath, path: str) -> None:
     assert [entry.name for entry in v.readdir("")] == ["a_file"]
 
 
-def test_no_symlink_is_followed(volume: ByPath, top: Path) -> None:
+def test_no_symlink_is_followed(volume: PathAdapter, top: Path) -> None:
     volume.symlink("../secret", "out")
     volume.symlink("..", "up")
     volume.symlink("/proc/self/root", "magic")
@@ -121,7 +121,7 @@ def test_no_symlink_is_followed(volume: ByPath, top: Path) -> None:
     assert (top.parent / "secret").stat().st_mtime > 0
 
 
-def test_files(volume: ByPath, top: Path) -> None:
+def test_files(volume: PathAdapter, top: Path) -> None:
     put(volume, "a", b"hello")
     assert get(volume, "a") == b"hello"
     assert volume.getattr("a").size == 5
@@ -143,7 +143,7 @@ def test_files(volume: ByPath, top: Path) -> None:
     assert errno_of(volume.getattr, "a") == errno.ENOENT
 
 
-def test_names(volume: ByPath) -> None:
+def test_names(volume: PathAdapter) -> None:
     volume.mkdir("d", 0o755)
     put(volume, "d/\udcff\udcfe", b"not UTF-8")
     volume.symlink("\udcff", "d/link")
@@ -162,7 +162,7 @@ def test_names(volume: ByPath) -> None:
     assert stat.S_ISDIR(volume.getattr("").mode)
 
 
-def test_hard_links_are_one_file(volume: ByPath) -> None:
+def test_hard_links_are_one_file(volume: PathAdapter) -> None:
     put(volume, "a", b"one")
     volume.link("a", "b")
     assert volume.getattr("a").inode == volume.getattr("b").inode
@@ -171,7 +171,7 @@ def test_hard_links_are_one_file(volume: ByPath) -> None:
     assert get(volume, "a") == b"two"
 
 
-def test_rename_replaces(volume: ByPath) -> None:
+def test_rename_replaces(volume: PathAdapter) -> None:
     put(volume, "a", b"new")
     put(volume, "b", b"old")
     volume.rename("a", "b")
@@ -179,7 +179,7 @@ def test_rename_replaces(volume: ByPath) -> None:
     assert errno_of(volume.getattr, "a") == errno.ENOENT
 
 
-def test_append_goes_to_the_end_wherever_that_is(volume: ByPath) -> None:
+def test_append_goes_to_the_end_wherever_that_is(volume: PathAdapter) -> None:
     put(volume, "log", b"1")
     handle = volume.open("log", os.O_WRONLY | os.O_APPEND)
     put(volume, "other", b"")
@@ -189,7 +189,7 @@ def test_append_goes_to_the_end_wherever_that_is(volume: ByPath) -> None:
     assert get(volume, "log") == b"1223"
 
 
-def test_only_regular_files_are_opened(volume: ByPath, top: Path) -> None:
+def test_only_regular_files_are_opened(volume: PathAdapter, top: Path) -> None:
     for name, kind in (("fifo", stat.S_IFIFO), ("socket", stat.S_IFSOCK)):
         volume.mknod(name, kind | 0o644)
         assert volume.getattr(name).mode == kind | 0o644
@@ -202,7 +202,7 @@ def test_only_regular_files_are_opened(volume: ByPath, top: Path) -> None:
     assert volume.getattr("x").mode == stat.S_IFREG | 0o600
 
 
-def test_modes_are_exact_whatever_the_umask(volume: ByPath) -> None:
+def test_modes_are_exact_whatever_the_umask(volume: PathAdapter) -> None:
     before = os.umask(0o077)
     try:
         put(volume, "f", mode=0o666)
@@ -216,7 +216,7 @@ def test_modes_are_exact_whatever_the_umask(volume: ByPath) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not has_many_uids(), reason="only real root gives files away")
-def test_owners(volume: ByPath) -> None:
+def test_owners(volume: PathAdapter) -> None:
     owner = Owner(1234, 2345)
     volume.release(volume.open("f", os.O_CREAT | os.O_WRONLY, 0o4755, owner))
     volume.mkdir("d", 0o2755, owner)
@@ -231,7 +231,7 @@ def test_owners(volume: ByPath) -> None:
     assert (volume.getattr("d/n").uid, volume.getattr("d/n").gid) == (1234, 77)  # the directory's group
 
 
-def test_paths_near_and_beyond_path_max(volume: ByPath) -> None:
+def test_paths_near_and_beyond_path_max(volume: PathAdapter) -> None:
     name = "n" * 255
     path = ""
     for _ in range(20):  # 5 KiB: longer than any one system call takes
@@ -253,7 +253,7 @@ def test_a_full_file_system_says_so(
 ) -> None:
     def body() -> None:
         syscalls.mount("tmpfs", tmp_path, "tmpfs", 0, "size=256k")
-        volume = ByPath(Inodes(os.open(tmp_path, os.O_PATH)))
+        volume = PathAdapter(BackingFs(os.open(tmp_path, os.O_PATH)))
         assert volume.statfs().blocks * volume.statfs().fragment_size == 256 << 10
         handle = volume.open("big", os.O_CREAT | os.O_WRONLY, 0o644)
         assert volume.write(handle, bytes(1 << 20), 0) == 256 << 10

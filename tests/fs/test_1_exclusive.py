@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.fs.book import File
-from millpond.fs.exclusive import Exclusive, Made, Names, Spare
-from millpond.fs.naming_messages import MOST
-from millpond.fs.tree import Node
-from millpond.fs.volume import Attributes
+from millpond.fs.client.cache.inodes import CachedInode
+from millpond.fs.client.pending_creates import ExclusiveDirectory, PendingFile, PendingNames, PreallocatedFile
+from millpond.fs.proto.async_create import MOST
+from millpond.fs.vfs.inode_api import Node
+from millpond.fs.vfs.path_api import Attributes
 
 PREPARED = Attributes(0, stat.S_IFREG | 0o600, 0, 7, 8, 0, 0, 4096, 1, 1, 1)
 
@@ -21,19 +21,19 @@ class Host:
     """One directory, and the kernel that knows files in it."""
 
     def __init__(self, names: set[bytes] | None = None) -> None:
-        self.names = Names()
-        self.directory = File(Node(2), 20, None, b"d")
-        self.held = Exclusive(self.directory, 9, 3, 1, names or set(), PREPARED, 0, 0.0)
+        self.names = PendingNames()
+        self.directory = CachedInode(Node(2), 20, None, b"d")
+        self.held = ExclusiveDirectory(self.directory, 9, 3, 1, names or set(), PREPARED, 0, 0.0)
         self.names.held[self.directory.node] = self.held
         self.numbers = iter(range(100, 100_000))
 
-    def make(self, name: bytes) -> Made:
+    def make(self, name: bytes) -> PendingFile:
         if not self.held.spares:
             number = next(self.numbers)
-            self.held.prepared([Spare(number, number, number, number)], PREPARED, 0)
+            self.held.prepared([PreallocatedFile(number, number, number, number)], PREPARED, 0)
         spare = self.held.spares.pop()
         return self.names.make(
-            self.held, spare, File(Node(next(self.numbers)), spare.inode, None, name), name, 0o644, 5
+            self.held, spare, CachedInode(Node(next(self.numbers)), spare.inode, None, name), name, 0o644, 5
         )
 
     def tell(self) -> list[bytes]:
@@ -63,7 +63,7 @@ def test_names_are_told_in_their_order(host: Host) -> None:
 
 
 def test_what_looks_like_a_file_is_one(host: Host) -> None:
-    spare = Spare(1, 2, 3, 4)
+    spare = PreallocatedFile(1, 2, 3, 4)
     attributes = host.held.attributes_of(spare, 0o640, 99)
     assert (attributes.inode, attributes.mode, attributes.links) == (3, stat.S_IFREG | 0o640, 1)
     assert (attributes.uid, attributes.gid, attributes.mtime, attributes.ctime) == (7, 8, 99, 99)

@@ -7,10 +7,10 @@ import os
 
 import pytest
 
-from millpond.fs.locks import DEVICE, Change, Holder, Inode, LockTable
-from millpond.fs.marks import Marks, SeenMarks
-from millpond.fs.master import Master
-from millpond.fs.tree import WouldWait
+from millpond.fs.coherence.delegation_table import DEVICE, DelegationTable, Holder, Inode, WriteIntent
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.coherence.shared_bitmap import SharedBitmap, SharedBitmapView
+from millpond.fs.vfs.inode_api import WouldBlock
 
 from .support import Doing, errno_of, eventually
 
@@ -19,21 +19,23 @@ D, E = Inode(10), Inode(11)
 
 
 @pytest.fixture
-def shown() -> Marks:
-    return Marks()
+def shown() -> SharedBitmap:
+    return SharedBitmap()
 
 
 @pytest.fixture
-def marks(shown: Marks) -> SeenMarks:
-    return SeenMarks(os.dup(shown.shared()))
+def marks(shown: SharedBitmap) -> SharedBitmapView:
+    return SharedBitmapView(os.dup(shown.shared()))
 
 
 @pytest.fixture
-def table(shown: Marks) -> LockTable:
-    return LockTable(shown)
+def table(shown: SharedBitmap) -> DelegationTable:
+    return DelegationTable(shown)
 
 
-def test_what_nobody_else_keeps_is_granted_exclusively(table: LockTable, marks: SeenMarks) -> None:
+def test_what_nobody_else_keeps_is_granted_exclusively(
+    table: DelegationTable, marks: SharedBitmapView
+) -> None:
     table.share(ONE, D)
     assert table.take(ONE, D) == 2 and table.has_taken(ONE, D, 2) and not table.has_taken(ONE, D, 1)
     assert marks.has(D) and not marks.has(E)
@@ -44,10 +46,10 @@ def test_what_nobody_else_keeps_is_granted_exclusively(table: LockTable, marks: 
     assert not table.has_taken(ONE, D, 2) and not marks.has(D) and table.share(OTHER, D)
 
 
-def test_what_others_keep_or_change_is_not(table: LockTable) -> None:
+def test_what_others_keep_or_change_is_not(table: DelegationTable) -> None:
     table.share(OTHER, D)
     assert table.take(ONE, D) == 0
-    change = Change(DEVICE)
+    change = WriteIntent(DEVICE)
     assert table.begin(change, E, alone=True)
     assert table.take(ONE, E) == 0
     table.end(change)
@@ -57,14 +59,14 @@ def test_what_others_keep_or_change_is_not(table: LockTable) -> None:
     table.leave(ONE)
 
 
-def test_whose_lease_ends_has_nothing_exclusively(table: LockTable, marks: SeenMarks) -> None:
+def test_whose_lease_ends_has_nothing_exclusively(table: DelegationTable, marks: SharedBitmapView) -> None:
     number = table.take(ONE, D)
     table.lapse(ONE)
     assert not marks.has(D) and not table.has_taken(ONE, D, number) and table.exclusives == 0
     assert table.take(ONE, D) > number  # a late word by the earlier grant does not count
 
 
-def test_names_that_are_being_told_hold_up_others(table: LockTable) -> None:
+def test_names_that_are_being_told_hold_up_others(table: DelegationTable) -> None:
     table.take(ONE, D)
     table.begin_telling([D])
     assert not table.is_told(ONE, [D]) and table.is_told(OTHER, [D, E]) and not table.is_told(OTHER, [E])
@@ -87,22 +89,22 @@ def clock() -> Time:
 
 
 @pytest.fixture
-def master(clock: Time) -> Master:
-    return Master(10.0, clock)
+def master(clock: Time) -> DelegationManager:
+    return DelegationManager(10.0, clock)
 
 
-def client(master: Master) -> Holder:
+def client(master: DelegationManager) -> Holder:
     holder = master.join()
     master.heard(holder)
     return holder
 
 
-def give_up(master: Master, holder: Holder) -> None:
+def give_up(master: DelegationManager, holder: Holder) -> None:
     inodes, upto = master.next_recall(holder, 5.0)
     master.recalled(holder, inodes, upto, ())
 
 
-def test_who_only_looks_waits_until_it_is_given_up(master: Master, clock: Time) -> None:
+def test_who_only_looks_waits_until_it_is_given_up(master: DelegationManager, clock: Time) -> None:
     one = client(master)
     assert master.take(one, 5)
     master.settle(one, 5)  # its own
@@ -116,15 +118,15 @@ def test_who_only_looks_waits_until_it_is_given_up(master: Master, clock: Time) 
     assert master.take(one, 5)
 
 
-def test_who_may_not_wait_is_told_so(master: Master) -> None:
+def test_who_may_not_wait_is_told_so(master: DelegationManager) -> None:
     one = client(master)
     master.take(one, 5)
     looking = Doing(master.settle, DEVICE, 5, may_wait=False)
-    with pytest.raises(WouldWait):
+    with pytest.raises(WouldBlock):
         looking.result()
 
 
-def test_nobody_waits_longer_than_the_lease(master: Master, clock: Time) -> None:
+def test_nobody_waits_longer_than_the_lease(master: DelegationManager, clock: Time) -> None:
     one = client(master)
     number = master.take(one, 5)
     looking = Doing(master.settle, DEVICE, 5)
@@ -137,7 +139,7 @@ def test_nobody_waits_longer_than_the_lease(master: Master, clock: Time) -> None
     assert raised.value.errno == errno.ESTALE
 
 
-def test_a_word_of_who_lost_it_in_the_middle_is_waited_for(master: Master, clock: Time) -> None:
+def test_a_word_of_who_lost_it_in_the_middle_is_waited_for(master: DelegationManager, clock: Time) -> None:
     one, other = client(master), client(master)
     number = master.take(one, 5)
     with master.telling(one, {5: number}):
@@ -152,7 +154,7 @@ def test_a_word_of_who_lost_it_in_the_middle_is_waited_for(master: Master, clock
     changing.result()
 
 
-def test_a_client_without_a_lease_gets_nothing_exclusively(master: Master, clock: Time) -> None:
+def test_a_client_without_a_lease_gets_nothing_exclusively(master: DelegationManager, clock: Time) -> None:
     one = client(master)
     clock.now += 10.1
     assert master.take(one, 5) == 0 and errno_of(master.settle, DEVICE, 5) is None

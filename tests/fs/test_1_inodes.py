@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from millpond.fs.inodes import Inodes
-from millpond.fs.tree import ROOT, Changes, Node, Now
-from millpond.fs.volume import Handle, Owner
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.vfs.inode_api import ROOT, Node, Now, SetAttr
+from millpond.fs.vfs.path_api import Handle, Owner
 from millpond.linux.confinement.userns import has_many_uids
 
 from .support import errno_of
@@ -24,9 +24,9 @@ BAD_NAMES = (b"", b".", b"..", b"a/b", b"/", b"../x", b"a\0b")
 
 
 @pytest.fixture
-def tree(top: Path) -> Iterator[Inodes]:
+def tree(top: Path) -> Iterator[BackingFs]:
     root = os.open(top, os.O_PATH | os.O_DIRECTORY)
-    made = Inodes(root, chown_new=os.geteuid() == 0 and has_many_uids())
+    made = BackingFs(root, chown_new=os.geteuid() == 0 and has_many_uids())
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     yield made
     made.close()
@@ -34,14 +34,14 @@ def tree(top: Path) -> Iterator[Inodes]:
     os.close(root)
 
 
-def put(tree: Inodes, parent: Node, name: bytes, data: bytes = b"") -> Node:
+def put(tree: BackingFs, parent: Node, name: bytes, data: bytes = b"") -> Node:
     found, handle = tree.create(parent, name, os.O_WRONLY | os.O_TRUNC, 0o644, None)
     assert tree.write(handle, memoryview(data), 0) == len(data)
     tree.release(handle)
     return found.node
 
 
-def get(tree: Inodes, node: Node) -> bytes:
+def get(tree: BackingFs, node: Node) -> bytes:
     handle = tree.open(node, os.O_RDONLY)
     try:
         return tree.read(handle, 1 << 20, 0)
@@ -49,7 +49,7 @@ def get(tree: Inodes, node: Node) -> bytes:
         tree.release(handle)
 
 
-def test_a_number_stays_with_its_file(tree: Inodes, top: Path) -> None:
+def test_a_number_stays_with_its_file(tree: BackingFs, top: Path) -> None:
     node = put(tree, ROOT, b"a", b"one")
     assert tree.lookup(ROOT, b"a").node == node
     directory = tree.mkdir(ROOT, b"d", 0o755, None).node
@@ -62,12 +62,12 @@ def test_a_number_stays_with_its_file(tree: Inodes, top: Path) -> None:
     tree.unlink(directory, b"b")
     tree.unlink(ROOT, b"c")
     assert tree.getattr(node).attributes.links == 0 and get(tree, node) == b"one"
-    assert tree.setattr(node, Changes(size=1)).attributes.size == 1
+    assert tree.setattr(node, SetAttr(size=1)).attributes.size == 1
     assert get(tree, node) == b"o"
     assert os.listdir(top / "d") == []  # noqa: PTH208
 
 
-def test_a_number_is_forgotten_as_often_as_it_was_found(tree: Inodes) -> None:
+def test_a_number_is_forgotten_as_often_as_it_was_found(tree: BackingFs) -> None:
     node = put(tree, ROOT, b"a")
     tree.lookup(ROOT, b"a")
     tree.lookup(ROOT, b"a")
@@ -83,7 +83,7 @@ def test_a_number_is_forgotten_as_often_as_it_was_found(tree: Inodes) -> None:
     assert tree.getattr(ROOT).attributes.mode == tree.getattr(ROOT).attributes.mode
 
 
-def test_forgetting_leaves_open_files_open(tree: Inodes) -> None:
+def test_forgetting_leaves_open_files_open(tree: BackingFs) -> None:
     node = put(tree, ROOT, b"a", b"data")
     handle = tree.open(node, os.O_RDWR)
     tree.forget(node, 1)
@@ -94,7 +94,7 @@ def test_forgetting_leaves_open_files_open(tree: Inodes) -> None:
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_names_lead_nowhere_else(tree: Inodes, name: bytes) -> None:
+def test_names_lead_nowhere_else(tree: BackingFs, name: bytes) -> None:
     node = put(tree, ROOT, b"good")
     calls: list[tuple[Callable[..., object], tuple[object, ...]]] = [
         (tree.lookup, (ROOT, name)),
@@ -112,7 +112,7 @@ def test_names_lead_nowhere_else(tree: Inodes, name: bytes) -> None:
     assert [errno_of(call, *arguments) for call, arguments in calls] == [errno.EINVAL] * len(calls)
 
 
-def test_symbolic_links_are_not_followed(tree: Inodes, top: Path) -> None:
+def test_symbolic_links_are_not_followed(tree: BackingFs, top: Path) -> None:
     (top / "out").symlink_to("../secret")
     link = tree.lookup(ROOT, b"out").node
     assert tree.readlink(link) == b"../secret"
@@ -121,7 +121,7 @@ def test_symbolic_links_are_not_followed(tree: Inodes, top: Path) -> None:
     assert errno_of(tree.lookup, link, b"x") == errno.ENOTDIR
     assert errno_of(tree.create, ROOT, b"out", os.O_RDWR, 0o644, None) == errno.ESTALE
     assert tree.link(link, ROOT, b"again").node == link
-    tree.setattr(link, Changes(mtime=5 * 10**9))
+    tree.setattr(link, SetAttr(mtime=5 * 10**9))
     assert (top / "out").lstat().st_mtime == 5 and (top.parent / "secret").stat().st_mtime != 5
     assert tree.symlink(ROOT, b"new", b"\xff/..", None).attributes.size == 4
     assert os.readlink(top / "new") == "\udcff/.."  # noqa: PTH115
@@ -135,7 +135,7 @@ def narrow_umask() -> Iterator[None]:
     os.umask(before)
 
 
-def test_creating(tree: Inodes, top: Path, narrow_umask: None) -> None:
+def test_creating(tree: BackingFs, top: Path, narrow_umask: None) -> None:
     owner = Owner(1234, 2345) if os.geteuid() == 0 and has_many_uids() else None
     found, handle = tree.create(ROOT, b"a", os.O_RDWR, 0o640, owner)
     assert found.attributes.mode == stat.S_IFREG | 0o640
@@ -157,29 +157,29 @@ def test_creating(tree: Inodes, top: Path, narrow_umask: None) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not has_many_uids(), reason="only real root makes device files")
-def test_device_files(tree: Inodes) -> None:
+def test_device_files(tree: BackingFs) -> None:
     made = tree.mknod(ROOT, b"null", stat.S_IFCHR | 0o666, os.makedev(1, 3), Owner(0, 0)).attributes
     assert (stat.S_ISCHR(made.mode), made.rdev) == (True, os.makedev(1, 3))
 
 
-def test_attributes_are_changed_together(tree: Inodes, top: Path) -> None:
+def test_attributes_are_changed_together(tree: BackingFs, top: Path) -> None:
     node = put(tree, ROOT, b"a", b"0123456789")
-    changed = tree.setattr(node, Changes(mode=0o4711, size=4, atime=-(10**9) + 5, mtime=7)).attributes
+    changed = tree.setattr(node, SetAttr(mode=0o4711, size=4, atime=-(10**9) + 5, mtime=7)).attributes
     assert (stat.S_IMODE(changed.mode), changed.size) == (0o4711, 4)
     assert (changed.atime, changed.mtime) == (-(10**9) + 5, 7)
-    kept = tree.setattr(node, Changes(mtime=Now.NOW)).attributes
+    kept = tree.setattr(node, SetAttr(mtime=Now.NOW)).attributes
     assert kept.atime == -(10**9) + 5 and kept.mtime > 10**18
     handle = tree.open(node, os.O_WRONLY)
     (top / "a").chmod(0)
-    assert tree.setattr(node, Changes(size=6), handle).attributes.size == 6
+    assert tree.setattr(node, SetAttr(size=6), handle).attributes.size == 6
     if os.geteuid() == 0 and has_many_uids():
-        owned = tree.setattr(node, Changes(mode=0o4755, uid=12)).attributes
+        owned = tree.setattr(node, SetAttr(mode=0o4755, uid=12)).attributes
         assert (owned.uid, owned.gid, stat.S_IMODE(owned.mode)) == (12, (top / "a").stat().st_gid, 0o4755)
-    assert errno_of(tree.setattr, node, Changes(size=-1)) == errno.EINVAL
-    assert errno_of(tree.setattr, ROOT, Changes(size=0)) == errno.EISDIR
+    assert errno_of(tree.setattr, node, SetAttr(size=-1)) == errno.EINVAL
+    assert errno_of(tree.setattr, ROOT, SetAttr(size=0)) == errno.EISDIR
 
 
-def test_renaming_with_flags(tree: Inodes) -> None:
+def test_renaming_with_flags(tree: BackingFs) -> None:
     one, two = put(tree, ROOT, b"one", b"1"), put(tree, ROOT, b"two", b"2")
     assert errno_of(tree.rename, ROOT, b"one", ROOT, b"two", RENAME_NOREPLACE) == errno.EEXIST
     tree.rename(ROOT, b"one", ROOT, b"two", RENAME_EXCHANGE)
@@ -190,7 +190,7 @@ def test_renaming_with_flags(tree: Inodes) -> None:
     assert errno_of(tree.rename, ROOT, b"two", ROOT, b"x", 1 << 20) == errno.EINVAL
 
 
-def test_directories_are_listed_as_they_were_from_the_start(tree: Inodes) -> None:
+def test_directories_are_listed_as_they_were_from_the_start(tree: BackingFs) -> None:
     for number in range(5):
         put(tree, ROOT, b"%d" % number)
     tree.mkdir(ROOT, b"d", 0o755, None)
@@ -218,7 +218,7 @@ def test_directories_are_listed_as_they_were_from_the_start(tree: Inodes) -> Non
     tree.rmdir(ROOT, b"d")
 
 
-def test_holes(tree: Inodes) -> None:
+def test_holes(tree: BackingFs) -> None:
     node = put(tree, ROOT, b"a", bytes(range(256)) * 64)
     handle = tree.open(node, os.O_RDWR)
     tree.allocate(handle, KEEP_SIZE | PUNCH_HOLE, 4096, 4096)
@@ -232,7 +232,7 @@ def test_holes(tree: Inodes) -> None:
 
 def test_what_cannot_be_made_whole_is_not_there(top: Path) -> None:
     root = os.open(top, os.O_PATH | os.O_DIRECTORY)
-    tree = Inodes(root, chown_new=True)
+    tree = BackingFs(root, chown_new=True)
     nobody = Owner(1 << 40, 0)
     for call, arguments in (
         (tree.create, (ROOT, b"f", os.O_RDWR, 0o644, nobody)),
@@ -247,13 +247,13 @@ def test_what_cannot_be_made_whole_is_not_there(top: Path) -> None:
     os.close(root)
 
 
-def test_statistics(tree: Inodes, top: Path) -> None:
+def test_statistics(tree: BackingFs, top: Path) -> None:
     assert tree.statfs().blocks == os.statvfs(top).f_blocks
 
 
 @pytest.mark.parametrize("which", ["file", "directory"])
 def test_who_is_forgotten_while_it_gets_a_name_is_not_taken_for_another(
-    tree: Inodes, top: Path, which: str, monkeypatch: pytest.MonkeyPatch
+    tree: BackingFs, top: Path, which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim = top / "victim"
     victim.mkdir(mode=0o700)

@@ -7,25 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from millpond.fs.locks import DEVICE, Change, Holder, Inode, LockTable
+from millpond.fs.coherence.delegation_table import DEVICE, DelegationTable, Holder, Inode, WriteIntent
 
 ONE, OTHER = Holder(1), Holder(2)
 F, G = Inode(10), Inode(11)
 
 
 @pytest.fixture
-def table() -> LockTable:
-    return LockTable()
+def table() -> DelegationTable:
+    return DelegationTable()
 
 
-def begun(table: LockTable, holder: Holder, *inodes: Inode, alone: bool = False) -> Change:
-    change = Change(holder)
+def begun(table: DelegationTable, holder: Holder, *inodes: Inode, alone: bool = False) -> WriteIntent:
+    change = WriteIntent(holder)
     for inode in inodes:
         assert table.begin(change, inode, alone=alone)
     return change
 
 
-def test_grants_are_numbered_for_each_holder(table: LockTable) -> None:
+def test_grants_are_numbered_for_each_holder(table: DelegationTable) -> None:
     assert [table.share(ONE, F), table.share(ONE, G), table.share(ONE, F)] == [1, 2, 3]
     assert table.share(OTHER, F) == 1
     assert (table.latest(ONE), table.latest(OTHER), table.latest(Holder(9))) == (3, 1, 0)
@@ -34,7 +34,7 @@ def test_grants_are_numbered_for_each_holder(table: LockTable) -> None:
     assert table.share(ONE, F) == 4  # a number is never used twice, or a late reply would count
 
 
-def test_nothing_is_granted_while_others_change_it(table: LockTable) -> None:
+def test_nothing_is_granted_while_others_change_it(table: DelegationTable) -> None:
     change = begun(table, OTHER, F)
     assert table.is_changing(F) and not table.is_changing(G)
     assert table.share(ONE, F) == 0 and table.share(ONE, G) == 1
@@ -48,7 +48,7 @@ def test_nothing_is_granted_while_others_change_it(table: LockTable) -> None:
     table.end(change)  # has ended
 
 
-def test_whoever_keeps_it_is_in_the_way_of_others(table: LockTable) -> None:
+def test_whoever_keeps_it_is_in_the_way_of_others(table: DelegationTable) -> None:
     for inode in (F, G):
         table.share(ONE, inode)
     table.share(OTHER, G)
@@ -59,7 +59,7 @@ def test_whoever_keeps_it_is_in_the_way_of_others(table: LockTable) -> None:
     assert table.in_the_way(mine) == {}
 
 
-def test_what_was_granted_since_is_not_recalled(table: LockTable) -> None:
+def test_what_was_granted_since_is_not_recalled(table: DelegationTable) -> None:
     early, late = table.share(ONE, F), table.share(ONE, F)
     table.recalled(ONE, F, early)
     assert table.keeps(ONE, F)
@@ -70,9 +70,9 @@ def test_what_was_granted_since_is_not_recalled(table: LockTable) -> None:
     table.recalled(Holder(9), F, late)
 
 
-def test_a_directory_is_changed_by_one_at_a_time(table: LockTable) -> None:
+def test_a_directory_is_changed_by_one_at_a_time(table: DelegationTable) -> None:
     first = begun(table, ONE, F, alone=True)
-    second = Change(ONE)
+    second = WriteIntent(ONE)
     assert not table.begin(second, F, alone=True)  # also by the same holder: it has threads
     assert table.begin(second, F, alone=False)
     assert table.begin(first, F, alone=True)  # it is itself
@@ -84,7 +84,7 @@ def test_a_directory_is_changed_by_one_at_a_time(table: LockTable) -> None:
     assert (second.inodes, second.alone) == (set(), set())
 
 
-def test_what_the_devices_kernel_writes_is_granted_to_nobody(table: LockTable) -> None:
+def test_what_the_devices_kernel_writes_is_granted_to_nobody(table: DelegationTable) -> None:
     assert table.begin_writing(F) and table.begin_writing(F)
     assert table.is_written(F) and not table.is_written(G)
     assert table.share(ONE, F) == 0 and not table.opened(ONE, F)
@@ -97,7 +97,7 @@ def test_what_the_devices_kernel_writes_is_granted_to_nobody(table: LockTable) -
     assert not table.is_written(F)
 
 
-def test_the_devices_kernel_does_not_write_what_others_keep_or_have_open(table: LockTable) -> None:
+def test_the_devices_kernel_does_not_write_what_others_keep_or_have_open(table: DelegationTable) -> None:
     table.share(ONE, F)
     assert not table.begin_writing(F)
     table.recalled(ONE, F, 1)
@@ -110,14 +110,14 @@ def test_the_devices_kernel_does_not_write_what_others_keep_or_have_open(table: 
     assert table.begin_writing(F)
 
 
-def test_a_refused_writer_leaves_nothing(table: LockTable) -> None:
+def test_a_refused_writer_leaves_nothing(table: DelegationTable) -> None:
     table.share(ONE, F)
     assert not table.begin_writing(F)
     table.leave(ONE)
     assert not table.is_written(F) and idle(table)
 
 
-def test_who_forgets_a_file_neither_keeps_it_nor_has_it_open(table: LockTable) -> None:
+def test_who_forgets_a_file_neither_keeps_it_nor_has_it_open(table: DelegationTable) -> None:
     table.share(ONE, F)
     table.opened(ONE, F)
     table.opened(ONE, F)
@@ -126,7 +126,7 @@ def test_who_forgets_a_file_neither_keeps_it_nor_has_it_open(table: LockTable) -
     assert not table.keeps(ONE, F) and table.begin_writing(F)
 
 
-def test_a_lapsed_lease_ends_what_is_kept_but_not_what_is_open(table: LockTable) -> None:
+def test_a_lapsed_lease_ends_what_is_kept_but_not_what_is_open(table: DelegationTable) -> None:
     for inode in (F, G):
         table.share(ONE, inode)
         table.opened(ONE, inode)
@@ -139,7 +139,7 @@ def test_a_lapsed_lease_ends_what_is_kept_but_not_what_is_open(table: LockTable)
     table.leave(Holder(9))
 
 
-def test_what_a_lapsed_holder_still_has_is_late_once_others_change_it(table: LockTable) -> None:
+def test_what_a_lapsed_holder_still_has_is_late_once_others_change_it(table: DelegationTable) -> None:
     for inode in (F, G):
         table.share(ONE, inode)
         table.share(OTHER, inode)
@@ -163,7 +163,7 @@ def test_what_a_lapsed_holder_still_has_is_late_once_others_change_it(table: Loc
     assert idle(table)
 
 
-def test_what_is_open_without_a_word_is_what_was_said_last(table: LockTable) -> None:
+def test_what_is_open_without_a_word_is_what_was_said_last(table: DelegationTable) -> None:
     for _ in range(2):
         table.says_open(ONE, F, is_open=True)
     table.says_open(OTHER, F, is_open=True)
@@ -180,7 +180,7 @@ def test_what_is_open_without_a_word_is_what_was_said_last(table: LockTable) -> 
     assert idle(table)
 
 
-def idle(table: LockTable) -> bool:
+def idle(table: DelegationTable) -> bool:
     return not (table._files or any(table._held.values()) or table._lapsed)
 
 
@@ -192,8 +192,8 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = LockTable()
-        self.changes: list[Change] = []
+        self.table = DelegationTable()
+        self.changes: list[WriteIntent] = []
         self.granted: dict[tuple[Holder, Inode], int] = {}
         self.writers: list[Inode] = []
 
@@ -208,7 +208,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(holder=holders, inode=inodes, alone=st.booleans())
     def begin(self, holder: Holder, inode: Inode, alone: bool) -> None:
-        change = Change(holder)
+        change = WriteIntent(holder)
         free = not alone or not any(inode in c.alone for c in self.changes)
         assert self.table.begin(change, inode, alone=alone) == free
         if free:
@@ -275,7 +275,7 @@ TestHistories = Histories.TestCase
 
 @given(st.lists(st.tuples(st.sampled_from([ONE, OTHER]), st.booleans()), max_size=12))
 def test_what_is_open_is_counted_for_each_holder(events: list[tuple[Holder, bool]]) -> None:
-    table, counts = LockTable(), {ONE: 0, OTHER: 0}
+    table, counts = DelegationTable(), {ONE: 0, OTHER: 0}
     for holder, opens in events:
         if opens:
             table.opened(holder, F)

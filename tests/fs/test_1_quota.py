@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from millpond.fs import usage
-from millpond.fs.layout import PRIVATE, PUBLIC, prepare
-from millpond.fs.quota import UNLIMITED, Quota, Reservation, growth
-from millpond.fs.usage import private_bytes, public_usage
-from millpond.fs.volume import MAX_TRANSFER, Attributes, Statistics
+from millpond.fs.store import usage
+from millpond.fs.store.layout import PRIVATE, PUBLIC, prepare
+from millpond.fs.store.quota import UNLIMITED, Quota, Reservation, growth
+from millpond.fs.store.usage import private_bytes, public_usage
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Statistics
 
 from .support import errno_of
 

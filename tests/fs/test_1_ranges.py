@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from millpond.fs.lock_types import OFFSET_MAX, Family, Lock, LockOwner, Mode
-from millpond.fs.ranges import Answer, FileLocks, Outcome, replaced
+from millpond.fs.filelocks.table import LockAnswer, LockOutcome, LockTable, replaced
+from millpond.fs.vfs.lock_types import OFFSET_MAX, Family, Lock, LockOwner, Mode
 
 from .support import errno_of
 
@@ -15,16 +15,16 @@ HOST, DEVICE = 1, 0
 A, B, C = LockOwner(HOST, 10), LockOwner(DEVICE, 10), LockOwner(DEVICE, 1 << 63)
 POSIX, FLOCK = Family.POSIX, Family.FLOCK
 READ, WRITE, UNLOCK = Mode
-DONE, WAITS, BLOCKED = Outcome(0), Outcome(None), Outcome(errno.EAGAIN)
+DONE, WAITS, BLOCKED = LockOutcome(0), LockOutcome(None), LockOutcome(errno.EAGAIN)
 FILE, OTHER = 7, 8
 
 
 @pytest.fixture
-def table() -> FileLocks:
-    return FileLocks()
+def table() -> LockTable:
+    return LockTable()
 
 
-def ranges(table: FileLocks, owner: LockOwner, family: Family = POSIX) -> list[tuple[Mode, int, int]]:
+def ranges(table: LockTable, owner: LockOwner, family: Family = POSIX) -> list[tuple[Mode, int, int]]:
     return [
         (lock.mode, lock.start, lock.end)
         for inode, of, lock in table.locks()
@@ -32,7 +32,7 @@ def ranges(table: FileLocks, owner: LockOwner, family: Family = POSIX) -> list[t
     ]
 
 
-def test_readers_share_and_writers_do_not(table: FileLocks) -> None:
+def test_readers_share_and_writers_do_not(table: LockTable) -> None:
     assert table.setlk(FILE, POSIX, Lock(A, READ, 0, 9)) == DONE
     assert table.setlk(FILE, POSIX, Lock(B, READ, 5, 14)) == DONE
     assert table.setlk(FILE, POSIX, Lock(C, WRITE, 9, 9)) == BLOCKED
@@ -44,7 +44,7 @@ def test_readers_share_and_writers_do_not(table: FileLocks) -> None:
     assert ranges(table, A) == [(WRITE, 0, 4), (READ, 5, 9)]
 
 
-def test_owners_with_one_number_on_both_sides_are_two(table: FileLocks) -> None:
+def test_owners_with_one_number_on_both_sides_are_two(table: LockTable) -> None:
     assert A.number == B.number
     assert table.setlk(FILE, POSIX, Lock(A, WRITE)) == DONE
     assert table.setlk(FILE, POSIX, Lock(B, WRITE)) == BLOCKED
@@ -86,7 +86,7 @@ def test_bytes_that_no_file_has() -> None:
     assert Lock(A, READ, OFFSET_MAX, OFFSET_MAX).start == OFFSET_MAX
 
 
-def test_getlk_tells_what_is_in_the_way(table: FileLocks) -> None:
+def test_getlk_tells_what_is_in_the_way(table: LockTable) -> None:
     held = Lock(A, READ, 10, 19, pid=42)
     table.setlk(FILE, POSIX, held)
     assert table.getlk(FILE, Lock(B, WRITE)) == held
@@ -97,7 +97,7 @@ def test_getlk_tells_what_is_in_the_way(table: FileLocks) -> None:
     assert errno_of(table.getlk, FILE, Lock(B, UNLOCK)) == errno.EINVAL
 
 
-def test_getlk_tells_of_the_owner_who_has_had_locks_longest(table: FileLocks) -> None:
+def test_getlk_tells_of_the_owner_who_has_had_locks_longest(table: LockTable) -> None:
     for owner, byte in ((A, 4), (B, 2), (A, 0)):
         table.setlk(FILE, POSIX, Lock(owner, READ, byte, byte))
     assert table.getlk(FILE, Lock(C, WRITE)) == Lock(A, READ, 0, 0)
@@ -106,73 +106,73 @@ def test_getlk_tells_of_the_owner_who_has_had_locks_longest(table: FileLocks) ->
     assert table.getlk(FILE, Lock(C, WRITE)) == Lock(B, READ, 2, 2)
 
 
-def test_waiters_are_let_through_in_order(table: FileLocks) -> None:
+def test_waiters_are_let_through_in_order(table: LockTable) -> None:
     table.setlk(FILE, POSIX, Lock(A, WRITE, 0, 9))
     assert table.setlk(FILE, POSIX, Lock(B, WRITE, 0, 4), 1) == WAITS
     assert table.setlk(FILE, POSIX, Lock(C, READ, 0, 0), 2) == WAITS
     assert table.setlk(FILE, POSIX, Lock(C, READ, 5, 5), 3) == WAITS
     assert [lock.owner for _, _, lock in table.waiting()] == [B, C, C]
-    assert table.setlk(FILE, POSIX, Lock(A, UNLOCK, 1, 9)) == Outcome(0, (Answer(DEVICE, 3, 0),))
-    assert table.setlk(FILE, POSIX, Lock(A, UNLOCK)) == Outcome(0, (Answer(DEVICE, 1, 0),))
-    assert table.release(FILE, POSIX, B) == (Answer(DEVICE, 2, 0),)
+    assert table.setlk(FILE, POSIX, Lock(A, UNLOCK, 1, 9)) == LockOutcome(0, (LockAnswer(DEVICE, 3, 0),))
+    assert table.setlk(FILE, POSIX, Lock(A, UNLOCK)) == LockOutcome(0, (LockAnswer(DEVICE, 1, 0),))
+    assert table.release(FILE, POSIX, B) == (LockAnswer(DEVICE, 2, 0),)
     assert ranges(table, C) == [(READ, 0, 0), (READ, 5, 5)]
 
 
-def test_readers_behind_a_waiting_writer_need_not_wait(table: FileLocks) -> None:
+def test_readers_behind_a_waiting_writer_need_not_wait(table: LockTable) -> None:
     table.setlk(FILE, POSIX, Lock(A, READ))
     assert table.setlk(FILE, POSIX, Lock(B, WRITE), 1) == WAITS
     assert table.setlk(FILE, POSIX, Lock(C, READ)) == DONE
 
 
-def test_a_downgrade_lets_readers_through(table: FileLocks) -> None:
+def test_a_downgrade_lets_readers_through(table: LockTable) -> None:
     table.setlk(FILE, POSIX, Lock(A, WRITE))
     table.setlk(FILE, POSIX, Lock(B, READ, 0, 4), 1)
     table.setlk(FILE, POSIX, Lock(C, WRITE, 5, 9), 2)
-    assert table.setlk(FILE, POSIX, Lock(A, READ)) == Outcome(0, (Answer(DEVICE, 1, 0),))
+    assert table.setlk(FILE, POSIX, Lock(A, READ)) == LockOutcome(0, (LockAnswer(DEVICE, 1, 0),))
 
 
-def test_who_comes_through_with_a_weaker_lock_lets_others_through(table: FileLocks) -> None:
+def test_who_comes_through_with_a_weaker_lock_lets_others_through(table: LockTable) -> None:
     table.setlk(FILE, POSIX, Lock(A, WRITE, 0, 0))
     table.setlk(FILE, POSIX, Lock(B, WRITE, 1, 1))
     assert table.setlk(FILE, POSIX, Lock(C, READ, 1, 1), 1) == WAITS
     assert table.setlk(FILE, POSIX, Lock(B, READ, 0, 1), 2) == WAITS
     freed = table.setlk(FILE, POSIX, Lock(A, UNLOCK))
-    assert freed == Outcome(0, (Answer(DEVICE, 2, 0), Answer(DEVICE, 1, 0)))
+    assert freed == LockOutcome(0, (LockAnswer(DEVICE, 2, 0), LockAnswer(DEVICE, 1, 0)))
 
 
-def test_locks_stay_while_their_owner_waits_for_a_stronger_one(table: FileLocks) -> None:
+def test_locks_stay_while_their_owner_waits_for_a_stronger_one(table: LockTable) -> None:
     table.setlk(FILE, POSIX, Lock(A, READ))
     table.setlk(FILE, POSIX, Lock(B, READ))
     assert table.setlk(FILE, POSIX, Lock(A, WRITE), 1) == WAITS
     assert ranges(table, A) == [(READ, 0, OFFSET_MAX)]
-    assert table.setlk(FILE, POSIX, Lock(B, WRITE), 1) == Outcome(errno.EDEADLK)
-    assert table.release(FILE, POSIX, B) == (Answer(HOST, 1, 0),)
+    assert table.setlk(FILE, POSIX, Lock(B, WRITE), 1) == LockOutcome(errno.EDEADLK)
+    assert table.release(FILE, POSIX, B) == (LockAnswer(HOST, 1, 0),)
     assert ranges(table, A) == [(WRITE, 0, OFFSET_MAX)]
 
 
-def test_a_deadlock_of_three_over_two_files(table: FileLocks) -> None:
+def test_a_deadlock_of_three_over_two_files(table: LockTable) -> None:
     table.setlk(FILE, POSIX, Lock(A, WRITE, 0, 0))
     table.setlk(FILE, POSIX, Lock(B, WRITE, 1, 1))
     table.setlk(OTHER, POSIX, Lock(C, WRITE))
     assert table.setlk(FILE, POSIX, Lock(A, WRITE, 1, 1), 1) == WAITS
     assert table.setlk(OTHER, POSIX, Lock(B, READ), 1) == WAITS
-    assert table.setlk(FILE, POSIX, Lock(C, READ, 0, 0), 2) == Outcome(errno.EDEADLK)
+    assert table.setlk(FILE, POSIX, Lock(C, READ, 0, 0), 2) == LockOutcome(errno.EDEADLK)
     assert table.setlk(FILE, POSIX, Lock(C, READ, 0, 0)) == BLOCKED
     assert table.cancel(HOST, 1)
     assert table.setlk(FILE, POSIX, Lock(C, READ, 0, 0), 2) == WAITS
 
 
-def test_flock_knows_no_deadlocks(table: FileLocks) -> None:
+def test_flock_knows_no_deadlocks(table: LockTable) -> None:
     for file, owner in ((FILE, A), (OTHER, B)):
         table.setlk(file, FLOCK, Lock(owner, WRITE))
     assert table.setlk(OTHER, FLOCK, Lock(A, WRITE), 1) == WAITS
     assert table.setlk(FILE, FLOCK, Lock(B, WRITE), 1) == WAITS
 
 
-def test_a_request_is_given_up(table: FileLocks) -> None:
+def test_a_request_is_given_up(table: LockTable) -> None:
     table.setlk(FILE, POSIX, Lock(A, WRITE))
     table.setlk(FILE, POSIX, Lock(B, WRITE), 5)
-    assert table.setlk(FILE, POSIX, Lock(C, WRITE), 5) == Outcome(errno.EINVAL)
+    assert table.setlk(FILE, POSIX, Lock(C, WRITE), 5) == LockOutcome(errno.EINVAL)
     assert not table.cancel(HOST, 5)
     assert table.cancel(DEVICE, 5)
     assert not table.cancel(DEVICE, 5)
@@ -180,19 +180,19 @@ def test_a_request_is_given_up(table: FileLocks) -> None:
     assert table.setlk(FILE, POSIX, Lock(C, WRITE), 5) == DONE
 
 
-def test_a_close_unlocks_one_file_and_one_family(table: FileLocks) -> None:
+def test_a_close_unlocks_one_file_and_one_family(table: LockTable) -> None:
     for file in (FILE, OTHER):
         for family in Family:
             table.setlk(file, family, Lock(A, WRITE))
     table.setlk(FILE, POSIX, Lock(B, READ), 1)
     table.setlk(FILE, FLOCK, Lock(B, READ), 2)
-    assert table.release(FILE, POSIX, A) == (Answer(DEVICE, 1, 0),)
-    assert table.release(FILE, FLOCK, A) == (Answer(DEVICE, 2, 0),)
+    assert table.release(FILE, POSIX, A) == (LockAnswer(DEVICE, 1, 0),)
+    assert table.release(FILE, FLOCK, A) == (LockAnswer(DEVICE, 2, 0),)
     assert {(inode, lock.owner) for inode, _, lock in table.locks()} == {(FILE, B), (OTHER, A)}
     assert table.release(FILE, POSIX, A) == ()
 
 
-def test_a_holder_ends(table: FileLocks) -> None:
+def test_a_holder_ends(table: LockTable) -> None:
     other = LockOwner(HOST, 11)
     table.setlk(FILE, POSIX, Lock(A, WRITE, 0, 4))
     table.setlk(FILE, POSIX, Lock(other, WRITE, 5))
@@ -200,19 +200,23 @@ def test_a_holder_ends(table: FileLocks) -> None:
     table.setlk(FILE, POSIX, Lock(B, WRITE), 1)
     table.setlk(OTHER, FLOCK, Lock(C, WRITE), 2)
     table.setlk(FILE, POSIX, Lock(A, WRITE), 3)
-    assert set(table.end(HOST)) == {Answer(HOST, 3, errno.EIO), Answer(DEVICE, 1, 0), Answer(DEVICE, 2, 0)}
+    assert set(table.end(HOST)) == {
+        LockAnswer(HOST, 3, errno.EIO),
+        LockAnswer(DEVICE, 1, 0),
+        LockAnswer(DEVICE, 2, 0),
+    }
     assert {lock.owner for _, _, lock in table.locks()} == {B, C}
     assert table.end(HOST) == ()
 
 
-def test_the_families_do_not_see_each_other(table: FileLocks) -> None:
+def test_the_families_do_not_see_each_other(table: LockTable) -> None:
     assert table.setlk(FILE, POSIX, Lock(A, WRITE)) == DONE
     assert table.setlk(FILE, FLOCK, Lock(B, WRITE)) == DONE
     assert table.getlk(FILE, Lock(B, WRITE)) == Lock(A, WRITE)
     assert table.getlk(FILE, Lock(A, WRITE)) is None
 
 
-def test_flock_is_of_the_whole_file(table: FileLocks) -> None:
+def test_flock_is_of_the_whole_file(table: LockTable) -> None:
     assert table.setlk(FILE, FLOCK, Lock(A, READ, 5, 5)) == DONE
     assert ranges(table, A, FLOCK) == [(READ, 0, OFFSET_MAX)]
     assert table.setlk(FILE, FLOCK, Lock(B, WRITE, 6, 6)) == BLOCKED
@@ -220,7 +224,7 @@ def test_flock_is_of_the_whole_file(table: FileLocks) -> None:
     assert table.setlk(FILE, FLOCK, Lock(B, WRITE)) == DONE
 
 
-def test_a_change_of_flock_gives_the_old_lock_up_first(table: FileLocks) -> None:
+def test_a_change_of_flock_gives_the_old_lock_up_first(table: LockTable) -> None:
     for owner in (A, B):
         table.setlk(FILE, FLOCK, Lock(owner, READ))
     assert table.setlk(FILE, FLOCK, Lock(A, READ)) == DONE
@@ -229,22 +233,22 @@ def test_a_change_of_flock_gives_the_old_lock_up_first(table: FileLocks) -> None
     assert table.setlk(FILE, FLOCK, Lock(B, WRITE)) == DONE
 
 
-def test_two_who_wait_for_a_stronger_flock_do_not_block_each_other(table: FileLocks) -> None:
+def test_two_who_wait_for_a_stronger_flock_do_not_block_each_other(table: LockTable) -> None:
     for owner in (A, B):
         table.setlk(FILE, FLOCK, Lock(owner, READ))
     assert table.setlk(FILE, FLOCK, Lock(A, WRITE), 1) == WAITS
     assert table.setlk(FILE, FLOCK, Lock(B, WRITE), 1) == DONE
     assert table.setlk(FILE, FLOCK, Lock(B, READ)) == DONE
-    assert table.release(FILE, FLOCK, B) == (Answer(HOST, 1, 0),)
+    assert table.release(FILE, FLOCK, B) == (LockAnswer(HOST, 1, 0),)
 
 
 def test_a_holder_has_so_many_locks() -> None:
-    table = FileLocks(most_locks=3)
+    table = LockTable(most_locks=3)
     assert table.setlk(FILE, POSIX, Lock(A, READ, 0, 9)) == DONE
     assert table.setlk(OTHER, FLOCK, Lock(A, READ)) == DONE
-    assert table.setlk(FILE, POSIX, Lock(A, WRITE, 5, 5)) == Outcome(errno.ENOLCK)
+    assert table.setlk(FILE, POSIX, Lock(A, WRITE, 5, 5)) == LockOutcome(errno.ENOLCK)
     assert table.setlk(FILE, POSIX, Lock(A, UNLOCK, 5, 5)) == DONE
-    assert table.setlk(FILE, POSIX, Lock(A, UNLOCK, 3, 3)) == Outcome(errno.ENOLCK)
+    assert table.setlk(FILE, POSIX, Lock(A, UNLOCK, 3, 3)) == LockOutcome(errno.ENOLCK)
     assert ranges(table, A) == [(READ, 0, 4), (READ, 6, 9)]
     assert table.setlk(FILE, POSIX, Lock(B, READ, 5, 5)) == DONE
     assert table.setlk(FILE, POSIX, Lock(A, UNLOCK)) == DONE
@@ -252,16 +256,16 @@ def test_a_holder_has_so_many_locks() -> None:
 
 
 def test_who_has_too_many_locks_when_he_is_let_through() -> None:
-    table = FileLocks(most_locks=1)
+    table = LockTable(most_locks=1)
     table.setlk(FILE, POSIX, Lock(A, WRITE))
     assert table.setlk(FILE, POSIX, Lock(B, WRITE), 1) == WAITS
     assert table.setlk(OTHER, POSIX, Lock(B, WRITE)) == DONE
-    assert table.release(FILE, POSIX, A) == (Answer(DEVICE, 1, errno.ENOLCK),)
+    assert table.release(FILE, POSIX, A) == (LockAnswer(DEVICE, 1, errno.ENOLCK),)
     assert ranges(table, B) == []
 
 
 def test_a_holder_has_so_many_waiting() -> None:
-    table = FileLocks(most_waiters=2)
+    table = LockTable(most_waiters=2)
     table.setlk(FILE, POSIX, Lock(A, WRITE))
     assert [table.setlk(FILE, POSIX, Lock(owner, READ), t).error for t, owner in enumerate((B, C, B))] == [
         None,

@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from millpond.fs.lock_types import OFFSET_MAX, Family, Lock, LockOwner, Mode
-from millpond.fs.ranges import Answer, FileLocks, Outcome
+from millpond.fs.filelocks.table import LockAnswer, LockOutcome, LockTable
+from millpond.fs.vfs.lock_types import OFFSET_MAX, Family, Lock, LockOwner, Mode
 
 SIZE = 6
 """Bytes in a modelled file. The last one stands for all that follow, too."""
@@ -93,7 +93,9 @@ class Model:
         self.held[place, owner] = after
         return 0
 
-    def setlk(self, place: Place, owner: LockOwner, mode: Mode, span: Range, ticket: int | None) -> Outcome:
+    def setlk(
+        self, place: Place, owner: LockOwner, mode: Mode, span: Range, ticket: int | None
+    ) -> LockOutcome:
         if place[1] is Family.FLOCK:
             span = (0, SIZE - 1)
             if self.cells(place, owner)[0] is not mode:
@@ -110,9 +112,9 @@ class Model:
         else:
             error = None
             self.queue.append((ticket, place, owner, mode, span))
-        return Outcome(error, tuple(self.settle()))
+        return LockOutcome(error, tuple(self.settle()))
 
-    def settle(self) -> Iterator[Answer]:
+    def settle(self) -> Iterator[LockAnswer]:
         progress = True
         while progress:
             progress = False
@@ -121,12 +123,12 @@ class Model:
                 if not self.blockers(place, owner, mode, span):
                     self.queue.remove(request)
                     progress = True
-                    yield Answer(owner.holder, ticket, self.paint(place, owner, mode, span))
+                    yield LockAnswer(owner.holder, ticket, self.paint(place, owner, mode, span))
 
-    def end(self, holder: int) -> Iterator[Answer]:
+    def end(self, holder: int) -> Iterator[LockAnswer]:
         for request in [request for request in self.queue if request[2].holder == holder]:
             self.queue.remove(request)
-            yield Answer(holder, request[0], errno.EIO)
+            yield LockAnswer(holder, request[0], errno.EIO)
         self.held = {key: cells for key, cells in self.held.items() if key[1].holder != holder}
         yield from self.settle()
 
@@ -136,7 +138,7 @@ class Histories(RuleBasedStateMachine):
 
     @initialize(most_locks=some.integers(2, 12), most_waiters=some.integers(1, 4))
     def begin(self, most_locks: int, most_waiters: int) -> None:
-        self.table, self.model = FileLocks(most_locks, most_waiters), Model(most_locks, most_waiters)
+        self.table, self.model = LockTable(most_locks, most_waiters), Model(most_locks, most_waiters)
         self.tickets = 0
 
     def request(self, place: Place, owner: LockOwner, mode: Mode, span: Range, ticket: int | None) -> None:
@@ -170,7 +172,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(holder=some.integers(0, 1))
     def end(self, holder: int) -> None:
-        def key(answer: Answer) -> tuple[int, int, int]:
+        def key(answer: LockAnswer) -> tuple[int, int, int]:
             return answer.holder, answer.ticket, answer.error
 
         expected = sorted(self.model.end(holder), key=key)
@@ -211,7 +213,7 @@ TestHistories.settings = settings(deadline=None, max_examples=100, stateful_step
 @settings(deadline=None)
 def test_whoever_waits_waits_for_one_who_does_not(steps: list[tuple[LockOwner, int, Mode, Range]]) -> None:
     """Processes of one thread, which wait for each lock until they have it, are never all stuck."""
-    model, table, waiting = Model(99, 99), FileLocks(), set[LockOwner]()
+    model, table, waiting = Model(99, 99), LockTable(), set[LockOwner]()
     for ticket, (owner, inode, mode, span) in enumerate(steps):
         if owner in waiting:
             continue
@@ -300,7 +302,7 @@ def to_the_kernel(span: Range) -> list[int]:
     return [start, 0 if end == SIZE - 1 else end + 1 - start]  # 0 is to the end of the file
 
 
-def to_the_table(table: FileLocks, owner: LockOwner, command: list[Any]) -> object:
+def to_the_table(table: LockTable, owner: LockOwner, command: list[Any]) -> object:
     name, *rest = command
     if name == "close_another":
         table.release(1, Family.POSIX, owner)
@@ -322,7 +324,7 @@ def test_as_the_kernel_locks(processes: list[Process], tmp_path: Path) -> None:
     @settings(deadline=None, max_examples=150)
     @example([(n, ("setlk", Mode.READ, (m, m))) for n, m in ((0, 4), (1, 2), (0, 0))] + [(2, GETLK)])
     def check(history: list[tuple[int, tuple[Any, ...]]]) -> None:
-        table, file = FileLocks(), tmp_path / str(next(files))
+        table, file = LockTable(), tmp_path / str(next(files))
         for process in processes:
             assert process("open", str(file)) == 0
         for number, (name, *rest) in history:

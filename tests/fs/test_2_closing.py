@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from millpond.fs import protocol as p
-from millpond.fs.preparing import Preparing
-from millpond.fs.tree import Node
-from millpond.fs.volume import Handle
+from millpond.fs.proto import file_ops as p
+from millpond.fs.server.preallocation import PreallocatedFiles
+from millpond.fs.vfs.inode_api import Node
+from millpond.fs.vfs.path_api import Handle
 
 from .hostile_world import World, world
 from .support import NAME
@@ -35,14 +35,14 @@ def test_a_file_that_is_forgotten_while_it_is_closed_is_closed(
     world: World, meanwhile: Callable[[World, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got = world.prepared()
-    before, forget = world.server.open_files, Preparing.forget
+    before, forget = world.server.open_files, PreallocatedFiles.forget
 
-    def late(self: Preparing, node: Node, handle: Handle) -> None:
+    def late(self: PreallocatedFiles, node: Node, handle: Handle) -> None:
         monkeypatch.undo()
         forget(self, node, handle)
         meanwhile(world, node)
 
-    monkeypatch.setattr(Preparing, "forget", late)
+    monkeypatch.setattr(PreallocatedFiles, "forget", late)
     world.say(p.Release(got.handles[0]))
     if meanwhile is forgets:
         assert world.server.open_files == before - 1

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import ProtocolError
-from millpond.fs import fetch_messages as f
-from millpond.fs import fetching
-from millpond.fs import protocol as p
-from millpond.fs.contents import MOST
-from millpond.fs.tree import ROOT, Node
-from millpond.fs.volume import MAX_TRANSFER, Attributes
+from millpond.fs.client import prefetcher
+from millpond.fs.client.cache.small_files import MOST
+from millpond.fs.proto import bulk_read as f
+from millpond.fs.proto import file_ops as p
+from millpond.fs.vfs.inode_api import ROOT, Node
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes
 
 from .keeping import Client, Device, shared
 from .support import SOON, Doing, Server, errno_of
@@ -117,7 +117,7 @@ def test_the_rest_is_as_new_as_what_was_read(samples: list[bytes], client: Clien
 def test_a_directory_that_is_too_long_to_be_listed(
     samples: list[bytes], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "_NAME", 1)
+    monkeypatch.setattr(prefetcher, "_NAME", 1)
     read_some(client, samples[:128])
     assert asked(client, "fs.fetch", "fs.readdir") == 0
 
@@ -292,7 +292,7 @@ def test_a_reader_that_is_faster(client: Client) -> None:
 def test_what_nobody_reads_is_forgotten_in_the_end(
     client: Client, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millpond.fs.book._MOST_IDLE", 100)
+    monkeypatch.setattr("millpond.fs.client.cache.inodes._MOST_IDLE", 100)
     public = Path(f"/proc/self/fd/{client.server.root}") / "public"
     for number in range(300):
         (public / str(number)).write_text(str(number))

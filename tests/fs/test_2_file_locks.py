@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from millpond.base.errors import ProtocolError
-from millpond.fs import range_messages as r
-from millpond.fs.file_locks import SharedLocks
-from millpond.fs.lock_client import DeviceGuard
-from millpond.fs.lock_server import serve
-from millpond.fs.lock_types import OFFSET_MAX, Family, Lock, LockOwner, Mode
-from millpond.fs.locks import DEVICE
-from millpond.fs.master import Master
-from millpond.fs.own_locks import OwnLocks, SplitLocks
-from millpond.fs.remote_locks import RemoteLocks
-from millpond.fs.tree import ROOT, Locking, Node, Waiting
+from millpond.fs.coherence.delegation_table import DEVICE
+from millpond.fs.coherence.device_client import DeviceDelegationBreaker
+from millpond.fs.coherence.device_server import serve
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.filelocks.local import LocalLocks, RoutedLocks
+from millpond.fs.filelocks.remote import RemoteLocks
+from millpond.fs.filelocks.service import LockService
+from millpond.fs.proto import file_locks as r
+from millpond.fs.vfs.inode_api import ROOT, Locking, Node, Waiting
+from millpond.fs.vfs.lock_types import OFFSET_MAX, Family, Lock, LockOwner, Mode
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
@@ -247,17 +247,17 @@ def lapsed() -> set[int]:
 
 
 @pytest.fixture
-def shared(lapsed: set[int]) -> SharedLocks:
-    return SharedLocks(lambda holder: holder in lapsed)
+def shared(lapsed: set[int]) -> LockService:
+    return LockService(lambda holder: holder in lapsed)
 
 
-def era_of(shared: SharedLocks, holder: int) -> int:
+def era_of(shared: LockService, holder: int) -> int:
     answer = shared.perform(holder, 0, r.AwaitLocks(0, 0.0))
     assert isinstance(answer, r.Regain)
     return answer.era
 
 
-def test_nothing_is_done_in_an_era_that_has_ended(shared: SharedLocks) -> None:
+def test_nothing_is_done_in_an_era_that_has_ended(shared: LockService) -> None:
     era = era_of(shared, H)
     setting = r.SetLock(7, era, False, 1, WRITE)
     assert shared.perform(H, 7, setting) == r.LockSet(0) and shared.count(H) == 1
@@ -270,7 +270,7 @@ def test_nothing_is_done_in_an_era_that_has_ended(shared: SharedLocks) -> None:
 
 @FAMILIES
 def test_who_has_lapsed_keeps_his_locks_until_somebody_wants_them(
-    shared: SharedLocks, lapsed: set[int], family: Family
+    shared: LockService, lapsed: set[int], family: Family
 ) -> None:
     flock = family is Family.FLOCK
     eras = {holder: era_of(shared, holder) for holder in (H, J)}
@@ -299,7 +299,7 @@ def test_who_has_lapsed_keeps_his_locks_until_somebody_wants_them(
         r.GetLock(7, 1, UNLOCK, 0, 1),
     ],
 )
-def test_what_no_kernel_asks_is_refused(shared: SharedLocks, request_: r.LockRequest) -> None:
+def test_what_no_kernel_asks_is_refused(shared: LockService, request_: r.LockRequest) -> None:
     if isinstance(request_, r.SetLock):
         values = {name: getattr(request_, name) for name in r.SetLock.__slots__} | {"file": 7}
         request_ = r.SetLock(**values | {"era": era_of(shared, H)})
@@ -307,7 +307,7 @@ def test_what_no_kernel_asks_is_refused(shared: SharedLocks, request_: r.LockReq
     assert shared.count(H) == 0
 
 
-def test_what_is_no_request(shared: SharedLocks) -> None:
+def test_what_is_no_request(shared: LockService) -> None:
     class Odd(r.LockRequest):
         NAME = "odd"
 
@@ -322,8 +322,8 @@ def test_a_client_locks_only_what_it_knows(served: Server) -> None:
 
 
 def test_files_of_ones_own(top: Path) -> None:
-    own, shared = OwnLocks(), OwnLocks()
-    locks: Locking = SplitLocks(lambda node: node == 2, shared, own)
+    own, shared = LocalLocks(), LocalLocks()
+    locks: Locking = RoutedLocks(lambda node: node == 2, shared, own)
     for node in (Node(2), Node(3)):
         told, late = Told(), Told(6)
         assert locks.lock(node, Family.POSIX, lock(WRITE), None) == 0
@@ -341,13 +341,13 @@ def test_files_of_ones_own(top: Path) -> None:
 
 
 def test_a_device_without_a_server_has_its_own_which_the_server_then_learns(tmp_path: Path) -> None:
-    guard = DeviceGuard(tmp_path / "locks", lease=0.5)
+    guard = DeviceDelegationBreaker(tmp_path / "locks", lease=0.5)
     locks = RemoteLocks(lambda node, request: guard.ask_of_locks(node or 0, request(node or 0)))
     told = Told()
     assert locks.lock(ROOT, Family.POSIX, lock(WRITE, 0, 0), None) == 0
     assert locks.lock(ROOT, Family.POSIX, lock(WRITE, 0, 0, owner=1), None) == errno.EAGAIN
     assert locks.lock(ROOT, Family.POSIX, lock(WRITE, 0, 0, owner=2), told.waiting) is None
-    master = Master(30.0)
+    master = DelegationManager(30.0)
     with listening(tmp_path / "locks") as listener:
         threading.Thread(target=_accept, args=(listener, master), daemon=True).start()
         with guard:
@@ -360,7 +360,7 @@ def test_a_device_without_a_server_has_its_own_which_the_server_then_learns(tmp_
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def _accept(listener: socket.socket, master: Master) -> None:
+def _accept(listener: socket.socket, master: DelegationManager) -> None:
     with contextlib.suppress(OSError):
         while True:
             channel = Channel(listener.accept()[0], "the mount")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
-from millpond.fs import protocol as p
-from millpond.fs.tree import ROOT
+from millpond.fs.proto import file_ops as p
+from millpond.fs.vfs.inode_api import ROOT
 
 from .hostile_world import World, world
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from millpond.fs import naming as edge
-from millpond.fs import naming_messages as n
-from millpond.fs import protocol as p
-from millpond.fs.preparing import Preparing
-from millpond.fs.tree import Changes, Node, WouldWait
-from millpond.fs.volume import Handle
+from millpond.fs.client import async_create as edge
+from millpond.fs.proto import async_create as n
+from millpond.fs.proto import file_ops as p
+from millpond.fs.server.preallocation import PreallocatedFiles
+from millpond.fs.vfs.inode_api import Node, SetAttr, WouldBlock
+from millpond.fs.vfs.path_api import Handle
 from millpond.linux import syscalls
 
 from .keeping import Client, shared
@@ -73,7 +73,7 @@ def test_who_may_not_wait_does_not_wait_for_who_asks(client: Client) -> None:
     client.gate.shut("fs.prepared")
     one = Doing(make, client, b"one")
     client.gate.reached()
-    with pytest.raises(WouldWait):
+    with pytest.raises(WouldBlock):
         Doing(make, client, b"two", may_wait=False).result()
     client.gate.open()
     one.result()
@@ -101,13 +101,13 @@ def test_what_comes_for_a_directory_that_was_let_go_is_given_back(client: Client
 def test_a_second_grant_gives_back_what_the_first_has_prepared(world: World) -> None:
     world.attend()
     before = world.server.open_files
-    first = world.say(n.Prepare(world.directory, 0, 9))
-    assert isinstance(first, n.Prepared) and world.server.open_files == before + 9
-    second = world.say(n.Prepare(world.directory, 0, 3))
-    assert isinstance(second, n.Prepared) and world.server.open_files == before + 3
+    first = world.say(n.Preallocate(world.directory, 0, 9))
+    assert isinstance(first, n.Preallocated) and world.server.open_files == before + 9
+    second = world.say(n.Preallocate(world.directory, 0, 3))
+    assert isinstance(second, n.Preallocated) and world.server.open_files == before + 3
     for got, answer in ((first, p.Error), (second, p.Done)):
-        naming = n.Naming(1, world.directory, second.granted, got.nodes[0], b"new", 0o644, 5)
-        assert isinstance(world.say(n.Tell((naming,))), answer)
+        naming = n.NameUpdate(1, world.directory, second.granted, got.nodes[0], b"new", 0o644, 5)
+        assert isinstance(world.say(n.FlushNames((naming,))), answer)
 
 
 @pytest.mark.parametrize("kind", ["casefold", "ecryptfs"])
@@ -189,17 +189,17 @@ def test_who_has_waited_for_others_to_tell_names_has_less_time_left(
     make(client, b"g")
     while how == "create" and tree.naming.names.held[client.public].spares:
         make(client, b"%d" % len(tree.naming.names.held[client.public].spares))
-    tell = Preparing.tell
+    tell = PreallocatedFiles.tell
 
     def late(*arguments: Any) -> None:
         go_on.wait(4 * SOON)
         tell(*arguments)
 
-    monkeypatch.setattr(Preparing, "tell", late)
+    monkeypatch.setattr(PreallocatedFiles, "tell", late)
     with tree.naming._telling:
         operations: dict[str, Callable[[], object]] = {
             "settle": tree.naming.settle,
-            "setattr": lambda: tree.setattr(client.public, Changes(mode=0o777)),
+            "setattr": lambda: tree.setattr(client.public, SetAttr(mode=0o777)),
             "create": lambda: make(client, b"h"),
             "write": lambda: tree.write(opened, b"data", 0),
         }

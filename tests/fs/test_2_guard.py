@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from millpond.base.deadline import Deadline
-from millpond.fs import lock_client
-from millpond.fs import lock_messages as m
-from millpond.fs.lock_client import DeviceGuard
-from millpond.fs.locks import Holder
-from millpond.fs.marks import Marks, SeenMarks
-from millpond.fs.master import Master
-from millpond.fs.tree import WouldWait
+from millpond.fs.coherence import device_client
+from millpond.fs.coherence.delegation_table import Holder
+from millpond.fs.coherence.device_client import DeviceDelegationBreaker
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.coherence.shared_bitmap import SharedBitmap, SharedBitmapView
+from millpond.fs.proto import delegations as m
+from millpond.fs.vfs.inode_api import WouldBlock
 from millpond.wire.channel import Channel
 
 from .keeping import LONG_LEASE, Listening, mastered
@@ -41,23 +41,23 @@ def server(path: Path) -> Iterator[Listening]:
 
 
 @pytest.fixture
-def guard(server: Listening, path: Path) -> Iterator[DeviceGuard]:
-    with DeviceGuard(path, lease=LONG_LEASE) as made:
+def guard(server: Listening, path: Path) -> Iterator[DeviceDelegationBreaker]:
+    with DeviceDelegationBreaker(path, lease=LONG_LEASE) as made:
         yield made
 
 
-def changed(guard: DeviceGuard, *directories: int, inodes: tuple[int, ...] = ()) -> None:
+def changed(guard: DeviceDelegationBreaker, *directories: int, inodes: tuple[int, ...] = ()) -> None:
     with guard.change(*directories, inodes=inodes):
         pass
 
 
-def give_up(master: Master, holder: Holder, opened: tuple[int, ...] = ()) -> set[int]:
+def give_up(master: DelegationManager, holder: Holder, opened: tuple[int, ...] = ()) -> set[int]:
     inodes, upto = master.next_recall(holder, SOON)
     master.recalled(holder, inodes, upto, opened)
     return set(inodes)
 
 
-def test_a_mount_that_has_arrived_stays(server: Listening, guard: DeviceGuard) -> None:
+def test_a_mount_that_has_arrived_stays(server: Listening, guard: DeviceDelegationBreaker) -> None:
     """With that connection its file locks would end."""
     time.sleep(0.3)
     assert server.accepted == 1
@@ -66,7 +66,7 @@ def test_a_mount_that_has_arrived_stays(server: Listening, guard: DeviceGuard) -
     assert server.accepted == 2
 
 
-def test_a_change_is_announced(server: Listening, guard: DeviceGuard) -> None:
+def test_a_change_is_announced(server: Listening, guard: DeviceDelegationBreaker) -> None:
     master, client = server.master, server.client()
     with guard.change(D, inodes=(F,)) as change:
         assert master.share(client, D) == master.share(client, F) == 0
@@ -78,7 +78,7 @@ def test_a_change_is_announced(server: Listening, guard: DeviceGuard) -> None:
     assert eventually(lambda: master.share(client, D) and master.share(client, F) and master.share(client, G))
 
 
-def test_a_change_waits_until_nobody_keeps_it(server: Listening, guard: DeviceGuard) -> None:
+def test_a_change_waits_until_nobody_keeps_it(server: Listening, guard: DeviceDelegationBreaker) -> None:
     master, client = server.master, server.client()
     master.share(client, F)
     doing = Doing(changed, guard, D, inodes=(F,))
@@ -90,10 +90,10 @@ def test_a_change_waits_until_nobody_keeps_it(server: Listening, guard: DeviceGu
     doing.result()
 
 
-def test_who_cannot_wait_is_told_so(server: Listening, guard: DeviceGuard) -> None:
+def test_who_cannot_wait_is_told_so(server: Listening, guard: DeviceDelegationBreaker) -> None:
     master, client = server.master, server.client()
     master.share(client, F)
-    with pytest.raises(WouldWait):
+    with pytest.raises(WouldBlock):
         Doing(changed, guard, D, inodes=(F,), may_wait=False).result()
     assert eventually(lambda: master.share(client, D))  # nothing has begun
 
@@ -101,7 +101,7 @@ def test_who_cannot_wait_is_told_so(server: Listening, guard: DeviceGuard) -> No
         with guard.change(D + 1) as change:
             change.revoke(F)
 
-    with pytest.raises(WouldWait):
+    with pytest.raises(WouldBlock):
         Doing(revoke, may_wait=False).result()
     assert eventually(lambda: master.share(client, D + 1))
     doing = Doing(revoke)
@@ -110,12 +110,12 @@ def test_who_cannot_wait_is_told_so(server: Listening, guard: DeviceGuard) -> No
     doing.result()
 
 
-def test_who_looks_asks_only_where_there_is_a_mark(server: Listening, guard: DeviceGuard) -> None:
+def test_who_looks_asks_only_where_there_is_a_mark(server: Listening, guard: DeviceDelegationBreaker) -> None:
     master, client = server.master, server.client()
     assert not guard.settle(D) and server.accepted == 1
     assert master.take(client, D)
     assert not guard.settle(F) and server.accepted == 1
-    with pytest.raises(WouldWait):
+    with pytest.raises(WouldBlock):
         Doing(guard.settle, D, may_wait=False).result()
     looking = Doing(guard.settle, D)
     assert master.next_recall(client, SOON)[0] == {D} and not looking.done
@@ -125,7 +125,7 @@ def test_who_looks_asks_only_where_there_is_a_mark(server: Listening, guard: Dev
 
 
 def test_marks_are_those_of_the_master_that_is_there(server: Listening, path: Path) -> None:
-    with DeviceGuard(path, lease=0.5) as guard:
+    with DeviceDelegationBreaker(path, lease=0.5) as guard:
         assert server.master.take(server.client(), D)
         server.kill()
         Doing(guard.settle, D).result()  # once its leases are over
@@ -142,16 +142,19 @@ def test_marks_are_those_of_the_master_that_is_there(server: Listening, path: Pa
 def test_what_is_granted_before_the_marks_have_come_is_asked_for(
     server: Listening, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    received, come = lock_client._received_marks, threading.Event()
+    received, come = device_client._received_marks, threading.Event()
 
-    def late(channel: Channel) -> SeenMarks:
+    def late(channel: Channel) -> SharedBitmapView:
         assert come.wait(SOON)
         return received(channel)
 
-    monkeypatch.setattr(lock_client, "_received_marks", late)
-    made = DeviceGuard(path, lease=0.5)
-    before = Marks()
-    made._marks, made._heard = SeenMarks(os.dup(before.shared())), -math.inf  # of a master that is gone
+    monkeypatch.setattr(device_client, "_received_marks", late)
+    made = DeviceDelegationBreaker(path, lease=0.5)
+    before = SharedBitmap()
+    made._marks, made._heard = (
+        SharedBitmapView(os.dup(before.shared())),
+        -math.inf,
+    )  # of a master that is gone
     arriving = Doing(made.__enter__)
     client = server.client()
     assert eventually(lambda: server.accepted and server.master.take(client, F))
@@ -164,7 +167,9 @@ def test_what_is_granted_before_the_marks_have_come_is_asked_for(
     made.__exit__()
 
 
-def test_a_refusal_says_why(server: Listening, guard: DeviceGuard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_says_why(
+    server: Listening, guard: DeviceDelegationBreaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def late(*_: object, **_more: object) -> None:
         raise OSError(errno.ETIMEDOUT, "they never gave it up")
 
@@ -172,7 +177,9 @@ def test_a_refusal_says_why(server: Listening, guard: DeviceGuard, monkeypatch: 
     assert errno_of(changed, guard, D) == errno.ETIMEDOUT
 
 
-def test_what_the_kernel_writes_is_granted_to_nobody(server: Listening, guard: DeviceGuard) -> None:
+def test_what_the_kernel_writes_is_granted_to_nobody(
+    server: Listening, guard: DeviceDelegationBreaker
+) -> None:
     master, client = server.master, server.client()
     for inode in (F, F, G):
         with guard.change(inodes=(inode,)):
@@ -188,7 +195,7 @@ def test_what_the_kernel_writes_is_granted_to_nobody(server: Listening, guard: D
 
 
 def test_the_kernel_may_not_write_what_a_client_keeps_or_has_open(
-    server: Listening, guard: DeviceGuard
+    server: Listening, guard: DeviceDelegationBreaker
 ) -> None:
     master, client = server.master, server.client()
     master.opened(client, F)
@@ -209,16 +216,16 @@ def test_a_mount_that_dies_leaves_nothing(server: Listening, path: Path) -> None
     channel = Channel(socket.socket(socket.AF_UNIX), "the master")
     channel.sock.connect(str(path))
     with channel:
-        channel.call(m.Begin((D,), (F,), True), m.Begun, Deadline.after(SOON))
-        channel.call(m.BeginWriting(G), m.Writing, Deadline.after(SOON))
+        channel.call(m.BeginChange((D,), (F,), True), m.ChangeBegun, Deadline.after(SOON))
+        channel.call(m.BeginWriting(G), m.WritingBegun, Deadline.after(SOON))
         channel.send(m.EndWriting(99), Deadline.after(SOON))  # of which it knows nothing
-        assert channel.call(m.BeginWriting(G), m.Writing, Deadline.after(SOON)).by_kernel
+        assert channel.call(m.BeginWriting(G), m.WritingBegun, Deadline.after(SOON)).by_kernel
         assert [master.share(client, inode) for inode in (D, F, G)] == [0, 0, 0]
     assert eventually(lambda: all(master.share(client, inode) for inode in (D, F, G)))
 
 
 def test_a_master_that_was_started_again_is_told_what_is_written(
-    server: Listening, guard: DeviceGuard, path: Path
+    server: Listening, guard: DeviceDelegationBreaker, path: Path
 ) -> None:
     for inode in (F, G, G):
         assert guard.begin_writing(inode)
@@ -239,13 +246,13 @@ def test_a_master_that_never_heard_of_a_mount_grants_nothing(path: Path) -> None
     server = Listening(path, device=True)
     client = server.client()
     assert server.master.share(client, F) == 0 == server.master.share_data(client, F)
-    with DeviceGuard(path, lease=LONG_LEASE):
+    with DeviceDelegationBreaker(path, lease=LONG_LEASE):
         assert server.master.share(client, F)
     server.kill()
 
 
 def test_a_change_is_announced_to_a_master_that_was_started_again(
-    server: Listening, guard: DeviceGuard, path: Path
+    server: Listening, guard: DeviceDelegationBreaker, path: Path
 ) -> None:
     changed(guard, D)
     server.kill()
@@ -260,7 +267,7 @@ def test_a_change_is_announced_to_a_master_that_was_started_again(
 
 
 def test_a_change_in_the_middle_of_which_the_master_is_started_again(
-    server: Listening, guard: DeviceGuard, path: Path
+    server: Listening, guard: DeviceDelegationBreaker, path: Path
 ) -> None:
     """What is added to it is announced to another master, which must hear of the rest as well."""
     with guard.change(D, inodes=(G,)) as change:
@@ -273,11 +280,13 @@ def test_a_change_in_the_middle_of_which_the_master_is_started_again(
     again.kill()
 
 
-def test_a_master_that_is_away_is_waited_for(server: Listening, guard: DeviceGuard, path: Path) -> None:
+def test_a_master_that_is_away_is_waited_for(
+    server: Listening, guard: DeviceDelegationBreaker, path: Path
+) -> None:
     changed(guard, D)
     server.kill()
     doing = Doing(changed, guard, D)
-    with pytest.raises(WouldWait):
+    with pytest.raises(WouldBlock):
         Doing(changed, guard, D, may_wait=False).result()
     assert not doing.done
     again = Listening(path)
@@ -290,7 +299,7 @@ def test_a_master_that_does_not_come_back_is_waited_for_as_long_as_a_lease(
 ) -> None:
     lease = 1.0
     start = time.monotonic()
-    with DeviceGuard(path, lease=lease) as guard:
+    with DeviceDelegationBreaker(path, lease=lease) as guard:
         changed(guard, D)
         server.kill()
         changed(guard, D, inodes=(F,))
@@ -302,7 +311,7 @@ def test_a_master_that_does_not_come_back_is_waited_for_as_long_as_a_lease(
 
 
 def test_nobody_is_waited_for_where_there_never_was_a_master(path: Path) -> None:
-    with DeviceGuard(path, lease=1000.0) as guard:
+    with DeviceDelegationBreaker(path, lease=1000.0) as guard:
         changed(guard, D, inodes=(F,))
         assert guard.begin_writing(F)
         guard.end_writing(F)

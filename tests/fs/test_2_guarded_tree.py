@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.guarded import Guarded
-from millpond.fs.inodes import Inodes
-from millpond.fs.lock_client import DeviceGuard
-from millpond.fs.mappings import is_written
-from millpond.fs.tree import ROOT, Access, Changes, Node
-from millpond.fs.volume import Handle
+from millpond.fs.coherence.coherent_fs import CoherentFs
+from millpond.fs.coherence.device_client import DeviceDelegationBreaker
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.mmap_writers import has_writers
+from millpond.fs.vfs.inode_api import ROOT, CacheMode, Node, SetAttr
+from millpond.fs.vfs.path_api import Handle
 
 from .keeping import LONG_LEASE, Listening, mastered
 from .support import Doing, eventually
@@ -31,21 +31,21 @@ def server(tmp_path: Path) -> Iterator[Listening]:
 
 
 @pytest.fixture
-def guard(server: Listening, tmp_path: Path) -> Iterator[DeviceGuard]:
-    with DeviceGuard(tmp_path / "locks", lease=LONG_LEASE) as made:
+def guard(server: Listening, tmp_path: Path) -> Iterator[DeviceDelegationBreaker]:
+    with DeviceDelegationBreaker(tmp_path / "locks", lease=LONG_LEASE) as made:
         yield made
 
 
 class OnDevice:
     """The device's tree, guarded, and a client of the master that wants to keep all that there is."""
 
-    def __init__(self, server: Listening, guard: DeviceGuard, top: Path) -> None:
+    def __init__(self, server: Listening, guard: DeviceDelegationBreaker, top: Path) -> None:
         self.top, self.master, self.client = top, server.master, server.client()
         (top / "public").mkdir()
         (top / "private").mkdir()
         self.root = os.open(top, os.O_PATH | os.O_DIRECTORY)
-        self.inodes = Inodes(self.root, public=b"public")
-        self.tree = Guarded(self.inodes, guard, by_kernel=True)
+        self.inodes = BackingFs(self.root, public=b"public")
+        self.tree = CoherentFs(self.inodes, guard, by_kernel=True)
         self.public = self.tree.lookup(ROOT, b"public").node
         self.private = self.tree.lookup(ROOT, b"private").node
 
@@ -73,7 +73,7 @@ class OnDevice:
 
 
 @pytest.fixture
-def device(server: Listening, guard: DeviceGuard, top: Path) -> Iterator[OnDevice]:
+def device(server: Listening, guard: DeviceDelegationBreaker, top: Path) -> Iterator[OnDevice]:
     made = OnDevice(server, guard, top)
     yield made
     made.inodes.close()
@@ -93,7 +93,7 @@ def test_each_operation_recalls_what_it_changes(device: OnDevice) -> None:
         device.keep(*everything)
         return device.given_up(Doing(call, *arguments))  # type: ignore[arg-type]
 
-    assert does(tree.setattr, f, Changes(mode=0o600)) == device.numbers(f)
+    assert does(tree.setattr, f, SetAttr(mode=0o600)) == device.numbers(f)
     assert does(tree.open, f, os.O_WRONLY) == device.numbers(f)
     tree.release(Handle(max(tree._open)))
     assert does(tree.open, f, os.O_RDONLY) == set()
@@ -116,11 +116,11 @@ def test_the_private_part_is_nobody_elses(device: OnDevice, server: Listening) -
     server.kill()  # and so it need not be asked
     secret = device.made(b"secret", device.private)
     sub = tree.mkdir(device.private, b"d", 0o755, None).node
-    tree.setattr(secret, Changes(size=9))
+    tree.setattr(secret, SetAttr(size=9))
     tree.link(secret, sub, b"l")
     tree.rename(sub, b"l", device.private, b"m")
     handle = tree.open(secret, os.O_RDWR)
-    assert tree.write(handle, b"x", 0) == 1 and tree.access(handle) is Access.KERNEL
+    assert tree.write(handle, b"x", 0) == 1 and tree.access(handle) is CacheMode.KERNEL
     tree.release(handle)
     tree.unlink(device.private, b"m")
 
@@ -130,12 +130,12 @@ def test_who_writes_a_file(device: OnDevice) -> None:
     f = device.made(b"f")
     inode = device.inodes.inode(f)
     reading = tree.open(f, os.O_RDONLY)
-    assert tree.access(reading) is Access.KERNEL
+    assert tree.access(reading) is CacheMode.KERNEL
     device.keep(f)
     doing = Doing(tree.open, f, os.O_RDWR)
     device.given_up(doing)
     writing = doing.result()
-    assert tree.access(writing) is Access.KERNEL
+    assert tree.access(writing) is CacheMode.KERNEL
     assert master.share(device.client, inode) == 0 and not master.opened(device.client, inode)
     tree.release(writing)
     device.keep(f)
@@ -143,7 +143,7 @@ def test_who_writes_a_file(device: OnDevice) -> None:
     tree.release(reading)
     doing = Doing(tree.open, f, os.O_WRONLY)
     assert device.given_up(doing) == {inode}
-    assert tree.access(doing.result()) is Access.DIRECT
+    assert tree.access(doing.result()) is CacheMode.DIRECT
     device.keep(f)
     writing = Doing(tree.write, doing.result(), b"seen", 0)
     assert device.given_up(writing) == {inode}
@@ -160,7 +160,7 @@ def test_who_writes_a_file_that_the_kernel_reads(device: OnDevice) -> None:
     device.keep(f)
     doing = Doing(tree.open, f, os.O_WRONLY)
     assert device.given_up(doing) == {inode}
-    assert tree.access(doing.result()) is Access.KERNEL
+    assert tree.access(doing.result()) is CacheMode.KERNEL
     assert master.share(device.client, inode) == 0
     tree.release(reading)
     tree.release(doing.result())
@@ -174,15 +174,15 @@ def test_who_reads_a_file_that_the_daemon_writes(device: OnDevice) -> None:
     inode = device.inodes.inode(f)
     assert eventually(lambda: master.opened(device.client, inode))
     handles = [tree.open(f, flags) for flags in (os.O_WRONLY, os.O_RDONLY, os.O_RDWR)]
-    assert [tree.access(handle) for handle in handles] == [Access.DIRECT] * 3
+    assert [tree.access(handle) for handle in handles] == [CacheMode.DIRECT] * 3
     master.closed(device.client, inode)
     handles.append(tree.open(f, os.O_RDWR))
     tree.release(handles.pop(0))
-    assert [tree.access(handle) for handle in handles] == [Access.DIRECT] * 3
+    assert [tree.access(handle) for handle in handles] == [CacheMode.DIRECT] * 3
     for handle in handles:
         tree.release(handle)
     handle = tree.open(f, os.O_RDWR)
-    assert tree.access(handle) is Access.KERNEL
+    assert tree.access(handle) is CacheMode.KERNEL
     tree.release(handle)
 
 
@@ -190,7 +190,7 @@ def test_a_file_that_is_still_mapped_is_written(device: OnDevice) -> None:
     tree, master = device.tree, device.master
     f = device.made(b"f")
     inode = device.inodes.inode(f)
-    tree.setattr(f, Changes(size=mmap.PAGESIZE))
+    tree.setattr(f, SetAttr(size=mmap.PAGESIZE))
     with (device.top / "public/f").open("r+b") as file:
         mapping = mmap.mmap(file.fileno(), 0)
     for _ in range(2):  # and whoever opens it meanwhile has not ended that
@@ -208,11 +208,11 @@ def test_who_opens_a_file_while_it_is_looked_at(device: OnDevice) -> None:
     with (device.top / "public/f").open("rb") as looked_at:
         fcntl.fcntl(looked_at, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(looked_at, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        doing = [Doing(device.tree.open, f, os.O_RDWR), Doing(device.tree.setattr, f, Changes(size=3))]
+        doing = [Doing(device.tree.open, f, os.O_RDWR), Doing(device.tree.setattr, f, SetAttr(size=3))]
         time.sleep(0.05)
         assert not any(one.done for one in doing)
         fcntl.fcntl(looked_at, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         handle, known = [one.result() for one in doing]
-        assert known.attributes.size == 3 and is_written(looked_at.fileno())
+        assert known.attributes.size == 3 and has_writers(looked_at.fileno())
         device.tree.release(handle)
-        assert eventually(lambda: not is_written(looked_at.fileno()))
+        assert eventually(lambda: not has_writers(looked_at.fileno()))

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from millpond.fs import protocol as p
-from millpond.fs.bounded import Bounded
-from millpond.fs.by_path import ByPath
-from millpond.fs.client import RemoteTree
-from millpond.fs.layout import PUBLIC, prepare
-from millpond.fs.requests import Requests
-from millpond.fs.sessions import Sessions
-from millpond.fs.tree import ROOT, Found, Node
-from millpond.fs.usage import public_usage
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.proto import file_ops as p
+from millpond.fs.server.handlers import RequestHandlers
+from millpond.fs.server.sessions import SessionTable
+from millpond.fs.store.layout import PUBLIC, prepare
+from millpond.fs.store.quota_fs import QuotaFs
+from millpond.fs.store.usage import public_usage
+from millpond.fs.vfs.inode_api import ROOT, FoundEntry, Node
+from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.wire.messages import Message
 
 from .support import SOON, Server, errno_of
@@ -33,8 +33,8 @@ class Limited(Server):
     def __init__(self, top: Path) -> None:
         super().__init__(top, public=PUBLIC.encode())
         self.top = top
-        self.tree = self.bounded = Bounded(self.root, LIMIT, lambda: public_usage(top), public=b"public")
-        self.sessions = Sessions(self.tree)
+        self.tree = self.bounded = QuotaFs(self.root, LIMIT, lambda: public_usage(top), public=b"public")
+        self.sessions = SessionTable(self.tree)
         self.empty = self.counted
 
     @property
@@ -42,13 +42,13 @@ class Limited(Server):
         return self.bounded.quota.used, self.bounded.quota.files
 
     def host(self, name: bytes) -> Host:
-        return Host(Requests(self.tree, self.sessions.master, name * 16))
+        return Host(RequestHandlers(self.tree, self.sessions.master, name * 16))
 
 
 class Host:
     """Says what it wants."""
 
-    def __init__(self, requests: Requests) -> None:
+    def __init__(self, requests: RequestHandlers) -> None:
         self.requests = requests
         self.public = self.say(p.Walk(ROOT, (b"public",))).node
 
@@ -173,11 +173,11 @@ def test_what_the_device_removes_counts_too(limited: Limited) -> None:
 def test_a_file_that_is_removed_while_it_is_found_counts(
     limited: Limited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host, found = limited.host(b"h"), Bounded._found
+    host, found = limited.host(b"h"), QuotaFs._found
     opened = host.made(b"f")
     assert opened.found
 
-    def late(self: Bounded, descriptor: int, public: bool) -> Found:
+    def late(self: QuotaFs, descriptor: int, public: bool) -> FoundEntry:
         monkeypatch.undo()
         host.say(p.Unlink(host.public, b"f"))
         host.say(p.Release(opened.handle))
@@ -185,7 +185,7 @@ def test_a_file_that_is_removed_while_it_is_found_counts(
         assert limited.counted == limited.empty
         return found(self, descriptor, public)
 
-    monkeypatch.setattr(Bounded, "_found", late)
+    monkeypatch.setattr(QuotaFs, "_found", late)
     node: Node = limited.tree.lookup(Node(host.public), b"f").node
     assert limited.bounded.quota.used >= MIB and limited.bounded.recount() == (0, 0)
     limited.tree.forget(node, 1)
@@ -195,8 +195,8 @@ def test_a_file_that_is_removed_while_it_is_found_counts(
 
 def test_who_behaves_gets_the_room_of_what_he_removed(limited: Limited) -> None:
     """Also of what he does not use but has not told that he forgot, as of files that the device removed."""
-    tree = RemoteTree(limited.dial, timeout=SOON)
-    volume = ByPath(tree)
+    tree = RemoteFs(limited.dial, timeout=SOON)
+    volume = PathAdapter(tree)
     for remove in (volume.unlink, lambda path: (limited.top / path).unlink()):
         for _ in range(3):
             handle = volume.open("public/f", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)

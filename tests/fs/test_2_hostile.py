@@ -21,17 +21,17 @@ from hypothesis import strategies as st
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, Refused
-from millpond.fs import file_locks
-from millpond.fs import naming_messages as n
-from millpond.fs import protocol as p
-from millpond.fs import range_messages as r
-from millpond.fs.fetch_messages import Fetch
-from millpond.fs.listing import unpack_entries
-from millpond.fs.master import Master
-from millpond.fs.sessions import Sessions
-from millpond.fs.tree import ROOT
-from millpond.fs.volume import MAX_TRANSFER, Owner
-from millpond.fs.volume_messages import GetStatus, StatusIs
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.filelocks import service
+from millpond.fs.proto import async_create as n
+from millpond.fs.proto import file_locks as r
+from millpond.fs.proto import file_ops as p
+from millpond.fs.proto.bulk_read import Fetch
+from millpond.fs.proto.dirents import unpack_entries
+from millpond.fs.proto.status import GetStatus, StatusIs
+from millpond.fs.server.sessions import SessionTable
+from millpond.fs.vfs.inode_api import ROOT
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Owner
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure, Message
 
@@ -40,11 +40,11 @@ from .hostility import NUMBERS, REPLIES, any_of, kinds, others
 from .support import LANE, NAME, SOON, Doing, Server
 
 __all__ = ["world"]
-FIRST = (p.Hello, p.Attend, GetStatus)
+FIRST = (p.SessionHello, p.Attend, GetStatus)
 
 
 GOOD: dict[type[Message], Callable[[World], Message]] = {
-    p.Hello: lambda _: p.Hello(NAME, LANE),
+    p.SessionHello: lambda _: p.SessionHello(NAME, LANE),
     p.Attend: lambda _: p.Attend(NAME),
     p.Again: lambda _: p.Again(),
     p.Goodbye: lambda _: p.Goodbye(),
@@ -71,8 +71,8 @@ GOOD: dict[type[Message], Callable[[World], Message]] = {
     p.Allocate: lambda w: p.Allocate(w.own, 0, 0, 10),
     p.Seek: lambda w: p.Seek(w.own, 0, os.SEEK_DATA),
     p.Release: lambda w: p.Release(w.open()),
-    n.Prepare: lambda w: n.Prepare(w.directory, 0, 3),
-    n.Tell: lambda w: n.Tell((w.naming(),), (n.Touched(w.directory, 1),)),
+    n.Preallocate: lambda w: n.Preallocate(w.directory, 0, 3),
+    n.FlushNames: lambda w: n.FlushNames((w.naming(),), (n.Touched(w.directory, 1),)),
     p.Closed: lambda w: p.Closed(w.private_inodes[0]),
     p.GetStatistics: lambda _: p.GetStatistics(),
     Fetch: lambda w: Fetch((w.node,), ((b"f",),), 100),
@@ -254,19 +254,19 @@ def test_the_wrong_order(world: World) -> None:
     assert isinstance(world.say(p.Again()), r.Regain)
     world.say(p.ReadDirectory(world.node))
     assert world.say(p.Again()) == p.Error(errno.EIO)
-    assert isinstance(world.say(p.Hello(NAME, LANE)), Failure)
+    assert isinstance(world.say(p.SessionHello(NAME, LANE)), Failure)
     with Channel(world.server.raw(), "server") as channel:  # Goodbye, and more at once
-        channel.send(p.Hello(b"one more's name.", LANE), Deadline.after(SOON))
+        channel.send(p.SessionHello(b"one more's name.", LANE), Deadline.after(SOON))
         channel.send(p.Goodbye(), Deadline.after(SOON))
         with contextlib.suppress(ConnectionLost):  # the server may have hung up by then
             for request in (p.Unlink(world.node, b"f"), p.Goodbye()):
                 channel.send(request, Deadline.after(SOON))
-        assert isinstance(channel.receive(Deadline.after(SOON)).message, p.Welcome)
+        assert isinstance(channel.receive(Deadline.after(SOON)).message, p.SessionWelcome)
         assert isinstance(channel.receive(Deadline.after(SOON)).message, p.Done)
     assert (world.public / "f").exists()
     for name, lane in ((b"", LANE), (NAME, b""), (NAME * 2, LANE), (b"n" * 15, LANE)):
         with Channel(world.server.raw(), "server") as channel, pytest.raises(Refused):
-            channel.call(p.Hello(name, lane), Message, Deadline.after(SOON))
+            channel.call(p.SessionHello(name, lane), Message, Deadline.after(SOON))
     with Channel(world.server.raw(), "server") as channel:
         assert isinstance(channel.call(GetStatus(True), Message, Deadline.after(SOON)), StatusIs)
 
@@ -280,7 +280,7 @@ def test_lists_of_a_hundred_thousand_nodes(world: World) -> None:
 
 
 def test_answers_that_nobody_asks_for_do_not_pile_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_locks, "_MOST_ANSWERS", 8)
+    monkeypatch.setattr(service, "_MOST_ANSWERS", 8)
 
     def lock(owner: int, mode: int, ticket: int | None = None) -> Message:
         return world.say(r.SetLock(world.file, world.era, False, owner, mode, ticket=ticket))
@@ -326,7 +326,7 @@ def test_lanes_that_close_and_forget_under_each_other(world: World) -> None:
 def test_who_may_not_wait_for_the_device_has_done_nothing(tmp_path: Path) -> None:
     (tmp_path / "public").mkdir()
     server = Server(tmp_path, public=b"public")
-    server.sessions = Sessions(server.tree, Master(device=True))
+    server.sessions = SessionTable(server.tree, DelegationManager(device=True))
     with server.talk(patient=False) as talk:
         public = talk.find(b"public")
         assert talk.ask(p.Create(public, b"f", os.O_RDWR, 0o644, keeps=True)) == p.Pending()

@@ -19,16 +19,17 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, ProtocolError
-from millpond.fs import abi, listing
-from millpond.fs import protocol as p
-from millpond.fs import range_messages as r
-from millpond.fs.abi import Code, Header
-from millpond.fs.client import RemoteTree
-from millpond.fs.lock_types import Family, Lock, LockOwner, Mode
-from millpond.fs.raw import _DOES, Binding
-from millpond.fs.recalls import Recalls
-from millpond.fs.replies import require_possible
-from millpond.fs.tree import ROOT, Node, WouldWait, patient
+from millpond.fs.client.callbacks import CallbackChannel
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.fuse import abi
+from millpond.fs.fuse.abi import Code, Header
+from millpond.fs.fuse.server import _DOES, FuseServer
+from millpond.fs.proto import dirents
+from millpond.fs.proto import file_locks as r
+from millpond.fs.proto import file_ops as p
+from millpond.fs.proto.validate import require_possible
+from millpond.fs.vfs.inode_api import ROOT, Node, WouldBlock, may_block
+from millpond.fs.vfs.lock_types import Family, Lock, LockOwner, Mode
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
@@ -47,7 +48,7 @@ _ANSWERED_BY: dict[type[Message], type[Message]] = {
     **dict.fromkeys([p.Read, p.ReadFile], p.Data),
     **dict.fromkeys([p.Sync, p.SyncDirectory, p.Goodbye], p.Done),
     **dict.fromkeys([r.SetLock, r.ReleaseLocks, r.DropLocks, r.CancelLock], r.LockSet),
-    p.Hello: p.Welcome,
+    p.SessionHello: p.SessionWelcome,
     p.ReadDirectory: p.Entries,
     p.ReadLink: p.Link,
     p.Write: p.Written,
@@ -133,8 +134,8 @@ class Mounted:
 
     def __init__(self, device: Device) -> None:
         self.device, self.told = device, Told()
-        self.tree = RemoteTree(device.dial, timeout=4 * SOON)
-        self.binding = Binding(self.told, self.tree)  # type: ignore[arg-type]
+        self.tree = RemoteFs(device.dial, timeout=4 * SOON)
+        self.binding = FuseServer(self.told, self.tree)  # type: ignore[arg-type]
         self.directory, self.file, self.link = (
             self.tree.lookup(ROOT, name).node for name in (b"d", b"f", b"l")
         )
@@ -154,14 +155,14 @@ class Mounted:
     def ask(self, code: Code, body: bytes, node: Node | None = None) -> int:
         """The errno that the kernel is told, 0 for none."""
         header = Header(0, code, 7, node or self.directory, 0, 0)
-        token = patient.set(False)
+        token = may_block.set(False)
         try:
             self.binding._answer(_DOES[code], header, memoryview(body))
-        except WouldWait:
-            patient.set(True)
+        except WouldBlock:
+            may_block.set(True)
             self.binding._answer(_DOES[code], header, memoryview(body))
         finally:
-            patient.reset(token)
+            may_block.reset(token)
         return self.told.error
 
     def requests(self) -> dict[type[Message], list[tuple[Code, bytes, Node]]]:
@@ -274,10 +275,10 @@ def _possible(reply: Message) -> bool:
         p.Link(b""),
         p.Link(b"a\0"),
         p.Link(b"x" * 4096),
-        p.Welcome(1, 0, 1, float("inf")),
-        p.Welcome(1, 0, 1, float("nan")),
-        p.Welcome(1, 0, 1, -1.0),
-        p.Welcome(0, 0, 1, 1.0),
+        p.SessionWelcome(1, 0, 1, float("inf")),
+        p.SessionWelcome(1, 0, 1, float("nan")),
+        p.SessionWelcome(1, 0, 1, -1.0),
+        p.SessionWelcome(0, 0, 1, 1.0),
         r.LockIs(3),
         r.LockIs(0, 5, 4),
         r.LockIs(0, 0, 0, 1 << 32),
@@ -300,12 +301,14 @@ def test_what_is_so_is_possible() -> None:
     )
 
 
-@pytest.mark.parametrize("welcome", [*varied(_GOOD[p.Welcome]), p.Done(), p.Error(5), p.Pending()], ids=str)
+@pytest.mark.parametrize(
+    "welcome", [*varied(_GOOD[p.SessionWelcome]), p.Done(), p.Error(5), p.Pending()], ids=str
+)
 def test_a_strange_welcome(welcome: Message) -> None:
     device = Device()
-    device.says[p.Welcome] = welcome, b""
-    tree = RemoteTree(device.dial, timeout=4 * SOON)
-    possible = isinstance(welcome, p.Welcome) and _possible(welcome)
+    device.says[p.SessionWelcome] = welcome, b""
+    tree = RemoteFs(device.dial, timeout=4 * SOON)
+    possible = isinstance(welcome, p.SessionWelcome) and _possible(welcome)
     assert errno_of(tree.statfs) == (None if possible else errno.EIO)
     device.says.clear()
     assert errno_of(tree.statfs) is None
@@ -319,12 +322,12 @@ def test_a_strange_welcome(welcome: Message) -> None:
     ids=lambda n: n[0][:9],
 )
 def test_listings_with_names_that_no_file_has(mounted: Mounted, names: list[bytes]) -> None:
-    packed = b"".join(listing._ENTRY.pack(5, stat.S_IFREG, len(name)) + name for name in names)
+    packed = b"".join(dirents._ENTRY.pack(5, stat.S_IFREG, len(name)) + name for name in names)
     _list(mounted, packed, errno.EIO)
 
 
 def test_listings_that_are_none(mounted: Mounted) -> None:
-    entry = listing._ENTRY.pack((1 << 64) - 1, (1 << 32) - 1, 1) + b"f"
+    entry = dirents._ENTRY.pack((1 << 64) - 1, (1 << 32) - 1, 1) + b"f"
     for cut in range(1, len(entry)):
         _list(mounted, entry[:cut], errno.EIO)
     _list(mounted, bytes(p.MAX_LISTING + 1), errno.EIO)
@@ -378,7 +381,7 @@ def test_locks_that_are_none(mounted: Mounted) -> None:
 def test_recalls_of_anything(mounted: Mounted) -> None:
     device = mounted.device
     device.recalls = [(recall, b"") for recall in varied(p.Recall((77,), 1))]
-    recalls = Recalls(mounted.tree, device.dial, Kernel(), SOON)
+    recalls = CallbackChannel(mounted.tree, device.dial, Kernel(), SOON)
     recalls.start()
     assert eventually(lambda: device.recalled > len(device.recalls))
     recalls.stop()
@@ -389,7 +392,7 @@ def test_recalls_of_anything(mounted: Mounted) -> None:
 )
 def test_whoever_keeps_up_the_lease_lives_on(mounted: Mounted, said: tuple[Message, bytes]) -> None:
     mounted.device.recalls = [said]
-    recalls = Recalls(mounted.tree, mounted.device.dial, Kernel(), 0.1)
+    recalls = CallbackChannel(mounted.tree, mounted.device.dial, Kernel(), 0.1)
     starting = Doing(recalls.start)
     assert eventually(lambda: mounted.device.lied)
     starting.result()

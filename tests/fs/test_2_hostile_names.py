@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from millpond.fs import master as master_
-from millpond.fs import naming_messages as n
-from millpond.fs import protocol as p
-from millpond.fs.locks import DEVICE
-from millpond.fs.tree import ROOT
+from millpond.fs.coherence import manager as master_
+from millpond.fs.coherence.delegation_table import DEVICE
+from millpond.fs.proto import async_create as n
+from millpond.fs.proto import file_ops as p
+from millpond.fs.vfs.inode_api import ROOT
 from millpond.wire.messages import Failure
 
 from .hostile_world import World, world
@@ -31,53 +31,55 @@ def test_what_was_prepared_for_one_is_nobody_elses(world: World) -> None:
     naming = world.naming()
     with world.server.talk(b"another client 3", LANE) as other:
         public = other.find(b"public")
-        assert isinstance(other.ask(n.Prepare(public, 0, 3)), n.Prepared)  # refused: it attends to nothing
+        assert isinstance(
+            other.ask(n.Preallocate(public, 0, 3)), n.Preallocated
+        )  # refused: it attends to nothing
         for each in (naming, replace(naming, directory=public), replace(naming, directory=world.directory)):
-            assert other.ask(n.Tell((each,))) == REFUSED
+            assert other.ask(n.FlushNames((each,))) == REFUSED
     assert named(world) == {"g"}
-    assert world.say(n.Tell((naming,))) == p.Done()
+    assert world.say(n.FlushNames((naming,))) == p.Done()
     assert named(world) == {"g", naming.name.decode()}
 
 
 def test_it_is_named_nowhere_else_and_nothing_else_is(world: World) -> None:
     naming = world.naming()
     elsewhere = replace(naming, directory=world.node)
-    assert world.say(n.Tell((elsewhere,))) == REFUSED
-    assert world.say(n.Tell((replace(naming, directory=ROOT),))) == p.Error(errno.EROFS)
+    assert world.say(n.FlushNames((elsewhere,))) == REFUSED
+    assert world.say(n.FlushNames((replace(naming, directory=ROOT),))) == p.Error(errno.EROFS)
     for node in (world.file, world.directory, world.node, ROOT, world.victims):
-        assert world.say(n.Tell((replace(naming, node=node),))) == REFUSED
+        assert world.say(n.FlushNames((replace(naming, node=node),))) == REFUSED
     for name in (b"", b".", b"..", b"../f", b"d/g", b"\0"):
-        assert world.say(n.Tell((replace(naming, name=name),))) == p.Error(errno.EINVAL)
-    assert world.say(n.Tell((replace(naming, name=b"g"),))) == p.Error(errno.EEXIST)
-    assert world.say(n.Tell((replace(naming, granted=naming.granted + 1),))) == REFUSED
+        assert world.say(n.FlushNames((replace(naming, name=name),))) == p.Error(errno.EINVAL)
+    assert world.say(n.FlushNames((replace(naming, name=b"g"),))) == p.Error(errno.EEXIST)
+    assert world.say(n.FlushNames((replace(naming, granted=naming.granted + 1),))) == REFUSED
     for mode in (0o4755, 0o2755, 0o100644, -1):
-        assert world.say(n.Tell((replace(naming, mode=mode),))) == p.Error(errno.EINVAL)
-    both = world.say(n.Prepare(world.node, 0, 1))  # one more directory is its own
-    assert isinstance(both, n.Prepared) and both.granted
-    assert world.say(n.Tell((replace(elsewhere, granted=both.granted),))) == REFUSED
+        assert world.say(n.FlushNames((replace(naming, mode=mode),))) == p.Error(errno.EINVAL)
+    both = world.say(n.Preallocate(world.node, 0, 1))  # one more directory is its own
+    assert isinstance(both, n.Preallocated) and both.granted
+    assert world.say(n.FlushNames((replace(elsewhere, granted=both.granted),))) == REFUSED
     assert named(world) == {"g"}
-    assert world.say(n.Tell((naming,) * 2)) == REFUSED  # it has a name by then
-    assert world.say(n.Tell((naming,))) == p.Done()  # which was told already
+    assert world.say(n.FlushNames((naming,) * 2)) == REFUSED  # it has a name by then
+    assert world.say(n.FlushNames((naming,))) == p.Done()  # which was told already
     assert len(named(world)) == 2
 
 
 def test_what_was_given_back_gets_no_name(world: World) -> None:
     got = world.prepared()
     world.say(p.Release(got.handles[0]))
-    naming = n.Naming(1, world.directory, got.granted, got.nodes[0], b"new", 0o644, 5)
-    assert world.say(n.Tell((naming,))) == REFUSED
-    assert world.say(n.Tell((replace(naming, node=got.nodes[1]),))) == p.Done()
+    naming = n.NameUpdate(1, world.directory, got.granted, got.nodes[0], b"new", 0o644, 5)
+    assert world.say(n.FlushNames((naming,))) == REFUSED
+    assert world.say(n.FlushNames((replace(naming, node=got.nodes[1]),))) == p.Done()
 
 
 def test_more_than_is_prepared_or_told_at_once(world: World) -> None:
     got = world.prepared()
     for count in (0, -1, n.MOST + 1, 1 << 40):
-        assert isinstance(world.say(n.Prepare(world.directory, got.granted, count)), p.Error | Failure)
-    answers = [world.say(n.Prepare(world.directory, got.granted, n.MOST)) for _ in range(12)]
-    nodes = [node for answer in answers if isinstance(answer, n.Prepared) for node in answer.nodes]
+        assert isinstance(world.say(n.Preallocate(world.directory, got.granted, count)), p.Error | Failure)
+    answers = [world.say(n.Preallocate(world.directory, got.granted, n.MOST)) for _ in range(12)]
+    nodes = [node for answer in answers if isinstance(answer, n.Preallocated) for node in answer.nodes]
     assert len(nodes) < 1100
-    naming = n.Naming(1, world.directory, got.granted, nodes[0], b"new", 0o644, 5)
-    assert world.say(n.Tell((naming,) * (n.MOST + 1))) == p.Error(errno.EMSGSIZE)
+    naming = n.NameUpdate(1, world.directory, got.granted, nodes[0], b"new", 0o644, 5)
+    assert world.say(n.FlushNames((naming,) * (n.MOST + 1))) == p.Error(errno.EMSGSIZE)
 
 
 def test_the_device_waits_no_longer_than_the_lease(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +89,10 @@ def test_the_device_waits_no_longer_than_the_lease(world: World, monkeypatch: py
     start = time.monotonic()
     Doing(master.settle, DEVICE, inode).result()
     assert time.monotonic() - start < 10 * master.lease
-    assert world.say(n.Tell((naming,))) == REFUSED
+    assert world.say(n.FlushNames((naming,))) == REFUSED
     assert named(world) == {"g"}
     world.attend()
-    assert world.say(n.Prepare(world.directory, 0, 1)) == n.Prepared(0)  # others want it just now
+    assert world.say(n.Preallocate(world.directory, 0, 1)) == n.Preallocated(0)  # others want it just now
     assert errno_of(master.settle, DEVICE, inode) is None
 
 
@@ -104,4 +106,4 @@ def test_another_client_waits_no_longer_either(world: World, asked: type) -> Non
         answer = looking.result()
     if asked is p.Walk:
         assert isinstance(answer, p.Error) and answer.errno == errno.ENOENT
-    assert world.say(n.Tell((naming,))) == REFUSED
+    assert world.say(n.FlushNames((naming,))) == REFUSED

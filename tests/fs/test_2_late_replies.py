@@ -11,9 +11,9 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost
-from millpond.fs.guarded import Guarded
-from millpond.fs.requests import Requests
-from millpond.fs.tree import Absent, Access, patient
+from millpond.fs.coherence.coherent_fs import CoherentFs
+from millpond.fs.server.handlers import RequestHandlers
+from millpond.fs.vfs.inode_api import CacheMode, NegativeEntry, may_block
 from millpond.wire.framing import Head
 
 from .keeping import Client, Device, shared
@@ -47,7 +47,7 @@ def client(server: Server, device: Device) -> Iterator[Client]:
 def is_there(client: Client, name: bytes) -> bool:
     try:
         client.find(name)
-    except Absent:
+    except NegativeEntry:
         return False
     return True
 
@@ -68,7 +68,7 @@ def test_what_the_device_makes_before_the_host_hears_that_the_name_is_free(
     client: Client, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.find(b"f")
-    before(monkeypatch, Requests, "_changed", lambda: device.put(b"f", b"another"))
+    before(monkeypatch, RequestHandlers, "_changed", lambda: device.put(b"f", b"another"))
     Doing(client.tree.unlink, client.public, b"f").result()
     assert client.names() == {"f"} and is_there(client, b"f")
 
@@ -76,7 +76,7 @@ def test_what_the_device_makes_before_the_host_hears_that_the_name_is_free(
 def test_what_the_device_removes_before_the_host_hears_that_it_was_made(
     client: Client, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before(monkeypatch, Requests, "_made", lambda: device.tree.unlink(device.public, b"n"))
+    before(monkeypatch, RequestHandlers, "_made", lambda: device.tree.unlink(device.public, b"n"))
     Doing(client.tree.create, client.public, b"n", os.O_RDWR, 0o644, None).result()
     assert client.names() == {"f"} and not is_there(client, b"n")
 
@@ -86,22 +86,22 @@ def test_what_was_read_ahead_from_an_earlier_server(client: Client, device: Devi
     node = client.find(b"f")
     for number in range(40):
         is_there(client, b"absent%d" % number)  # so that its grants have higher numbers
-    token = patient.set(False)  # read ahead is for the mount's own thread
+    token = may_block.set(False)  # read ahead is for the mount's own thread
     handle = client.tree.open(node, os.O_RDONLY)
-    assert client.tree.access(handle) is Access.KEPT
+    assert client.tree.access(handle) is CacheMode.KEPT
     assert bytes(client.tree.read(handle, PART, 0)) == bytes(PART)
-    patient.reset(token)
+    may_block.reset(token)
     server.refusing = True
     server.restart()
     Device(server).put(b"f", b"b" * 8 * PART)
     server.refusing = False
     client.await_lease()
     assert eventually(lambda: client.kept(node))
-    token = patient.set(False)
+    token = may_block.set(False)
     try:
         assert bytes(client.tree.read(handle, PART, PART)) == b"b" * PART
     finally:
-        patient.reset(token)
+        may_block.reset(token)
     Device(server).put(b"f", b"zz")
     assert client.size(client.find(b"f")) == 2
 
@@ -110,16 +110,16 @@ def test_a_write_of_a_client_that_is_ended_meanwhile(
     client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = client.tree.open(client.find(b"f"), os.O_RDWR)
-    original, ended = Guarded.write, threading.Event()
+    original, ended = CoherentFs.write, threading.Event()
 
     def write(*arguments: object, **more: object) -> int:
-        monkeypatch.setattr(Guarded, "write", original)
+        monkeypatch.setattr(CoherentFs, "write", original)
         count: int = original(*arguments, **more)  # type: ignore[arg-type]
         server.sessions.close()
         ended.set()
         return count
 
-    monkeypatch.setattr(Guarded, "write", write)
+    monkeypatch.setattr(CoherentFs, "write", write)
     errno_of(client.tree.write, handle, b"x", 0)
     assert ended.is_set()
     assert bytes(client.tree.read(handle, 3, 0)) == b"xne"  # it is opened again

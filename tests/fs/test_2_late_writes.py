@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.guarded import Guarded
-from millpond.fs.master import Master
-from millpond.fs.tree import kept_back
-from millpond.fs.volume import Handle
+from millpond.fs.coherence.coherent_fs import CoherentFs
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.vfs.inode_api import page_writeback
+from millpond.fs.vfs.path_api import Handle
 
 from .keeping import Client, Device, shared
 from .support import Doing, Server, errno_of, eventually
@@ -41,17 +41,17 @@ def client(server: Server, device: Device) -> Iterator[Client]:
 
 
 @pytest.fixture
-def master(server: Server) -> Master:
+def master(server: Server) -> DelegationManager:
     return server.sessions.master
 
 
 def write_back(client: Client, handle: Handle, data: bytes) -> int:
     """As the kernel does with what was stored to a mapping."""
-    kept_back.set(True)
+    page_writeback.set(True)
     try:
         return client.tree.write(handle, data, 0)
     finally:
-        kept_back.set(False)
+        page_writeback.set(False)
 
 
 def test_what_is_written_back_while_it_is_recalled_is_in_time(client: Client, device: Device) -> None:
@@ -71,7 +71,7 @@ def test_what_is_written_back_while_it_is_recalled_is_in_time(client: Client, de
 
 
 def test_what_others_have_changed_since_the_lease_was_over_stays(
-    client: Client, device: Device, server: Server, master: Master
+    client: Client, device: Device, server: Server, master: DelegationManager
 ) -> None:
     f, g = client.find(b"f"), client.find(b"g")
     client.read(f), client.read(g)
@@ -104,7 +104,7 @@ def test_what_becomes_late_just_before_it_is_written(
     client: Client,
     device: Device,
     server: Server,
-    master: Master,
+    master: DelegationManager,
     top: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -112,15 +112,15 @@ def test_what_becomes_late_just_before_it_is_written(
     client.read(f)
     known = server.sessions.known(client.tree.lanes.client)
     assert known
-    original = Guarded.write
+    original = CoherentFs.write
 
     def after_the_device(*arguments: object, **more: object) -> int:
-        monkeypatch.setattr(Guarded, "write", original)
+        monkeypatch.setattr(CoherentFs, "write", original)
         Doing(device.put, b"f", b"the device's").result()
         return original(*arguments, **more)  # type: ignore[arg-type]
 
     with client.opened(f, os.O_RDWR) as handle:
         master.gone(known.holder)
-        monkeypatch.setattr(Guarded, "write", after_the_device)
+        monkeypatch.setattr(CoherentFs, "write", after_the_device)
         assert errno_of(write_back, client, handle, b"late") == errno.EIO
     assert (top / "public" / "f").read_bytes() == b"the device's"

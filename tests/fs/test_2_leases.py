@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.leases import SIZE, Leases, open_leases
-from millpond.fs.locks import DEVICE, Holder
-from millpond.fs.master import Master
-from millpond.fs.tree import WouldWait
+from millpond.fs.coherence.delegation_table import DEVICE, Holder
+from millpond.fs.coherence.lease_file import SIZE, PersistentLeases, open_leases
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.vfs.inode_api import WouldBlock
 
 from .support import SOON, Doing
 
@@ -28,11 +28,13 @@ class Machine:
 
     file: int
     time: float = 1000.0
-    servers: list[Master] = field(default_factory=list)
+    servers: list[DelegationManager] = field(default_factory=list)
 
-    def started(self) -> Master:
+    def started(self) -> DelegationManager:
         """A server, started anew."""
-        return Master(LEASE, lambda: self.time, leases=Leases(self.file, LEASE, lambda: self.time))
+        return DelegationManager(
+            LEASE, lambda: self.time, leases=PersistentLeases(self.file, LEASE, lambda: self.time)
+        )
 
 
 @pytest.fixture
@@ -42,21 +44,21 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     os.close(file)
 
 
-def attending(master: Master, name: bytes) -> Holder:
+def attending(master: DelegationManager, name: bytes) -> Holder:
     holder = master.join(name)
     master.attend(holder, lambda: False)
     return holder
 
 
-def changed(master: Master) -> None:
+def changed(master: DelegationManager) -> None:
     with master.change(DEVICE, inodes=(F,)):
         pass
 
 
-def waits(master: Master) -> bool:
+def waits(master: DelegationManager) -> bool:
     try:
         Doing(changed, master, may_wait=False).result()
-    except WouldWait:
+    except WouldBlock:
         return True
     return False
 
@@ -112,14 +114,16 @@ def test_leases_of_before_the_machine_was_started_are_none(machine: Machine) -> 
 
 
 def test_places_are_used_again(machine: Machine) -> None:
-    leases = Leases(machine.file, LEASE, lambda: machine.time)
+    leases = PersistentLeases(machine.file, LEASE, lambda: machine.time)
     for number in range(SIZE):
         leases.renew(b"%16d" % number)
         leases.end(b"%16d" % (number - 1))
-    again = Leases(machine.file, LEASE, lambda: machine.time)
+    again = PersistentLeases(machine.file, LEASE, lambda: machine.time)
     assert again.outlast(None)
     again.end(b"%16d" % (SIZE - 1))
-    assert not again.outlast(None) and not Leases(machine.file, LEASE, lambda: machine.time).outlast(None)
+    assert not again.outlast(None) and not PersistentLeases(
+        machine.file, LEASE, lambda: machine.time
+    ).outlast(None)
 
 
 def test_who_comes_back_does_not_wait_for_himself(machine: Machine) -> None:

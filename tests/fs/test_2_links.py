@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.tree import Node
-from millpond.fs.volume import Attributes
+from millpond.fs.vfs.inode_api import Node
+from millpond.fs.vfs.path_api import Attributes
 
 from .keeping import Client, Device, hold, make, shared
 from .support import errno_of

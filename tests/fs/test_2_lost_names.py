@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs import naming as edge
+from millpond.fs.client import async_create as edge
 
 from .keeping import Client, Device, hold, make, shared
 from .support import SOON, Cutting, Doing, Server, errno_of, eventually

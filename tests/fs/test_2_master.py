@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from millpond.fs.locks import DEVICE, Change, Holder, Inode
-from millpond.fs.master import Master
-from millpond.fs.tree import WouldWait
+from millpond.fs.coherence.delegation_table import DEVICE, Holder, Inode, WriteIntent
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.vfs.inode_api import WouldBlock
 
 from .support import SOON, Doing, errno_of, eventually
 
@@ -18,7 +18,7 @@ D, E, F, G = Inode(1), Inode(2), Inode(10), Inode(11)
 LEASE = 10.0
 
 
-class Clocked(Master):
+class Clocked(DelegationManager):
     """With a clock that stands still."""
 
     def __init__(self) -> None:
@@ -56,12 +56,14 @@ def other(master: Clocked) -> Holder:
     return master.client()
 
 
-def changed(master: Master, holder: Holder, *directories: int, inodes: tuple[int, ...] = ()) -> None:
+def changed(
+    master: DelegationManager, holder: Holder, *directories: int, inodes: tuple[int, ...] = ()
+) -> None:
     with master.change(holder, *directories, inodes=inodes):
         pass
 
 
-def recalled(master: Master, holder: Holder) -> set[Inode]:
+def recalled(master: DelegationManager, holder: Holder) -> set[Inode]:
     """What the client is asked to give up, and gives up."""
     inodes, upto = master.next_recall(holder, SOON)
     master.heard(holder)
@@ -134,7 +136,7 @@ def test_it_is_granted_again_only_after_the_change(master: Clocked, one: Holder)
     assert master.share(one, F) == 0
     reading = Doing(master.share_data, one, F)
     impatient = Doing(master.share_data, one, F, may_wait=False)
-    with pytest.raises(WouldWait):
+    with pytest.raises(WouldBlock):
         impatient.result()
     assert not reading.done
     go_on.set()
@@ -144,12 +146,12 @@ def test_it_is_granted_again_only_after_the_change(master: Clocked, one: Holder)
 
 def test_who_cannot_wait_is_told_so_and_has_begun_nothing(master: Clocked, one: Holder) -> None:
     master.share(one, F)
-    with pytest.raises(WouldWait):
+    with pytest.raises(WouldBlock):
         Doing(changed, master, DEVICE, D, inodes=(F,), may_wait=False).result()
-    with pytest.raises(WouldWait):
+    with pytest.raises(WouldBlock):
         Doing(changed, master, DEVICE, F, may_wait=False).result()
     assert master.share(one, D) == 2 and master.share(one, F) == 3
-    with master.change(DEVICE, E), pytest.raises(WouldWait):  # others change a directory
+    with master.change(DEVICE, E), pytest.raises(WouldBlock):  # others change a directory
         Doing(changed, master, one, E, may_wait=False).result()
     assert master.next_recall(one, 0)[0] == set()
 
@@ -310,7 +312,7 @@ def test_a_change_that_fails_is_over(master: Clocked, one: Holder) -> None:
     with pytest.raises(KeyError), master.change(one, D, inodes=(F,)):
         raise KeyError
     assert master.idle
-    change = Change(DEVICE)
+    change = WriteIntent(DEVICE)
     master.add(change, [D], alone=True)
     master.add(change, [D], alone=True)
     master.end(change)

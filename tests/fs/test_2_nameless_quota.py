@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.bounded import Bounded
-from millpond.fs.layout import prepare
-from millpond.fs.tree import ROOT, Node
-from millpond.fs.usage import public_usage
+from millpond.fs.store.layout import prepare
+from millpond.fs.store.quota_fs import QuotaFs
+from millpond.fs.store.usage import public_usage
+from millpond.fs.vfs.inode_api import ROOT, Node
 
 from .support import errno_of
 
@@ -19,27 +19,27 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Iterator[Bounded]:
+def tree(tmp_path: Path) -> Iterator[QuotaFs]:
     top = tmp_path / "flash"
     prepare(top)
     root = os.open(top, os.O_PATH | os.O_DIRECTORY)
-    made = Bounded(root, 8 * MIB, lambda: public_usage(top), public=b"public")
+    made = QuotaFs(root, 8 * MIB, lambda: public_usage(top), public=b"public")
     yield made
     made.close()
     os.close(root)
 
 
-def linked(tree: Bounded, node: Node, parent: Node, name: bytes) -> None:
+def linked(tree: QuotaFs, node: Node, parent: Node, name: bytes) -> None:
     tree.link(node, parent, name)
 
 
-def told(tree: Bounded, node: Node, parent: Node, name: bytes) -> None:
+def told(tree: QuotaFs, node: Node, parent: Node, name: bytes) -> None:
     tree.give_name(node, parent, name, 0o600, 5)
 
 
 @pytest.mark.parametrize("named", [linked, told])
 def test_it_counts_though_it_was_closed_before_it_was_named(
-    tree: Bounded, named: Callable[[Bounded, Node, Node, bytes], None]
+    tree: QuotaFs, named: Callable[[QuotaFs, Node, Node, bytes], None]
 ) -> None:
     public, before = tree.lookup(ROOT, b"public").node, (tree.quota.used, tree.quota.files)
     found, handle = tree.prepare(public)

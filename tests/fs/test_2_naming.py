@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from millpond.fs import granting, inodes, preparing
-from millpond.fs import naming as edge
-from millpond.fs.naming_messages import MOST
-from millpond.fs.preparing import Preparing
-from millpond.fs.tree import Absent, Changes, Node, WouldWait
+from millpond.fs.client import async_create as edge
+from millpond.fs.client import dir_delegations
+from millpond.fs.proto.async_create import MOST
+from millpond.fs.server import preallocation
+from millpond.fs.server.preallocation import PreallocatedFiles
+from millpond.fs.store import backing_fs
+from millpond.fs.vfs.inode_api import NegativeEntry, Node, SetAttr, WouldBlock
 
 from .keeping import Client, Device, hold, make, shared
 from .support import SOON, Doing, Server, errno_of, eventually
@@ -82,7 +84,7 @@ def test_what_is_taken_away_before_it_was_told_leaves_nothing(client: Client, pu
         inodes.add(client.inode(node))
         client.tree.release(handle)
         client.tree.unlink(client.public, name)
-        with pytest.raises(Absent):
+        with pytest.raises(NegativeEntry):
             client.tree.lookup(client.public, name)
         client.tree.forget(node, 1)
         assert client.tree.lanes.book.known(node) is None
@@ -117,7 +119,7 @@ def test_no_file_is_made_of_one_that_was_changed(client: Client, public: Path) -
     client.tree.unlink(client.public, b"f")
     status = client.tree.getattr(node).attributes
     assert (status.links, stat.S_IMODE(status.mode)) == (0, 0o640)
-    client.tree.setattr(node, Changes(size=4))  # somebody has it still, by its place
+    client.tree.setattr(node, SetAttr(size=4))  # somebody has it still, by its place
     client.tree.forget(node, 1)
     for number in range(20):  # none is made of it
         client.tree.release(make(client, b"%d" % number)[1])
@@ -152,7 +154,7 @@ def test_what_depends_on_it_tells_it_first(client: Client, public: Path, how: st
     node, handle = make(client, b"f")
     tree, at = client.tree, client.public
     if how == "setattr":
-        assert tree.setattr(node, Changes(mode=0o600)).attributes.links == 1
+        assert tree.setattr(node, SetAttr(mode=0o600)).attributes.links == 1
     elif how == "getattr of the directory":
         assert tree.getattr(at).attributes.mtime <= time.time_ns()  # an estimate, for an instant
         assert eventually(lambda: tree.getattr(at).attributes.mtime == public.stat().st_mtime_ns)
@@ -174,7 +176,7 @@ def test_what_depends_on_it_tells_it_first(client: Client, public: Path, how: st
 
 def test_a_directory_that_was_made_here_is_exclusive_at_once(client: Client, public: Path) -> None:
     directory = client.tree.mkdir(client.public, b"d", 0o755, None).node
-    with pytest.raises(Absent):
+    with pytest.raises(NegativeEntry):
         client.tree.lookup(directory, b"f")
     make(client, b"f", directory)
     assert not list((public / "d").iterdir()) and "fs.create" not in client.tree.lanes.meter.kinds
@@ -187,7 +189,7 @@ def test_a_directory_that_was_made_here_is_exclusive_at_once(client: Client, pub
 def test_so_many_directories_are_held_at_once(
     client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(granting, "_MOST_HELD", 3)
+    monkeypatch.setattr(dir_delegations, "_MOST_HELD", 3)
     for number in range(9):
         directory = client.tree.mkdir(client.public, b"d%d" % number, 0o755, None).node
         errno_of(client.tree.lookup, directory, b"f")
@@ -260,7 +262,7 @@ def test_where_no_file_can_be_without_a_name_nothing_is_made_behind(
     def refused(*_: object) -> int:
         raise OSError(errno.EOPNOTSUPP, "no O_TMPFILE here")
 
-    monkeypatch.setattr(inodes, "nameless", refused)
+    monkeypatch.setattr(backing_fs, "nameless", refused)
     for number in range(5):
         make(client, b"%d" % number)
         assert (public / f"{number}").exists()
@@ -270,7 +272,7 @@ def test_where_no_file_can_be_without_a_name_nothing_is_made_behind(
 def test_a_directory_with_too_many_names_is_not_exclusive(
     client: Client, server: Server, public: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparing, "_MOST_NAMES", 3)
+    monkeypatch.setattr(preallocation, "_MOST_NAMES", 3)
     for number in range(3):
         (public / f"old{number}").touch()
     for number in range(5):
@@ -328,7 +330,7 @@ def test_a_name_that_was_told_with_a_write_that_has_to_wait_is_not_taken_away_he
         assert other.kept(other.find(b"old"))
         node, made = make(client, b"f", directory)
         client.tree.release(made)
-        with pytest.raises(WouldWait):
+        with pytest.raises(WouldBlock):
             Doing(client.tree.write, handle, b"x", 0, may_wait=False).result()
         client.tree.unlink(directory, b"f")
         client.tree.forget(node, 1)
@@ -366,7 +368,7 @@ def test_who_looks_at_a_directory_while_its_change_is_told_waits(
     client.tree.release(handle)
     client.tree.unlink(client.public, b"f")
     client.tree.forget(node, 1)
-    held, tell = client.tree.naming.names.held[client.public], Preparing.tell
+    held, tell = client.tree.naming.names.held[client.public], PreallocatedFiles.tell
     begun, go_on = threading.Event(), threading.Event()
 
     def late(*arguments: Any) -> None:
@@ -374,7 +376,7 @@ def test_who_looks_at_a_directory_while_its_change_is_told_waits(
         assert go_on.wait(SOON)
         tell(*arguments)
 
-    monkeypatch.setattr(Preparing, "tell", late)
+    monkeypatch.setattr(PreallocatedFiles, "tell", late)
     held.estimated = 0.0  # as after a while
     client.tree.lanes.book.file(client.public).attributes = None
     telling = Doing(client.tree.naming.settle)
@@ -390,7 +392,7 @@ def test_who_looks_at_a_directory_while_its_change_is_told_waits(
 def test_whether_names_can_be_made_is_asked_again_after_a_change_of_permissions(client: Client) -> None:
     hold(client)
     held = client.tree.naming.names.held[client.public]
-    client.tree.setattr(client.public, Changes(mode=0o700))
+    client.tree.setattr(client.public, SetAttr(mode=0o700))
     assert not held.spares and client.public not in client.tree.naming.names.held
     hold_again = make(client, b"f")
     client.tree.fsync(hold_again[1], False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 
-from millpond.fs import naming_messages as n
-from millpond.fs import protocol as p
-from millpond.fs.tree import ROOT
+from millpond.fs.proto import async_create as n
+from millpond.fs.proto import file_ops as p
+from millpond.fs.vfs.inode_api import ROOT
 
 from .hostile_world import World, world
 from .support import LANE
@@ -32,10 +32,10 @@ def test_what_cannot_be_prepared_does_not_stay_open(world: World) -> None:
     for _ in range(5):
         fill(world)
         for _ in range(3):  # in the end there is nothing that could be forgotten for it
-            answer = world.say(n.Prepare(world.directory, 0, 4))
+            answer = world.say(n.Preallocate(world.directory, 0, 4))
         spread(world)
-        assert isinstance(answer, p.Error | n.Prepared)
-        told = answer.nodes if isinstance(answer, n.Prepared) else ()
+        assert isinstance(answer, p.Error | n.Preallocated)
+        told = answer.nodes if isinstance(answer, n.Preallocated) else ()
         assert world.server.open_files == before + len(told)
         world.node = world.found(p.Walk(ROOT, (b"public",)))
         world.directory = world.found(p.Walk(world.node, (b"d",)))
@@ -49,11 +49,13 @@ def test_a_directory_is_not_forgotten_for_what_is_prepared_for_it(world: World) 
         world.say(p.Forget((world.file, world.node)))  # now it is the one that was found longest ago
         found = [world.found(p.Walk(ROOT, (b"public", name))) for name in (b"link", b"fifo")]
         fill(world)
-        got = world.say(n.Prepare(world.directory, 0, 1))
+        got = world.say(n.Preallocate(world.directory, 0, 1))
         spread(world)
-        assert isinstance(got, n.Prepared) and got.nodes
-        naming = n.Naming(next(world.serials), world.directory, got.granted, got.nodes[0], b"new", 0o644, 5)
-        assert world.say(n.Tell((naming,))) == p.Done()
+        assert isinstance(got, n.Preallocated) and got.nodes
+        naming = n.NameUpdate(
+            next(world.serials), world.directory, got.granted, got.nodes[0], b"new", 0o644, 5
+        )
+        assert world.say(n.FlushNames((naming,))) == p.Done()
         assert (world.public / "d/new").exists()
         for node in found:  # they had to go instead
             assert world.say(p.GetAttributes(node)) == p.Error(errno.ESTALE)

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.bounded import Bounded
-from millpond.fs.by_path import ByPath
-from millpond.fs.client import RemoteTree
-from millpond.fs.layout import PUBLIC, prepare
-from millpond.fs.master import Master
-from millpond.fs.server import serve
-from millpond.fs.sessions import Sessions
-from millpond.fs.tree import ROOT, Changes
-from millpond.fs.usage import public_usage
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.server.connection import serve
+from millpond.fs.server.sessions import SessionTable
+from millpond.fs.store.layout import PUBLIC, prepare
+from millpond.fs.store.quota_fs import QuotaFs
+from millpond.fs.store.usage import public_usage
+from millpond.fs.vfs.inode_api import ROOT, SetAttr
+from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.linux.confinement.sandbox import Bind, Sandbox, spawn
 from millpond.wire.channel import Channel
 
@@ -36,9 +36,9 @@ class Limited(Server):
 
     def __init__(self, backing: Path, limit: int = LIMIT) -> None:
         super().__init__(backing, public=PUBLIC.encode())
-        self.bounded = Bounded(self.root, limit, lambda: public_usage(backing), public=PUBLIC.encode())
+        self.bounded = QuotaFs(self.root, limit, lambda: public_usage(backing), public=PUBLIC.encode())
         self.tree = self.bounded
-        self.sessions = Sessions(self.tree)
+        self.sessions = SessionTable(self.tree)
 
 
 @pytest.fixture
@@ -58,13 +58,13 @@ def limited(backing: Path) -> Iterator[Limited]:
 
 
 @pytest.fixture
-def volume(limited: Limited) -> Iterator[ByPath]:
-    tree = RemoteTree(limited.dial, timeout=SOON)
-    yield ByPath(tree)
+def volume(limited: Limited) -> Iterator[PathAdapter]:
+    tree = RemoteFs(limited.dial, timeout=SOON)
+    yield PathAdapter(tree)
     tree.close()
 
 
-def filled(volume: ByPath, path: str, size: int) -> int:
+def filled(volume: PathAdapter, path: str, size: int) -> int:
     """A new file with so many bytes; its handle."""
     handle = volume.open(path, NEW, 0o644)
     for offset in range(0, size, 64 * KIB):
@@ -127,7 +127,9 @@ def test_nothing_is_made_behind_once_there_is_hardly_room(backing: Path) -> None
     os.close(limited.root)
 
 
-def test_the_write_that_would_cross_the_quota_fails(limited: Limited, volume: ByPath, backing: Path) -> None:
+def test_the_write_that_would_cross_the_quota_fails(
+    limited: Limited, volume: PathAdapter, backing: Path
+) -> None:
     handle = filled(volume, "public/f", MIB)
     other = volume.open("public/g", NEW, 0o644)
     assert errno_of(volume.write, other, bytes(MIB), 0) == errno.ENOSPC
@@ -141,7 +143,7 @@ def test_the_write_that_would_cross_the_quota_fails(limited: Limited, volume: By
 
 
 def test_all_that_takes_space_is_refused_when_none_is_left(
-    limited: Limited, volume: ByPath, backing: Path
+    limited: Limited, volume: PathAdapter, backing: Path
 ) -> None:
     handle = volume.open("public/f", NEW, 0o644)
     used = limited.bounded.quota.used
@@ -166,7 +168,7 @@ def test_all_that_takes_space_is_refused_when_none_is_left(
 
 
 def test_space_is_allocated_within_the_quota(limited: Limited, backing: Path) -> None:
-    tree = RemoteTree(limited.dial, timeout=SOON)
+    tree = RemoteFs(limited.dial, timeout=SOON)
     public = tree.walk(1, [b"public"]).node  # type: ignore[arg-type]
     _, handle = tree.create(public, b"f", os.O_RDWR, 0o644, None)
     assert errno_of(tree.allocate, handle, 0, 0, 2 * LIMIT) == errno.ENOSPC
@@ -175,13 +177,15 @@ def test_space_is_allocated_within_the_quota(limited: Limited, backing: Path) ->
     assert tree.write(handle, bytes(MIB), 0) == MIB
     tree.allocate(handle, 3, 0, MIB)  # a hole again
     assert tree.write(handle, bytes(MIB), MIB) == MIB
-    tree.setattr(public, Changes(mode=0o755))
+    tree.setattr(public, SetAttr(mode=0o755))
     tree.release(handle)
     assert agrees(limited, backing)
     tree.close()
 
 
-def test_a_removed_file_counts_until_it_is_closed(limited: Limited, volume: ByPath, backing: Path) -> None:
+def test_a_removed_file_counts_until_it_is_closed(
+    limited: Limited, volume: PathAdapter, backing: Path
+) -> None:
     handle = filled(volume, "public/f", MIB)
     volume.link("public/f", "public/g")
     volume.unlink("public/f")
@@ -196,7 +200,7 @@ def test_a_removed_file_counts_until_it_is_closed(limited: Limited, volume: ByPa
 
 
 def test_what_is_replaced_or_removed_counts_no_longer(
-    limited: Limited, volume: ByPath, backing: Path
+    limited: Limited, volume: PathAdapter, backing: Path
 ) -> None:
     for name in ("a", "b"):
         volume.release(filled(volume, f"public/{name}", 512 * KIB))
@@ -215,7 +219,7 @@ def test_what_is_replaced_or_removed_counts_no_longer(
 
 
 def test_what_the_device_writes_is_counted_now_and_then(
-    limited: Limited, volume: ByPath, backing: Path
+    limited: Limited, volume: PathAdapter, backing: Path
 ) -> None:
     (backing / "public/by-the-device").write_bytes(bytes(2 * LIMIT))
     handle = volume.open("public/f", NEW, 0o644)
@@ -231,8 +235,8 @@ def test_what_the_device_writes_is_counted_now_and_then(
 
 
 def test_a_client_that_goes_leaves_nothing_counted(limited: Limited, backing: Path) -> None:
-    tree = RemoteTree(limited.dial, timeout=SOON)
-    volume = ByPath(tree)
+    tree = RemoteFs(limited.dial, timeout=SOON)
+    volume = PathAdapter(tree)
     filled(volume, "public/f", MIB)
     volume.unlink("public/f")
     tree.close()
@@ -256,7 +260,7 @@ def test_a_file_that_is_closed_during_a_change_holds_up_nothing(limited: Limited
     assert agrees(limited, backing)
 
 
-def test_the_statistics_are_of_the_quota(limited: Limited, volume: ByPath) -> None:
+def test_the_statistics_are_of_the_quota(limited: Limited, volume: PathAdapter) -> None:
     volume.release(filled(volume, "public/f", MIB))
     found = volume.statfs()
     assert found.blocks * found.fragment_size == LIMIT
@@ -271,8 +275,8 @@ class LimitedWorld(World):
 
         def body() -> int:
             root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
-            bounded = Bounded(root, LIMIT, lambda: public_usage(Path("/volume")), public=PUBLIC.encode())
-            sessions = Sessions(bounded, Master())
+            bounded = QuotaFs(root, LIMIT, lambda: public_usage(Path("/volume")), public=PUBLIC.encode())
+            sessions = SessionTable(bounded, DelegationManager())
             while True:
                 channel = Channel(server.accept()[0], "the host")
                 threading.Thread(target=serve, args=(channel, sessions), daemon=True).start()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.locks import DEVICE
-from millpond.fs.tree import Absent, Access, Changes, Node
-from millpond.fs.volume import Handle
+from millpond.fs.coherence.delegation_table import DEVICE
+from millpond.fs.vfs.inode_api import CacheMode, NegativeEntry, Node, SetAttr
+from millpond.fs.vfs.path_api import Handle
 
 from .keeping import WHOLE, Client, Device, shared
 from .support import SOON, Doing, Server, errno_of, eventually
@@ -58,7 +58,7 @@ def other(server: Server, client: Client) -> Iterator[Client]:
 def test_what_is_granted_is_known_without_asking(client: Client, server: Server) -> None:
     tree, public = client.tree, client.public
     node, names = client.find(b"f"), client.names()
-    with pytest.raises(Absent):
+    with pytest.raises(NegativeEntry):
         tree.lookup(public, b"none")
     server.refusing = True
     for channel in server.channels[1:]:  # all but that over which the server recalls: it was the second
@@ -68,7 +68,7 @@ def test_what_is_granted_is_known_without_asking(client: Client, server: Server)
     assert (found.node, found.attributes.size) == (node, 3)
     assert 0 < found.seconds <= LONG and 0 < found.name_seconds <= LONG
     assert client.size(node) == 3 and client.names() == names == {"f", "g"}
-    with pytest.raises(Absent) as caught:
+    with pytest.raises(NegativeEntry) as caught:
         tree.lookup(public, b"none")
     assert caught.value.seconds > 0
     server.refusing = False
@@ -81,7 +81,7 @@ def test_nothing_is_kept_without_a_keeper(server: Server, device: Device) -> Non
     client.tree.keeper = None
     assert not client.kept(client.find(b"f"))
     with client.opened(client.find(b"f")) as handle:
-        assert client.tree.access(handle) is Access.DIRECT
+        assert client.tree.access(handle) is CacheMode.DIRECT
     client.tree.close()
 
 
@@ -92,20 +92,20 @@ def test_what_the_device_changes_is_recalled(client: Client, device: Device) -> 
     assert (node, True) in client.kernel.dropped
     assert g not in [dropped for dropped, _ in client.kernel.dropped]
     assert client.size(node) == 6 and client.read(node) == b"longer" and client.kept(node)
-    device.tree.setattr(device.find(b"f"), Changes(mode=0o600))
+    device.tree.setattr(device.find(b"f"), SetAttr(mode=0o600))
     assert client.tree.getattr(node).attributes.mode & 0o777 == 0o600
 
 
 def test_names_that_the_device_changes_are_recalled(client: Client, device: Device) -> None:
     tree, public = client.tree, client.public
     node, before = client.find(b"f"), client.names()
-    with pytest.raises(Absent):
+    with pytest.raises(NegativeEntry):
         tree.lookup(public, b"new")
     dropped = client.kernel.names_dropped
     device.tree.rename(device.public, b"f", device.public, b"new")
     assert client.kernel.names_dropped > dropped
     assert client.find(b"new") == node and before == {"f", "g"} and client.names() == {"g", "new"}
-    with pytest.raises(Absent):
+    with pytest.raises(NegativeEntry):
         tree.lookup(public, b"f")
     device.tree.unlink(device.public, b"new")
     assert client.names() == {"g"} and errno_of(tree.lookup, public, b"new") == errno.ENOENT
@@ -118,7 +118,7 @@ def test_what_another_client_changes_is_recalled(client: Client, other: Client) 
     node = client.find(b"f")
     assert client.read(node) == b"one"
     with other.opened(other.find(b"f"), os.O_RDWR) as handle:
-        assert other.tree.access(handle) is Access.KEPT
+        assert other.tree.access(handle) is CacheMode.KEPT
         assert bytes(other.tree.read(handle, WHOLE, 0)) == b"one"
         other.tree.write(handle, b"two", 0)
         assert client.read(node) == b"two"
@@ -138,11 +138,11 @@ def test_what_a_client_changes_itself_is_not_recalled(client: Client) -> None:
         client.tree.read(handle, WHOLE, 0)
         client.tree.write(handle, b"TWO", 0)
         assert bytes(client.tree.read(handle, WHOLE, 0)) == b"TWO"
-        client.tree.setattr(node, Changes(size=1), handle)
+        client.tree.setattr(node, SetAttr(size=1), handle)
     assert client.size(node) == 1 and client.kept(node)
     client.tree.rename(client.public, b"f", client.public, b"h")
     assert client.find(b"h") == node and client.names() == {"g", "h"}
-    with pytest.raises(Absent) as caught:
+    with pytest.raises(NegativeEntry) as caught:
         client.tree.lookup(client.public, b"f")
     assert caught.value.seconds > 0
     assert len(client.kernel.dropped) == before
@@ -438,7 +438,7 @@ def test_a_file_that_the_kernel_came_to_write_can_still_be_read(
     known.caller.shut_down()
     assert eventually(lambda: not server.sessions.master.may_hold(known.holder))
     writing = device.tree.open(device.find(b"f"), os.O_RDWR)
-    assert device.tree.access(writing) is Access.KERNEL
+    assert device.tree.access(writing) is CacheMode.KERNEL
     os.pwrite(device.tree.descriptor(writing), b"two", 0)
     server.refusing = False
     client.await_lease()

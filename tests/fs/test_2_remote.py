@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, RemoteError
-from millpond.fs import listing
-from millpond.fs import protocol as p
-from millpond.fs.by_path import ByPath
-from millpond.fs.client import RemoteTree
-from millpond.fs.server import serve
-from millpond.fs.tree import ROOT, Changes, patient
-from millpond.fs.volume import Attributes, Entry
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.proto import dirents
+from millpond.fs.proto import file_ops as p
+from millpond.fs.server.connection import serve
+from millpond.fs.vfs.inode_api import ROOT, SetAttr, may_block
+from millpond.fs.vfs.path_adapter import PathAdapter
+from millpond.fs.vfs.path_api import Attributes, DirectoryEntry
 from millpond.wire.channel import Channel
 from millpond.wire.framing import PREFIX, encode
 from millpond.wire.messages import Failure, Message
@@ -36,16 +36,20 @@ ABSURD = (-1, -(1 << 63), 1 << 63, (1 << 64) - 1)
 
 
 @given(
-    st.lists(st.builds(Entry, names.filter(lambda n: n.isprintable()), st.integers(0, (1 << 64) - 1), words))
+    st.lists(
+        st.builds(
+            DirectoryEntry, names.filter(lambda n: n.isprintable()), st.integers(0, (1 << 64) - 1), words
+        )
+    )
 )
-def test_listings_survive_packing(entries: list[Entry]) -> None:
-    assert listing.unpack_entries(listing.pack_entries(entries)) == tuple(entries)
+def test_listings_survive_packing(entries: list[DirectoryEntry]) -> None:
+    assert dirents.unpack_entries(dirents.pack_entries(entries)) == tuple(entries)
 
 
 @given(st.binary())
 def test_any_bytes_are_a_listing_or_refused(data: bytes) -> None:
     try:
-        found = listing.unpack_entries(data)
+        found = dirents.unpack_entries(data)
     except ProtocolError:
         return
     assert all(entry.name not in ("", ".", "..") and "/" not in entry.name for entry in found)
@@ -54,10 +58,10 @@ def test_any_bytes_are_a_listing_or_refused(data: bytes) -> None:
 @pytest.mark.parametrize("name", [b"", b".", b"..", b"../x", b"a\0"])
 def test_names_that_no_file_has_are_refused(name: bytes) -> None:
     with pytest.raises(ProtocolError):
-        listing.unpack_entries(listing._ENTRY.pack(1, 0, len(name)) + name)
+        dirents.unpack_entries(dirents._ENTRY.pack(1, 0, len(name)) + name)
 
 
-def test_every_operation_crosses(volume: ByPath, top: Path) -> None:
+def test_every_operation_crosses(volume: PathAdapter, top: Path) -> None:
     volume.mkdir("d", 0o755)
     handle = volume.open("d/f", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640)
     assert volume.write(handle, b"hello", 3) == 5
@@ -94,7 +98,7 @@ def test_every_operation_crosses(volume: ByPath, top: Path) -> None:
     assert errno_of(volume.getattr, "d") == errno.ENOENT
 
 
-def test_every_operation_by_number_crosses(tree: RemoteTree, top: Path) -> None:
+def test_every_operation_by_number_crosses(tree: RemoteFs, top: Path) -> None:
     found, handle = tree.create(ROOT, b"f", os.O_RDWR, 0o644, None)
     tree.allocate(handle, 0, 0, 1 << 20)
     assert tree.getattr(found.node).attributes.size == 1 << 20
@@ -103,7 +107,7 @@ def test_every_operation_by_number_crosses(tree: RemoteTree, top: Path) -> None:
     assert tree.seek(handle, 0, os.SEEK_DATA) == 8192
     assert tree.write(handle, memoryview(b"end"), 0, append=True) == 3
     assert (top / "f").stat().st_size == (1 << 20) + 3
-    assert tree.setattr(found.node, Changes(size=3), handle).attributes.size == 3
+    assert tree.setattr(found.node, SetAttr(size=3), handle).attributes.size == 3
     tree.mkdir(ROOT, b"d", 0o755, None)
     directory = tree.opendir(ROOT)
     assert [entry.name for entry in tree.readdir(directory, 0)][:2] == [".", ".."]
@@ -120,13 +124,13 @@ def test_every_operation_by_number_crosses(tree: RemoteTree, top: Path) -> None:
     assert errno_of(tree.read, handle, 1, 0) == errno.EBADF
 
 
-def test_a_file_opened_to_be_emptied_is_empty(volume: ByPath, top: Path) -> None:
+def test_a_file_opened_to_be_emptied_is_empty(volume: PathAdapter, top: Path) -> None:
     (top / "f").write_text("long")
     volume.release(volume.open("f", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
     assert (top / "f").read_bytes() == b""
 
 
-def test_a_mebibyte_at_once_and_no_more(volume: ByPath) -> None:
+def test_a_mebibyte_at_once_and_no_more(volume: PathAdapter) -> None:
     handle = volume.open("big", os.O_RDWR | os.O_CREAT, 0o644)
     data = os.urandom((1 << 20) + 17)
     assert volume.write(handle, data, 0) == 1 << 20
@@ -136,13 +140,13 @@ def test_a_mebibyte_at_once_and_no_more(volume: ByPath) -> None:
     assert volume.read(handle, 4, 0) == data[:4]
 
 
-def test_a_large_directory(volume: ByPath, top: Path) -> None:
+def test_a_large_directory(volume: PathAdapter, top: Path) -> None:
     for number in range(20_000):
         os.mknod(top / f"a-long-name-to-fill-more-than-one-head-{number:06}")
     assert len(volume.readdir("")) == 20_000
 
 
-def test_a_listing_that_is_too_long(tree: RemoteTree, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_that_is_too_long(tree: RemoteFs, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(p, "MAX_LISTING", 100)
     for number in range(3):
         os.mknod(top / f"a-name-of-19-by-{number:03}")  # and 14 bytes for each
@@ -163,10 +167,10 @@ def test_a_silent_server_does_not_hang_anybody(may_wait: bool) -> None:
         return Channel(ours, "csd0")
 
     def ask() -> None:
-        patient.set(may_wait)
+        may_block.set(may_wait)
         found.append(errno_of(tree.statfs))
 
-    tree = RemoteTree(dial, timeout=0.3)
+    tree = RemoteFs(dial, timeout=0.3)
     start = time.monotonic()
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -200,8 +204,8 @@ def test_a_hostile_server_gives_eio(answer: bytes, welcomed: bool) -> None:
         threading.Thread(target=_answer_with, args=(theirs, answer, welcomed), daemon=True).start()
         return Channel(ours, "csd0")
 
-    tree = RemoteTree(dial, timeout=SOON)
-    volume = ByPath(tree)
+    tree = RemoteFs(dial, timeout=SOON)
+    volume = PathAdapter(tree)
     assert errno_of(volume.readdir, "x") == errno.EIO
     assert errno_of(volume.open, "x", os.O_RDONLY) == errno.EIO
     assert errno_of(volume.getattr, "x") == errno.EIO
@@ -215,7 +219,7 @@ def _answer_with(sock: socket.socket, answer: bytes, welcomed: bool) -> None:
         with contextlib.suppress(OSError):
             sock.recv(1 << 16)
             if welcomed:
-                sock.sendall(encode(p.Welcome(1, 0, ROOT, 1.0)))
+                sock.sendall(encode(p.SessionWelcome(1, 0, ROOT, 1.0)))
                 sock.recv(1 << 16)
             sock.sendall(answer)
             sock.recv(1)
@@ -339,7 +343,7 @@ def test_absurd_numbers_on_an_open_file(server: Server, top: Path) -> None:
     assert (top / "f").read_text() == "inside"
 
 
-def test_absurd_numbers(volume: ByPath, top: Path) -> None:
+def test_absurd_numbers(volume: PathAdapter, top: Path) -> None:
     (top / "a").write_bytes(b"hello")
     handle = volume.open("a", os.O_RDWR)
     for number in (*ABSURD, -(1 << 70)):
@@ -389,7 +393,7 @@ def test_what_is_no_request_ends_the_connection(
     server: Server, top: Path, data: bytes, greeted: bool
 ) -> None:
     (top / "f").write_text("inside")
-    hello = encode(p.Hello(NAME, LANE)) if greeted else b""
+    hello = encode(p.SessionHello(NAME, LANE)) if greeted else b""
     with server.raw() as sock:
         sock.settimeout(SOON)
         sock.sendall(hello + data)

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs import naming as edge
-from millpond.fs import reserve as room
-from millpond.fs.bounded import Bounded
-from millpond.fs.inodes import Inodes
-from millpond.fs.layout import prepare
-from millpond.fs.master import Master
-from millpond.fs.naming_messages import MOST
-from millpond.fs.reserve import NAMES, Reserve
-from millpond.fs.sessions import Sessions
-from millpond.fs.tree import ROOT, Node
-from millpond.fs.usage import public_usage
-from millpond.fs.volume import Handle
+from millpond.fs.client import async_create as edge
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.proto.async_create import MOST
+from millpond.fs.server.sessions import SessionTable
+from millpond.fs.store import space_reservation as room
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.layout import prepare
+from millpond.fs.store.quota_fs import QuotaFs
+from millpond.fs.store.space_reservation import NAMES, SpaceReservation
+from millpond.fs.store.usage import public_usage
+from millpond.fs.vfs.inode_api import ROOT, Node
+from millpond.fs.vfs.path_api import Handle
 from millpond.linux import syscalls
 
 from .keeping import Client, shared
@@ -46,7 +46,7 @@ class Flash:
 
     def __init__(self, top: Path) -> None:
         self.directory = os.open(top, os.O_PATH | os.O_DIRECTORY)
-        self.reserve, self.full, self.rivals, self.made = Reserve(), False, 0, 0
+        self.reserve, self.full, self.rivals, self.made = SpaceReservation(), False, 0, 0
 
     def name(self) -> None:
         if self.full:
@@ -200,7 +200,7 @@ def long_name(number: int) -> bytes:
 def test_held_names_fit_into_a_flash_that_is_full(ext4: Path) -> None:
     (ext4 / "d").mkdir()
     root = os.open(ext4, os.O_PATH | os.O_DIRECTORY)
-    tree = Inodes(root)
+    tree = BackingFs(root)
     directory = tree.lookup(ROOT, b"d").node
     assert tree.hold_names(directory, NAMES) == NAMES
     files = [tree.prepare(directory) for _ in range(NAMES)]
@@ -258,9 +258,9 @@ class Limited(Server):
     def __init__(self, backing: Path) -> None:
         prepare(backing)
         super().__init__(backing, public=b"public")
-        self.bounded = Bounded(self.root, LIMIT, lambda: public_usage(backing), public=b"public")
+        self.bounded = QuotaFs(self.root, LIMIT, lambda: public_usage(backing), public=b"public")
         self.tree = self.bounded
-        self.sessions = Sessions(self.tree, Master())
+        self.sessions = SessionTable(self.tree, DelegationManager())
 
     @property
     def quota_left(self) -> int:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.client import RemoteTree
-from millpond.fs.tree import ROOT
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.vfs.inode_api import ROOT
 
 from .support import SOON, Server
 
 
-def test_more_files_than_descriptors(tree: RemoteTree, server: Server, top: Path) -> None:
+def test_more_files_than_descriptors(tree: RemoteFs, server: Server, top: Path) -> None:
     """What was found longest ago is found again by its name; what is open is not affected."""
     (top / "public").mkdir()
     for number in range(60):
@@ -43,7 +43,7 @@ def shared(top: Path) -> Iterator[Server]:
 
 def test_a_change_that_nobody_waits_for_is_not_done(shared: Server, top: Path) -> None:
     """Its client has hung up while it waited for another that does not give up what it keeps."""
-    server, tree = shared, RemoteTree(shared.dial, timeout=SOON)
+    server, tree = shared, RemoteFs(shared.dial, timeout=SOON)
     (top / "public").mkdir()
     (top / "public" / "a").write_text("a")
     public = tree.lookup(ROOT, b"public").node
@@ -72,7 +72,7 @@ def test_a_change_that_nobody_waits_for_is_not_done(shared: Server, top: Path) -
     assert (top / "public" / "a").exists()
 
 
-def test_a_removed_file_is_not_kept_on_the_flash(tree: RemoteTree, server: Server, top: Path) -> None:
+def test_a_removed_file_is_not_kept_on_the_flash(tree: RemoteFs, server: Server, top: Path) -> None:
     """Once nobody uses it here, the server hears so with the next request."""
     (top / "public").mkdir()
     (top / "public" / "a").write_text("a")

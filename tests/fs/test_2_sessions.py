@@ -14,12 +14,12 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, MillpondError
-from millpond.fs import protocol as p
-from millpond.fs.by_path import ByPath
-from millpond.fs.client import RemoteTree
-from millpond.fs.leases import LEASE_SECONDS
-from millpond.fs.sessions import Sessions
-from millpond.fs.tree import ROOT, patient
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.coherence.lease_file import LEASE_SECONDS
+from millpond.fs.proto import file_ops as p
+from millpond.fs.server.sessions import SessionTable
+from millpond.fs.vfs.inode_api import ROOT, may_block
+from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure
 
@@ -46,7 +46,7 @@ class Slow:
         assert self._begun.wait(SOON)
 
 
-def test_lost_between_two_operations(volume: ByPath, server: Server, top: Path) -> None:
+def test_lost_between_two_operations(volume: PathAdapter, server: Server, top: Path) -> None:
     handle = volume.open("f", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     volume.write(handle, b"hello", 0)
     server.drop()
@@ -68,7 +68,7 @@ def test_lost_between_two_operations(volume: ByPath, server: Server, top: Path) 
     assert server.dialled == 7
 
 
-def test_a_server_that_was_started_again(volume: ByPath, server: Server, top: Path) -> None:
+def test_a_server_that_was_started_again(volume: PathAdapter, server: Server, top: Path) -> None:
     handle = volume.open("f", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     volume.write(handle, b"hello", 0)
     server.restart()
@@ -86,7 +86,7 @@ def test_a_server_that_was_started_again(volume: ByPath, server: Server, top: Pa
     assert server.open_files == 0
 
 
-def test_files_by_number_are_found_again(tree: RemoteTree, server: Server, top: Path) -> None:
+def test_files_by_number_are_found_again(tree: RemoteFs, server: Server, top: Path) -> None:
     outer = tree.mkdir(ROOT, b"outer", 0o755, None).node
     inner = tree.mkdir(outer, b"inner", 0o755, None).node
     found, handle = tree.create(inner, b"f", os.O_RDWR, 0o644, None)
@@ -106,7 +106,7 @@ def test_files_by_number_are_found_again(tree: RemoteTree, server: Server, top: 
 
 
 def test_lost_before_sending(
-    tree: RemoteTree, volume: ByPath, server: Server, monkeypatch: pytest.MonkeyPatch
+    tree: RemoteFs, volume: PathAdapter, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     volume.statfs()
     first = tree.lanes._lane()._channel
@@ -115,7 +115,7 @@ def test_lost_before_sending(
     assert server.dialled == 2
 
 
-def test_nothing_is_done_twice(volume: ByPath, server: Server, top: Path) -> None:
+def test_nothing_is_done_twice(volume: PathAdapter, server: Server, top: Path) -> None:
     log = volume.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     calls: list[tuple[str, Callable[[], object]]] = [
         ("fs.write", lambda: volume.write(log, b"once", 0)),
@@ -141,7 +141,7 @@ def test_nothing_is_done_twice(volume: ByPath, server: Server, top: Path) -> Non
     volume.release(log)
 
 
-def test_a_reply_that_is_lost_more_than_once(volume: ByPath, server: Server, top: Path) -> None:
+def test_a_reply_that_is_lost_more_than_once(volume: PathAdapter, server: Server, top: Path) -> None:
     volume.statfs()
     Cutting.cut_after = "fs.mkdir"
     Cutting.cut_after_that = "fs.again"
@@ -152,7 +152,7 @@ def test_a_reply_that_is_lost_more_than_once(volume: ByPath, server: Server, top
 
 @pytest.mark.parametrize("cut", ["cut_after", "lose"])
 def test_what_goes_out_with_a_request_is_not_taken_for_it(
-    volume: ByPath, server: Server, top: Path, cut: str
+    volume: PathAdapter, server: Server, top: Path, cut: str
 ) -> None:
     """A release is only told with the next request: both are performed, or only the first, or none."""
     handles = [volume.open(name, os.O_RDWR | os.O_CREAT, 0o644) for name in "fgh"]
@@ -166,7 +166,9 @@ def test_what_goes_out_with_a_request_is_not_taken_for_it(
     assert server.open_files == 0
 
 
-def test_what_was_done_is_not_done_again_though_it_might(volume: ByPath, server: Server, top: Path) -> None:
+def test_what_was_done_is_not_done_again_though_it_might(
+    volume: PathAdapter, server: Server, top: Path
+) -> None:
     volume.release(volume.open("f", os.O_RDWR | os.O_CREAT, 0o644))
 
     def between() -> None:
@@ -184,7 +186,7 @@ def test_what_was_done_is_not_done_again_though_it_might(volume: ByPath, server:
     assert server.open_files == 0
 
 
-def test_a_client_has_so_many_files_open_and_no_more(tree: RemoteTree, volume: ByPath, top: Path) -> None:
+def test_a_client_has_so_many_files_open_and_no_more(tree: RemoteFs, volume: PathAdapter, top: Path) -> None:
     (top / "f").touch()
     handles = [volume.open("f", os.O_RDONLY) for _ in range(4096)]
     assert errno_of(volume.open, "f", os.O_RDONLY) == errno.EMFILE
@@ -237,7 +239,7 @@ def test_lanes_are_conversations_over_the_same_files(server: Server, top: Path) 
     assert (top / "f").read_text() == "INside"
 
 
-def test_lanes_do_not_wait_for_each_other(tree: RemoteTree, server: Server, top: Path) -> None:
+def test_lanes_do_not_wait_for_each_other(tree: RemoteFs, server: Server, top: Path) -> None:
     (top / "f").touch()
     slow = Slow(server, "statfs")
     found: list[int | None] = []
@@ -250,7 +252,7 @@ def test_lanes_do_not_wait_for_each_other(tree: RemoteTree, server: Server, top:
     assert found == [None]
 
 
-def test_any_number_of_threads_one_after_the_other(tree: RemoteTree) -> None:
+def test_any_number_of_threads_one_after_the_other(tree: RemoteFs) -> None:
     found: list[int | None] = []
     for _ in range(3 * LANES):
         thread = threading.Thread(target=lambda: found.append(errno_of(tree.statfs)))
@@ -263,7 +265,7 @@ def test_a_client_has_so_many_lanes_and_no_more(server: Server) -> None:
     with contextlib.ExitStack() as stack:
         talks = [stack.enter_context(server.talk(lane=b"%16d" % number)) for number in range(LANES)]
         with Channel(server.raw(), "server") as channel:
-            channel.send(p.Hello(NAME, b"one more lane's."), Deadline.after(SOON))
+            channel.send(p.SessionHello(NAME, b"one more lane's."), Deadline.after(SOON))
             assert isinstance(channel.receive(Deadline.after(SOON)).message, Failure)
         with server.talk(lane=b"%16d" % 3) as again:  # one that it has
             again.call(p.GetStatistics(), p.StatisticsAre)
@@ -274,16 +276,16 @@ def test_a_lane_that_waits_holds_up_nobody_else(server: Server, top: Path) -> No
     """One that comes back while its last request is still being done, and another client meanwhile."""
     slow = Slow(server, "statfs")
     with Channel(server.raw(), "server") as channel, Channel(server.raw(), "server") as again:
-        channel.call(p.Hello(NAME, LANE), p.Welcome, Deadline.after(SOON))
+        channel.call(p.SessionHello(NAME, LANE), p.SessionWelcome, Deadline.after(SOON))
         channel.send(p.GetStatistics(), Deadline.after(SOON))
         slow.begun()
-        again.send(p.Hello(NAME, LANE), Deadline.after(SOON))
+        again.send(p.SessionHello(NAME, LANE), Deadline.after(SOON))
         time.sleep(0.1)  # it may have come there by now
         with server.talk(b"somebody else's.") as other:
             other.call(p.GetAttributes(ROOT), p.AttributesAre)
             other.call(p.Goodbye(), p.Done)
         slow.go_on.set()
-        assert again.expect(p.Welcome, Deadline.after(SOON)).performed == 1
+        assert again.expect(p.SessionWelcome, Deadline.after(SOON)).performed == 1
 
 
 def test_sessions_end(server: Server, top: Path) -> None:
@@ -294,7 +296,7 @@ def test_sessions_end(server: Server, top: Path) -> None:
         client.call(p.Goodbye(), p.Done)
     server.join()
     assert server.open_files == 0
-    server.sessions = Sessions(server.tree, keep=2.0)
+    server.sessions = SessionTable(server.tree, keep=2.0)
     with server.talk() as client:
         assert client.welcome.memory != memory
         memory = client.welcome.memory
@@ -345,7 +347,7 @@ def test_there_are_not_any_number_of_clients(server: Server) -> None:
 
     def refused(name: bytes, lane: bytes = LANE) -> bool:
         with Channel(server.raw(), "server") as channel:
-            channel.send(p.Hello(name, lane), Deadline.after(SOON))
+            channel.send(p.SessionHello(name, lane), Deadline.after(SOON))
             return isinstance(channel.receive(Deadline.after(SOON)).message, Failure)
 
     with contextlib.ExitStack() as stack:
@@ -358,7 +360,7 @@ def test_there_are_not_any_number_of_clients(server: Server) -> None:
         assert refused(name) and refused(NAME, name)
 
 
-def test_lost_in_the_middle(volume: ByPath, server: Server, top: Path) -> None:
+def test_lost_in_the_middle(volume: PathAdapter, server: Server, top: Path) -> None:
     handle = volume.open("f", os.O_RDWR | os.O_CREAT, 0o644)
     log = volume.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     Cutting.cut_after = "fs.write"
@@ -379,7 +381,7 @@ def test_lost_in_the_middle(volume: ByPath, server: Server, top: Path) -> None:
     assert volume.statfs().blocks > 0
 
 
-def test_fsync_does_not_promise_what_may_be_gone(volume: ByPath, server: Server) -> None:
+def test_fsync_does_not_promise_what_may_be_gone(volume: PathAdapter, server: Server) -> None:
     handle = volume.open("f", os.O_RDWR | os.O_CREAT, 0o644)
     volume.write(handle, b"1", 0)
     server.drop()
@@ -393,7 +395,9 @@ def test_fsync_does_not_promise_what_may_be_gone(volume: ByPath, server: Server)
     volume.fsync(handle)
 
 
-def test_another_file_of_the_same_name_is_not_mistaken(volume: ByPath, server: Server, top: Path) -> None:
+def test_another_file_of_the_same_name_is_not_mistaken(
+    volume: PathAdapter, server: Server, top: Path
+) -> None:
     handles = [volume.open(name, os.O_RDWR | os.O_CREAT, 0o644) for name in ("f", "g")]
     (top / "other").write_text("other")
     (top / "other").rename(top / "f")
@@ -406,7 +410,7 @@ def test_another_file_of_the_same_name_is_not_mistaken(volume: ByPath, server: S
     assert errno_of(volume.read, handles[0], 1, 0) == errno.EBADF
 
 
-def test_nobody_there(volume: ByPath, server: Server) -> None:
+def test_nobody_there(volume: PathAdapter, server: Server) -> None:
     handle = volume.open("f", os.O_RDWR | os.O_CREAT, 0o644)
     server.drop()
     server.refusing = True
@@ -417,14 +421,14 @@ def test_nobody_there(volume: ByPath, server: Server) -> None:
     assert volume.getattr("f").size == 0
 
 
-def test_who_may_not_wait_has_a_lane_of_his_own(tree: RemoteTree, server: Server) -> None:
+def test_who_may_not_wait_has_a_lane_of_his_own(tree: RemoteFs, server: Server) -> None:
     tree.statfs()
     tree.statfs()
-    patient.set(False)
+    may_block.set(False)
     try:
         tree.statfs()
     finally:
-        patient.set(True)
+        may_block.set(True)
     tree.statfs()
     assert server.dialled == 2
 

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from millpond.base.deadline import Deadline
-from millpond.fs.bounded import Bounded
-from millpond.fs.by_path import ByPath
-from millpond.fs.client import RemoteTree
-from millpond.fs.layout import PUBLIC, prepare
-from millpond.fs.meters import Meter, MountNumbers, answered_here, percentile
-from millpond.fs.mount_numbers import offered, told
-from millpond.fs.sessions import Sessions
-from millpond.fs.usage import public_usage
-from millpond.fs.volume_messages import GetStatus, StatusIs
+from millpond.fs.client.metrics import MountStats, OperationMeter, answered_here, percentile
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.mount.stats_socket import offered, told
+from millpond.fs.proto.status import GetStatus, StatusIs
+from millpond.fs.server.sessions import SessionTable
+from millpond.fs.store.layout import PUBLIC, prepare
+from millpond.fs.store.quota_fs import QuotaFs
+from millpond.fs.store.usage import public_usage
+from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.linux import sockets
 from millpond.wire.channel import Channel
 
@@ -29,7 +29,7 @@ def asked(server: Server, *, count: bool = False) -> StatusIs:
         return channel.call(GetStatus(count), StatusIs, Deadline.after(SOON))
 
 
-def test_a_server_tells_of_its_clients(server: Server, volume: ByPath, top: Path) -> None:
+def test_a_server_tells_of_its_clients(server: Server, volume: PathAdapter, top: Path) -> None:
     assert asked(server).clients == ()
     handle = volume.open("f", os.O_RDWR | os.O_CREAT, 0o644)
     found = asked(server)
@@ -62,8 +62,8 @@ def test_a_server_counts_when_it_is_asked_to(tmp_path: Path) -> None:
     assert asked(server).used is None
     found = asked(server, count=True)
     assert (found.used, found.files, found.quota) == (*usage, None)
-    server.tree = Bounded(server.root, 1 << 20, lambda: public_usage(backing), public=PUBLIC.encode())
-    server.sessions = Sessions(server.tree)
+    server.tree = QuotaFs(server.root, 1 << 20, lambda: public_usage(backing), public=PUBLIC.encode())
+    server.sessions = SessionTable(server.tree)
     server.sessions.sandbox = "a sandbox"
     (backing / PUBLIC / "g").write_bytes(bytes(4096))
     found = asked(server)
@@ -75,8 +75,8 @@ def test_a_server_counts_when_it_is_asked_to(tmp_path: Path) -> None:
     os.close(server.root)
 
 
-def test_a_client_measures_its_requests(tree: RemoteTree) -> None:
-    volume = ByPath(tree)
+def test_a_client_measures_its_requests(tree: RemoteFs) -> None:
+    volume = PathAdapter(tree)
     for _ in range(3):
         volume.statfs()
     classes = tree.lanes.meter.kinds["fs.statfs"]
@@ -86,7 +86,7 @@ def test_a_client_measures_its_requests(tree: RemoteTree) -> None:
 
 @given(some.lists(some.floats(0, 1000), min_size=1, max_size=50), some.floats(0.01, 1))
 def test_percentiles_are_right_to_within_a_half(seconds: list[float], share: float) -> None:
-    meter = Meter()
+    meter = OperationMeter()
     for each in seconds:
         meter.took("kind", each)
     exact = sorted(seconds)[max(0, -int(-share * len(seconds) // 1) - 1)]
@@ -95,24 +95,24 @@ def test_percentiles_are_right_to_within_a_half(seconds: list[float], share: flo
 
 def test_nothing_measured_is_nothing() -> None:
     assert percentile([0] * 32, 0.5) == 0
-    numbers = MountNumbers("csd0", "/mnt")
+    numbers = MountStats("csd0", "/mnt")
     assert answered_here(numbers) == {"lookup": (0, 0), "getattr": (0, 0), "read": (0, 0)}
 
 
 def test_what_was_not_asked_of_the_device_was_answered_here() -> None:
     took = {"fs.walk": (0, 2, 1), "fs.read": (1,), "fs.readfile": (4,)}
-    numbers = MountNumbers("csd0", "/mnt", "", {"lookup": 10, "getattr": 5, "read": 3}, took)
+    numbers = MountStats("csd0", "/mnt", "", {"lookup": 10, "getattr": 5, "read": 3}, took)
     assert answered_here(numbers) == {"lookup": (7, 10), "getattr": (5, 5), "read": (0, 3)}
 
 
 def test_mounts_tell_their_numbers_while_they_live(tmp_path: Path) -> None:
     directory = tmp_path / "mounts"
     assert told(directory, "csd0") == []
-    first = MountNumbers("csd0", "/a", "somehow", {"read": 1}, {"fs.read": (1, 2)}, 3, 2)
-    with offered(directory, lambda: first), offered(directory, lambda: MountNumbers("csd1", "/b")):
+    first = MountStats("csd0", "/a", "somehow", {"read": 1}, {"fs.read": (1, 2)}, 3, 2)
+    with offered(directory, lambda: first), offered(directory, lambda: MountStats("csd1", "/b")):
         assert told(directory, "csd0") == [first]
         dead = directory / "0.sock"
         sockets.listen(dead).close()
-        assert told(directory, "csd1") == [MountNumbers("csd1", "/b")]
+        assert told(directory, "csd1") == [MountStats("csd1", "/b")]
         assert not dead.exists()
     assert list(directory.iterdir()) == []

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.inodes import Inodes
-from millpond.fs.kernel import Kernel
-from millpond.fs.layout import prepare
-from millpond.fs.raw import mount_and_serve
-from millpond.fs.tree import ROOT, Changes
+from millpond.fs.fuse.device import FuseDevice
+from millpond.fs.fuse.server import mount_and_serve
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.layout import prepare
+from millpond.fs.vfs.inode_api import ROOT, SetAttr
 
 from .conftest import InNamespace, World, served
 from .support import errno_of
@@ -53,12 +53,12 @@ def mount(world: World, complaint: str = "") -> None:
     """By a process of its own: this one holds its interpreter's lock while it looks at a file."""
 
     def serve(ready: Callable[[], None]) -> None:
-        def mounted(kernel: Kernel) -> None:
+        def mounted(kernel: FuseDevice) -> None:
             kernel.complaint = kernel.complaint or complaint
             ready()
 
         root = os.open(world.backing, os.O_PATH)
-        tree = Inodes(root, public=b"public", keep=KEPT)
+        tree = BackingFs(root, public=b"public", keep=KEPT)
         tree.most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         mount_and_serve(tree, world.device, name="csd0", backing=root, on_ready=mounted)
 
@@ -66,26 +66,26 @@ def mount(world: World, complaint: str = "") -> None:
 
 
 @pytest.fixture
-def keeping(top: Path) -> Iterator[Inodes]:
+def keeping(top: Path) -> Iterator[BackingFs]:
     (top / "public").mkdir()
     root = os.open(top, os.O_PATH | os.O_DIRECTORY)
-    made = Inodes(root, public=b"public", keep=KEPT)
+    made = BackingFs(root, public=b"public", keep=KEPT)
     yield made
     made.close()
     os.close(root)
 
 
-def test_what_is_private_may_be_kept(keeping: Inodes) -> None:
+def test_what_is_private_may_be_kept(keeping: BackingFs) -> None:
     found, handle = keeping.create(ROOT, b"f", os.O_WRONLY, 0o644, None)
     assert (found.seconds, found.name_seconds) == (KEPT, KEPT)
     keeping.release(handle)
     assert keeping.getattr(ROOT).seconds == keeping.getattr(found.node).seconds == KEPT
-    assert keeping.setattr(found.node, Changes(mode=0o600)).seconds == KEPT
+    assert keeping.setattr(found.node, SetAttr(mode=0o600)).seconds == KEPT
     made = keeping.mkdir(ROOT, b"d", 0o755, None)
     assert (made.seconds, made.name_seconds) == (KEPT, KEPT)
 
 
-def test_names_at_the_top_may_not_when_descriptors_run_short(keeping: Inodes) -> None:
+def test_names_at_the_top_may_not_when_descriptors_run_short(keeping: BackingFs) -> None:
     keeping.mkdir(ROOT, b"private", 0o755, None)
     assert keeping.lookup(ROOT, b"private").name_seconds == KEPT
     keeping.most = 10_000
@@ -94,7 +94,7 @@ def test_names_at_the_top_may_not_when_descriptors_run_short(keeping: Inodes) ->
     assert keeping.mkdir(found.node, b"d", 0o755, None).name_seconds == KEPT
 
 
-def test_what_is_public_may_not(keeping: Inodes) -> None:
+def test_what_is_public_may_not(keeping: BackingFs) -> None:
     public = keeping.lookup(ROOT, b"public")
     made = keeping.mkdir(public.node, b"d", 0o755, None)
     file, handle = keeping.create(made.node, b"f", os.O_WRONLY, 0o644, None)
@@ -104,7 +104,7 @@ def test_what_is_public_may_not(keeping: Inodes) -> None:
         assert keeping.getattr(found.node).seconds == 0
 
 
-def test_of_what_may_be_mapped_only_the_name_may(keeping: Inodes) -> None:
+def test_of_what_may_be_mapped_only_the_name_may(keeping: BackingFs) -> None:
     found, handle = keeping.create(ROOT, b"made", os.O_RDWR, 0o644, None)
     assert (found.seconds, found.name_seconds) == (0, KEPT)
     keeping.release(handle)

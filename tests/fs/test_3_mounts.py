@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.fs.by_path import ByPath
-from millpond.fs.fuse import mount_and_serve
-from millpond.fs.inodes import Inodes
-from millpond.fs.layout import prepare
-from millpond.fs.mount_numbers import told
-from millpond.fs.mounts import read_ahead, unmount
+from millpond.fs.fuse.libfuse2 import mount_and_serve
+from millpond.fs.fuse.mounts import read_ahead, unmount
+from millpond.fs.mount.stats_socket import told
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.layout import prepare
+from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.linux.confinement.sandbox import enter_user_namespace
 from millpond.linux.confinement.userns import has_many_uids
 from millpond.linux.syscalls import CLONE_NEWNS
@@ -64,7 +64,7 @@ def test_read_ahead_can_be_set_of_what_is_mounted_alone(tmp_path: Path) -> None:
 
 
 def test_errors_of_mounting(fuse_usable: None, tmp_path: Path) -> None:
-    volume = ByPath(Inodes(os.open("/", os.O_PATH)))
+    volume = PathAdapter(BackingFs(os.open("/", os.O_PATH)))
 
     def mount(at: Path, name: str = "csd0") -> None:
         mount_and_serve(volume, at, name=name, allow_other=True, on_ready=lambda: None)
@@ -109,7 +109,7 @@ def test_the_device_mount_ends_with_its_parent(world, in_namespace, wait) -> Non
 
 
 def test_a_command_says_what_is_wrong(fuse_usable: None, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "millpond.fs.local", tmp_path / "none", tmp_path]
+    command = [sys.executable, "-m", "millpond.fs.mount.device", tmp_path / "none", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs import mount_numbers
-from millpond.fs.abi import PREFETCH_MOST, prefetch_command
+from millpond.fs.fuse.abi import PREFETCH_MOST, prefetch_command
+from millpond.fs.mount import stats_socket
 from millpond.fs.prefetch import prefetch
 
 from .conftest import World
@@ -116,7 +116,7 @@ def test_the_host_reads_the_right_bytes(world: World, with_both: WithBoth) -> No
 
 def requests(world: World, *kinds: str) -> int:
     """How many the host's mount has sent."""
-    (numbers,) = mount_numbers.told(world.numbers, "csd0")
+    (numbers,) = stats_socket.told(world.numbers, "csd0")
     return sum(sum(classes) for kind, classes in numbers.took.items() if kind in kinds)
 
 

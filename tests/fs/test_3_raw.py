@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.fs.inodes import Inodes
-from millpond.fs.kernel import Kernel
-from millpond.fs.layout import prepare
-from millpond.fs.raw import Binding, why_no_passthrough
-from millpond.fs.tree import ROOT
-from millpond.fs.volume import Handle
+from millpond.fs.fuse.device import FuseDevice
+from millpond.fs.fuse.server import FuseServer, why_no_passthrough
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.layout import prepare
+from millpond.fs.vfs.inode_api import ROOT
+from millpond.fs.vfs.path_api import Handle
 from millpond.linux import syscalls
 from millpond.linux.confinement.sandbox import enter_user_namespace
 from millpond.linux.syscalls import CLONE_NEWNS
@@ -327,7 +327,7 @@ def test_nobody_opens_by_making_what_he_may_not(world: World, on_device: OnDevic
     def body(top: Path) -> None:
         top.chmod(0o777)
         root = os.open(world.backing / "private", os.O_PATH)
-        tree = Inodes(root)
+        tree = BackingFs(root)
         (world.backing / "private" / "theirs").write_text("secret")
         with pytest.raises(OSError, match="Stale"):
             tree.create(ROOT, b"theirs", os.O_RDWR, 0o644, None)
@@ -337,7 +337,7 @@ def test_nobody_opens_by_making_what_he_may_not(world: World, on_device: OnDevic
     on_device(body)
 
 
-class Slow(Inodes):
+class Slow(BackingFs):
     """A flash that takes its time."""
 
     def __init__(self, root: int) -> None:
@@ -354,7 +354,7 @@ def test_nobody_waits_for_anothers_fsync(world: World, in_namespace: InNamespace
     def body() -> None:
         prepare(world.backing)
         tree = Slow(os.open(world.backing, os.O_PATH))
-        binding = Binding(Kernel(world.device, "csd0", os.open(world.backing, os.O_PATH)), tree)
+        binding = FuseServer(FuseDevice(world.device, "csd0", os.open(world.backing, os.O_PATH)), tree)
         threading.Thread(target=binding.serve, daemon=True).start()
         file = os.open(world.device / "private" / "f", os.O_RDWR | os.O_CREAT)
         waiting = threading.Thread(target=os.fsync, args=(file,))
@@ -380,10 +380,10 @@ def test_a_mount_ends_when_somebody_unmounts_it(world: World, on_device: OnDevic
 
 def test_what_cannot_be_mounted_says_why(fuse_usable: None, tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="cannot mount: No such file"):
-        Kernel(tmp_path / "none", "csd0", -1)
+        FuseDevice(tmp_path / "none", "csd0", -1)
     (tmp_path / "file").touch()
     with pytest.raises(LocalError, match="empty directory"):
         why_no_passthrough(tmp_path, -1)
-    command = [sys.executable, "-m", "millpond.fs.local", tmp_path, tmp_path]
+    command = [sys.executable, "-m", "millpond.fs.mount.device", tmp_path, tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs import granting, master, naming
-from millpond.fs.mount_numbers import told
-from millpond.fs.mounts import unmount
+from millpond.fs.client import async_create, dir_delegations
+from millpond.fs.coherence import manager
+from millpond.fs.fuse.mounts import unmount
+from millpond.fs.mount.stats_socket import told
 
 from .conftest import World
 from .support import errno_of, eventually
@@ -158,9 +159,9 @@ def test_the_promise_can_be_broken() -> None:
 def test_what_is_left_of_names_made_behind(
     world: World, with_both: WithBoth, victim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(master, "_CONTENDED_SECONDS", 0.0)
-    monkeypatch.setattr(granting, "_REFUSED_SECONDS", 0.0)
-    monkeypatch.setattr(naming, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(manager, "_CONTENDED_SECONDS", 0.0)
+    monkeypatch.setattr(dir_delegations, "_REFUSED_SECONDS", 0.0)
+    monkeypatch.setattr(async_create, "_TICK_SECONDS", 0.01)
     world.lease = LEASE
 
     def body() -> None:

@@ -27,9 +27,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from millpond.fs import granting, master, naming
-from millpond.fs.leases import LEASE_SECONDS
-from millpond.fs.mount_numbers import told
+from millpond.fs.client import async_create, dir_delegations
+from millpond.fs.coherence import manager
+from millpond.fs.coherence.lease_file import LEASE_SECONDS
+from millpond.fs.mount.stats_socket import told
 
 from .conftest import World
 
@@ -247,10 +248,10 @@ def histories(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """How many; the host makes names behind where it can, and keeps them back for long."""
     if request.param == "told":
         return _HISTORIES
-    monkeypatch.setattr(master, "_CONTENDED_SECONDS", 0.0)
-    monkeypatch.setattr(granting, "_REFUSED_SECONDS", 0.0)
-    monkeypatch.setattr(granting, "_ENOUGH", 1)
-    monkeypatch.setattr(naming, "_TICK_SECONDS", 0.5)
+    monkeypatch.setattr(manager, "_CONTENDED_SECONDS", 0.0)
+    monkeypatch.setattr(dir_delegations, "_REFUSED_SECONDS", 0.0)
+    monkeypatch.setattr(dir_delegations, "_ENOUGH", 1)
+    monkeypatch.setattr(async_create, "_TICK_SECONDS", 0.5)
     return 2 * _HISTORIES
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.by_path import ByPath
-from millpond.fs.inodes import Inodes
-from millpond.fs.volume import MAX_TRANSFER, Handle, failure
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.vfs.path_adapter import PathAdapter
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle, os_error
 from millpond.host.copying import Copied, Copier, plan
 
 MIB = 1 << 20
 
 
-class Failing(ByPath):
+class Failing(PathAdapter):
     """A volume whose writes fail after so many."""
 
     fail_after = 1 << 30
@@ -28,7 +28,7 @@ class Failing(ByPath):
     def write(self, handle: Handle, data: bytes, offset: int) -> int:
         self.writes += 1
         if self.writes > self.fail_after:
-            raise failure(errno.EIO)
+            raise os_error(errno.EIO)
         return super().write(handle, data[: MAX_TRANSFER // 2 + 1], offset)  # short, as a volume may
 
 
@@ -40,7 +40,7 @@ class Sides:
         for folder in (self.here, self.there):
             folder.mkdir()
         self.roots = [os.open(folder, os.O_PATH | os.O_DIRECTORY) for folder in (self.here, self.there)]
-        self.source, self.target = ByPath(Inodes(self.roots[0])), Failing(Inodes(self.roots[1]))
+        self.source, self.target = PathAdapter(BackingFs(self.roots[0])), Failing(BackingFs(self.roots[1]))
         self.told: list[int] = []
 
     def copy(self, source: str, target: str, *, recursive: bool = False) -> Copied:

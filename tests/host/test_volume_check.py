@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from millpond.fs.by_path import ByPath
-from millpond.fs.inodes import Inodes
-from millpond.fs.layout import PUBLIC, prepare
-from millpond.fs.master import Master
-from millpond.fs.meters import MountNumbers
-from millpond.fs.server import serve
-from millpond.fs.sessions import Sessions
-from millpond.fs.volume import Attributes, failure
-from millpond.fs.volume_messages import ClientIs, StatusIs
+from millpond.fs.client.metrics import MountStats
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.proto.status import ClientIs, StatusIs
+from millpond.fs.server.connection import serve
+from millpond.fs.server.sessions import SessionTable
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.layout import PUBLIC, prepare
+from millpond.fs.vfs.path_adapter import PathAdapter
+from millpond.fs.vfs.path_api import Attributes, os_error
 from millpond.host.volume_check import Walk, of_status, probe
 from millpond.host.volume_view import Checked, VolumeInfo, how_mounted, lines, of_mount, show
 from millpond.wire.channel import Channel
@@ -45,7 +45,7 @@ def root(backing: Path) -> Iterator[int]:
 
 
 def found_in(root: int, now: float) -> tuple[int, list[str]]:
-    walk = Walk(ByPath(Inodes(root)), lambda: now)
+    walk = Walk(PathAdapter(BackingFs(root)), lambda: now)
     walk.check()
     return walk.files, [str(finding) for finding in walk.findings]
 
@@ -73,17 +73,17 @@ def test_unfinished_copies_and_missing_names_are_found(backing: Path, root: int)
     assert linked.startswith("public/seen has 2 links, and 1 names were found: ")
 
 
-class Failing(ByPath):
+class Failing(PathAdapter):
     """A volume some of whose names cannot be looked at, or change."""
 
     def __init__(self, root: int) -> None:
-        super().__init__(Inodes(root))
+        super().__init__(BackingFs(root))
         self.failures: dict[str, int] = {}
         self.changing = 0
 
     def getattr(self, path: str) -> Attributes:
         if code := self.failures.get(path):
-            raise failure(code, path)
+            raise os_error(code, path)
         found = super().getattr(path)
         self.changing += 1
         return replace(found, ctime=self.changing)
@@ -127,7 +127,7 @@ def test_links_that_change_meanwhile_are_no_finding(backing: Path, root: int) ->
 def probed(root: int, public: bytes | None) -> list[str]:
     """What is found of a server that knows which part is public, or not."""
     ours, theirs = socket.socketpair()
-    sessions = Sessions(Inodes(root, public=public), Master())
+    sessions = SessionTable(BackingFs(root, public=public), DelegationManager())
     server = threading.Thread(target=serve, args=(Channel(theirs, "the host"), sessions))
     server.start()
     with Channel(ours, "csd0") as channel:
@@ -168,7 +168,7 @@ def shown(info: VolumeInfo) -> str:
 
 def test_people_see_all_of_it() -> None:
     took = tuple(3 if bits == 8 else 0 for bits in range(32))
-    mount = of_mount(MountNumbers("csd0", "/mnt", "kept", {"lookup": 9}, {"fs.walk": took}, 2000, 1000))
+    mount = of_mount(MountStats("csd0", "/mnt", "kept", {"lookup": 9}, {"fs.walk": took}, 2000, 1000))
     assert mount.kept["lookup"] == (6, 9) and mount.dirty == 0
     status = replace(STATUS, quota=8192, clients=(CLIENT, replace(CLIENT, heard=None)))
     info = VolumeInfo("csd0", status, "somehow", 1000, 250, 5, AtRest("AES", ""), (mount,))

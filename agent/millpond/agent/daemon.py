@@ -24,7 +24,7 @@ from millpond.agent.session import Device
 from millpond.agent.volume import DeviceMount, VolumeServer
 from millpond.base.errors import LocalError, MillpondError
 from millpond.base.version import VERSION
-from millpond.fs.layout import PRIVATE, PUBLIC, prepare
+from millpond.fs.store.layout import PRIVATE, PUBLIC, prepare
 from millpond.linux.confinement.userns import has_many_uids
 from millpond.linux.malloc import trim_heap
 from millpond.linux.notify import notify, watchdog_interval

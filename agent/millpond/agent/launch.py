@@ -18,7 +18,7 @@ from millpond.agent.config import AgentConfig
 from millpond.agent.gate import KINDS, Gate, Tally, ledger
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConfigError, ConnectionLost, Refused
-from millpond.fs.layout import PUBLIC
+from millpond.fs.store.layout import PUBLIC
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.train.scripts import Script
 from millpond.wire.channel import Channel

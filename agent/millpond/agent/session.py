@@ -20,7 +20,7 @@ from millpond.agent.tickets import Tickets
 from millpond.agent.volume import VolumeServer
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConfigError, ConnectionLost, ProtocolError, Refused
-from millpond.fs.usage import private_bytes
+from millpond.fs.store.usage import private_bytes
 from millpond.train import job
 from millpond.train.protocol import Prepare
 from millpond.wire.channel import Channel

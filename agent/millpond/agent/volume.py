@@ -18,9 +18,9 @@ from typing import IO
 from millpond.agent.config import AgentConfig
 from millpond.agent.gate import Tally
 from millpond.base.errors import LocalError
-from millpond.fs import mounts
-from millpond.fs.layout import PUBLIC
-from millpond.fs.leases import SIZE, open_leases
+from millpond.fs.coherence.lease_file import SIZE, open_leases
+from millpond.fs.fuse import mounts
+from millpond.fs.store.layout import PUBLIC
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end, start
 from millpond.linux.sockets import listen, send_descriptors
@@ -40,7 +40,7 @@ class DeviceMount:
         self._mountpoint = Path(config.volume)
         self._clear()  # what an agent that was killed has left
         self._mountpoint.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "millpond.fs.local", config.flash, config.volume]
+        command = [sys.executable, "-m", "millpond.fs.mount.device", config.flash, config.volume]
         options = ["--name", config.name, "--locks", str(lock_socket(config))]
         self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE)
         assert self.process.stdout

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from millpond.agent.config import read
 from millpond.agent.gate import CanaryError, Gate, Tally, patterns
-from millpond.fs.bounded import Bounded
-from millpond.fs.inodes import Inodes
-from millpond.fs.layout import PUBLIC
-from millpond.fs.leases import LEASE_SECONDS, Leases
-from millpond.fs.lock_server import accept_all
-from millpond.fs.master import Master
-from millpond.fs.server import serve
-from millpond.fs.sessions import Sessions
-from millpond.fs.usage import public_usage
+from millpond.fs.coherence.device_server import accept_all
+from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.server.connection import serve
+from millpond.fs.server.sessions import SessionTable
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.layout import PUBLIC
+from millpond.fs.store.quota_fs import QuotaFs
+from millpond.fs.store.usage import public_usage
 from millpond.linux.confinement import landlock
 from millpond.linux.descriptors import allow_most
 from millpond.linux.malloc import trim_heap
@@ -45,7 +45,9 @@ def main(config: str, root: str, descriptor: str, tally: str, locks: str, leases
     log.info("%s", sandbox)
     tree = _tree(Path(root), settings.public_quota)
     tree.most = max(most // 2, most - _FOR_CONNECTIONS)
-    sessions = Sessions(tree, Master(device=True, leases=Leases(int(leases), LEASE_SECONDS)))
+    sessions = SessionTable(
+        tree, DelegationManager(device=True, leases=PersistentLeases(int(leases), LEASE_SECONDS))
+    )
     sessions.sandbox = sandbox
     listener = socket.socket(fileno=int(locks))
     threading.Thread(target=accept_all, args=(listener, sessions.master), daemon=True).start()
@@ -57,18 +59,18 @@ def main(config: str, root: str, descriptor: str, tally: str, locks: str, leases
             threading.Thread(target=_serve, args=(connection, sessions, gate), daemon=True).start()
 
 
-def _tree(root: Path, quota: int | None) -> Inodes:
+def _tree(root: Path, quota: int | None) -> BackingFs:
     """The public part, with a quota if it has one."""
     descriptor = os.open(root, os.O_PATH | os.O_DIRECTORY)
     if quota is None:
-        return Inodes(descriptor, public=PUBLIC.encode())
-    bounded = Bounded(descriptor, quota, lambda: public_usage(root), public=PUBLIC.encode())
+        return BackingFs(descriptor, public=PUBLIC.encode())
+    bounded = QuotaFs(descriptor, quota, lambda: public_usage(root), public=PUBLIC.encode())
     log.info("the quota of the public part is %d bytes, of which %d are taken", quota, bounded.quota.used)
     bounded.keep_counting()
     return bounded
 
 
-def _serve(connection: socket.socket, sessions: Sessions, gate: Gate) -> None:
+def _serve(connection: socket.socket, sessions: SessionTable, gate: Gate) -> None:
     with Channel(connection, "host", outlet=gate.outlet()) as channel:
         try:
             if error := serve(channel, sessions):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-from millpond.fs.abi import PREFETCH_MOST, prefetch_command
+from millpond.fs.fuse.abi import PREFETCH_MOST, prefetch_command
 
 Path = str | bytes | os.PathLike[Any]
 P = TypeVar("P", bound=Path)

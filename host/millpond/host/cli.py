@@ -16,7 +16,7 @@ import typer
 
 from millpond.base.errors import LocalError, MillpondError, Refused, RemoteError
 from millpond.base.schema import dump
-from millpond.fs import mounts
+from millpond.fs.fuse import mounts
 from millpond.host import (
     copy_command,
     daemon,

@@ -25,10 +25,10 @@ from rich.progress import (
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, RemoteError
 from millpond.base.text import printable
-from millpond.fs.by_path import ByPath
-from millpond.fs.client import RemoteTree
-from millpond.fs.inodes import Inodes
-from millpond.fs.volume import Volume
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.vfs.path_adapter import PathAdapter
+from millpond.fs.vfs.path_api import PathFs
 from millpond.host.client import Client
 from millpond.host.copying import Copied, Copier, is_directory, plan
 from millpond.wire.channel import Channel
@@ -97,8 +97,8 @@ class _Way:
 
     source: Place
     target: Place
-    here: Volume
-    there: Volume
+    here: PathFs
+    there: PathFs
 
     def check(self, *, into: bool) -> None:
         """Raises LocalError if the target must be a directory (``into``) and is none."""
@@ -153,12 +153,12 @@ def _shown(console: Console) -> Progress:
 
 
 @contextlib.contextmanager
-def _opened(fleet: Path, at: Place) -> Iterator[Volume]:
+def _opened(fleet: Path, at: Place) -> Iterator[PathFs]:
     """The volume that a place is in."""
     if not at.device:
         root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            yield ByPath(Inodes(root))
+            yield PathAdapter(BackingFs(root))
         finally:
             os.close(root)
         return
@@ -168,9 +168,9 @@ def _opened(fleet: Path, at: Place) -> Iterator[Volume]:
             return client.volume(at.device, deadline)
 
     dial(Deadline.after(10)).close()  # an absent device is told as such, and not as an errno
-    tree = RemoteTree(dial)
+    tree = RemoteFs(dial)
     try:
-        yield ByPath(tree)
+        yield PathAdapter(tree)
     finally:
         with contextlib.suppress(OSError):
             tree.close()

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from millpond.fs.volume import MAX_TRANSFER, Attributes, Handle, Volume, failure
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, PathFs, os_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Copied:
 
 
 def plan(
-    here: Volume, source: str, there: Volume, target: str, *, recursive: bool, name: str = ""
+    here: PathFs, source: str, there: PathFs, target: str, *, recursive: bool, name: str = ""
 ) -> list[Item]:
     """What copying ``source`` to ``target`` means, directories before what is in them. A directory as
     ``target`` is where it goes into, as ``name``, or as it is called. Raises OSError, EISDIR for a directory
@@ -43,13 +43,13 @@ def plan(
     """
     found = here.getattr(source)
     if stat.S_ISDIR(found.mode) and not recursive:
-        raise failure(errno.EISDIR, source)
+        raise os_error(errno.EISDIR, source)
     if is_directory(there, target):
         target = _joined(target, name or source.rpartition("/")[2])
     return list(_walk(here, Item(source, target, found)))
 
 
-def _walk(volume: Volume, top: Item) -> Iterator[Item]:
+def _walk(volume: PathFs, top: Item) -> Iterator[Item]:
     left = [top]
     while left:
         item = left.pop()
@@ -67,8 +67,8 @@ class Copier:
 
     def __init__(
         self,
-        here: Volume,
-        there: Volume,
+        here: PathFs,
+        there: PathFs,
         progress: Callable[[int], None],
         done: Copied,
         *,
@@ -132,7 +132,7 @@ class Copier:
             self._progress(len(data))
         now = self._here.fgetattr(source)
         if (now.size, now.mtime, offset) != (item.attributes.size, item.attributes.mtime, now.size):
-            raise failure(errno.ESTALE, item.source)  # it changed while it was copied
+            raise os_error(errno.ESTALE, item.source)  # it changed while it was copied
 
     def _write(self, target: Handle, data: bytes, offset: int) -> None:
         done = 0
@@ -159,7 +159,7 @@ class Copier:
         return f"{folder}{slash}.{name[:60]}.{version}.part"
 
 
-def _read(volume: Volume, handle: Handle, start: int, end: int) -> bytes:
+def _read(volume: PathFs, handle: Handle, start: int, end: int) -> bytes:
     parts = []
     while start < end and (data := volume.read(handle, end - start, start)):
         parts.append(data)
@@ -167,7 +167,7 @@ def _read(volume: Volume, handle: Handle, start: int, end: int) -> bytes:
     return b"".join(parts)
 
 
-def is_directory(volume: Volume, path: str) -> bool:
+def is_directory(volume: PathFs, path: str) -> bool:
     """Whether there is a directory. Raises OSError."""
     try:
         return stat.S_ISDIR(volume.getattr(path).mode)
@@ -181,7 +181,7 @@ def _joined(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def _remove(volume: Volume, path: str) -> None:
+def _remove(volume: PathFs, path: str) -> None:
     try:
         volume.unlink(path)
     except OSError as error:

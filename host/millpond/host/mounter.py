@@ -9,7 +9,7 @@ from pathlib import Path
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, MillpondError, Refused
-from millpond.fs.remote_mount import BINDINGS, mount_and_serve
+from millpond.fs.mount.host import BINDINGS, mount_and_serve
 from millpond.host import fleet
 from millpond.host.client import Client
 from millpond.linux.syscalls import die_with_parent

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from millpond.base.deadline import Deadline
 from millpond.base.text import printable
-from millpond.fs import protocol as p
-from millpond.fs.layout import PRIVATE, PUBLIC
-from millpond.fs.volume import Attributes, Volume
-from millpond.fs.volume_messages import StatusIs
+from millpond.fs.proto import file_ops as p
+from millpond.fs.proto.status import StatusIs
+from millpond.fs.store.layout import PRIVATE, PUBLIC
+from millpond.fs.vfs.path_api import Attributes, PathFs
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
@@ -63,7 +63,7 @@ class _File:
 class Walk:
     """Of all that a volume has below ``top``. ``files`` counts what was found, ``findings`` what is wrong."""
 
-    def __init__(self, volume: Volume, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, volume: PathFs, clock: Callable[[], float] = time.time) -> None:
         self._volume, self._clock = volume, clock
         self._linked: dict[int, _File] = {}
         self.files = 0
@@ -137,7 +137,7 @@ def _age(seconds: float) -> str:
 
 def probe(channel: Channel) -> list[Finding]:
     """Whether anything leads out of the public part, on a connection for this alone."""
-    welcome = channel.call(p.Hello(os.urandom(16), os.urandom(16)), p.Welcome, _deadline())
+    welcome = channel.call(p.SessionHello(os.urandom(16), os.urandom(16)), p.SessionWelcome, _deadline())
     found = []
     for names in _PROBES:
         answer = _answer(channel, p.Walk(welcome.root, names))

@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from millpond.base.deadline import Deadline
-from millpond.fs.by_path import ByPath
-from millpond.fs.client import RemoteTree
-from millpond.fs.meters import MountNumbers, answered_here, percentile
-from millpond.fs.mount_numbers import told
-from millpond.fs.volume_messages import GetStatus, StatusIs
+from millpond.fs.client.metrics import MountStats, answered_here, percentile
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.mount.stats_socket import told
+from millpond.fs.proto.status import GetStatus, StatusIs
+from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.host.client import Client
 from millpond.host.views import size
 from millpond.host.volume_check import Walk, of_status, probe
@@ -108,9 +108,9 @@ def check(fleet: Path, device: str) -> Checked:
     status = _status(fleet, device, count=True)
     with _dialled(fleet, device) as channel:
         leaks = probe(channel)
-    tree = RemoteTree(lambda deadline: _dial(fleet, device, deadline))
+    tree = RemoteFs(lambda deadline: _dial(fleet, device, deadline))
     try:
-        walk = Walk(ByPath(tree))
+        walk = Walk(PathAdapter(tree))
         walk.check()
     finally:
         with contextlib.suppress(OSError):
@@ -142,7 +142,7 @@ def how_mounted(lines: Iterable[str]) -> str:
     return said[-1] if said else ""
 
 
-def of_mount(numbers: MountNumbers) -> MountInfo:
+def of_mount(numbers: MountStats) -> MountInfo:
     """What its numbers mean."""
     latencies = {
         kind.removeprefix("fs."): Latency(sum(took), percentile(took, 0.5), percentile(took, 0.99))

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from millpond.base.errors import RemoteError
-from millpond.fs.mounts import unmount
+from millpond.fs.fuse.mounts import unmount
 from millpond.host.fleet import Fleet
 from millpond.linux.syscalls import follow_no_links
 

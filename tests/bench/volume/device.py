@@ -18,7 +18,7 @@ from bench.volume.names import ReadSamples
 from bench.volume.route import Mount, Route, native, served
 from bench.volume.tools import Tools, file_system
 from bench.volume.workload import Workload
-from millpond.fs.layout import PRIVATE, prepare
+from millpond.fs.store.layout import PRIVATE, prepare
 
 _FILE = "file"
 
@@ -45,7 +45,7 @@ def local_route(flash: Path, scratch: Path, binding: str) -> Route:
 @contextlib.contextmanager
 def _local(flash: Path, scratch: Path, binding: str) -> Iterator[Mount]:
     mountpoint = scratch / "mount"
-    argv = [sys.executable, "-m", "millpond.fs.local", str(flash), str(mountpoint), "--name", "bench"]
+    argv = [sys.executable, "-m", "millpond.fs.mount.device", str(flash), str(mountpoint), "--name", "bench"]
     with served([*argv, "--binding", binding], mountpoint, "ready") as server:
         how = server.said.partition("ready: ")[2]
         yield Mount(mountpoint / PRIVATE, flash / PRIVATE, (server.pid,), how=how)

@@ -17,7 +17,7 @@ from bench.tunnel.route import RouteFailed as NotStarted
 from bench.tunnel.ssh_routes import CIPHER
 from bench.volume.plain_server import __file__ as plain_server
 from bench.volume.route import Mount, Route, RouteFailed, native, served
-from millpond.fs.layout import PUBLIC
+from millpond.fs.store.layout import PUBLIC
 from millpond.host import provision
 from millpond.host.volumes import command
 from millpond.images.ssh_settings import HOME, USER

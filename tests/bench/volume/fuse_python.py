@@ -16,7 +16,7 @@ from bench.volume.measuring import Trial, details, ratio, take_turns
 from bench.volume.route import Mount, Route, served
 from bench.volume.tools import Tools, file_system
 from bench.volume.workload import Workload
-from millpond.fs.layout import PRIVATE, prepare
+from millpond.fs.store.layout import PRIVATE, prepare
 
 _FILE, _FIGURE = "file", "device_fusepython_over_c"
 _PEER, _LABEL = "c", "libfuse's C example"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.tunnel.namespace import Traffic
 from millpond.base.errors import LocalError
-from millpond.fs.mounts import unmount
+from millpond.fs.fuse.mounts import unmount
 
 _STARTS_WITHIN, _ENDS_WITHIN = 30.0, 10.0
 _PAUSE = 0.02

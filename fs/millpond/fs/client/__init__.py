@@ -1,0 +1,1 @@
+"""The host's client of a volume: RPC, open files, delegations, readahead."""

@@ -1,0 +1,223 @@
+"""Edge: reads a file that is read in order before it is asked for, over a lane of its own.
+
+Requests are sent without waiting for the replies of earlier ones, which come in order: so many at a time that
+the next part has come when it is wanted. What is read counts only if it was granted, and not recalled since.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import MillpondError, ProtocolError
+from millpond.fs.client.cache.blocks import BLOCK, Block, BlockCache
+from millpond.fs.client.cache.inodes import CachedInode
+from millpond.fs.client.metrics import OperationMeter
+from millpond.fs.client.open_files import OpenFile
+from millpond.fs.client.rpc import Dial
+from millpond.fs.proto import file_ops as p
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle
+from millpond.wire.channel import Channel
+
+EXTENT = MAX_TRANSFER
+_LONG_READ = 128 << 10  # at a file's beginning: it will go on
+_FIRST_WINDOW, _LAST_WINDOW = 2, 8  # extents
+_SPARE = 4
+
+
+@dataclass(eq=False, slots=True)
+class _Extent:
+    size: int
+    data: memoryview | None = None
+    granted: int = 0
+    failed: bool = False
+    drops: int = 0
+
+
+@dataclass(slots=True)
+class _Stream:
+    file: CachedInode
+    next: int = -1
+    window: int = 0
+    stale: bool = False
+    extents: dict[int, _Extent] = field(default_factory=dict)
+
+
+class Readahead:
+    """Of the client with this name. One thread is served at a time; whoever comes meanwhile is not."""
+
+    def __init__(
+        self, dial: Dial, client: bytes, timeout: float, meter: OperationMeter | None = None
+    ) -> None:
+        self._dial, self._client, self._timeout = dial, client, timeout
+        self._lane = os.urandom(16)
+        self._lock = threading.Lock()
+        self._channel: Channel | None = None
+        self._memory = 0
+        self._meter = meter or OperationMeter()
+        self._streams: dict[Handle, _Stream] = {}
+        self._coming: deque[_Extent] = deque()
+        self._spare: list[memoryview] = []
+        self._blocks = BlockCache()
+
+    def take(
+        self, handle: Handle, opened: OpenFile, size: int, offset: int, end: int
+    ) -> tuple[int, memoryview] | None:
+        """What was read ahead of a file that has ``end`` bytes, and by which grant; good until the next is
+        taken. None if it is not read in order, or cannot be had this way.
+        """
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            stream = self._streams.setdefault(handle, _Stream(opened.file))
+            deadline = Deadline.after(self._timeout)
+            if not self._goes_on(stream, size, offset, end):
+                return self._around(opened, size, offset, end, deadline)
+            self._request(
+                stream, opened, range(offset // EXTENT, -(-(offset + size) // EXTENT)), end, deadline
+            )
+            return self._part(stream, offset, min(size, end - offset), deadline)
+        except (MillpondError, OSError):
+            self._hang_up()
+            return None
+        finally:
+            self._lock.release()
+
+    def _goes_on(self, stream: _Stream, size: int, offset: int, end: int) -> bool:
+        """Whether it is read in order."""
+        in_order = offset == stream.next or (offset == 0 and size >= _LONG_READ)
+        stream.next = offset + size
+        if stream.stale or not in_order:
+            stream.stale = False
+            self._drop(stream)
+        elif not stream.window and end > offset + size:
+            stream.window = _FIRST_WINDOW
+        return in_order and stream.window > 0 and offset < end
+
+    def _request(
+        self, stream: _Stream, opened: OpenFile, wanted: range, end: int, deadline: Deadline
+    ) -> None:
+        """Ask for what is wanted, and for what comes behind it."""
+        channel = self._connected(opened.memory, deadline)
+        for index in [index for index in stream.extents if index < wanted.start]:
+            self._recycle(stream.extents.pop(index))
+        for index in range(wanted.start, wanted.stop + stream.window):
+            start = index * EXTENT
+            if start >= end or index in stream.extents:
+                continue
+            extent = stream.extents[index] = _Extent(min(EXTENT, end - start), drops=stream.file.drops)
+            channel.send(p.Read(opened.remote, extent.size, start, True), deadline)
+            self._coming.append(extent)
+
+    def _part(
+        self, stream: _Stream, offset: int, size: int, deadline: Deadline
+    ) -> tuple[int, memoryview] | None:
+        """The bytes, once they have come; up to the end of an extent, or of several in a copy."""
+        parts, grants, at = [], [], offset
+        while at < offset + size:
+            extent = stream.extents[at // EXTENT]
+            if extent.data is None and not extent.failed:
+                stream.window = min(2 * stream.window, _LAST_WINDOW)
+                self._receive(extent, deadline)
+            dropped = extent.drops != stream.file.drops  # a grant of an earlier memory says nothing
+            if dropped or extent.failed or extent.data is None or len(extent.data) != extent.size:
+                self._drop(stream)
+                return None
+            start = at % EXTENT
+            parts.append(extent.data[start : start + offset + size - at])
+            grants.append(extent.granted)
+            at += len(parts[-1])
+        if stream.stale:
+            return None
+        self._meter.ahead_used += at - offset
+        return min(grants), parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+    def _around(
+        self, opened: OpenFile, size: int, offset: int, end: int, deadline: Deadline
+    ) -> tuple[int, memoryview] | None:
+        """Of a file that is read here and there."""
+        file, index = opened.file, offset // BLOCK
+        if not self._blocks.serves(size, offset, end):
+            return None
+        block = self._blocks.get(file, index)
+        if block is None:
+            version = self._blocks.version(file)
+            extent = _Extent(min(BLOCK, end - index * BLOCK))
+            request = p.Read(opened.remote, extent.size, index * BLOCK, True)
+            self._connected(opened.memory, deadline).send(request, deadline)
+            self._coming.append(extent)
+            self._receive(extent, deadline)
+            if extent.failed or extent.data is None or len(extent.data) != extent.size:
+                return None
+            block = Block(memoryview(bytes(extent.data)), extent.granted, version)
+            self._recycle(extent)
+            self._blocks.keep(file, index, block)
+        start = offset % BLOCK
+        return block.granted, block.data[start : start + size]
+
+    def _receive(self, wanted: _Extent, deadline: Deadline) -> None:
+        """Take replies until the wanted one has come."""
+        assert self._channel
+        while wanted.data is None and not wanted.failed:
+            extent = self._coming.popleft()
+            head = self._channel.receive(deadline)
+            if head.payload_size > EXTENT:
+                raise ProtocolError(f"the server sent {head.payload_size} bytes where {extent.size} belong")
+            data = self._buffer()[: head.payload_size]
+            self._channel.receive_into(data, deadline)
+            self._meter.ahead += len(data)
+            if isinstance(head.message, p.Data):
+                extent.data, extent.granted = data, head.message.granted
+            else:
+                extent.failed = True
+
+    def _buffer(self) -> memoryview:
+        return self._spare.pop() if self._spare else memoryview(bytearray(EXTENT))
+
+    def _recycle(self, extent: _Extent) -> None:
+        if extent.data is not None and len(self._spare) < _SPARE:
+            self._spare.append(memoryview(extent.data.obj))
+
+    def _connected(self, memory: int, deadline: Deadline) -> Channel:
+        if self._channel is None:
+            self._channel = self._dial(deadline)
+            welcome = self._channel.call(
+                p.SessionHello(self._client, self._lane, False), p.SessionWelcome, deadline
+            )
+            self._memory = welcome.memory
+        if self._memory != memory:
+            raise ProtocolError("the server has forgotten the file")
+        return self._channel
+
+    def drop(self, file: CachedInode) -> None:
+        """What was read of this file is not to be used."""
+        for stream in list(self._streams.values()):
+            if stream.file is file:
+                stream.stale = True
+        self._blocks.changed(file)
+
+    def forget(self, handle: Handle) -> None:
+        """The file was closed."""
+        if handle in self._streams:
+            with self._lock:
+                self._drop(self._streams.pop(handle))
+
+    def _drop(self, stream: _Stream) -> None:
+        stream.window = 0
+        stream.extents.clear()  # those under way arrive, and go
+
+    def _hang_up(self) -> None:
+        if self._channel:
+            self._channel.close()
+            self._channel = None
+        self._coming.clear()
+        for stream in self._streams.values():
+            self._drop(stream)
+
+    def close(self) -> None:
+        """Hang up."""
+        with self._lock:
+            self._hang_up()

@@ -1,0 +1,1 @@
+"""Delegations, recalls and leases, for hosts and for the device's own mount."""

@@ -1,0 +1,1 @@
+"""File locks (flock and fcntl): the table, the service, and the two clients of it."""

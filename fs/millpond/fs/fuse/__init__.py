@@ -1,0 +1,1 @@
+"""The bindings to the kernel: raw /dev/fuse, and fuse-python."""

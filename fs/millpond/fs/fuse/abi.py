@@ -1,0 +1,321 @@
+"""Pure: what the kernel and a file system say to each other over /dev/fuse: <linux/fuse.h>, protocol 7.40.
+
+A request is a header and a body that its operation code tells, a reply a header and a body that the request
+tells. All numbers are in this machine's byte order.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from struct import Struct
+from typing import NamedTuple
+
+from millpond.fs.vfs.path_api import Attributes, DirectoryEntry, Statistics, os_error
+
+MAJOR, MINOR = 7, 40
+
+
+class Code(IntEnum):
+    """The operations of FUSE that are known here."""
+
+    LOOKUP = 1
+    FORGET = 2
+    GETATTR = 3
+    SETATTR = 4
+    READLINK = 5
+    SYMLINK = 6
+    MKNOD = 8
+    MKDIR = 9
+    UNLINK = 10
+    RMDIR = 11
+    RENAME = 12
+    LINK = 13
+    OPEN = 14
+    READ = 15
+    WRITE = 16
+    STATFS = 17
+    RELEASE = 18
+    FSYNC = 20
+    FLUSH = 25
+    INIT = 26
+    OPENDIR = 27
+    READDIR = 28
+    RELEASEDIR = 29
+    FSYNCDIR = 30
+    GETLK = 31
+    SETLK = 32
+    SETLKW = 33
+    CREATE = 35
+    INTERRUPT = 36
+    DESTROY = 38
+    IOCTL = 39
+    BATCH_FORGET = 42
+    FALLOCATE = 43
+    RENAME2 = 45
+    LSEEK = 46
+
+
+class Notice(IntEnum):
+    """What is told to the kernel without being asked."""
+
+    DROP_INODE = 2
+    DROP_NAMES = 8
+
+
+DROPS_NAMES_SINCE = 44
+"""The minor version of a kernel that drops all names at once when it is told."""
+
+UNANSWERED = frozenset({Code.FORGET, Code.BATCH_FORGET})
+
+
+class Feature(IntFlag):
+    """What both sides must want, in the two words of INIT."""
+
+    POSIX_LOCKS = 1 << 1
+    ASYNC_READ = 1 << 0
+    BIG_WRITES = 1 << 5
+    AUTO_INVAL_DATA = 1 << 12
+    FLOCK_LOCKS = 1 << 10
+    IOCTL_DIR = 1 << 11
+    PARALLEL_DIROPS = 1 << 18
+    MAX_PAGES = 1 << 22
+    INIT_EXT = 1 << 30
+    PASSTHROUGH = 1 << 37
+
+
+class Valid(IntFlag):
+    """Which fields of a SETATTR count."""
+
+    MODE = 1 << 0
+    UID = 1 << 1
+    GID = 1 << 2
+    SIZE = 1 << 3
+    ATIME = 1 << 4
+    MTIME = 1 << 5
+    HANDLE = 1 << 6
+    ATIME_NOW = 1 << 7
+    MTIME_NOW = 1 << 8
+
+
+IOCTL_OF_DIRECTORY = 1 << 4
+OPEN_DIRECT_IO = 1 << 0
+OPEN_KEEP_CACHE = 1 << 1
+OPEN_PASSTHROUGH = 1 << 7
+FSYNC_DATA_ONLY = 1
+LOCK_FLOCK = 1 << 0
+RELEASE_FLOCK_UNLOCK = 1 << 1
+WRITE_CACHE = 1 << 0
+WRITE_KILL_SUIDGID = 1 << 2
+
+HEADER = Struct("=IIQQIIIHH")
+"""Length of all, operation, unique number, node; uid, gid and pid of who asks."""
+REPLY = Struct("=IiQ")
+"""Length of all, negative errno or 0, unique number of the request."""
+
+GETATTR = Struct("=IIQ")
+SETATTR = Struct("=IIQQQQQQIIIIIIII")
+MKNOD = Struct("=IIII")
+MKDIR = Struct("=II")
+RENAME = Struct("=Q")
+RENAME2 = Struct("=QII")
+LINK = Struct("=Q")
+OPEN = Struct("=II")
+CREATE = Struct("=IIII")
+READ = Struct("=QQIIQII")
+WRITE = READ
+RELEASE = Struct("=QIIQ")
+"""Handle, its flags, those of the release, lock owner."""
+FLUSH = Struct("=Q8xQ")
+"""Handle, lock owner."""
+INTERRUPT = Struct("=Q")
+"""The unique number of the request to be given up."""
+FSYNC = Struct("=QII")
+FALLOCATE = Struct("=QQQII")
+LSEEK = Struct("=QqII")
+IOCTL = Struct("=QIIQII")
+"""Handle, flags, command, its argument as a number, bytes that come with it, bytes that are wanted."""
+FORGET = Struct("=Q")
+BATCH_FORGET = Struct("=II")
+FORGOTTEN = Struct("=QQ")
+INIT = Struct("=IIIII")
+
+_ATTRIBUTES = Struct("=QQQqqqIIIIIIIIII")
+_ATTRIBUTES_ARE = Struct("=QII")
+_ENTRY = Struct("=QQQQII")
+_OPENED = Struct("=QIi")
+_WRITTEN = Struct("=II")
+_STATISTICS = Struct("=QQQQQIIII24x")
+_OFFSET = Struct("=Q")
+_IOCTL_IS = Struct("=iIII")
+_DROP = Struct("=Qqq")
+_LOCK = Struct("=QQQQIII4x")
+_LOCK_IS = Struct("=QQII")
+_INIT_IS = Struct("=IIIIHHIIHHII24x")
+_DIRENT = Struct("=QQII")
+
+
+class Header(NamedTuple):
+    """The head of a request. ``code`` is None for an operation that is not known here."""
+
+    size: int
+    code: Code | None
+    unique: int
+    node: int
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class LockBody:
+    """The body of a GETLK, SETLK or SETLKW. ``end`` is the last byte, ``kind`` fcntl's F_RDLCK, F_WRLCK or
+    F_UNLCK.
+    """
+
+    handle: int
+    owner: int
+    start: int
+    end: int
+    kind: int
+    pid: int
+    flock: bool
+
+
+PREFETCH_MOST = (1 << 14) - 1
+_PREFETCH = 1 << 30 | ord("m") << 8 | ord("p")
+
+
+def prefetch_command(size: int) -> int:
+    """The ioctl on an open directory by which so many bytes of names, with NUL between them, are said to be
+    about to be read: _IOW('m', 'p', char[size]).
+    """
+    return _PREFETCH | size << 16
+
+
+_CODES = {code.value: code for code in Code}
+
+
+def parse_header(data: memoryview) -> Header:
+    """Raises OSError: EIO for bytes that are no request."""
+    if len(data) < HEADER.size:
+        raise os_error(errno.EIO)
+    size, code, unique, node, uid, gid, _pid, _, _ = HEADER.unpack_from(data)
+    if size != len(data):
+        raise os_error(errno.EIO)
+    return Header(size, _CODES.get(code), unique, node, uid, gid)
+
+
+def names(data: memoryview, count: int = 1) -> list[bytes]:
+    """``count`` strings that end with NUL. Raises OSError: EIO for others."""
+    *found, rest = bytes(data).split(b"\0")
+    if rest or len(found) != count:
+        raise os_error(errno.EIO)
+    return found
+
+
+def parse_lock(data: memoryview) -> LockBody:
+    """Raises OSError: EIO for bytes that are no lock."""
+    if len(data) != _LOCK.size:
+        raise os_error(errno.EIO)
+    handle, owner, start, end, kind, pid, flags = _LOCK.unpack(data)
+    return LockBody(handle, owner, start, end, kind, pid, bool(flags & LOCK_FLOCK))
+
+
+def pack_init(features: Feature, max_write: int, stack_depth: int) -> bytes:
+    """The reply to INIT; ``stack_depth`` is how many file systems of the passthrough lie on each other."""
+    low, high = int(features) & 0xFFFFFFFF, int(features) >> 32
+    pages = max_write // os.sysconf("SC_PAGESIZE")
+    return _INIT_IS.pack(MAJOR, MINOR, max_write, low, 0, 0, max_write, 1, pages, 0, high, stack_depth)
+
+
+def pack_attributes(a: Attributes, seconds: float = 0.0) -> bytes:
+    """Attributes that the kernel may keep for so long."""
+    return _ATTRIBUTES_ARE.pack(*_split(seconds), 0) + _packed(a)
+
+
+def pack_entry(node: int, a: Attributes, seconds: float = 0.0, name_seconds: float = 0.0) -> bytes:
+    """A name's node and its attributes, and for how long the kernel may keep them and the name."""
+    whole, part = _split(seconds)
+    name_whole, name_part = _split(name_seconds)
+    return _ENTRY.pack(node, 0, name_whole, whole, name_part, part) + _packed(a)
+
+
+def pack_absence(seconds: float) -> bytes:
+    """There is no such name; the kernel may go by that for so long."""
+    whole, part = _split(seconds)
+    return _ENTRY.pack(0, 0, whole, 0, part, 0) + bytes(_ATTRIBUTES.size)
+
+
+def _split(seconds: float) -> tuple[int, int]:
+    whole = int(seconds)
+    return whole, int((seconds - whole) * 10**9)
+
+
+def pack_drop(node: int, offset: int, length: int) -> bytes:
+    """Keep no attributes of a node, nor these of its pages: none for offset -1, all behind for length 0."""
+    return _DROP.pack(node, offset, length)
+
+
+def _packed(a: Attributes) -> bytes:
+    atime, atime_ns = divmod(a.atime, 10**9)
+    mtime, mtime_ns = divmod(a.mtime, 10**9)
+    ctime, ctime_ns = divmod(a.ctime, 10**9)
+    times = (atime, mtime, ctime, atime_ns, mtime_ns, ctime_ns)
+    rest = (a.mode, a.links, a.uid, a.gid, a.rdev, a.block_size, 0)
+    return _ATTRIBUTES.pack(a.inode, a.size, a.blocks, *times, *rest)
+
+
+def pack_opened(handle: int, flags: int = 0, backing: int = 0) -> bytes:
+    """``backing`` is the number of the file that the kernel itself reads and writes, with PASSTHROUGH."""
+    return _OPENED.pack(handle, flags, backing)
+
+
+def pack_written(count: int) -> bytes:
+    """How many bytes were written."""
+    return _WRITTEN.pack(count, 0)
+
+
+def pack_offset(offset: int) -> bytes:
+    """Where a seek has come to."""
+    return _OFFSET.pack(offset)
+
+
+def names_to_prefetch(body: memoryview) -> list[bytes]:
+    """Of the ioctl. Raises OSError: ENOTTY if it is another one."""
+    _, flags, command, _, size, _ = IOCTL.unpack_from(body)
+    if not flags & IOCTL_OF_DIRECTORY or command != prefetch_command(size):
+        raise os_error(errno.ENOTTY)
+    return bytes(body[IOCTL.size :]).split(b"\0")
+
+
+def pack_ioctl() -> bytes:
+    """The ioctl returns 0."""
+    return _IOCTL_IS.pack(0, 0, 0, 0)
+
+
+def pack_lock(start: int, end: int, kind: int, pid: int) -> bytes:
+    """The reply to GETLK: what is in the way, or F_UNLCK."""
+    return _LOCK_IS.pack(start, end, kind, pid)
+
+
+def pack_statistics(s: Statistics) -> bytes:
+    """How full the file system is."""
+    blocks = (s.blocks, s.free, s.available, s.files, s.files_free)
+    return _STATISTICS.pack(*blocks, s.block_size, s.name_max, s.fragment_size, 0)
+
+
+def pack_directory(entries: Iterable[tuple[int, DirectoryEntry]], size: int) -> bytes:
+    """As many entries as ``size`` bytes hold, each after the offset that comes behind it."""
+    packed, left = [], size
+    for offset, entry in entries:
+        name = os.fsencode(entry.name)
+        head = _DIRENT.pack(entry.inode, offset, len(name), entry.mode >> 12)
+        padding = -(len(head) + len(name)) % 8
+        left -= len(head) + len(name) + padding
+        if left < 0:
+            break
+        packed += [head, name, bytes(padding)]
+    return b"".join(packed)

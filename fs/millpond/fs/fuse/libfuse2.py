@@ -1,0 +1,283 @@
+"""Edge: a volume mounted through fuse-python; the one module that knows it.
+
+The C module is called directly: through its Python wrapper it leaks a tuple for every file opened. Reads and
+writes go past the page cache (``direct_io``) and nothing else is cached, so that each operation sees what the
+other side did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fuse
+
+from millpond.base.errors import LocalError
+from millpond.fs.fuse.mounts import require_mountable
+from millpond.fs.vfs.path_api import Attributes, Handle, Owner, PathFs
+from millpond.linux.confinement.userns import has_many_uids
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_UNKNOWN_INODE = 0xFFFFFFFF  # readdir(3) skips names whose inode is 0
+_OPTIONS = (
+    "direct_io,use_ino,big_writes,default_permissions,nosuid,nodev,subtype=millpond,"
+    "attr_timeout=0,entry_timeout=0,negative_timeout=0"
+)
+
+
+def mount_and_serve(
+    volume: PathFs,
+    mountpoint: Path,
+    *,
+    name: str,
+    allow_other: bool,
+    read_only: bool = False,
+    on_ready: Callable[[], None],
+) -> None:
+    """Mount ``volume`` at ``mountpoint`` as ``name`` and serve it, in this thread, until it is unmounted.
+
+    SIGTERM, SIGINT and SIGHUP unmount it. ``on_ready`` is called once the kernel uses the mount. The thread
+    must be the main one; no other one of this process runs meanwhile. Raises LocalError if it cannot mount.
+    """
+    require_mountable(mountpoint, name)
+    options = _options(name, allow_other, read_only)
+    binding = _Binding(volume, has_many_uids())
+    with _libfuse_signals(), _Complaints() as complaints:
+
+        def ready() -> None:
+            complaints.stop()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            binding.ready(on_ready)
+
+        try:
+            fuse.main(
+                **binding.callbacks(),
+                fsinit=ready,
+                fuse_args=["millpond", str(mountpoint), "-f", "-o", options],
+                multithreaded=0,
+            )
+        except fuse.FuseError:
+            if not binding.served:  # after it, a signal ended the loop, or somebody else unmounted
+                raise LocalError(f"{mountpoint}: cannot mount: {complaints.last_line()}") from None
+    if binding.failure:
+        raise binding.failure
+
+
+def _options(name: str, allow_other: bool, read_only: bool) -> str:
+    options = f"{_OPTIONS},fsname={name}{',allow_other' * allow_other}{',ro' * read_only}"
+    if has_many_uids():
+        return options
+    # the kernel lets nobody write a file of a user who does not exist here: the one who does owns all
+    return f"{options},uid={os.geteuid()},gid={os.getegid()}"
+
+
+@contextlib.contextmanager
+def _libfuse_signals() -> Iterator[None]:
+    """Leave the signals to libfuse, which takes those at their default; hold them until it has them."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in _SIGNALS}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+class _Complaints:
+    """What libfuse prints on standard error while it mounts, kept for the one line that is raised."""
+
+    def __enter__(self) -> _Complaints:
+        self._file = io.FileIO(os.memfd_create("libfuse"), "r+")
+        self._stderr: int | None = os.dup(2)
+        os.dup2(self._file.fileno(), 2)
+        return self
+
+    def stop(self) -> None:
+        """Give standard error back."""
+        if self._stderr is not None:
+            os.dup2(self._stderr, 2)
+            os.close(self._stderr)
+            self._stderr = None
+
+    def last_line(self) -> str:
+        """The last line printed."""
+        self._file.seek(0)
+        lines = self._file.read().decode(errors="replace").splitlines()
+        return lines[-1].removeprefix("fuse: ") if lines else "the kernel refused"
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
+        self._file.close()
+
+
+class _OpenFile:
+    """What libfuse keeps for an open file. Used again and again, with the tuple that says so to the C module.
+
+    The C module never drops the tuple that ``open`` returns: here that costs a number, not memory.
+    """
+
+    __slots__ = ("answer", "handle")
+    keep_cache = False
+    direct_io = True
+
+    def __init__(self) -> None:
+        self.handle = Handle(0)
+        self.answer = (self, True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    """struct stat, as the C module reads it: whole seconds, and no negative number (EINVAL)."""
+
+    st_ino: int
+    st_mode: int
+    st_nlink: int
+    st_uid: int
+    st_gid: int
+    st_size: int
+    st_blocks: int
+    st_blksize: int
+    st_atime: int
+    st_mtime: int
+    st_ctime: int
+    st_dev: int = 0
+    st_rdev: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    name: str
+    ino: int
+    type: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _StatVfs:
+    f_bsize: int
+    f_frsize: int
+    f_blocks: int
+    f_bfree: int
+    f_bavail: int
+    f_files: int
+    f_ffree: int
+    f_favail: int
+    f_namemax: int
+    f_flag: int = 0
+
+
+class _Binding:
+    """The kernel's requests, as the C module hands them on, done on a volume. Each answers 0 or -errno."""
+
+    def __init__(self, volume: PathFs, owners: bool) -> None:
+        self._volume, self._owners = volume, owners
+        self._spare: list[_OpenFile] = []
+        self.served = False
+        self.failure: OSError | None = None
+
+    def callbacks(self) -> dict[str, Callable[..., Any]]:
+        """The functions by the names that the C module knows."""
+        v = self._volume
+        plain: dict[str, Callable[..., Any]] = {
+            "getattr": lambda path: _stat(v.getattr(path[1:])),
+            "fgetattr": lambda _, file: _stat(v.fgetattr(file.handle)),
+            "readdir": self._readdir,
+            "readlink": lambda path: v.readlink(path[1:]),
+            "mknod": lambda path, mode, rdev: v.mknod(path[1:], mode, self._caller(), rdev),
+            "mkdir": lambda path, mode: v.mkdir(path[1:], mode, self._caller()),
+            "unlink": lambda path: v.unlink(path[1:]),
+            "rmdir": lambda path: v.rmdir(path[1:]),
+            "symlink": lambda target, path: v.symlink(target, path[1:], self._caller()),
+            "rename": lambda old, new: v.rename(old[1:], new[1:]),
+            "link": lambda old, new: v.link(old[1:], new[1:]),
+            "chmod": lambda path, mode: v.chmod(path[1:], mode),
+            "chown": lambda path, uid, gid: v.chown(path[1:], _id(uid), _id(gid)),
+            "truncate": lambda path, size: v.truncate(path[1:], size),
+            "ftruncate": lambda _, size, file: v.ftruncate(file.handle, size),
+            "utimens": self._utimens,
+            "open": lambda path, flags: self._opened(v.open(path[1:], flags)),
+            "create": lambda path, flags, mode: self._opened(v.open(path[1:], flags, mode, self._caller())),
+            "read": lambda _, size, offset, file: v.read(file.handle, size, offset),
+            "write": lambda _, data, offset, file: v.write(file.handle, data, offset),
+            "flush": lambda _, file: v.flush(file.handle),
+            "fsync": lambda _, data_only, file: v.fsync(file.handle, bool(data_only)),
+            "release": lambda _path, _flags, file: self._release(file),
+            "statfs": self._statfs,
+        }
+        return {name: _answering(function) for name, function in plain.items()}
+
+    def ready(self, on_ready: Callable[[], None]) -> None:
+        """The kernel uses the mount."""
+        self.served = True
+        try:
+            on_ready()
+        except OSError as error:  # raised again once the loop, which has no way to do so, has ended
+            self.failure = error
+            signal.raise_signal(signal.SIGTERM)
+
+    def _caller(self) -> Owner | None:
+        """Whose request this is, where this process may give files away."""
+        if not self._owners:
+            return None
+        context = fuse.FuseGetContext(None)
+        return Owner(context["uid"], context["gid"])
+
+    def _opened(self, handle: Handle) -> tuple[_OpenFile, bool]:
+        file = self._spare.pop() if self._spare else _OpenFile()
+        file.handle = handle
+        return file.answer
+
+    def _release(self, file: _OpenFile) -> None:
+        handle = file.handle
+        self._spare.append(file)
+        self._volume.release(handle)
+
+    def _readdir(self, path: str, _offset: int) -> list[_Entry]:
+        found = [
+            _Entry(e.name, _unsigned(e.inode), _unsigned(e.mode)) for e in self._volume.readdir(path[1:])
+        ]
+        return [_Entry(".", _UNKNOWN_INODE, stat.S_IFDIR), _Entry("..", _UNKNOWN_INODE, stat.S_IFDIR), *found]
+
+    def _utimens(self, path: str, atime: int, atime_ns: int, mtime: int, mtime_ns: int) -> None:
+        self._volume.utimens(path[1:], atime * 10**9 + atime_ns, mtime * 10**9 + mtime_ns)
+
+    def _statfs(self) -> _StatVfs:
+        s = self._volume.statfs()
+        numbers = (s.block_size, s.fragment_size, s.blocks, s.free, s.available)
+        files = (s.files, s.files_free, s.files_free, s.name_max)
+        return _StatVfs(*map(_unsigned, numbers), *map(_unsigned, files))
+
+
+def _answering(function: Callable[..., Any]) -> Callable[..., Any]:
+    def answer(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except OSError as error:
+            return -(error.errno or errno.EIO)
+
+    return answer
+
+
+def _stat(a: Attributes) -> _Stat:
+    times = (time // 10**9 for time in (a.atime, a.mtime, a.ctime))
+    numbers = (a.inode, a.mode, a.links, a.uid, a.gid, a.size, a.blocks, a.block_size, *times, 0, a.rdev)
+    return _Stat(*map(_unsigned, numbers))
+
+
+def _unsigned(value: int) -> int:
+    """The nearest number that the C module takes; a device may send any."""
+    return max(0, min(value, (1 << 63) - 1))
+
+
+def _id(number: int) -> int:
+    """A uid or gid that came through a C int: -1 keeps the old one, others are unsigned."""
+    return number if number == -1 else number & 0xFFFFFFFF

@@ -1,0 +1,1 @@
+"""Mounts of a volume, on the device and on the host."""

@@ -1,0 +1,126 @@
+"""Entry: mount a device's volume on the device: ``python -m millpond.fs.mount.device BACKING MOUNTPOINT``.
+
+Writes one line when the mount is up: ``ready``, and behind it how files are read and written. SIGTERM, or the
+end of the process that started it, unmounts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from millpond.base.errors import LocalError, MillpondError
+from millpond.fs.coherence.coherent_fs import CoherentFs
+from millpond.fs.coherence.device_client import DeviceDelegationBreaker
+from millpond.fs.filelocks.remote import RemoteLocks
+from millpond.fs.fuse import server
+from millpond.fs.proto.file_locks import LockReply, LockRequest
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.layout import PUBLIC
+from millpond.fs.vfs.inode_api import InodeFs, Node
+from millpond.linux.confinement.userns import has_many_uids
+from millpond.linux.descriptors import allow_most
+from millpond.linux.malloc import trim_heap
+from millpond.linux.syscalls import die_with_parent
+
+_KEPT_SECONDS = 1.0
+"""What is private, by the kernel: only this mount changes it. Not for long: what the file system below does
+by itself, when it finds blocks for what was written, nobody tells.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Mount and serve until the end. Returns 0, or 1 with one line on standard error."""
+    arguments = _parser().parse_args(argv)
+    parent = os.getppid()
+    die_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the kernel knew
+        return 0
+    try:
+        _mount(arguments)
+    except (MillpondError, OSError) as error:
+        print(f"millpond.fs.mount.device: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="millpond.fs.mount.device", description="Mount a device's volume on the device."
+    )
+    parser.add_argument("backing", type=Path, help="the flash directory, with its public and private part")
+    parser.add_argument("mountpoint", type=Path, help="an empty directory")
+    parser.add_argument("--name", default="millpond", help="what the mount is called in the table of mounts")
+    parser.add_argument(
+        "--binding",
+        choices=("auto", "raw", "fuse-python"),
+        default="auto",
+        help="how the kernel is talked to; by itself fuse-python where it cannot read and write files itself",
+    )
+    parser.add_argument("--locks", type=Path, help="the socket of the lock master, where others share it")
+    return parser
+
+
+def _mount(arguments: argparse.Namespace) -> None:
+    backing, mountpoint, binding = arguments.backing, arguments.mountpoint, arguments.binding
+    try:
+        root = os.open(backing, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise LocalError(f"{backing}: cannot be a volume: {error.strerror}") from None
+    with contextlib.ExitStack() as mounted:
+        mounted.callback(os.close, root)
+        complaint = "" if binding == "fuse-python" else server.why_no_passthrough(mountpoint, root)
+        by_path = binding == "fuse-python" or (binding == "auto" and bool(complaint))
+        inodes = BackingFs(root, chown_new=_gives_away(), public=PUBLIC.encode(), keep=_KEPT_SECONDS)
+        inodes.most = allow_most()  # each file that the kernel remembers has one here
+        tree: InodeFs = inodes
+        if arguments.locks:
+            guard = mounted.enter_context(DeviceDelegationBreaker(arguments.locks))
+            tree = _guarded(inodes, guard, by_kernel=not by_path)
+        if by_path:
+            _mount_by_fuse_python(tree, mountpoint, arguments.name, complaint)
+        else:
+            _mount_raw(tree, root, mountpoint, arguments.name, complaint)
+
+
+def _mount_raw(tree: InodeFs, root: int, mountpoint: Path, name: str, complaint: str) -> None:
+    how = f"by this process ({complaint})" if complaint else "by the kernel itself (FUSE passthrough)"
+    server.mount_and_serve(tree, mountpoint, name=name, backing=root, on_ready=lambda _: _say_ready(how))
+
+
+def _mount_by_fuse_python(tree: InodeFs, mountpoint: Path, name: str, complaint: str) -> None:
+    """A mount has the code of its own binding only: it lasts."""
+    from millpond.fs.fuse import libfuse2
+    from millpond.fs.vfs.path_adapter import PathAdapter
+
+    how = f"through fuse-python{f', since {complaint}' if complaint else ''}"
+    libfuse2.mount_and_serve(
+        PathAdapter(tree), mountpoint, name=name, allow_other=True, on_ready=lambda: _say_ready(how)
+    )
+
+
+def _guarded(inodes: BackingFs, guard: DeviceDelegationBreaker, *, by_kernel: bool) -> InodeFs:
+    def ask(node: Node | None, request: Callable[[int], LockRequest]) -> LockReply:
+        inode = 0 if node is None else inodes.inode(node)
+        return guard.ask_of_locks(inode, request(inode))
+
+    return CoherentFs(inodes, guard, by_kernel=by_kernel, locks=RemoteLocks(ask))
+
+
+def _gives_away() -> bool:
+    """Whether new files can belong to whom they are made for."""
+    return os.geteuid() == 0 and has_many_uids()
+
+
+def _say_ready(how: str) -> None:
+    trim_heap()
+    print(f"ready: files are read and written {how}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

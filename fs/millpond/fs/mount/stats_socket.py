@@ -1,0 +1,71 @@
+"""Edge (Unix sockets): a mount tells its numbers to whoever connects."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from millpond.base.errors import ConfigError
+from millpond.base.schema import dump, load
+from millpond.fs.client.metrics import MountStats
+from millpond.linux import sockets
+
+_SECONDS = 2.0
+_MOST = 1 << 20
+
+
+@contextlib.contextmanager
+def offered(directory: Path, numbers: Callable[[], MountStats]) -> Iterator[None]:
+    """Around the life of a mount: tell its numbers at a socket in this directory."""
+    path = directory / f"{os.urandom(8).hex()}.sock"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        listener = sockets.listen(path)
+    except OSError:  # a mount is worth more than its numbers
+        yield
+        return
+    threading.Thread(target=_tell_all, args=(listener, numbers), daemon=True).start()
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        listener.close()
+
+
+def _tell_all(listener: socket.socket, numbers: Callable[[], MountStats]) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # the mount has ended
+            return
+        with connection, contextlib.suppress(OSError):  # who asked is gone
+            connection.settimeout(_SECONDS)
+            connection.sendall(json.dumps(dump(numbers())).encode())
+
+
+def told(directory: Path, device: str) -> list[MountStats]:
+    """The numbers of each mount of the device that lives; what dead ones have left is removed."""
+    found = []
+    for path in sorted(directory.glob("*.sock")):
+        try:
+            numbers = _ask(path)
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+        except (OSError, ValueError, ConfigError):  # it ends just now, or is of another version
+            continue
+        else:
+            found += [numbers] if numbers.device == device else []
+    return found
+
+
+def _ask(path: Path) -> MountStats:
+    with sockets.connect(path, _SECONDS) as connection:
+        text = b""
+        while len(text) < _MOST and (part := connection.recv(1 << 16)):
+            text += part
+    return load(MountStats, json.loads(text), path.name, strict=False)

@@ -1,0 +1,1 @@
+"""The messages of the volume's protocol, their codecs and their validation."""

@@ -1,0 +1,42 @@
+"""Pure: a directory's listing as one payload."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable
+
+from millpond.base.errors import ProtocolError
+from millpond.fs.vfs.inode_api import Buffer
+from millpond.fs.vfs.path_api import DirectoryEntry
+
+_ENTRY = struct.Struct("!QIH")
+
+
+def pack_entries(entries: Iterable[DirectoryEntry]) -> bytes:
+    """The payload of Entries: for each an inode, a mode, the length of its name, its name."""
+    packed = []
+    for entry in entries:
+        name = os.fsencode(entry.name)
+        packed += [_ENTRY.pack(entry.inode, entry.mode, len(name)), name]
+    return b"".join(packed)
+
+
+def unpack_entries(data: Buffer) -> tuple[DirectoryEntry, ...]:
+    """What ``pack_entries`` packed. Raises ProtocolError for anything else."""
+    data, entries, at = bytes(data), [], 0
+    try:
+        while at < len(data):
+            inode, mode, length = _ENTRY.unpack_from(data, at)
+            at += _ENTRY.size
+            entries.append(DirectoryEntry(_name(data[at : at + length], length), inode, mode))
+            at += length
+    except struct.error:
+        raise ProtocolError("a directory's listing ends in the middle of an entry") from None
+    return tuple(entries)
+
+
+def _name(data: bytes, length: int) -> str:
+    if len(data) != length or not 0 < length < 256 or b"/" in data or b"\0" in data or data in (b".", b".."):
+        raise ProtocolError("a directory's listing holds a name that no file can have")
+    return os.fsdecode(data)

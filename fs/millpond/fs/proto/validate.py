@@ -1,0 +1,131 @@
+"""Pure: what a server may say of files and locks: nothing that no kernel can be told.
+
+What it says may be wrong, but is always something that a file, a lock or a file system can be.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+from collections.abc import Iterable
+from functools import singledispatch
+
+from millpond.base.errors import ProtocolError
+from millpond.fs.proto import file_locks as r
+from millpond.fs.proto import file_ops as p
+from millpond.fs.proto.async_create import MOST, Preallocated
+from millpond.fs.vfs.lock_types import OFFSET_MAX, Mode
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes
+from millpond.wire.messages import Message
+
+_SHORT, _LONG = (1 << 32) - 1, (1 << 64) - 1
+_MOST_MODE = 0o177777
+_MOST_TARGET = 4095  # bytes: a kernel takes no longer one
+_MOST_LEASE = 3600.0  # seconds
+_TYPES = {stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK}
+
+
+def require_possible(reply: Message) -> None:
+    """Raises ProtocolError for what can't be so."""
+    if not _is_possible(reply):
+        raise ProtocolError(f"'{reply.NAME}' says what cannot be so")
+
+
+@singledispatch
+def _is_possible(_reply: Message | None) -> bool:
+    return True
+
+
+@_is_possible.register
+def _(reply: p.FoundIs) -> bool:
+    return _is_file(reply.attributes) and _is_possible(reply.directory)
+
+
+@_is_possible.register
+def _(reply: p.AttributesAre) -> bool:
+    return _is_file(reply.attributes)
+
+
+@_is_possible.register
+def _(reply: p.Changed) -> bool:
+    return all(map(_is_possible, reply.directories))
+
+
+@_is_possible.register
+def _(reply: p.Opened) -> bool:
+    return _is_possible(reply.found)
+
+
+@_is_possible.register
+def _(reply: p.Written) -> bool:
+    return 0 <= reply.count <= MAX_TRANSFER and _is_possible(reply.file)
+
+
+@_is_possible.register
+def _(reply: Preallocated) -> bool:
+    counts = {len(each) for each in (reply.nodes, reply.handles, reply.inodes, reply.grants)}
+    whole = counts == {0 if reply.attributes is None else len(reply.nodes)} and len(reply.nodes) <= MOST
+    return whole and (reply.attributes is None or _is_file(reply.attributes)) and _are_files(reply)
+
+
+def _are_files(reply: Preallocated) -> bool:
+    is_file = reply.attributes is None or stat.S_ISREG(reply.attributes.mode)
+    inodes = reply.inodes
+    return is_file and len(set(inodes)) == len(inodes) and _are_within((0, *inodes), 0, _LONG)
+
+
+@_is_possible.register
+def _(reply: p.OffsetIs) -> bool:
+    return 0 <= reply.offset <= OFFSET_MAX
+
+
+@_is_possible.register
+def _(reply: p.Link) -> bool:
+    return 0 < len(reply.target) <= _MOST_TARGET and b"\0" not in reply.target
+
+
+@_is_possible.register
+def _(reply: p.StatisticsAre) -> bool:
+    s = reply.statistics
+    counts = (s.blocks, s.free, s.available, s.files, s.files_free)
+    sizes = (s.block_size, s.fragment_size, s.name_max)
+    return _are_within(counts, 0, _LONG) and _are_within(sizes, 1, _SHORT)
+
+
+@_is_possible.register
+def _(reply: p.SessionWelcome) -> bool:
+    return reply.memory != 0 and reply.performed >= 0 and 0 < reply.lease <= _MOST_LEASE
+
+
+@_is_possible.register
+def _(reply: r.LockIs) -> bool:
+    in_order = 0 <= reply.start <= reply.end <= OFFSET_MAX
+    return 0 <= reply.mode <= Mode.UNLOCK and in_order and 0 <= reply.pid <= _SHORT
+
+
+@_is_possible.register
+def _(reply: r.LockSet) -> bool:
+    return reply.error is None or _are_outcomes([reply.error])
+
+
+@_is_possible.register
+def _(reply: r.LocksAnswered) -> bool:
+    return len(reply.tickets) == len(reply.errors) and _are_outcomes(reply.errors)
+
+
+def _are_outcomes(errors: Iterable[int]) -> bool:
+    return all(error == 0 or error in errno.errorcode for error in errors)
+
+
+def _is_file(a: Attributes) -> bool:
+    return (
+        0 <= a.mode <= _MOST_MODE
+        and stat.S_IFMT(a.mode) in _TYPES
+        and 0 <= a.size <= OFFSET_MAX
+        and _are_within((a.inode, a.blocks), 0, _LONG)
+        and _are_within((a.links, a.uid, a.gid, a.rdev, a.block_size), 0, _SHORT)
+    )
+
+
+def _are_within(numbers: tuple[int, ...], low: int, high: int) -> bool:
+    return low <= min(numbers) and max(numbers) <= high

@@ -1,0 +1,1 @@
+"""The volume's server: connections, sessions with a reply cache, request handlers."""

@@ -1,0 +1,132 @@
+"""Edge: serves a volume to one client over one connection."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, LimitExceeded, MillpondError, ProtocolError, RemoteError
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.proto import file_ops as p
+from millpond.fs.proto.status import GetStatus
+from millpond.fs.server.sessions import ClientSession, SessionSlot, SessionTable
+from millpond.fs.server.status import status
+from millpond.fs.vfs.inode_api import ROOT
+from millpond.fs.vfs.path_api import MAX_TRANSFER
+from millpond.wire.channel import Channel, FileSlice
+from millpond.wire.framing import Head
+from millpond.wire.messages import Failure
+
+_TRANSFER_SECONDS = 60.0
+_CALLS_PER_LEASE = 4
+
+
+def serve(
+    channel: Channel,
+    sessions: SessionTable,
+    *,
+    idle: float | None = None,
+    transfer: float = _TRANSFER_SECONDS,
+) -> RemoteError | None:
+    """Hold one conversation with a client until its connection ends.
+
+    ``idle`` is how many seconds a client may say nothing once it has said who it is, ``transfer`` how many
+    that, a payload or a reply may take. Returns what ended the conversation, None if the client closed it
+    between two requests.
+    """
+    channel.eager = True
+    try:
+        first = channel.receive(Deadline.after(transfer if idle is None else idle))
+        channel.receive_payload(0, Deadline.after(transfer))
+        if isinstance(first.message, p.Attend):
+            _call(channel, sessions, first.message)
+        elif isinstance(first.message, GetStatus):
+            channel.send(status(sessions, count=first.message.count), Deadline.after(transfer))
+        elif isinstance(first.message, p.SessionHello):
+            _answer_all(channel, sessions, first.message, idle, transfer)
+        else:
+            raise ProtocolError(f"{channel.peer} began with '{first.message.NAME}'")
+    except RemoteError as error:
+        if isinstance(error, ProtocolError):
+            _refuse(channel, error)
+        return None if isinstance(error, ConnectionLost) and channel.closed_cleanly else error
+    finally:
+        channel.close()
+    return None
+
+
+def _answer_all(
+    channel: Channel, sessions: SessionTable, hello: p.SessionHello, idle: float | None, transfer: float
+) -> None:
+    client, lane = sessions.enter(hello, channel)
+    buffer = memoryview(bytearray(MAX_TRANSFER))
+    try:
+        welcome = p.SessionWelcome(client.memory, lane.performed, ROOT, sessions.master.lease)
+        channel.send(welcome, Deadline.after(transfer))
+        head = channel.receive(Deadline.after(idle))
+        while not isinstance(head.message, p.Goodbye):
+            _answer(channel, lane, head, transfer, hello.patient, buffer)
+            head = channel.receive(Deadline.after(idle))
+        sessions.end(client)
+        channel.send(p.Done(), Deadline.after(transfer))
+    finally:
+        sessions.leave(client, lane, channel)
+
+
+def _answer(
+    channel: Channel, lane: SessionSlot, head: Head, seconds: float, may_wait: bool, buffer: memoryview
+) -> None:
+    deadline = Deadline.after(seconds)
+    if head.payload_size and not isinstance(head.message, p.Write):
+        raise ProtocolError(f"{channel.peer} sent {head.payload_size} bytes behind '{head.message.NAME}'")
+    if head.payload_size > len(buffer):
+        raise LimitExceeded(
+            f"{channel.peer} sent {head.payload_size} bytes; at most {len(buffer)} are accepted"
+        )
+    payload = buffer[: head.payload_size]
+    channel.receive_into(payload, deadline)
+    try:
+        reply, body = lane.perform(channel, head.message, payload, may_wait=may_wait)
+    except OSError as error:
+        reply, body = p.Error(error.errno or errno.EIO), b""
+    if isinstance(head.message, p.UNANSWERED):
+        return
+    try:
+        channel.send(reply, deadline, body)
+    finally:
+        if isinstance(body, FileSlice):
+            os.close(body.descriptor)
+
+
+def _call(channel: Channel, sessions: SessionTable, attend: p.Attend) -> None:
+    """Tell a client what it has to give up, until its connection ends."""
+    client, master = sessions.known(attend.client), sessions.master
+    if client is None:
+        channel.send(p.Error(errno.ESTALE), Deadline.after(_TRANSFER_SECONDS))
+        return
+    client.caller = channel
+    master.attend(client.holder, lambda: client.caller is not None and client.caller.peer_has_closed)
+    try:
+        _recall(channel, client, master, at_once=True)
+        while sessions.known(attend.client) is client and client.caller is channel:
+            _recall(channel, client, master)
+    finally:
+        if channel.peer_has_closed and client.caller is channel:
+            master.gone(client.holder)
+
+
+def _recall(
+    channel: Channel, client: ClientSession, master: DelegationManager, *, at_once: bool = False
+) -> None:
+    """What is to be given up, or after a while nothing: each answer renews the lease."""
+    inodes, upto = master.next_recall(client.holder, 0 if at_once else master.lease / _CALLS_PER_LEASE)
+    answer = channel.call(p.Recall(tuple(inodes), upto), p.Recalled, Deadline.after(2 * master.lease))
+    master.heard(client.holder)
+    master.recalled(client.holder, inodes, upto, frozenset(answer.open))
+
+
+def _refuse(channel: Channel, error: ProtocolError) -> None:
+    with contextlib.suppress(MillpondError):  # the connection ends in any case
+        channel.send(Failure("protocol", str(error)), Deadline.after(1.0))

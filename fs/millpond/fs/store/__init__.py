@@ -1,0 +1,1 @@
+"""The file system that holds a volume's files: operations by inode, quota, usage."""

@@ -1,0 +1,161 @@
+"""Edge: new files with exactly the mode and owner that they shall have, and what names a directory has."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from typing import AnyStr
+
+from millpond.fs.vfs.path_api import DirectoryEntry, Owner, within
+from millpond.linux import syscalls
+
+SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a FIFO must not block a server
+_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_GET_FLAGS = 0x80086601  # an int, though its number says 8 bytes
+_CASEFOLD = 0x40000000
+_ECRYPTFS = 0xF15F
+
+
+class Creator:
+    """Makes files in a directory that is given by a descriptor. ``chown_new`` gives them to the ``owner``
+    that they are made for: for real root only. Without it they belong to this process.
+    """
+
+    def __init__(self, *, chown_new: bool) -> None:
+        self._chown_new = chown_new
+
+    @property
+    def gives_away(self) -> bool:
+        """Whether new files are others'."""
+        return self._chown_new
+
+    def file(self, parent: int, name: AnyStr, flags: int, mode: int, owner: Owner | None) -> int:
+        """Create a regular file that is not there yet; its descriptor."""
+        made = os.open(name, flags | os.O_CREAT | os.O_EXCL | SAFE_FLAGS, mode, dir_fd=parent)
+        with _undone(lambda: os.unlink(name, dir_fd=parent)):
+            return self._settled(made, parent, mode, owner)
+
+    def directory(self, parent: int, name: AnyStr, mode: int, owner: Owner | None) -> int:
+        """Make a directory; a descriptor that only tells its place."""
+        os.mkdir(name, mode, dir_fd=parent)
+        with _undone(lambda: os.rmdir(name, dir_fd=parent)):
+            return self._settled(os.open(name, _PLACE, dir_fd=parent), parent, mode, owner)
+
+    def node(self, parent: int, name: AnyStr, mode: int, rdev: int, owner: Owner | None) -> int:
+        """Make a file of any type that mknod(2) can; a descriptor that only tells its place."""
+        os.mknod(name, mode, rdev, dir_fd=parent)
+        with _undone(lambda: os.unlink(name, dir_fd=parent)):
+            return self._settled(os.open(name, _PLACE, dir_fd=parent), parent, stat.S_IMODE(mode), owner)
+
+    def symlink(self, parent: int, name: AnyStr, target: AnyStr, owner: Owner | None) -> int:
+        """Make a symbolic link; a descriptor that only tells its place."""
+        os.symlink(target, name, dir_fd=parent)
+        with _undone(lambda: os.unlink(name, dir_fd=parent)):
+            return self._settled(os.open(name, _PLACE, dir_fd=parent), parent, None, owner)
+
+    def _settled(self, made: int, parent: int, mode: int | None, owner: Owner | None) -> int:
+        """Give what was just made its owner and exactly its mode, whatever the umask of this process."""
+        try:
+            if owner and self._chown_new:
+                os.chown(itself(made), checked(owner).uid, _group(parent, owner))
+            if mode is not None:
+                _settle_mode(made, mode)
+        except OSError:
+            os.close(made)
+            raise
+        return made
+
+
+def nameless(parent: int) -> int:
+    """Create a regular file without a name, which can get one in ``parent``; its descriptor."""
+    return os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=parent)
+
+
+@contextlib.contextmanager
+def _undone(undo: Callable[[], None]) -> Iterator[None]:
+    """What was made goes again if it cannot be given its owner and mode."""
+    try:
+        yield
+    except OSError:
+        with contextlib.suppress(OSError):
+            undo()
+        raise
+
+
+def _settle_mode(made: int, mode: int) -> None:
+    now = os.fstat(made).st_mode
+    inherited = now & stat.S_ISGID if stat.S_ISDIR(now) else 0
+    if stat.S_IMODE(now) != mode | inherited:
+        set_mode(made, mode | inherited)
+
+
+def itself(descriptor: int) -> str:
+    """A path to an open file, for calls that refuse O_PATH descriptors."""
+    return f"/proc/self/fd/{descriptor}"
+
+
+def set_mode(descriptor: int, mode: int) -> None:
+    """Set the permission bits of an open file."""
+    os.chmod(itself(descriptor), mode)  # noqa: PTH101 - a Path would only be taken apart again
+
+
+def permissions(mode: int) -> int:
+    """The permission bits of a mode. Raises OSError: EINVAL if it is none."""
+    return within(mode, 0, 0o177777) & 0o7777
+
+
+def checked(owner: Owner) -> Owner:
+    """An owner whom the kernel can know. Raises OSError: EINVAL for others."""
+    return Owner(within(owner.uid, -1, (1 << 32) - 2), within(owner.gid, -1, (1 << 32) - 2))
+
+
+def _group(parent: int, owner: Owner) -> int:
+    """The group of a new file: what a set-group-ID directory says, or else its creator's."""
+    keep = os.fstat(parent).st_mode & stat.S_ISGID
+    return -1 if keep else checked(owner).gid
+
+
+def names_are_bytes(directory: int) -> bool:
+    """Whether names in a directory mean the same only if their bytes are the same, and any can be made there:
+    not where case does not count, nor where a longer one is stored. Raises OSError if it cannot be read.
+    """
+    opened = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        return not (_flags(opened) & _CASEFOLD) and syscalls.file_system(opened) != _ECRYPTFS
+    finally:
+        os.close(opened)
+
+
+def _flags(opened: int) -> int:
+    """What the file system tells by FS_IOC_GETFLAGS; nothing if it knows none."""
+    try:
+        return int.from_bytes(fcntl.ioctl(opened, _GET_FLAGS, bytes(8))[:4], sys.byteorder)
+    except OSError as error:
+        if error.errno in (errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL):
+            return 0
+        raise
+
+
+def entries(directory: int) -> list[DirectoryEntry]:
+    """All names in an open directory but ``.`` and ``..``."""
+    with os.scandir(directory) as found:
+        return [DirectoryEntry(item.name, item.inode(), _type(item, directory)) for item in found]
+
+
+def _type(item: os.DirEntry[str], directory: int) -> int:
+    """The type bits of a directory entry; 0 if it has vanished meanwhile."""
+    if item.is_symlink():
+        return stat.S_IFLNK
+    if item.is_dir(follow_symlinks=False):
+        return stat.S_IFDIR
+    if item.is_file(follow_symlinks=False):
+        return stat.S_IFREG
+    try:
+        return stat.S_IFMT(os.stat(item.name, dir_fd=directory, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return 0

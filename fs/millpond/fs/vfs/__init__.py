@@ -1,0 +1,1 @@
+"""The file-system interfaces, by inode and by path, and their plain types."""

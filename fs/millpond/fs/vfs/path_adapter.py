@@ -1,0 +1,228 @@
+"""Pure: a tree as a Volume: files by path, for bindings and programs that know no other way."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+from millpond.fs.vfs.inode_api import ROOT, FoundEntry, InodeFs, Node, SetAttr
+from millpond.fs.vfs.path_api import (
+    Attributes,
+    DirectoryEntry,
+    Handle,
+    Owner,
+    Statistics,
+    components,
+    os_error,
+)
+
+_TRIES = 10
+
+
+class PathAdapter:
+    """The Volume of ``tree``. Each operation walks its path anew: no name is remembered."""
+
+    def __init__(self, tree: InodeFs) -> None:
+        self._tree = tree
+        self._open: dict[Handle, tuple[Node, bool]] = {}
+
+    def _walk(self, path: str) -> FoundEntry:
+        return self._tree.walk(ROOT, [_bytes(name) for name in components(path)])
+
+    @contextlib.contextmanager
+    def _at(self, path: str) -> Iterator[FoundEntry]:
+        """What the path leads to, until the end of the block."""
+        found = self._walk(path)
+        try:
+            yield found
+        finally:
+            self._tree.forget(found.node, 1)
+
+    @contextlib.contextmanager
+    def _parent(self, path: str) -> Iterator[tuple[Node, bytes]]:
+        """The directory that a path's last name is in, and that name."""
+        names = components(path)
+        if not names:
+            raise os_error(errno.EBUSY)  # it is the root
+        with self._at("/".join(names[:-1])) as found:
+            yield found.node, _bytes(names[-1])
+
+    def _made(self, found: FoundEntry) -> None:
+        self._tree.forget(found.node, 1)
+
+    def getattr(self, path: str) -> Attributes:
+        """The attributes of a file, of a symbolic link itself."""
+        with self._at(path) as found:
+            return found.attributes
+
+    def readdir(self, path: str) -> tuple[DirectoryEntry, ...]:
+        """All names in a directory but ``.`` and ``..``."""
+        with self._at(path) as found:
+            handle = self._tree.opendir(found.node)
+            try:
+                return tuple(e for e in self._tree.readdir(handle, 0) if e.name not in (".", ".."))
+            finally:
+                self._tree.release(handle)
+
+    def readlink(self, path: str) -> str:
+        """Where a symbolic link points, as it was stored."""
+        with self._at(path) as found:
+            return os.fsdecode(self._tree.readlink(found.node))
+
+    def mknod(self, path: str, mode: int, owner: Owner | None = None, rdev: int = 0) -> None:
+        """Make a file of any type that mknod(2) can."""
+        with self._parent(path) as (parent, name):
+            self._made(self._tree.mknod(parent, name, mode, rdev, owner))
+
+    def mkdir(self, path: str, mode: int, owner: Owner | None = None) -> None:
+        """Make a directory."""
+        with self._parent(path) as (parent, name):
+            self._made(self._tree.mkdir(parent, name, mode, owner))
+
+    def unlink(self, path: str) -> None:
+        """Remove a name of a file."""
+        with self._parent(path) as (parent, name):
+            self._tree.unlink(parent, name)
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty directory."""
+        with self._parent(path) as (parent, name):
+            self._tree.rmdir(parent, name)
+
+    def symlink(self, target: str, path: str, owner: Owner | None = None) -> None:
+        """Make a symbolic link at ``path`` that holds ``target`` as it is."""
+        with self._parent(path) as (parent, name):
+            self._made(self._tree.symlink(parent, name, _bytes(target), owner))
+
+    def rename(self, old: str, new: str) -> None:
+        """Move a name, replacing what ``new`` was."""
+        with self._parent(old) as (parent, name), self._parent(new) as (new_parent, new_name):
+            self._tree.rename(parent, name, new_parent, new_name)
+
+    def link(self, old: str, new: str) -> None:
+        """Give a file a second name."""
+        with self._at(old) as found, self._parent(new) as (parent, name):
+            self._made(self._tree.link(found.node, parent, name))
+
+    def chmod(self, path: str, mode: int) -> None:
+        """Set the permission bits; EOPNOTSUPP for a symbolic link."""
+        with self._at(path) as found:
+            if stat.S_ISLNK(found.attributes.mode):
+                raise os_error(errno.EOPNOTSUPP, path)
+            self._tree.setattr(found.node, SetAttr(mode=mode))
+
+    def chown(self, path: str, uid: int, gid: int) -> None:
+        """Set the owner; -1 keeps one."""
+        with self._at(path) as found:
+            self._tree.setattr(found.node, SetAttr(uid=_id(uid), gid=_id(gid)))
+
+    def truncate(self, path: str, size: int) -> None:
+        """Cut or extend a file to ``size`` bytes."""
+        with self._at(path) as found:
+            self._tree.setattr(found.node, SetAttr(size=size))
+
+    def utimens(self, path: str, atime: int, mtime: int) -> None:
+        """Set the times, in nanoseconds."""
+        with self._at(path) as found:
+            self._tree.setattr(found.node, SetAttr(atime=atime, mtime=mtime))
+
+    def open(self, path: str, flags: int, mode: int = 0, owner: Owner | None = None) -> Handle:
+        """Open a regular file; create it as ``flags`` say. EISDIR, ELOOP or EPERM for anything else."""
+        if flags & os.O_CREAT:
+            node, handle = self._created(path, flags, mode, owner)
+        else:
+            node, handle = self._opened(path, flags)
+        self._open[handle] = node, bool(flags & os.O_APPEND)
+        return handle
+
+    def _created(self, path: str, flags: int, mode: int, owner: Owner | None) -> tuple[Node, Handle]:
+        for _ in range(_TRIES):
+            if not flags & os.O_EXCL:
+                with contextlib.suppress(FileNotFoundError):
+                    return self._opened(path, flags & ~os.O_CREAT)
+            with self._parent(path) as (parent, name):
+                try:
+                    found, handle = self._tree.create(parent, name, flags, mode, owner)
+                except OSError as error:
+                    if error.errno != errno.ESTALE:  # somebody has made it meanwhile
+                        raise
+                else:
+                    return found.node, handle
+        raise os_error(errno.ESTALE, path)
+
+    def _opened(self, path: str, flags: int) -> tuple[Node, Handle]:
+        found = self._walk(path)
+        try:
+            _require_regular(found, path)
+            return found.node, self._tree.open(found.node, flags)
+        except OSError:
+            self._tree.forget(found.node, 1)
+            raise
+
+    def read(self, handle: Handle, size: int, offset: int) -> bytes:
+        """Up to ``size`` bytes, fewer at the end of the file."""
+        self._file(handle)
+        return bytes(self._tree.read(handle, size, offset))
+
+    def write(self, handle: Handle, data: bytes, offset: int) -> int:
+        """Write at ``offset``, or at the file's end if it was opened with O_APPEND."""
+        _, append = self._file(handle)
+        return self._tree.write(handle, data, offset, append=append)
+
+    def flush(self, handle: Handle) -> None:
+        """A descriptor of this file was closed."""
+        self._file(handle)
+
+    def fsync(self, handle: Handle, data_only: bool = False) -> None:
+        """Return when the file is on the flash."""
+        self._file(handle)
+        self._tree.fsync(handle, data_only)
+
+    def release(self, handle: Handle) -> None:
+        """The last descriptor was closed: forget the handle."""
+        node, _ = self._file(handle)
+        del self._open[handle]
+        self._tree.release(handle)
+        self._tree.forget(node, 1)
+
+    def statfs(self) -> Statistics:
+        """How full the volume is."""
+        return self._tree.statfs()
+
+    def ftruncate(self, handle: Handle, size: int) -> None:
+        """Cut or extend an open file to ``size`` bytes."""
+        node, _ = self._file(handle)
+        self._tree.setattr(node, SetAttr(size=size), handle)
+
+    def fgetattr(self, handle: Handle) -> Attributes:
+        """The attributes of an open file."""
+        node, _ = self._file(handle)
+        return self._tree.getattr(node).attributes
+
+    def _file(self, handle: Handle) -> tuple[Node, bool]:
+        try:
+            return self._open[handle]
+        except KeyError:
+            raise os_error(errno.EBADF) from None
+
+
+def _require_regular(found: FoundEntry, path: str) -> None:
+    mode = found.attributes.mode
+    if stat.S_ISDIR(mode):
+        raise os_error(errno.EISDIR, path)
+    if stat.S_ISLNK(mode):
+        raise os_error(errno.ELOOP, path)
+
+
+def _bytes(name: str) -> bytes:
+    try:
+        return os.fsencode(name)
+    except UnicodeEncodeError:
+        raise os_error(errno.EINVAL) from None
+
+
+def _id(number: int) -> int | None:
+    return None if number == -1 else number
