@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from millpond.agent.config import Privacy, Users, read
-from millpond.agent.jobs import check_folders
+from millpond.agent.job_worker import check_folders
 from millpond.base.errors import ConfigError, Refused
-from millpond.train.joules import Watts
+from millpond.energy.joules import Watts
 
 SMALLEST = 'name = "csd0"\n[link]\nsocket = "/run/slot/nvme.sock"\naddress = "10.77.0.2/30"\n'
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from millpond.agent.config import AgentConfig, read
-from millpond.agent.gate import Tally
+from millpond.agent.gate import LedgerCounters
 from millpond.agent.volume import DeviceMount, VolumeServer
 from millpond.fs.fuse import mounts
 from millpond.fs.store.layout import prepare
@@ -35,7 +35,7 @@ def config(tmp_path: Path) -> Path:
 
 def started(file: Path) -> tuple[AgentConfig, VolumeServer, DeviceMount]:
     config = read(file)
-    return config, VolumeServer(config, file, Tally.in_memory()), DeviceMount(config)
+    return config, VolumeServer(config, file, LedgerCounters.in_memory()), DeviceMount(config)
 
 
 def test_no_mount_is_left_where_its_process_hangs(

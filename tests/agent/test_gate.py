@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.agent.config import Privacy
-from millpond.agent.gate import KINDS, CanaryError, Gate, Pattern, Tally, ledger, patterns
-from millpond.agent.ledgers import open_ledger
+from millpond.agent.gate import KINDS, CanaryError, Gate, LedgerCounters, Pattern, ledger, patterns
+from millpond.agent.ledger_files import open_ledger
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConfigError, LocalError
 from millpond.wire.channel import Channel
@@ -25,8 +25,8 @@ from millpond.wire.messages import Failure, Kind
 CANARY, TRACER = b"the-canary", b"tr"
 
 
-def counters() -> Tally:
-    return Tally.in_memory()
+def counters() -> LedgerCounters:
+    return LedgerCounters.in_memory()
 
 
 def gate(*found: Pattern) -> Gate:

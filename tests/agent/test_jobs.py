@@ -13,13 +13,13 @@ import numpy as np
 import psutil
 import pytest
 
-from millpond.agent.config import AgentConfig, Link
-from millpond.agent.gate import CanaryError, Gate, Pattern, Tally, ledger
-from millpond.agent.jobs import HostLeft, Worker
+from millpond.agent.config import AgentConfig, LinkConfig
+from millpond.agent.gate import CanaryError, Gate, LedgerCounters, Pattern, ledger
+from millpond.agent.job_worker import HostLeft, JobWorker
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
-from millpond.train.job import Data, Job, Model, Synchronous
-from millpond.train.protocol import Compute, Computed, Prepare, Ready
+from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec
+from millpond.train.protocol import Compute, Computed, PrepareWorker, Ready
 from millpond.wire.channel import Buffer, Channel
 from millpond.wire.messages import Kind, Ok
 
@@ -127,19 +127,24 @@ class Agent:
         rng = np.random.default_rng(1)
         np.save(folder / "images.npy", rng.integers(0, 255, (50, 8, 8)).astype(np.uint8))
         np.save(folder / "labels.npy", rng.integers(0, 8, 50))
-        self.gate = Gate(patterns, Tally.in_memory())
+        self.gate = Gate(patterns, LedgerCounters.in_memory())
         config = AgentConfig(
             "csd0",
-            Link(str(base / "s"), "10.77.0.2/30"),
+            LinkConfig(str(base / "s"), "10.77.0.2/30"),
             volume=str(base / "volume"),
             state=str(base / "state"),
         )
         self.log = base / "state" / "jobs" / "steps.log"
         self.log.parent.mkdir(parents=True)
         self.outlet = Watched(self.gate)
-        self.worker = Worker(config, "steps")
-        job = Job("steps", Data("private", "test"), Model("net:Net", ("net.py",)), synchronous=Synchronous())
-        request = Prepare(job, "csd0", ("private",), {"net.py": model}, role="steps")
+        self.worker = JobWorker(config, "steps")
+        job = Job(
+            "steps",
+            DataSpec("private", "test"),
+            ModelSpec("net:Net", ("net.py",)),
+            synchronous=SynchronousSpec(),
+        )
+        request = PrepareWorker(job, "csd0", ("private",), {"net.py": model}, role="steps")
         near, far = socket.socketpair()
         with Channel(near, "csd0"), Channel(far, "host") as control, ExitStack() as failed:
             failed.callback(self.worker.stop)

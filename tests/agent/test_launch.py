@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from millpond.agent import launch as launches
-from millpond.agent.config import AgentConfig, Link
-from millpond.agent.gate import CanaryError, Gate, Pattern, Tally, ledger
-from millpond.agent.launch import Launches
+from millpond.agent import launched_script as launches
+from millpond.agent.config import AgentConfig, LinkConfig
+from millpond.agent.gate import CanaryError, Gate, LedgerCounters, Pattern, ledger
+from millpond.agent.launched_script import LaunchedScripts
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, Refused
 from millpond.wire.channel import Channel
@@ -31,9 +31,11 @@ class Agent:
 
     def __init__(self, folder: Path, crossed: Callable[[], int]) -> None:
         (folder / "volume" / "public").mkdir(parents=True)
-        config = AgentConfig("csd0", Link(str(folder / "s"), "10.77.0.2/30"), volume=str(folder / "volume"))
-        self.gate = Gate([Pattern("c", CANARY, True)], Tally.in_memory())
-        self.launches = Launches(config, self.gate, [], crossed)
+        config = AgentConfig(
+            "csd0", LinkConfig(str(folder / "s"), "10.77.0.2/30"), volume=str(folder / "volume")
+        )
+        self.gate = Gate([Pattern("c", CANARY, True)], LedgerCounters.in_memory())
+        self.launches = LaunchedScripts(config, self.gate, [], crossed)
         self.error: Exception | None = None
 
     def serve(self, launch: Launch) -> tuple[Channel, threading.Thread]:
@@ -57,7 +59,7 @@ class Agent:
 def agent(tmp_path: Path) -> Iterator[Agent]:
     yield Agent(tmp_path, lambda: 0)
     own = psutil.Process(os.getpid()).children(recursive=True)
-    assert not [process for process in own if "millpond.train.script" in process.cmdline()]
+    assert not [process for process in own if "millpond.launch.entry" in process.cmdline()]
 
 
 def script(code: str) -> Launch:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from millpond.agent import load
-from millpond.agent.config import AgentConfig, Link
-from millpond.train.joules import Watts
+from millpond.agent.config import AgentConfig, LinkConfig
+from millpond.energy.joules import Watts
 
-CONFIG = AgentConfig("csd0", Link("/run/slot/nvme.sock", "10.77.0.2/30"), flash="/")
+CONFIG = AgentConfig("csd0", LinkConfig("/run/slot/nvme.sock", "10.77.0.2/30"), flash="/")
 WATTS = Watts(idle=2.0, busy=7.5)
 
 

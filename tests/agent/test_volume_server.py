@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millpond.agent.config import read
-from millpond.agent.gate import Tally
+from millpond.agent.gate import LedgerCounters
 from millpond.agent.volume import VolumeServer
 from millpond.base.errors import ConfigError
 from millpond.fs.store.layout import prepare
@@ -25,7 +25,7 @@ def test_it_says_whether_it_is_restricted(tmp_path: Path, capfd: pytest.CaptureF
     config = tmp_path / "agent.toml"
     link = f'[link]\nsocket = "{tmp_path}/socket"\naddress = "10.77.0.2/30"\n'
     config.write_text(f'name = "csd0"\nflash = "{tmp_path}/flash"\nstate = "{tmp_path}"\n{link}')
-    server = VolumeServer(read(config), config, Tally.in_memory())
+    server = VolumeServer(read(config), config, LedgerCounters.in_memory())
     server._socket.close()  # it ends by itself when the agent does
     assert server.process.wait(60) == 0
     server.stop()
@@ -42,7 +42,7 @@ def test_it_counts_for_its_quota_what_it_may_see(tmp_path: Path, capfd: pytest.C
     config.write_text(
         f'name = "csd0"\nflash = "{tmp_path}/flash"\nstate = "{tmp_path}"\npublic_quota = 1_000_000\n{link}'
     )
-    server = VolumeServer(read(config), config, Tally.in_memory())
+    server = VolumeServer(read(config), config, LedgerCounters.in_memory())
     server._socket.close()
     assert server.process.wait(60) == 0
     server.stop()

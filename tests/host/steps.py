@@ -19,10 +19,10 @@ from millpond.host.link import Link
 from millpond.host.stepping import Outcome, Stepping
 from millpond.host.workers import ModelState
 from millpond.linux import memory
-from millpond.train.aggregate import Vector
-from millpond.train.balance.controller import Plan
+from millpond.train.balance.controller import BatchPlan
 from millpond.train.balance.curve import Floats, Ints
 from millpond.train.protocol import Compute, Computed, Ready, Trained
+from millpond.train.reduce.exact import Vector
 
 
 class CountingWorker:
@@ -91,7 +91,7 @@ class Given:
 
     def __init__(self, *batches: int, seconds: float = 1000.0, deadline: float = math.inf) -> None:
         planned = np.array(batches, np.int64)
-        self.plan = Plan(planned, np.where(planned > 0, seconds, 0.0), deadline)
+        self.plan = BatchPlan(planned, np.where(planned > 0, seconds, 0.0), deadline)
         self.shown: list[dict[int, int]] = []
 
     def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:

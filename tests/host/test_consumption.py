@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from millpond.energy.joules import Watts
+from millpond.energy.sensors import EnergyMeter
 from millpond.host import consumption, provision
 from millpond.host.consumption import Consumption, Meters, Reading, Readings
 from millpond.host.daemon import meter
 from millpond.host.fleet import Fleet
 from millpond.host.power import LATE_SECONDS, Power
 from millpond.host.results import Round
-from millpond.train.energy import Meter
-from millpond.train.joules import Watts
 from millpond.wire.control_messages import Load
 
 LOAD = Load(0.5, 1, 2, None, ())
@@ -89,14 +89,14 @@ def test_the_host_reads_its_own_meter(tmp_path: Path) -> None:
     chip.mkdir(parents=True)
     for name, content in (("name", "scmi"), ("energy1_input", "0")):
         (chip / name).write_text(f"{content}\n")
-    meters = Meters("host", Meter(tmp_path), {})
+    meters = Meters("host", EnergyMeter(tmp_path), {})
     before = meters.read()
     (chip / "energy1_input").write_text("4000000\n")
     after = meters.read()
     found = consumption.between(before, after, [])
     assert found.joules == {"host": pytest.approx(4.0)}
     assert found.energy == {"host": "hwmon"}
-    assert Meters("host", Meter(None), {}).read().of == {}
+    assert Meters("host", EnergyMeter(None), {}).read().of == {}
 
 
 def test_the_host_of_emulated_devices_counts_what_is_declared(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from millpond.agent.config import read as read_agent
 from millpond.base.errors import ConfigError, LocalError
+from millpond.energy.joules import Watts
 from millpond.host import fleet, provision
 from millpond.host.authority import Authority, create_ssh_key, write_private, write_public
 from millpond.host.locks import locked
-from millpond.train.joules import Watts
 
 
 def write(directory: Path, text: str) -> Path:

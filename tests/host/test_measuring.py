@@ -11,7 +11,7 @@ import pytest
 from millpond.base.errors import ConnectionLost
 from millpond.host.link import Answer, Link, Loss
 from millpond.host.measuring import MEASURE, Measuring
-from millpond.train.balance.probing import Probe, Profile
+from millpond.train.balance.profiling import Probe, Profile
 
 from .steps import CountingWorker, Given, Team, zero_state
 

@@ -11,9 +11,9 @@ import pytest
 from millpond.host.holdings import Holding, Holdings
 from millpond.host.pacing import Pacing
 from millpond.train.balance.curve import Ints
-from millpond.train.balance.policies import PolicyName
-from millpond.train.balance.probing import Point, Profile
-from millpond.train.job import Synchronous
+from millpond.train.balance.policy import PolicyName
+from millpond.train.balance.profiling import Point, Profile
+from millpond.train.job.spec import SynchronousSpec
 
 NAMES = ("host", "csd0", "csd1", "csd2")
 PLENTY = 1 << 30
@@ -30,8 +30,8 @@ HOST = profile("host", 0.002)
 DEVICES = [profile(name, 0.01, kind="csd") for name in NAMES[1:]]
 
 
-def pacing(how: Synchronous | None = None, *, there: int = 4, holdings: Holdings | None = None) -> Pacing:
-    made = Pacing(how or Synchronous(), NAMES, holdings.spread if holdings else None)
+def pacing(how: SynchronousSpec | None = None, *, there: int = 4, holdings: Holdings | None = None) -> Pacing:
+    made = Pacing(how or SynchronousSpec(), NAMES, holdings.spread if holdings else None)
     for rank, measured in enumerate([HOST, *DEVICES][:there]):
         made.join(rank, measured, PLENTY, PLENTY)
     return made
@@ -57,7 +57,7 @@ def planned(made: Pacing) -> list[int]:
 
 
 def test_nobody_has_a_batch_while_nobody_is_there() -> None:
-    nobody = Pacing(Synchronous(), NAMES)
+    nobody = Pacing(SynchronousSpec(), NAMES)
     assert planned(nobody) == [0, 0, 0, 0] and nobody.plan.deadline == 0
     assert not nobody.rest.any()
     assert not nobody.observe(np.zeros(4, np.int64), np.full(4, np.nan))
@@ -77,7 +77,7 @@ def test_all_take_as_long() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
 def test_the_order_in_which_workers_come_is_of_no_matter(order: tuple[int, ...]) -> None:
-    made = Pacing(Synchronous(), NAMES)
+    made = Pacing(SynchronousSpec(), NAMES)
     for rank in order:
         made.join(rank, [HOST, *DEVICES][rank], PLENTY, PLENTY)
     assert planned(made) == planned(pacing())
@@ -135,7 +135,7 @@ def test_who_was_absent_when_a_curve_came_stays_absent() -> None:
 
 
 def test_memory_bounds_a_batch() -> None:
-    made = Pacing(Synchronous(), NAMES)
+    made = Pacing(SynchronousSpec(), NAMES)
     made.join(0, HOST, 10, PLENTY)
     made.join(1, DEVICES[0], 0, PLENTY)
     assert planned(made)[0] == 10
@@ -147,7 +147,7 @@ def test_an_epoch_has_as_many_steps_as_it_is_to_have() -> None:
     holdings.begin(1)
     for rank in range(4):
         holdings.add(rank, [Holding(NAMES[rank], False, 80)])
-    made = Pacing(Synchronous(steps=16), NAMES, holdings.spread)
+    made = Pacing(SynchronousSpec(steps=16), NAMES, holdings.spread)
     for rank, measured in enumerate([HOST, *DEVICES]):
         made.join(rank, measured, PLENTY, 320)
     likes = sum(planned(pacing()))
@@ -162,7 +162,7 @@ def test_a_global_batch_that_workers_like_is_the_sum_of_each_step(wanted: int) -
     holdings.begin(1)
     for rank in range(4):
         holdings.add(rank, [Holding("all", True, 10_000)])
-    made = pacing(Synchronous(global_batch=wanted), holdings=holdings)
+    made = pacing(SynchronousSpec(global_batch=wanted), holdings=holdings)
     assert sum(planned(made)) == wanted
     made.leave(3)
     assert sum(planned(made)) == min(wanted, sum(planned(pacing(there=3)))) and not planned(made)[3]
@@ -173,24 +173,24 @@ def test_a_step_is_smaller_where_otherwise_somebodys_own_samples_would_be_left_t
     holdings.begin(1)
     for rank in range(4):
         holdings.add(rank, [Holding(NAMES[rank], False, 10_000)])
-    assert planned(pacing(Synchronous(global_batch=24), holdings=holdings)) == [6, 6, 6, 6]
+    assert planned(pacing(SynchronousSpec(global_batch=24), holdings=holdings)) == [6, 6, 6, 6]
     slowest = planned(pacing())[1]
-    assert planned(pacing(Synchronous(global_batch=100), holdings=holdings)) == 4 * [slowest]
+    assert planned(pacing(SynchronousSpec(global_batch=100), holdings=holdings)) == 4 * [slowest]
 
 
 def test_a_global_batch_beyond_what_workers_like_is_had_as_far_as_they_can() -> None:
     likes = sum(planned(pacing()))
-    assert sum(planned(pacing(Synchronous(global_batch=likes + 40)))) == likes + 40
-    assert sum(planned(pacing(Synchronous(global_batch=100_000)))) == 4 * 64
+    assert sum(planned(pacing(SynchronousSpec(global_batch=likes + 40)))) == likes + 40
+    assert sum(planned(pacing(SynchronousSpec(global_batch=100_000)))) == 4 * 64
 
 
 def test_a_global_batch_without_spreading_is_exact() -> None:
-    assert sum(planned(pacing(Synchronous(global_batch=31)))) == 31
+    assert sum(planned(pacing(SynchronousSpec(global_batch=31)))) == 31
 
 
 @pytest.mark.parametrize("name", get_args(PolicyName))
 def test_each_policy_by_name(name: PolicyName) -> None:
-    made = pacing(Synchronous(policy=name))
+    made = pacing(SynchronousSpec(policy=name))
     before = planned(made)
     assert all(before)
     observe(made, {1: 3.0}, 60)
@@ -202,7 +202,7 @@ def test_without_patience_a_step_waits_for_everybody() -> None:
     def spread(batches: Ints, most: int) -> Ints:
         return batches // 2
 
-    for made in (pacing(Synchronous(patience=0)), Pacing(Synchronous(patience=0), NAMES, spread)):
+    for made in (pacing(SynchronousSpec(patience=0)), Pacing(SynchronousSpec(patience=0), NAMES, spread)):
         made.join(0, HOST, PLENTY, PLENTY)
         assert made.plan.deadline == float("inf")
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageColor
 
 from millpond.host import profile_picture
-from millpond.train.balance.probing import Point, Profile
+from millpond.train.balance.profiling import Point, Profile
 
 HOST, DEVICE = "#12766f", "#c8553d"
 

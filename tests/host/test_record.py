@@ -15,9 +15,9 @@ import pytest
 from millpond.base.errors import LocalError
 from millpond.host.record import Record
 from millpond.host.results import JobState, Plan, Round
-from millpond.train.job import Data, Job, Model
+from millpond.train.job.spec import DataSpec, Job, ModelSpec
 
-JOB = Job("digits", Data("private/x", "/test"), Model("m:build", ("m.py",), {"width": 3}))
+JOB = Job("digits", DataSpec("private/x", "/test"), ModelSpec("m:build", ("m.py",), {"width": 3}))
 CODE = {"m.py": "def build(width): ...\n"}
 ROUND = Round(1, 0.5, 1.25, 2.0, 10, {"csd0": 10}, {"csd1": "gone"}, {"csd0": (1, 2), "csd1": (0, 0)})
 METERED = dataclasses.replace(ROUND, joules={"csd0": 13.2}, energy={"csd0": "declared", "csd1": "unknown"})

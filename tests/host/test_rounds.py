@@ -13,9 +13,9 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, DeadlineExceeded, MillpondError, Refused
 from millpond.host.participant import Participant
 from millpond.host.rounds import BUFFERS, Gathering, Staging
-from millpond.train.aggregate import Sum, Vector
-from millpond.train.layout import Tensor
 from millpond.train.protocol import Ready, Trained
+from millpond.train.reduce.exact import ExactSum, Vector
+from millpond.train.state.layout import Tensor
 
 SIZE = 1000
 TENSORS = (Tensor("w", (SIZE,), "float32"),)
@@ -96,7 +96,7 @@ def start() -> Iterator[Start]:
 def gather(*participants: Participant, seconds: float = 10.0, number: int = 1) -> Gathering:
     state = np.zeros(SIZE, np.float32)
     staging = Staging(SIZE)
-    gathering = Gathering(number, state, Sum(TENSORS, 10_000), staging, Deadline.after(seconds))
+    gathering = Gathering(number, state, ExactSum(TENSORS, 10_000), staging, Deadline.after(seconds))
     gathering.run(participants)
     for _ in range(BUFFERS):  # all came back
         staging.take(Deadline.after(0.5))
@@ -292,7 +292,7 @@ def test_an_error_of_ours_names_the_worker_and_loses_it(start: Start) -> None:
             raise OverflowError("timestamp out of range")
 
     gathering, participant = (
-        Gathering(1, np.zeros(SIZE, np.float32), Sum(TENSORS, 100), Staging(SIZE), Deadline.after(5)),
+        Gathering(1, np.zeros(SIZE, np.float32), ExactSum(TENSORS, 100), Staging(SIZE), Deadline.after(5)),
         start(Odd("csd0")),
     )
     gathering.run([participant])

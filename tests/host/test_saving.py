@@ -23,8 +23,8 @@ from millpond.host.api import Curves
 from millpond.host.curves import read_curves, write_curves
 from millpond.host.holdings import Holding, Holdings
 from millpond.host.saving import Progress, Saved, Saver, newest
-from millpond.train.balance.probing import Point, Profile
-from millpond.train.layout import Tensor
+from millpond.train.balance.profiling import Point, Profile
+from millpond.train.state.layout import Tensor
 
 TENSORS = (Tensor("linear.weight", (3, 4), "float32"), Tensor("linear.bias", (4,), "float32"))
 MOMENTUM = (Tensor("0.momentum_buffer", (3, 4), "float32"), Tensor("1.momentum_buffer", (4,), "float32"))

@@ -12,7 +12,7 @@ import pytest
 
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.host.link import Loss
-from millpond.train.aggregate import RefusedUpdate
+from millpond.train.reduce.exact import RefusedUpdate
 
 from .steps import CountingWorker, Given, Team
 

@@ -24,15 +24,17 @@ from millpond.host.keeper import Keeper
 from millpond.host.link import Answer, Link, Loss, Task
 from millpond.host.workers import DeviceWorker, LocalWorker, ModelState
 from millpond.linux import memory
-from millpond.train.job import Data, Job, Model, Synchronous
-from millpond.train.protocol import Compute, Computed, Prepare, Ready
+from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec
+from millpond.train.protocol import Compute, Computed, PrepareWorker, Ready
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure, Message, Ok
 
 from .steps import zero_state
 
 SIZE = 6
-JOB = Job("steps", Data("private", "test"), Model("net:build", ("net.py",)), synchronous=Synchronous())
+JOB = Job(
+    "steps", DataSpec("private", "test"), ModelSpec("net:build", ("net.py",)), synchronous=SynchronousSpec()
+)
 NET = """
 import fcntl
 import os
@@ -123,7 +125,7 @@ def breaking(host: Channel, request: Compute) -> None:
 def event_of(says: Saying) -> Answer | Loss:
     """What a link tells of one task."""
     board, events = Board(says), queue.SimpleQueue[Answer | Loss]()
-    worker = DeviceWorker(cast(Device, board), Prepare(JOB, "csd0", ("private",), {}, role="steps"))
+    worker = DeviceWorker(cast(Device, board), PrepareWorker(JOB, "csd0", ("private",), {}, role="steps"))
     assert worker.prepare(soon()).size == SIZE
     link = Link(0, worker, events)
     link.begin(Task(Compute(7, 1, ((2, 3, 4),)), zero_state(SIZE)))
@@ -168,7 +170,7 @@ def test_a_device_that_says_anything_else_is_lost(says: Saying, reason: str, for
 
 def test_a_device_that_is_given_up_before_it_is_dialled_stays_so() -> None:
     board = Board(answer())
-    worker = DeviceWorker(cast(Device, board), Prepare(JOB, "csd0", ("private",), {}, role="steps"))
+    worker = DeviceWorker(cast(Device, board), PrepareWorker(JOB, "csd0", ("private",), {}, role="steps"))
     worker.close()
     with pytest.raises(ConnectionLost, match="given up"):
         worker.prepare(soon())
@@ -207,8 +209,10 @@ def start(folder: Path, tmp_path: Path, states: memory.SharedBuffer) -> Iterator
 
     def process(fail: str = "") -> LocalWorker:
         arguments = {"fail": fail} if fail else {}
-        job = Job("steps", JOB.data, Model("net:build", ("net.py",), arguments), synchronous=Synchronous())
-        request = Prepare(job, "host", (str(folder),), {"net.py": NET}, role="steps", states=3)
+        job = Job(
+            "steps", JOB.data, ModelSpec("net:build", ("net.py",), arguments), synchronous=SynchronousSpec()
+        )
+        request = PrepareWorker(job, "host", (str(folder),), {"net.py": NET}, role="steps", states=3)
         made.append(LocalWorker(request, [folder], tmp_path / "host.log", states.descriptor))
         return made[-1]
 
@@ -280,7 +284,7 @@ def test_memory_that_cannot_be_kept_is_not_used(start: Start) -> None:
 
 @pytest.fixture
 def keeper(folder: Path, tmp_path: Path) -> Iterator[Keeper]:
-    request = Prepare(JOB, "keeper", (), {"net.py": NET}, role="keeper", states=3)
+    request = PrepareWorker(JOB, "keeper", (), {"net.py": NET}, role="keeper", states=3)
     states = memory.make("states")
     process = Keeper(request, [folder], tmp_path / "log", states)
     try:

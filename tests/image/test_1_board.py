@@ -26,7 +26,7 @@ private = "private/digits"
 public = "public/digits"
 test = "test"
 [model]
-factory = "millpond.train.models:digits_cnn"
+factory = "millpond.train.zoo.models:digits_cnn"
 [train]
 optimizer = "sgd"
 learning_rate = 0.05

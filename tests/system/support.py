@@ -24,7 +24,7 @@ from millpond.host.api import DeviceInfo, JobInfo
 from millpond.host.client import Client
 from millpond.host.fleet import Fleet, read
 from millpond.host.results import Round
-from millpond.train import jobfile
+from millpond.train.job import file
 
 T = TypeVar("T")
 MILLPOND = (sys.executable, "-m", "millpond.host.main")
@@ -264,7 +264,7 @@ class Emulation:
 
     def submit(self, job_file: Path) -> int:
         """Start a job."""
-        job, code = jobfile.read(job_file)
+        job, code = file.read(job_file)
         with self.client() as client:
             return client.submit(job, code)
 

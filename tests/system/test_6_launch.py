@@ -105,7 +105,7 @@ def ready(fleet: Emulation) -> Iterator[Emulation]:
 
 def scripts(fleet: Emulation) -> list[psutil.Process]:
     """Processes of launched scripts, on the host or a device."""
-    found = [p for p in fleet.processes() if "millpond.train.script" in command(p) or "launch-" in folder(p)]
+    found = [p for p in fleet.processes() if "millpond.launch.entry" in command(p) or "launch-" in folder(p)]
     return running(found)
 
 

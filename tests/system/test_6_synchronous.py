@@ -95,7 +95,7 @@ def job_file(
         name=name,
         private=private,
         test=fleet.base / "test",
-        factory="model:build" if slow or code else "millpond.train.models:digits_cnn",
+        factory="model:build" if slow or code else "millpond.train.zoo.models:digits_cnn",
         files='["model.py"]' if slow or code else "[]",
         synchronous=synchronous,
     )
@@ -120,7 +120,7 @@ def worker_of(fleet: Emulation, device: str) -> psutil.Process:
 
     def found() -> psutil.Process | None:
         tree = descendants(fleet.agent(device).pid)
-        workers = [p for p in tree if "millpond.train.worker" in " ".join(p.cmdline())]
+        workers = [p for p in tree if "millpond.train.worker.process" in " ".join(p.cmdline())]
         return workers[-1] if workers else None
 
     return eventually(found, f"the worker of {device}")
@@ -128,7 +128,9 @@ def worker_of(fleet: Emulation, device: str) -> psutil.Process:
 
 def own_workers(fleet: Emulation) -> list[psutil.Process]:
     """The innermost process of each worker on the host."""
-    found = [p for p in descendants(fleet.daemon().pid) if "millpond.train.worker" in " ".join(p.cmdline())]
+    found = [
+        p for p in descendants(fleet.daemon().pid) if "millpond.train.worker.process" in " ".join(p.cmdline())
+    ]
     return [p for p in found if not p.children()]
 
 

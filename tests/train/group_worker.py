@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import millpond.train
-from millpond.train.ensemble import Group, Loader
+from millpond.train.distributed.group import Loader, ProcessGroup
 
 BATCH, EPOCH, EPOCHS = 48, 48 * 16, 4
 PRIVATE, PUBLIC = (70, 31, 9), 45
@@ -52,7 +52,7 @@ def data(count: int, seed: int) -> TensorDataset:
 class Run:
     """Trains ``model`` and notes what became of it."""
 
-    def __init__(self, group: Group, model: Slowed, change: int = 0) -> None:
+    def __init__(self, group: ProcessGroup, model: Slowed, change: int = 0) -> None:
         self._group, self._model, self._change = group, model, change
         self._optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         self.batches: list[tuple[int, ...]] = []

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from millpond.base.errors import LocalError, RemoteError
-from millpond.train.aggregate import BOUND, RefusedUpdate, Sum, scale_bits, within
-from millpond.train.layout import Tensor
+from millpond.train.reduce.exact import BOUND, ExactSum, RefusedUpdate, scale_bits, within
+from millpond.train.state.layout import Tensor
 
 TENSORS = (
     Tensor("conv.weight", (4, 3), "float32"),
@@ -39,14 +39,14 @@ def updates(draw: st.DrawFn) -> list[Update]:
     return made
 
 
-def summed(parts: list[Update], names: list[int]) -> Sum:
-    total = Sum(TENSORS, MOST)
+def summed(parts: list[Update], names: list[int]) -> ExactSum:
+    total = ExactSum(TENSORS, MOST)
     for (vector, samples), name in zip(parts, names, strict=True):
         total.add(vector, samples, f"csd{name}")
     return total
 
 
-def tree(sums: list[Sum], draw: st.DataObject) -> Sum:
+def tree(sums: list[ExactSum], draw: st.DataObject) -> ExactSum:
     while len(sums) > 1:
         left = sums.pop(draw.draw(st.integers(0, len(sums) - 1)))
         right = sums.pop(draw.draw(st.integers(0, len(sums) - 1)))
@@ -67,7 +67,7 @@ def test_any_order_gives_the_same_bits(parts: list[Update], data: st.DataObject)
 def test_any_tree_gives_the_same_bits(parts: list[Update], data: st.DataObject) -> None:
     straight = summed(parts, list(range(len(parts)))).average()
     leaves = [summed([part], [i]) for i, part in enumerate(parts)]
-    assert straight.tobytes() == tree([*leaves, Sum(TENSORS, MOST)], data).average().tobytes()
+    assert straight.tobytes() == tree([*leaves, ExactSum(TENSORS, MOST)], data).average().tobytes()
 
 
 @given(updates())
@@ -86,7 +86,7 @@ def test_the_largest_sums_do_not_overflow(most: int, bound: float) -> None:
     edge = np.float32(bound)
     if edge > bound:
         edge = np.nextafter(edge, np.float32(0))
-    total = Sum(tensors, most, bound=bound)
+    total = ExactSum(tensors, most, bound=bound)
     total.add(np.array([edge, -edge, 1 << 24], np.float32), most, "csd0")
     average = total.average()
     assert average[2] == 1 << 24
@@ -127,7 +127,7 @@ def test_resolution_is_the_documented_one() -> None:
 def test_one_update_comes_back() -> None:
     vector = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
     vector[COUNTER] = 12345
-    small = Sum(TENSORS, 1440)
+    small = ExactSum(TENSORS, 1440)
     small.add(vector, 1440, "csd0")
     np.testing.assert_allclose(small.average(), vector, rtol=1e-7, atol=2e-11)
 
@@ -179,20 +179,20 @@ def test_merging_checks_before_it_adds() -> None:
     with pytest.raises(RefusedUpdate, match="csd0 was counted before"):
         total.merge(summed([(np.ones(SIZE, np.float32), 10)], [0]))
     with pytest.raises(LocalError, match="different models or bounds"):
-        total.merge(Sum(TENSORS, MOST, bound=1.0))
+        total.merge(ExactSum(TENSORS, MOST, bound=1.0))
     assert total.samples == 10
 
 
 def test_nothing_to_average() -> None:
     with pytest.raises(LocalError, match="no update"):
-        Sum(TENSORS, MOST).average()
+        ExactSum(TENSORS, MOST).average()
 
 
 def test_memory_is_a_few_models_for_any_number_of_workers() -> None:
     size = 1_000_000
     vector = np.random.default_rng(0).normal(size=size).astype(np.float32)
     tracemalloc.start()
-    total = Sum((Tensor("w", (size,), "float32"),), 1000)
+    total = ExactSum((Tensor("w", (size,), "float32"),), 1000)
     for worker in range(20):
         total.add(vector, 10, f"csd{worker}")
     total.average()

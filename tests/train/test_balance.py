@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from millpond.train.balance.controller import GRACE, PROBE, Controller, deadline_of
+from millpond.train.balance.controller import GRACE, PROBE, BalanceController, deadline_of
 from millpond.train.balance.curve import Curve
-from millpond.train.balance.equal_time import LEAST_BATCH, QUANTILES, WORTH_IT, Crew, Kind, Measured, kinds_of
+from millpond.train.balance.equal_time import (
+    LEAST_BATCH,
+    QUANTILES,
+    WORTH_IT,
+    Cohort,
+    Measured,
+    WorkerKind,
+    kinds_of,
+)
 from millpond.train.balance.slowness import Slowness
 
 HOST = Curve((20, 60, 180), (0.9, 2.0, 5.39))  # 33.4 img/s at 180
@@ -26,21 +34,21 @@ def curves(draw: some.DrawFn) -> Curve:
 
 
 @some.composite
-def crews(draw: some.DrawFn) -> Crew:
-    kinds = draw(some.lists(some.builds(Kind, curves(), some.integers(2, 600)), min_size=1, max_size=3))
+def crews(draw: some.DrawFn) -> Cohort:
+    kinds = draw(some.lists(some.builds(WorkerKind, curves(), some.integers(2, 600)), min_size=1, max_size=3))
     members = draw(some.lists(some.integers(0, len(kinds) - 1), min_size=1, max_size=12))
-    return Crew(kinds, members)
+    return Cohort(kinds, members)
 
 
-def host_and(devices: int) -> Crew:
-    return Crew([Kind(HOST, 999), Kind(DEVICE, 999)], [0] + devices * [1])
+def host_and(devices: int) -> Cohort:
+    return Cohort([WorkerKind(HOST, 999), WorkerKind(DEVICE, 999)], [0] + devices * [1])
 
 
-def speed(crew: Crew, seconds: float, slowness: np.ndarray) -> float:
+def speed(crew: Cohort, seconds: float, slowness: np.ndarray) -> float:
     return float(crew.batches(seconds, slowness).sum()) / seconds
 
 
-def levels(crew: Crew, seed: int) -> np.ndarray:
+def levels(crew: Cohort, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).uniform(0.5, 4, crew.size)
 
 
@@ -70,7 +78,7 @@ def test_the_peak_is_where_more_samples_bring_no_more_speed() -> None:
 
 
 @given(crews(), some.integers(0, 2**32))
-def test_nobody_takes_longer_than_the_step_and_nobody_could_do_more(crew: Crew, seed: int) -> None:
+def test_nobody_takes_longer_than_the_step_and_nobody_could_do_more(crew: Cohort, seed: int) -> None:
     slowness = levels(crew, seed)
     seconds = crew.step_seconds(slowness)
     batches = crew.batches(seconds, slowness)
@@ -82,7 +90,7 @@ def test_nobody_takes_longer_than_the_step_and_nobody_could_do_more(crew: Crew, 
 
 
 @given(crews(), some.integers(0, 2**32), some.floats(0, 1), some.integers(0, 2**12 - 1))
-def test_a_fixed_global_batch_is_met_exactly(crew: Crew, seed: int, part: float, absent: int) -> None:
+def test_a_fixed_global_batch_is_met_exactly(crew: Cohort, seed: int, part: float, absent: int) -> None:
     slowness = levels(crew, seed)
     slowness[[rank for rank in range(crew.size) if absent >> rank & 1]] = np.inf
     present = np.isfinite(slowness)
@@ -98,17 +106,17 @@ def test_a_fixed_global_batch_is_met_exactly(crew: Crew, seed: int, part: float,
 
 
 def test_an_odd_global_batch_is_one_of_three_and_twos() -> None:
-    crew = Crew([Kind(DEVICE, 2), Kind(DEVICE, 5)], [0, 0, 0, 1])
+    crew = Cohort([WorkerKind(DEVICE, 2), WorkerKind(DEVICE, 5)], [0, 0, 0, 1])
     assert crew.batches_of(5, np.array([1.0, 2.0, 3.0, 9.0])).tolist() == [2, 0, 0, 3]
     assert crew.batches_of(3, np.array([1.0, 2.0, 3.0, 0.1])).tolist() == [0, 0, 0, 3]
     assert crew.nearest(5, np.array([True, True, True, False])) == 4
 
 
 @given(crews(), some.integers(0, 2**32), some.integers(0, 2**12 - 1))
-def test_who_is_absent_might_as_well_not_be_in_the_crew(crew: Crew, seed: int, absent: int) -> None:
+def test_who_is_absent_might_as_well_not_be_in_the_crew(crew: Cohort, seed: int, absent: int) -> None:
     slowness = levels(crew, seed)
     there = [rank for rank in range(crew.size) if not absent >> rank & 1]
-    alone = Crew(crew.kinds, crew.members[there])
+    alone = Cohort(crew.kinds, crew.members[there])
     with_absent = np.full(crew.size, np.inf)
     with_absent[there] = slowness[there]
     seconds = crew.step_seconds(with_absent)
@@ -134,8 +142,8 @@ def test_devices_do_not_wait_for_a_host_that_is_interrupted(devices: int) -> Non
 
 
 @given(crews(), some.integers(0, 2**32))
-def test_no_other_time_that_somebody_takes_for_its_cap_is_worth_it(crew: Crew, seed: int) -> None:
-    crew = Crew(crew.kinds, crew.members[: QUANTILES + 1])
+def test_no_other_time_that_somebody_takes_for_its_cap_is_worth_it(crew: Cohort, seed: int) -> None:
+    crew = Cohort(crew.kinds, crew.members[: QUANTILES + 1])
     slowness = levels(crew, seed)
     chosen = crew.step_seconds(slowness)
     best = max(speed(crew, float(seconds), slowness) for seconds in crew.times(crew.caps, slowness))
@@ -152,14 +160,14 @@ def test_a_large_kind_is_tried_by_few_of_it() -> None:
 
 
 def test_who_has_no_memory_for_two_samples_sets_no_step() -> None:
-    crew = Crew([Kind(HOST, 1), Kind(DEVICE, 999)], [0, 0, 1])
+    crew = Cohort([WorkerKind(HOST, 1), WorkerKind(DEVICE, 999)], [0, 0, 1])
     seconds = crew.step_seconds(np.ones(3))
     assert seconds == pytest.approx(5.4) and crew.batches(seconds, np.ones(3)).tolist() == [0, 0, 15]
-    assert Crew([Kind(HOST, 1)], [0]).step_seconds(np.ones(1)) == 0
+    assert Cohort([WorkerKind(HOST, 1)], [0]).step_seconds(np.ones(1)) == 0
 
 
 def test_who_has_no_time_for_two_samples_sits_out() -> None:
-    crew = Crew([Kind(DEVICE, 15)], [0, 0, 0])
+    crew = Cohort([WorkerKind(DEVICE, 15)], [0, 0, 0])
     slowness = np.array([1.0, 1.0, 9.0])
     assert crew.batches(5.4, slowness).tolist() == [15, 15, 0]
     assert crew.batches(5.4, slowness / 2).tolist()[2] > 0
@@ -168,7 +176,7 @@ def test_who_has_no_time_for_two_samples_sits_out() -> None:
 @pytest.mark.parametrize("busy", [None, 0.0, 0.5])
 def test_ten_thousand_quiet_steps_change_nothing(busy: float | None) -> None:
     noise = np.random.default_rng(1)
-    controller = Controller(Crew([Kind(HOST, 999), Kind(DEVICE, 999)], [0] + 36 * [1]))
+    controller = BalanceController(Cohort([WorkerKind(HOST, 999), WorkerKind(DEVICE, 999)], [0] + 36 * [1]))
     before = controller.plan
     for _ in range(10_000):
         told = None if busy is None else np.clip(noise.normal(busy, 0.05, 37), 0, 1)
@@ -180,7 +188,7 @@ def test_ten_thousand_quiet_steps_change_nothing(busy: float | None) -> None:
 @pytest.mark.parametrize(("speed", "gone", "back"), [(0.25, 1, 3), (0.57, 2, 4), (0.81, 10, 16)])
 def test_a_slowdown_is_found_and_so_is_power_that_comes_back(speed: float, gone: int, back: int) -> None:
     noise = np.random.default_rng(2)
-    controller = Controller(Crew([Kind(DEVICE, 999)], [0, 0, 0]))
+    controller = BalanceController(Cohort([WorkerKind(DEVICE, 999)], [0, 0, 0]))
     normal = controller.plan.batches.copy()
     for real, most in ((np.array([1.0, 1.0, 1 / speed]), gone), (np.ones(3), back)):
         found = []
@@ -205,7 +213,7 @@ class Device:
 
     def __init__(self, total: int | None = None) -> None:
         self.noise = np.random.default_rng(3)
-        self.controller = Controller(Crew([Kind(DEVICE, 999)], [0, 0, 0]), total=total)
+        self.controller = BalanceController(Cohort([WorkerKind(DEVICE, 999)], [0, 0, 0]), total=total)
 
     @property
     def batch(self) -> int:
@@ -270,8 +278,8 @@ def test_who_sits_out_for_no_known_reason_is_probed(busy: float | None, total: i
 
 
 def test_members_leave_and_come_back() -> None:
-    crew = Crew([Kind(HOST, 999), Kind(DEVICE, 999)], [0, 1, 1])
-    controller = Controller(crew, levels=np.array([1.0, 1.0, 2.0]))
+    crew = Cohort([WorkerKind(HOST, 999), WorkerKind(DEVICE, 999)], [0, 1, 1])
+    controller = BalanceController(crew, levels=np.array([1.0, 1.0, 2.0]))
     whole = controller.plan
     assert controller.slowness.tolist() == [1, 1, 2] and whole.batches[1] > whole.batches[2] > 0
     without = controller.leave(0)
@@ -291,13 +299,13 @@ def test_members_leave_and_come_back() -> None:
 
 
 def test_a_fixed_global_batch_is_as_near_as_those_present_can_come() -> None:
-    crew = Crew([Kind(DEVICE, 15)], [0, 0, 0])
-    controller = Controller(crew, total=40, present=np.array([True, True, False]))
+    crew = Cohort([WorkerKind(DEVICE, 15)], [0, 0, 0])
+    controller = BalanceController(crew, total=40, present=np.array([True, True, False]))
     assert controller.plan.batches.tolist() == [15, 15, 0]
     assert controller.join(2).batches.sum() == 40
     assert controller.leave(1).batches.sum() == 30
     with pytest.raises(ValueError, match="2 to 45 are possible"):
-        Controller(crew, total=46)
+        BalanceController(crew, total=46)
 
 
 def test_a_step_waits_its_patience_and_at_least_the_grace() -> None:

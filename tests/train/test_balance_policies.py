@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from millpond.train.balance.curve import Curve
-from millpond.train.balance.equal_time import Crew, Kind
-from millpond.train.balance.policies import PolicyName, policy_of
+from millpond.train.balance.equal_time import Cohort, WorkerKind
+from millpond.train.balance.policy import PolicyName, policy_of
 
 DEVICE = Curve((2, 5, 15), (1.2, 2.2, 5.4))
-CREW = Crew([Kind(DEVICE, 999)], [0, 0, 0])
+CREW = Cohort([WorkerKind(DEVICE, 999)], [0, 0, 0])
 NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 

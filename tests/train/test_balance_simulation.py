@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millpond.train.balance.controller import Controller
+from millpond.train.balance.controller import BalanceController
 from millpond.train.balance.curve import Curve
-from millpond.train.balance.equal_time import Crew, Kind
-from millpond.train.balance.policies import Untuned
-from millpond.train.balance.simulation import Loads, Outcome, Policy, simulate
+from millpond.train.balance.equal_time import Cohort, WorkerKind
+from millpond.train.balance.policy import Untuned
+from millpond.train.balance.simulation import BatchPolicy, SimulatedLoads, SimulationOutcome, simulate
 from millpond.train.balance.stannis import Stannis
 
 HOST = Curve((20, 60, 180), (0.9, 2.0, 5.39))
 DEVICE = Curve((2, 5, 15), (1.2, 2.2, 5.4))
-QUIET = Loads(busy=0.0, noise=0.0)
+QUIET = SimulatedLoads(busy=0.0, noise=0.0)
 
 
 STEADY = Curve((2, 10), (1.2, 5.2))  # 0.2 s, and 0.5 s for each sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule(Loads):
+class Schedule(SimulatedLoads):
     """How slow each is: at first, and after the first step."""
 
     first: tuple[float, ...]
@@ -43,7 +43,7 @@ class Schedule(Loads):
 class Hearing(Untuned):
     """Writes down what it is told: batches, seconds, and what other work takes of the processors."""
 
-    def __init__(self, crew: Crew, **more: Any) -> None:
+    def __init__(self, crew: Cohort, **more: Any) -> None:
         super().__init__(crew, **more)
         self.told: list[tuple[list[float], ...]] = []
 
@@ -52,13 +52,13 @@ class Hearing(Untuned):
         return False
 
 
-def fleet(devices: int) -> Crew:
-    return Crew([Kind(HOST, 999), Kind(DEVICE, 999)], [0] + devices * [1])
+def fleet(devices: int) -> Cohort:
+    return Cohort([WorkerKind(HOST, 999), WorkerKind(DEVICE, 999)], [0] + devices * [1])
 
 
 def test_a_quiet_fleet_reaches_its_ideal() -> None:
     crew = fleet(36)
-    policies: tuple[Policy, ...] = (Untuned(crew), Stannis(crew), Controller(crew))
+    policies: tuple[BatchPolicy, ...] = (Untuned(crew), Stannis(crew), BalanceController(crew))
     for policy in policies:
         outcome = simulate(crew, policy, QUIET, 50, 1)
         assert outcome.share == pytest.approx(1, abs=0.002) and outcome.bias == 0 and outcome.new_plans == 0
@@ -66,9 +66,9 @@ def test_a_quiet_fleet_reaches_its_ideal() -> None:
 
 
 def test_the_same_seed_gives_the_same_fleet() -> None:
-    def once(seed: int) -> Outcome:
+    def once(seed: int) -> SimulationOutcome:
         crew = fleet(5)
-        return simulate(crew, Controller(crew), Loads(), 100, seed)
+        return simulate(crew, BalanceController(crew), SimulatedLoads(), 100, seed)
 
     assert once(1).seconds == once(1).seconds and np.array_equal(once(1).counted, once(1).counted)
     assert once(1).seconds != once(2).seconds
@@ -76,23 +76,23 @@ def test_the_same_seed_gives_the_same_fleet() -> None:
 
 def test_busy_devices_cost_little_under_the_controller_and_much_without() -> None:
     crew = fleet(36)
-    policies: tuple[Policy, ...] = (Untuned(crew), Controller(crew))
-    shares = [simulate(crew, policy, Loads(), 400, 1).share for policy in policies]
+    policies: tuple[BatchPolicy, ...] = (Untuned(crew), BalanceController(crew))
+    shares = [simulate(crew, policy, SimulatedLoads(), 400, 1).share for policy in policies]
     assert shares[0] < 0.5 and shares[1] > 0.85
 
 
 @pytest.mark.parametrize("devices", [36, 1000])
 def test_late_sums_are_carried_over_so_that_nobody_counts_too_little(devices: int) -> None:
     crew = fleet(devices)
-    carried = simulate(crew, Controller(crew), Loads(), 400, 1)
-    dropped = simulate(crew, Controller(crew), Loads(), 400, 1, carry=False)
+    carried = simulate(crew, BalanceController(crew), SimulatedLoads(), 400, 1)
+    dropped = simulate(crew, BalanceController(crew), SimulatedLoads(), 400, 1, carry=False)
     assert carried.bias < 0.01
     assert dropped.bias > 5 * carried.bias
     assert np.all(carried.counted <= carried.begun)
 
 
 def test_who_is_late_begins_again_with_a_part_and_is_heard_of_twice() -> None:
-    crew = Crew([Kind(STEADY, 10)], [0, 0])
+    crew = Cohort([WorkerKind(STEADY, 10)], [0, 0])
     policy = Hearing(crew, patience=1.1)
     loads = Schedule(first=(1.0, 1.5), then=(1.0, 1.0))
     outcome = simulate(crew, policy, loads, 2, 1)
@@ -111,7 +111,7 @@ def test_who_is_late_begins_again_with_a_part_and_is_heard_of_twice() -> None:
 
 
 def test_who_has_no_time_for_a_part_begins_with_the_next_step() -> None:
-    crew = Crew([Kind(STEADY, 10)], [0, 0])
+    crew = Cohort([WorkerKind(STEADY, 10)], [0, 0])
     loads = Schedule(first=(1.0, 2.0), then=(1.0, 1.0))
     outcome = simulate(crew, Untuned(crew, patience=1.1), loads, 3, 1)
     assert outcome.counted.tolist() == [30, 20] and outcome.seconds == pytest.approx(1.1 * 5.2 + 2 * 5.2)
@@ -119,7 +119,7 @@ def test_who_has_no_time_for_a_part_begins_with_the_next_step() -> None:
 
 @pytest.mark.parametrize(("steps", "counted"), [(5, 0), (6, 6), (11, 6), (12, 12)])
 def test_who_sits_out_has_a_batch_that_nobody_waits_for(steps: int, counted: int) -> None:
-    crew, slowness = Crew([Kind(STEADY, 10)], [0, 0, 0]), (1.0, 1.0, 9.0)
+    crew, slowness = Cohort([WorkerKind(STEADY, 10)], [0, 0, 0]), (1.0, 1.0, 9.0)
     policy = Untuned(crew, patience=1.1, levels=np.array(slowness))
     assert policy.plan.batches.tolist() == [10, 10, 0]
     outcome = simulate(crew, policy, Schedule(first=slowness, then=slowness), steps, 1)  # 28.8 s for 6
@@ -128,14 +128,14 @@ def test_who_sits_out_has_a_batch_that_nobody_waits_for(steps: int, counted: int
 
 
 def test_where_all_sit_out_a_step_ends_with_the_first_answer() -> None:
-    crew = Crew([Kind(STEADY, 10)], [0, 0])
+    crew = Cohort([WorkerKind(STEADY, 10)], [0, 0])
     policy = Untuned(crew, patience=1.1, present=np.zeros(2, dtype=np.bool_))
     outcome = simulate(crew, policy, Schedule(first=(1.0, 3.5), then=(1.0, 3.5)), 4, 1)
     assert outcome.seconds == pytest.approx(3.5 * 1.2) and outcome.counted.tolist() == [6, 2]
 
 
 def test_loads_keep_their_part_of_the_time() -> None:
-    loads, source = Loads(busy=0.2, lasting=50), np.random.default_rng(3)
+    loads, source = SimulatedLoads(busy=0.2, lasting=50), np.random.default_rng(3)
     slowness = loads.begin(2000, source)
     parts = []
     for _ in range(300):
@@ -147,23 +147,27 @@ def test_loads_keep_their_part_of_the_time() -> None:
 
 def test_what_devices_tell_of_their_load_is_true_up_to_noise() -> None:
     slowness = np.repeat([1.0, 2.0, 4.0], 2000)
-    told = Loads(busy_noise=0.05).told(slowness, np.random.default_rng(1)).reshape(3, 2000)
+    told = SimulatedLoads(busy_noise=0.05).told(slowness, np.random.default_rng(1)).reshape(3, 2000)
     assert told.mean(axis=1) == pytest.approx([0.02, 0.5, 0.75], abs=0.005)  # nothing is below 0
     assert told[1:].std(axis=1) == pytest.approx([0.05, 0.05], rel=0.1) and told.min() == 0
-    assert np.array_equal(Loads(busy_noise=0).told(slowness, np.random.default_rng(1)), 1 - 1 / slowness)
+    assert np.array_equal(
+        SimulatedLoads(busy_noise=0).told(slowness, np.random.default_rng(1)), 1 - 1 / slowness
+    )
 
 
 def test_devices_that_sit_out_come_back_with_their_power() -> None:
     crew = fleet(36)
-    loads = Loads(least=6.0, most=9.0)
-    told = simulate(crew, Controller(crew), loads, 400, 1)
+    loads = SimulatedLoads(least=6.0, most=9.0)
+    told = simulate(crew, BalanceController(crew), loads, 400, 1)
     assert told.share > 0.85 and told.bias < 0.01
-    quiet = simulate(crew, Controller(crew), Loads(least=6.0, most=9.0, busy_noise=9.0), 400, 1)
+    quiet = simulate(
+        crew, BalanceController(crew), SimulatedLoads(least=6.0, most=9.0, busy_noise=9.0), 400, 1
+    )
     assert quiet.share < told.share
 
 
 def test_the_rule_of_the_paper_never_gives_a_batch_back() -> None:
-    crew = Crew([Kind(DEVICE, 999)], [0, 0, 0])
+    crew = Cohort([WorkerKind(DEVICE, 999)], [0, 0, 0])
     policy = Stannis(crew)
     normal = policy.plan.batches.copy()
     for step in range(40):
@@ -175,7 +179,7 @@ def test_the_rule_of_the_paper_never_gives_a_batch_back() -> None:
 
 @pytest.mark.parametrize("slowness", [1.5, 2.0, 4.0])
 def test_the_rule_of_the_paper_finds_a_slowdown_once(slowness: float) -> None:
-    crew = Crew([Kind(STEADY, 10)], [0, 0])
+    crew = Cohort([WorkerKind(STEADY, 10)], [0, 0])
     policy, found = Stannis(crew), []
     for step in range(30):
         batches = policy.plan.batches
@@ -189,7 +193,7 @@ def test_the_rule_of_the_paper_finds_a_slowdown_once(slowness: float) -> None:
 
 
 def test_the_rule_of_the_paper_finds_the_next_slowdown_too() -> None:
-    crew = Crew([Kind(Curve((2, 10), (1.8, 5.0)), 10)], [0, 0])  # 1 s, and 0.4 s for each sample
+    crew = Cohort([WorkerKind(Curve((2, 10), (1.8, 5.0)), 10)], [0, 0])  # 1 s, and 0.4 s for each sample
     policy, found = Stannis(crew), []
     for step in range(30):
         batches = policy.plan.batches
@@ -200,7 +204,7 @@ def test_the_rule_of_the_paper_finds_the_next_slowdown_too() -> None:
 
 
 def test_the_rule_of_the_paper_counts_steps_in_which_a_worker_took_part() -> None:
-    crew = Crew([Kind(STEADY, 10)], [0, 0])
+    crew = Cohort([WorkerKind(STEADY, 10)], [0, 0])
     policy = Stannis(crew)
     batches = policy.plan.batches
     took = crew.times(batches, np.array([1.0, 3.0]))
@@ -211,7 +215,7 @@ def test_the_rule_of_the_paper_counts_steps_in_which_a_worker_took_part() -> Non
 
 
 def test_the_rule_of_the_paper_has_no_batch_below_its_curve() -> None:
-    crew = Crew([Kind(HOST, 999)], [0])
+    crew = Cohort([WorkerKind(HOST, 999)], [0])
     policy = Stannis(crew)
     for _ in range(5):
         policy.observe(policy.plan.batches, crew.times(policy.plan.batches, np.array([9.0])))

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from millpond.base.errors import LocalError
-from millpond.train import checkpoint, flat, layout
-from millpond.train.checkpoint import Checkpoint
-from millpond.train.layout import Tensor
+from millpond.train.state import checkpoint, flat, layout
+from millpond.train.state.checkpoint import Checkpoint
+from millpond.train.state.layout import Tensor
 
 
 class Mixed(nn.Module):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from millpond.train import joules
-from millpond.train.energy import Meter
-from millpond.train.joules import Joules, Watts
+from millpond.energy import joules
+from millpond.energy.joules import Joules, Watts
+from millpond.energy.sensors import EnergyMeter
 
 LARGEST = 262_143_328_850
 
@@ -29,7 +29,7 @@ def package(root: Path, number: int, energy: int, *, name: str = "package-{}") -
     return write(root, folder, name=text, energy_uj=energy, max_energy_range_uj=LARGEST)
 
 
-def joules_of(meter: Meter) -> float:
+def joules_of(meter: EnergyMeter) -> float:
     found = meter.read()
     assert found is not None
     return found.joules
@@ -39,7 +39,7 @@ def test_packages_add_up_and_what_is_in_them_does_not(tmp_path: Path) -> None:
     first, second = package(tmp_path, 0, 1_000_000), package(tmp_path, 1, 5_000_000)
     psys = package(tmp_path, 2, 0, name="psys")
     core = write(tmp_path, "powercap/intel-rapl:0:0", name="core", energy_uj=0, max_energy_range_uj=LARGEST)
-    meter = Meter(tmp_path, Watts(1, 2))
+    meter = EnergyMeter(tmp_path, Watts(1, 2))
     assert meter.read() == Joules(0, "rapl")
     for path in (psys, core):
         (path / "energy_uj").write_text("900000000\n")
@@ -52,7 +52,7 @@ def test_packages_add_up_and_what_is_in_them_does_not(tmp_path: Path) -> None:
 
 def test_a_counter_that_begins_anew_goes_on(tmp_path: Path) -> None:
     path = package(tmp_path, 0, LARGEST - 999_999)
-    meter = Meter(tmp_path)
+    meter = EnergyMeter(tmp_path)
     (path / "energy_uj").write_text("2000000\n")
     assert joules_of(meter) == pytest.approx(3.0)
 
@@ -67,15 +67,15 @@ def test_counters(before: int, now: int, largest: int | None, more: int) -> None
 def test_a_package_that_can_not_be_read_leaves_the_others_out_too(tmp_path: Path) -> None:
     package(tmp_path, 0, 5)
     (package(tmp_path, 1, 5) / "energy_uj").unlink()
-    assert Meter(tmp_path).source == "unknown"
-    assert Meter(tmp_path, Watts(1, 2)).source == "declared"
+    assert EnergyMeter(tmp_path).source == "unknown"
+    assert EnergyMeter(tmp_path, Watts(1, 2)).source == "declared"
 
 
 def test_a_chip_with_energy_is_not_asked_for_its_power(tmp_path: Path) -> None:
     chip = write(tmp_path, "hwmon/hwmon0", name="scmi", energy1_input=1_000_000, power1_input=9_000_000)
     other = write(tmp_path, "hwmon/hwmon1", name="other", energy3_input=0)
     write(tmp_path, "hwmon/hwmon2", name="coretemp", temp1_input=40_000)
-    meter = Meter(tmp_path)
+    meter = EnergyMeter(tmp_path)
     (chip / "energy1_input").write_text("4000000\n")
     (other / "energy3_input").write_text("500000\n")
     assert meter.read() == Joules(pytest.approx(3.5), "hwmon")  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def test_a_chip_with_energy_is_not_asked_for_its_power(tmp_path: Path) -> None:
 def test_power_is_summed_over_time(tmp_path: Path) -> None:
     chip = write(tmp_path, "hwmon/hwmon0", name="ina226", power1_input=20_000_000)
     before = time.monotonic()
-    meter = Meter(tmp_path)
+    meter = EnergyMeter(tmp_path)
     made = time.monotonic()
     time.sleep(0.05)
     (chip / "power1_input").write_text("40000000\n")
@@ -96,14 +96,14 @@ def test_power_is_summed_over_time(tmp_path: Path) -> None:
 def test_the_meter_of_the_whole_machine_is_enough(tmp_path: Path) -> None:
     write(tmp_path, "hwmon/hwmon0", name="scmi", energy1_input=0)
     write(tmp_path, "hwmon/hwmon1", name="power_meter", power1_average=100_000_000)
-    meter = Meter(tmp_path)
+    meter = EnergyMeter(tmp_path)
     (tmp_path / "class/hwmon/hwmon0/energy1_input").write_text("1000000000000\n")
     assert 0 < joules_of(meter) < 100_000
 
 
 def test_a_sensor_that_does_not_answer_is_made_up_for_later(tmp_path: Path) -> None:
     path = package(tmp_path, 0, 0) / "energy_uj"
-    meter = Meter(tmp_path)
+    meter = EnergyMeter(tmp_path)
     path.write_text("")
     assert meter.read() is None
     path.write_text("7000000\n")
@@ -112,7 +112,7 @@ def test_a_sensor_that_does_not_answer_is_made_up_for_later(tmp_path: Path) -> N
 
 def test_declared_watts_follow_time_and_how_busy_it_was(tmp_path: Path) -> None:
     before = time.monotonic()
-    meter = Meter(tmp_path, Watts(idle=10, busy=10))
+    meter = EnergyMeter(tmp_path, Watts(idle=10, busy=10))
     made = time.monotonic()
     time.sleep(0.02)
     asked = time.monotonic()
@@ -125,7 +125,7 @@ def test_declared_watts_follow_time_and_how_busy_it_was(tmp_path: Path) -> None:
 
 
 def test_a_busy_machine_takes_more(tmp_path: Path) -> None:
-    meter = Meter(tmp_path, Watts(idle=0, busy=10))
+    meter = EnergyMeter(tmp_path, Watts(idle=0, busy=10))
     spent = time.process_time()
     while time.process_time() - spent < 0.1:
         pass
@@ -133,5 +133,5 @@ def test_a_busy_machine_takes_more(tmp_path: Path) -> None:
 
 
 def test_without_any_source_nothing_is_said(tmp_path: Path) -> None:
-    meter = Meter(tmp_path)
+    meter = EnergyMeter(tmp_path)
     assert (meter.source, meter.read()) == ("unknown", None)

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from millpond.base.errors import LocalError
-from millpond.train import flat, layout
-from millpond.train.layout import Tensor
+from millpond.train.state import flat, layout
+from millpond.train.state.layout import Tensor
 
 
 class Net(nn.Module):

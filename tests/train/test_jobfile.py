@@ -7,8 +7,8 @@ import pytest
 
 from millpond.base.errors import ConfigError
 from millpond.base.schema import dump, load
-from millpond.train import jobfile
-from millpond.train.job import Job, Synchronous
+from millpond.train.job import file
+from millpond.train.job.spec import Job, SynchronousSpec
 
 EXAMPLES = Path(__file__).parents[2] / "agent" / "examples"
 GOOD = """
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 def read(folder: Path, text: str) -> tuple[Job, dict[str, str]]:
     (folder / "job.toml").write_text(text)
-    return jobfile.read(folder / "job.toml")
+    return file.read(folder / "job.toml")
 
 
 def test_a_job_and_its_code(folder: Path) -> None:
@@ -47,10 +47,10 @@ def test_a_job_and_its_code(folder: Path) -> None:
 
 def test_a_synchronous_job_is_one_that_has_the_table(folder: Path) -> None:
     assert read(folder, GOOD)[0].synchronous is None
-    assert read(folder, GOOD + "[synchronous]")[0].synchronous == Synchronous()
+    assert read(folder, GOOD + "[synchronous]")[0].synchronous == SynchronousSpec()
     text = 'epochs = 0\npolicy = "stannis"\npatience = 0\nglobal_batch = 48\nscaling = "sqrt"\nhost = false'
     job, _ = read(folder, f"{GOOD}[synchronous]\n{text}")
-    assert job.synchronous == Synchronous(0, None, "stannis", 0, 48, scaling="sqrt", host=False)
+    assert job.synchronous == SynchronousSpec(0, None, "stannis", 0, 48, scaling="sqrt", host=False)
     assert load(Job, msgpack.unpackb(msgpack.packb(dump(job))), "job") == job
 
 
@@ -59,7 +59,7 @@ def test_the_examples_are_jobs(tmp_path: Path, name: str) -> None:
     for path in EXAMPLES.glob("*.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "test").mkdir()
-    job, code = jobfile.read(tmp_path / f"{name}.toml")
+    job, code = file.read(tmp_path / f"{name}.toml")
     assert (job.name, sorted(code)) == (name, ["mymodel.py"] if name == "mymodel" else [])
 
 
@@ -109,7 +109,7 @@ ERRORS += [(f"{GOOD}[synchronous]\n{text}", f"job.toml: synchronous: {error}") f
 def test_what_is_wrong_is_said_and_where(folder: Path, text: str, error: str) -> None:
     (folder / "link.py").symlink_to(folder.parent / "secret.py")
     (folder / "latin.py").write_bytes(b"# \xe4\xff")
-    (folder / "large.py").write_bytes(b"#" * jobfile.CODE_LIMIT)
+    (folder / "large.py").write_bytes(b"#" * file.CODE_LIMIT)
     with pytest.raises(ConfigError) as caught:
         read(folder, text)
     assert str(caught.value).startswith(error)
@@ -117,10 +117,10 @@ def test_what_is_wrong_is_said_and_where(folder: Path, text: str, error: str) ->
 
 def test_a_job_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"job\.toml: No such file"):
-        jobfile.read(tmp_path / "job.toml")
+        file.read(tmp_path / "job.toml")
 
 
 def test_a_job_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"job\.toml: 'utf-8' codec"):
-        jobfile.read(tmp_path / "job.toml")
+        file.read(tmp_path / "job.toml")

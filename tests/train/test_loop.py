@@ -7,11 +7,13 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from millpond.base.errors import LocalError
-from millpond.train import flat, generators, layout, loop, seeds
-from millpond.train.aggregate import RefusedUpdate, Sum
-from millpond.train.datasets import Samples
-from millpond.train.job import Training
-from millpond.train.models import digits_cnn
+from millpond.train.data.samples import Samples
+from millpond.train.determinism import generators, seeds
+from millpond.train.job.spec import TrainingSpec
+from millpond.train.local import training as loop
+from millpond.train.reduce.exact import ExactSum, RefusedUpdate
+from millpond.train.state import flat, layout
+from millpond.train.zoo.models import digits_cnn
 
 WORKERS = ("host", "csd0", "csd1", "csd2")
 
@@ -33,7 +35,7 @@ def part(samples: Samples, chosen: slice | np.ndarray[tuple[int], np.dtype[np.in
     return Samples(samples.images[chosen], samples.labels[chosen])
 
 
-def trained(samples: Samples, training: Training, seed: int) -> tuple[bytes, float]:
+def trained(samples: Samples, training: TrainingSpec, seed: int) -> tuple[bytes, float]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Dropout(), nn.Linear(32, 10))
     loss, seconds = loop.train_round(model, samples, training, seed)
@@ -45,7 +47,7 @@ def trained(samples: Samples, training: Training, seed: int) -> tuple[bytes, flo
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_repeated_round_gives_the_same_bits(digits: Samples, optimizer: str) -> None:
-    training = Training(optimizer=optimizer, learning_rate=0.01)  # type: ignore[arg-type]
+    training = TrainingSpec(optimizer=optimizer, learning_rate=0.01)  # type: ignore[arg-type]
     some = part(digits, slice(100))
     assert trained(some, training, 5) == trained(some, training, 5)
     assert trained(some, training, 5) != trained(some, training, 6)
@@ -69,7 +71,7 @@ def test_batches_are_every_sample_once_and_none_alone(count: int) -> None:
 def test_a_model_of_frozen_parameters_is_refused(digits: Samples) -> None:
     model = nn.Linear(64, 10).requires_grad_(False)
     with pytest.raises(LocalError, match="no parameter that may be trained"):
-        loop.train_round(model, digits, Training(), 0)
+        loop.train_round(model, digits, TrainingSpec(), 0)
 
 
 def test_evaluate_counts_and_does_not_train(digits: Samples) -> None:
@@ -86,7 +88,7 @@ def test_evaluate_counts_and_does_not_train(digits: Samples) -> None:
 
 def test_loss_is_the_mean_over_samples(digits: Samples) -> None:
     model = digits_cnn()
-    frozen = Training(learning_rate=1e-30, batch=7, epochs=2)
+    frozen = TrainingSpec(learning_rate=1e-30, batch=7, epochs=2)
     loss, _ = loop.train_round(model, part(digits, slice(50)), frozen, 0)
     assert loss == pytest.approx(loop.evaluate(model, part(digits, slice(50)))[1], rel=1e-5)
 
@@ -118,11 +120,11 @@ def test_federated_digits_reach_their_target(digits: Samples, seed: int) -> None
     assert len(vector) <= 100_000
     flat.read(model, vector)
     for round_ in range(12):
-        total = Sum(tensors, 1437)
+        total = ExactSum(tensors, 1437)
         for worker, shard in zip(WORKERS, shards, strict=True):
             flat.write(model, vector)
             seed_of_round = seeds.derive(seed, worker, round_)
-            loop.train_round(model, shard, Training(batch=16), seed_of_round)
+            loop.train_round(model, shard, TrainingSpec(batch=16), seed_of_round)
             update = np.empty_like(vector)
             flat.read(model, update)
             total.add(update, len(shard), worker)
@@ -135,10 +137,10 @@ def test_federated_digits_reach_their_target(digits: Samples, seed: int) -> None
 
 def test_a_model_that_diverges_is_refused_by_the_sum(digits: Samples) -> None:
     model = digits_cnn()
-    loss, _ = loop.train_round(model, part(digits, slice(100)), Training(learning_rate=1e30), 0)
+    loss, _ = loop.train_round(model, part(digits, slice(100)), TrainingSpec(learning_rate=1e30), 0)
     assert not np.isfinite(loss)
     tensors = flat.describe(model)
     vector = np.empty(layout.size(tensors), np.float32)
     flat.read(model, vector)
     with pytest.raises(RefusedUpdate, match=r"csd1: update refused: a value of 'conv1\.weight' is"):
-        Sum(tensors, 100).add(vector, 100, "csd1")
+        ExactSum(tensors, 100).add(vector, 100, "csd1")

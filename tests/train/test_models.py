@@ -11,8 +11,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from millpond.train import factory, flat, layout, models
-from millpond.train.job import Model
+from millpond.train.job.spec import ModelSpec
+from millpond.train.state import flat, layout
+from millpond.train.worker import user_code
+from millpond.train.zoo import models
 
 SMALL: dict[str, Callable[[], nn.Module]] = {
     "cifar_cnn": models.cifar_cnn,
@@ -110,5 +112,5 @@ def test_the_state_survives_the_flat_vector(name: str) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_a_job_names_them_as_module_and_callable(name: str, tmp_path: Path) -> None:
     arguments = {"classes": 4, "side": 32}
-    made = factory.build(Model(f"millpond.train.models:{name}", arguments=arguments), tmp_path, 0)
+    made = user_code.build(ModelSpec(f"millpond.train.zoo.models:{name}", arguments=arguments), tmp_path, 0)
     assert made.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 4)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from millpond.train.balance.curve import Curve
-from millpond.train.balance.probing import Point, Probe, largest
+from millpond.train.balance.profiling import Point, Probe, largest
 
 FIRST = 1.2
 """How many times as long the first step with a batch takes."""

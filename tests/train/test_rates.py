@@ -9,24 +9,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from millpond.train.rates import Rate
+from millpond.train.sync.lr_scaling import LearningRate
 
 
 def test_firecaffes_rates() -> None:
-    assert Rate("linear", 256).at(0, 1024, 0.01) == pytest.approx(0.04)
-    assert Rate("linear", 32).at(0, 1024, 0.01) == pytest.approx(0.32)
-    assert Rate("sqrt", 32).at(0, 1024, 0.01) == pytest.approx(0.0566, abs=1e-4)
-    assert Rate("none", 32).at(0, 1024, 0.01) == 0.01
+    assert LearningRate("linear", 256).at(0, 1024, 0.01) == pytest.approx(0.04)
+    assert LearningRate("linear", 32).at(0, 1024, 0.01) == pytest.approx(0.32)
+    assert LearningRate("sqrt", 32).at(0, 1024, 0.01) == pytest.approx(0.0566, abs=1e-4)
+    assert LearningRate("none", 32).at(0, 1024, 0.01) == 0.01
 
 
 @given(some.sampled_from(["linear", "sqrt", "none"]), some.integers(0, 50), some.floats(1e-6, 10))
 def test_the_base_batch_has_the_rate_as_given(scaling: str, step: int, base: float) -> None:
-    assert Rate(scaling, 64, warmup=20).at(step, 64, base) == base  # type: ignore[arg-type]
-    assert Rate(scaling, warmup=20).at(step, 999, base) == base  # type: ignore[arg-type]
+    assert LearningRate(scaling, 64, warmup=20).at(step, 64, base) == base  # type: ignore[arg-type]
+    assert LearningRate(scaling, warmup=20).at(step, 999, base) == base  # type: ignore[arg-type]
 
 
 def test_warm_up_rises_evenly_from_the_rate_as_given() -> None:
-    rate = Rate("linear", 32, warmup=10)
+    rate = LearningRate("linear", 32, warmup=10)
     rates = [rate.at(step, 128, 0.1) for step in range(13)]
     assert rates[0] == 0.1 and rates[5] == pytest.approx(0.25)
     assert rates[10:] == [0.4, 0.4, 0.4]
@@ -35,7 +35,7 @@ def test_warm_up_rises_evenly_from_the_rate_as_given() -> None:
 
 
 def test_a_small_batch_never_has_more_than_its_own_rate() -> None:
-    rate = Rate("linear", 32, warmup=10)
+    rate = LearningRate("linear", 32, warmup=10)
     assert [rate.at(step, 8, 0.1) for step in (0, 5, 10)] == [0.025] * 3
 
 
@@ -43,7 +43,7 @@ def test_a_small_batch_never_has_more_than_its_own_rate() -> None:
 def test_more_samples_never_have_a_lower_rate(few: int, more: int, step: int) -> None:
     few, more = sorted((few, more))
     for scaling in ("linear", "sqrt"):
-        rate = Rate(scaling, 100, warmup=20)  # type: ignore[arg-type]
+        rate = LearningRate(scaling, 100, warmup=20)  # type: ignore[arg-type]
         assert rate.at(step, few, 0.1) <= rate.at(step, more, 0.1)
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from millpond.train import flat
-from millpond.train.binding import Binding
-from millpond.train.datasets import DataError, Samples
+from millpond.train.data.samples import DataError, Samples
 from millpond.train.protocol import Compute
-from millpond.train.stepper import Keeper, Stepper
-from millpond.train.sums import OrderedSum
+from millpond.train.reduce.ordered import OrderedSum
+from millpond.train.state import flat
+from millpond.train.state.flat_parameters import FlatParameters
+from millpond.train.sync.gradients import GradientWorker, ServerOptimizer
 
 SAMPLES = 64
 SPLITS = ((9, 5, 2), (2, 14), (12, 2, 2), (16,))
@@ -69,9 +69,9 @@ class Group:
 
     def __init__(self, make: type[nn.Module] | object, workers: int, *, adam: bool = False) -> None:
         assert callable(make)
-        self.workers = [Stepper(Binding(make()), [samples()]) for _ in range(workers)]
+        self.workers = [GradientWorker(FlatParameters(make()), [samples()]) for _ in range(workers)]
         self.model = make()
-        self.keeper = Keeper(Binding(self.model), optimizer_of(self.model, adam))
+        self.keeper = ServerOptimizer(FlatParameters(self.model), optimizer_of(self.model, adam))
 
     def step(self, number: int, shares: list[list[int]]) -> None:
         total = OrderedSum(self.keeper.binding.sums)
@@ -196,9 +196,9 @@ def test_a_keeper_goes_on_from_what_another_remembered(adam: bool) -> None:
 @pytest.mark.parametrize("wanted", [((64,),), ((-1,),), ((),), ((1,), (1,))])
 def test_samples_that_are_not_there_are_refused(wanted: tuple[tuple[int, ...], ...]) -> None:
     with pytest.raises(DataError):
-        Stepper(Binding(plain()), [samples()]).compute(Compute(1, 1, wanted))
+        GradientWorker(FlatParameters(plain()), [samples()]).compute(Compute(1, 1, wanted))
 
 
 def test_a_double_model_is_refused() -> None:
     with pytest.raises(Exception, match=r"call \.float\(\)"):
-        Binding(nn.Linear(2, 2).double())
+        FlatParameters(nn.Linear(2, 2).double())

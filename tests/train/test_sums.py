@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from millpond.train.sums import OrderedSum
+from millpond.train.reduce.ordered import OrderedSum
 
 
 def vectors(count: int) -> list[np.ndarray]:

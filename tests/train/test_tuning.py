@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from millpond.train.tuning import Tuning
+from millpond.train.distributed.tuner import BatchTuner
 
 Line = tuple[float, float]
 """Seconds of a step without samples, and of each sample."""
 
 
-def train(tuning: Tuning, lines: Sequence[Line], steps: int, noise: Sequence[float] = (1.0,)) -> list[float]:
+def train(
+    tuning: BatchTuner, lines: Sequence[Line], steps: int, noise: Sequence[float] = (1.0,)
+) -> list[float]:
     """The seconds of the ranks in the last step."""
     total = sum(tuning.batches)
     for step in range(steps):
@@ -27,7 +29,7 @@ def train(tuning: Tuning, lines: Sequence[Line], steps: int, noise: Sequence[flo
 
 def test_after_ten_steps_all_take_as_long() -> None:
     lines = [(0.02, 0.001), (0.01, 0.004), (0.1, 0.002), (0.0, 0.001)]
-    tuning = Tuning(400, 4, balanced=True)
+    tuning = BatchTuner(400, 4, balanced=True)
     seconds = train(tuning, lines, 11)
     assert sum(tuning.batches) == 400
     assert max(seconds) < 1.03 * min(seconds)
@@ -35,21 +37,21 @@ def test_after_ten_steps_all_take_as_long() -> None:
 
 def test_steps_that_were_disturbed_do_not_move_the_plan() -> None:
     lines = [(0.02, 0.001), (0.02, 0.003)]
-    quiet, disturbed = Tuning(80, 2, balanced=True), Tuning(80, 2, balanced=True)
+    quiet, disturbed = BatchTuner(80, 2, balanced=True), BatchTuner(80, 2, balanced=True)
     train(quiet, lines, 10)
     train(disturbed, lines, 10, noise=(9.0, 1.0, 1.0, 1.0, 6.0, 1.0, 1.0, 1.0, 1.0, 1.0))
     assert disturbed.batches == pytest.approx(quiet.batches, abs=1)
 
 
 def test_where_all_batches_take_as_long_they_stay_about_equal() -> None:
-    tuning = Tuning(96, 3, balanced=True)
+    tuning = BatchTuner(96, 3, balanced=True)
     train(tuning, [(0.010, 0.0), (0.011, 0.0), (0.0105, 0.0)], 12)
     assert sum(tuning.batches) == 96
     assert min(tuning.batches) > 10
 
 
 def test_who_is_too_slow_for_two_samples_takes_two_and_is_seen_when_it_is_faster() -> None:
-    tuning = Tuning(60, 3, balanced=True)
+    tuning = BatchTuner(60, 3, balanced=True)
     fast = (0.01, 0.001)
     train(tuning, [fast, fast, (2.0, 0.5)], 10)
     assert tuning.batches == (29, 29, 2)
@@ -58,13 +60,13 @@ def test_who_is_too_slow_for_two_samples_takes_two_and_is_seen_when_it_is_faster
 
 
 def test_others_take_the_samples_of_who_has_none() -> None:
-    tuning = Tuning(12, 3, balanced=False)
+    tuning = BatchTuner(12, 3, balanced=False)
     assert tuning.among([True, True, True]) == tuning.batches == (4, 4, 4)
     assert tuning.among([True, False, True]) == (6, 0, 6)
     assert tuning.among([False, False, True]) == (0, 0, 12)
 
 
 def test_fixed_batches_stay() -> None:
-    tuning = Tuning(13, 3, balanced=False)
+    tuning = BatchTuner(13, 3, balanced=False)
     train(tuning, [(0.0, 0.1), (0.0, 1.0), (0.0, 9.0)], 50)
     assert sorted(tuning.batches) == [4, 4, 5]

@@ -16,12 +16,17 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, Refused
-from millpond.train.job import Data, Job, Model, Training
-from millpond.train.protocol import Evaluate, GetInitial, Initial, Prepare, Ready, Score, Train, Trained
+from millpond.train.job.spec import DataSpec, Job, ModelSpec, TrainingSpec
+from millpond.train.protocol import Evaluate, GetInitial, Initial, PrepareWorker, Ready, Score, Train, Trained
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Ok
 
-DIGITS = Job("digits", Data("private/digits", "held-out"), Model("millpond.train.models:digits_cnn"), seed=3)
+DIGITS = Job(
+    "digits",
+    DataSpec("private/digits", "held-out"),
+    ModelSpec("millpond.train.zoo.models:digits_cnn"),
+    seed=3,
+)
 CANARY = "patient-4711"
 
 NETS = """
@@ -69,7 +74,7 @@ class Started:
     log: Path
 
     def prepare(self, job: Job, *folders: str, code: str = NETS, worker: str = "csd1") -> Ready:
-        request = Prepare(job, worker, folders, {"nets.py": code})
+        request = PrepareWorker(job, worker, folders, {"nets.py": code})
         return self.channel.call(request, Ready, soon())
 
     def initial(self, size: int) -> bytearray:
@@ -96,7 +101,7 @@ def started(root: Path, log: Path, *options: str) -> Iterator[Started]:
     argv = [
         sys.executable,
         "-m",
-        "millpond.train.worker",
+        "millpond.train.worker.process",
         str(theirs.fileno()),
         "--root",
         str(root),
@@ -137,7 +142,7 @@ def shared(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
 
 
 def nets(function: str = "Net", **arguments: object) -> Job:
-    return replace(DIGITS, model=Model(f"nets:{function}", ("nets.py",), dict(arguments)))
+    return replace(DIGITS, model=ModelSpec(f"nets:{function}", ("nets.py",), dict(arguments)))
 
 
 def test_a_job_from_start_to_score(shared: Started, root: Path) -> None:
@@ -246,11 +251,11 @@ def test_a_request_that_is_not_a_workers(shared: Started) -> None:
 
 def test_code_of_a_file_that_leads_outside(shared: Started) -> None:
     with pytest.raises(Refused, match=r"'\.\./nets\.py' is not a relative file name"):
-        shared.channel.call(Prepare(nets(), "csd1", (), {"../nets.py": ""}), Ready, soon())
+        shared.channel.call(PrepareWorker(nets(), "csd1", (), {"../nets.py": ""}), Ready, soon())
 
 
 def test_two_fresh_processes_train_to_the_same_bits(root: Path, tmp_path: Path) -> None:
-    job = replace(nets(), train=Training(optimizer="adam", learning_rate=0.01, epochs=2))
+    job = replace(nets(), train=TrainingSpec(optimizer="adam", learning_rate=0.01, epochs=2))
     results = []
     with started(root, tmp_path / "a") as first, started(root, tmp_path / "b", "--errors", "full") as second:
         for worker in (first, second):

@@ -20,12 +20,8 @@ from torch.nn.functional import cross_entropy
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, Refused
 from millpond.linux import memory
-from millpond.train import factory, flat
-from millpond.train.aggregate import Vector
-from millpond.train.job import Data, Job, Model, Synchronous, Training
-from millpond.train.layout import Tensor
+from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec, TrainingSpec
 from millpond.train.protocol import (
-    Applied,
     Apply,
     Compute,
     Computed,
@@ -34,12 +30,17 @@ from millpond.train.protocol import (
     GetMomentum,
     Initial,
     Momentum,
-    Prepare,
+    PrepareWorker,
     Ready,
     Restore,
     Score,
+    StepApplied,
     Train,
 )
+from millpond.train.reduce.exact import Vector
+from millpond.train.state import flat
+from millpond.train.state.layout import Tensor
+from millpond.train.worker import user_code
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message, Ok
 
@@ -98,10 +99,10 @@ def half(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).half()
 """
 JOB = Job(
     "steps",
-    Data("private/digits", "held-out"),
-    Model("nets:Net", ("nets.py",)),
-    train=Training(learning_rate=0.5, momentum=0.9),
-    synchronous=Synchronous(),
+    DataSpec("private/digits", "held-out"),
+    ModelSpec("nets:Net", ("nets.py",)),
+    train=TrainingSpec(learning_rate=0.5, momentum=0.9),
+    synchronous=SynchronousSpec(),
 )
 SHRINKS, RAISES, REPLACES, CLAMPS, ADDS, RENEWS, TURNS, FROZEN, RESTORES = range(
     13, 22
@@ -114,7 +115,14 @@ class Process:
     def __init__(self, root: Path, log: Path, *, shared: bool = True) -> None:
         ours, theirs = socket.socketpair()
         self.shared = [memory.make(f"{what} of the tests") for what in ("states", "sums")]
-        argv = [sys.executable, "-m", "millpond.train.worker", str(theirs.fileno()), "--root", str(root)]
+        argv = [
+            sys.executable,
+            "-m",
+            "millpond.train.worker.process",
+            str(theirs.fileno()),
+            "--root",
+            str(root),
+        ]
         argv += ["--shared", *map(str, self.shared)] if shared else []
         with log.open("wb") as output:
             passed = [theirs.fileno(), *self.shared]
@@ -124,7 +132,7 @@ class Process:
         self.state = self.sums = np.empty(0, np.float32)
 
     def prepare(self, role: str, *folders: str, job: Job = JOB) -> Ready:
-        ready = self.call(Prepare(job, "csd1", folders, {"nets.py": NETS}, role=role), Ready)  # type: ignore[arg-type]
+        ready = self.call(PrepareWorker(job, "csd1", folders, {"nets.py": NETS}, role=role), Ready)  # type: ignore[arg-type]
         keeps = memory.map_second if role == "keeper" else memory.map_first
         self.state = np.frombuffer(keeps(self.shared[0], 4 * ready.size).data, np.float32)
         self.sums = np.frombuffer(memory.map_second(self.shared[1], 4 * ready.size).data, np.float32)
@@ -135,7 +143,7 @@ class Process:
 
     def apply(self, mean: Vector, factor: float = 1.0) -> Vector:
         self.sums[:] = mean
-        self.call(Apply(factor), Applied)
+        self.call(Apply(factor), StepApplied)
         return self.state.copy()
 
     def momentum(self) -> tuple[tuple[Tensor, ...], bytes]:
@@ -292,7 +300,7 @@ def test_a_model_that_changes_its_own_parameters_is_refused(worker: Process, how
 def test_a_parameter_that_is_another_or_frozen_is_seen(
     root: Path, tmp_path: Path, how: int, name: str
 ) -> None:
-    more = replace(JOB, model=Model("nets:Net", ("nets.py",), {"fail": "more"}))
+    more = replace(JOB, model=ModelSpec("nets:Net", ("nets.py",), {"fail": "more"}))
     with started(root, tmp_path / "log") as process:
         ready = process.prepare("steps", "private/digits", job=more)
         process.state[:] = state_of(1, ready.size)
@@ -304,7 +312,7 @@ def test_a_parameter_that_is_another_or_frozen_is_seen(
 
 
 def test_scoring_does_not_change_the_model(root: Path, tmp_path: Path) -> None:
-    scoring = replace(JOB, model=Model("nets:Net", ("nets.py",), {"fail": "scores"}))
+    scoring = replace(JOB, model=ModelSpec("nets:Net", ("nets.py",), {"fail": "scores"}))
     with started(root, tmp_path / "log") as process:
         process.prepare("keeper", job=scoring)
         before = process.state.copy()
@@ -318,14 +326,14 @@ def test_a_worker_cannot_take_the_memory_away(worker: Process) -> None:
     code, text = worker.refused(Compute(1, SHRINKS, ((1,), ())))
     assert code == "model" and text.startswith("PermissionError at nets.py:20 in forward")
     assert (worker.state == 0.25).all()
-    larger = replace(JOB, model=Model("millpond.train.models:digits_cnn"))
-    request = Prepare(larger, "csd1", ("private/digits",), {}, role="steps")
+    larger = replace(JOB, model=ModelSpec("millpond.train.zoo.models:digits_cnn"))
+    request = PrepareWorker(larger, "csd1", ("private/digits",), {}, role="steps")
     assert worker.refused(request)[1].startswith("PermissionError at millpond/train/session.py:")
     assert os.fstat(worker.shared[1]).st_size == 4 * 520
 
 
 def test_memory_that_the_model_has_sealed_is_not_used(root: Path, tmp_path: Path) -> None:
-    sealing = replace(JOB, model=Model("nets:Net", ("nets.py",), {"fail": "seal sums"}))
+    sealing = replace(JOB, model=ModelSpec("nets:Net", ("nets.py",), {"fail": "seal sums"}))
     with started(root, tmp_path / "log") as process, pytest.raises(ValueError, match="kept from shrinking"):
         process.prepare("steps", "private/digits", job=sealing)
 
@@ -338,8 +346,8 @@ def test_memory_that_the_model_has_sealed_is_not_used(root: Path, tmp_path: Path
     ],
 )
 def test_a_model_that_is_not_of_float32(worker: Process, name: str, text: str) -> None:
-    job = replace(JOB, model=Model(f"nets:{name}", ("nets.py",)))
-    request = Prepare(job, "csd1", ("private/digits",), {"nets.py": NETS}, role="steps")
+    job = replace(JOB, model=ModelSpec(f"nets:{name}", ("nets.py",)))
+    request = PrepareWorker(job, "csd1", ("private/digits",), {"nets.py": NETS}, role="steps")
     code, found = worker.refused(request)
     assert code == "model" and found.startswith(text)
 
@@ -354,10 +362,10 @@ def test_a_worker_of_one_role_does_nothing_of_another(worker: Process, keeper: P
 def test_without_shared_memory_there_are_rounds_only(root: Path, tmp_path: Path) -> None:
     with started(root, tmp_path / "log", shared=False) as process:
         for role in ("steps", "keeper"):
-            request = Prepare(JOB, "csd1", ("private/digits",), {"nets.py": NETS}, role=role)  # type: ignore[arg-type]
+            request = PrepareWorker(JOB, "csd1", ("private/digits",), {"nets.py": NETS}, role=role)  # type: ignore[arg-type]
             expected = ("model", "this worker has no shared memory for a synchronous job")
             assert process.refused(request) == expected
-        rounds = process.call(Prepare(JOB, "csd1", ("private/digits",), {"nets.py": NETS}), Ready)
+        rounds = process.call(PrepareWorker(JOB, "csd1", ("private/digits",), {"nets.py": NETS}), Ready)
         assert isinstance(rounds, Ready) and rounds.samples == 30
 
 
@@ -365,7 +373,7 @@ def test_the_first_state_is_that_of_the_seed(keeper: Process, tmp_path: Path) ->
     keeper.call(GetInitial(), Initial)
     (tmp_path / "nets.py").write_text(NETS)
     expected = np.empty(520, np.float32)
-    flat.read(factory.build(JOB.model, tmp_path, JOB.seed), expected)
+    flat.read(user_code.build(JOB.model, tmp_path, JOB.seed), expected)
     assert np.array_equal(keeper.state, expected) and expected.any()
 
 

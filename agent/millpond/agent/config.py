@@ -8,12 +8,12 @@ from typing import Literal
 
 from millpond.base import toml
 from millpond.base.errors import ConfigError
-from millpond.train import joules
-from millpond.train.joules import Watts
+from millpond.energy import joules
+from millpond.energy.joules import Watts
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkConfig:
     """The device's end of the tunnel: where the host reaches it, and what the interface is called.
 
     Either ``socket``, a Unix socket to listen at that the host reaches too, or ``ivshmem``, the PCI address
@@ -74,7 +74,7 @@ class AgentConfig:
     """
 
     name: str
-    link: Link
+    link: LinkConfig
     flash: str = "/flash"
     volume: str = "/volume"
     state: str = "/var/lib/millpond"

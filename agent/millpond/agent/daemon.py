@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from millpond.agent.config import AgentConfig, read
+from millpond.agent.control import AgentService
 from millpond.agent.encryption import encrypt
 from millpond.agent.gate import Gate, patterns
-from millpond.agent.launch import Launches
-from millpond.agent.ledgers import open_ledger
+from millpond.agent.launched_script import LaunchedScripts
+from millpond.agent.ledger_files import open_ledger
 from millpond.agent.listener import Listener
 from millpond.agent.log_lines import LogLines
-from millpond.agent.session import Device
 from millpond.agent.volume import DeviceMount, VolumeServer
 from millpond.base.errors import LocalError, MillpondError
 from millpond.base.version import VERSION
@@ -78,9 +78,9 @@ def running(
         mount = DeviceMount(config)
         stack.callback(mount.stop)
         gate = Gate(sought, open_ledger(ledgers, "agent", sought))
-        launches = Launches(config, gate, [volume.tally], lambda: end.counts[0].bytes)
+        launches = LaunchedScripts(config, gate, [volume.tally], lambda: end.counts[0].bytes)
         software = VERSION
-        device = Device(config, software, gate, volume, launches, lines, at_rest)
+        device = AgentService(config, software, gate, volume, launches, lines, at_rest)
         context = Identity.in_directory(Path(config.identity)).context(server=True)
         listener = Listener(device, context, ipaddress.IPv4Interface(link.address), CONTROL_PORT)
         stack.callback(listener.stop)

@@ -53,7 +53,7 @@ def _bytes(name: str, text: str) -> bytes:
     return data
 
 
-class Tally:
+class LedgerCounters:
     """Counters of one process, readable by another: bytes by kind, then sightings by pattern."""
 
     def __init__(self, descriptor: int) -> None:
@@ -63,7 +63,7 @@ class Tally:
         self._lock = threading.Lock()
 
     @classmethod
-    def in_memory(cls) -> Tally:
+    def in_memory(cls) -> LedgerCounters:
         """Counters that end with the processes that hold them."""
         descriptor = os.memfd_create("ledger")
         os.ftruncate(descriptor, mmap.PAGESIZE)
@@ -81,7 +81,7 @@ class Tally:
 class Gate:
     """Counts and searches what leaves through the outlets it hands out, one for each connection."""
 
-    def __init__(self, patterns: Sequence[Pattern], tally: Tally) -> None:
+    def __init__(self, patterns: Sequence[Pattern], tally: LedgerCounters) -> None:
         if len(KINDS) + len(patterns) > mmap.PAGESIZE // 8:
             raise LocalError(f"{len(patterns)} canaries and tracers are too many")
         self.patterns, self.tally = tuple(patterns), tally
@@ -135,7 +135,7 @@ class GateOutlet:
                     raise CanaryError(f"canary '{pattern.name}' was about to leave the device")
 
 
-def ledger(gate: Gate, others: Sequence[Tally]) -> tuple[dict[str, int], dict[str, int]]:
+def ledger(gate: Gate, others: Sequence[LedgerCounters]) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes sent by kind and sightings by pattern, over all processes."""
     tallies = (gate.tally, *others)
     sent = {str(kind): sum(tally[i] for tally in tallies) for i, kind in enumerate(KINDS)}

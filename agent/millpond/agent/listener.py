@@ -9,8 +9,8 @@ import select
 import socket
 import ssl
 
+from millpond.agent.control import AgentService
 from millpond.agent.gate import CanaryError
-from millpond.agent.session import Device
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, MillpondError, ProtocolError, RemoteError, VersionMismatch
 from millpond.wire import tls
@@ -39,7 +39,7 @@ class Listener:
     """
 
     def __init__(
-        self, device: Device, context: ssl.SSLContext, address: ipaddress.IPv4Interface, port: int
+        self, device: AgentService, context: ssl.SSLContext, address: ipaddress.IPv4Interface, port: int
     ) -> None:
         self._device, self._context = device, context
         self._hosts = {str(host) for host in address.network.hosts()} - {str(address.ip)}

@@ -9,17 +9,17 @@ from pathlib import Path
 import psutil
 
 from millpond.agent.config import AgentConfig
-from millpond.train.energy import Meter
+from millpond.energy.sensors import EnergyMeter
 from millpond.wire.control_messages import AtRest, Load, Welcome
 from millpond.wire.messages import Message
 
 
-def meter(config: AgentConfig, sysfs: Path = Path("/sys")) -> Meter:
+def meter(config: AgentConfig, sysfs: Path = Path("/sys")) -> EnergyMeter:
     """What knows the device's energy from now on."""
-    return Meter(None if config.board == "emulated" else sysfs, config.watts)
+    return EnergyMeter(None if config.board == "emulated" else sysfs, config.watts)
 
 
-def measure(config: AgentConfig, jobs: Iterable[str], energy: Meter) -> Load:
+def measure(config: AgentConfig, jobs: Iterable[str], energy: EnergyMeter) -> Load:
     """The present load; cpu is the share since the last call."""
     taken = energy.read()
     return Load(

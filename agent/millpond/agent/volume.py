@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from millpond.agent.config import AgentConfig
-from millpond.agent.gate import Tally
+from millpond.agent.gate import LedgerCounters
 from millpond.base.errors import LocalError
 from millpond.fs.coherence.lease_file import SIZE, open_leases
 from millpond.fs.fuse import mounts
@@ -63,7 +63,7 @@ class DeviceMount:
 class VolumeServer:
     """The confined process that serves the public part. ``tally`` is its share of the ledger."""
 
-    def __init__(self, config: AgentConfig, config_path: Path, tally: Tally) -> None:
+    def __init__(self, config: AgentConfig, config_path: Path, tally: LedgerCounters) -> None:
         self.tally = tally
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()

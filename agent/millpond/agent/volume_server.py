@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from millpond.agent.config import read
-from millpond.agent.gate import CanaryError, Gate, Tally, patterns
+from millpond.agent.gate import CanaryError, Gate, LedgerCounters, patterns
 from millpond.fs.coherence.device_server import accept_all
 from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases
 from millpond.fs.coherence.manager import DelegationManager
@@ -40,7 +40,7 @@ def main(config: str, root: str, descriptor: str, tally: str, locks: str, leases
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     most = allow_most()
     settings = read(Path(config))
-    gate = Gate(patterns(settings.privacy), Tally(int(tally)))
+    gate = Gate(patterns(settings.privacy), LedgerCounters(int(tally)))
     sandbox = f"Landlock: {landlock.restrict(Path(root))}"
     log.info("%s", sandbox)
     tree = _tree(Path(root), settings.public_quota)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-    from millpond.train.ensemble import Group, GroupPolicy
+    from millpond.train.distributed.group import GroupPolicy, ProcessGroup
 
 
-def group(model: nn.Module, *, policy: GroupPolicy = "balance") -> AbstractContextManager[Group]:
+def group(model: nn.Module, *, policy: GroupPolicy = "balance") -> AbstractContextManager[ProcessGroup]:
     """The processes that train ``model`` with this script, each with its part of every batch; a step is
     exactly that of one process with all samples. They are those of the default process group. Without one,
     a gloo group is made from the environment, as ``millpond launch`` and ``torchrun`` set it, and ended with
@@ -21,6 +21,6 @@ def group(model: nn.Module, *, policy: GroupPolicy = "balance") -> AbstractConte
     "fixed" they are equal, and the same data and seeds give the same bits. Raises LocalError, in ``with``,
     for a model without parameters or with such as are not float32 on a CPU.
     """
-    from millpond.train.ensemble import joined  # imports torch, which the daemons do without
+    from millpond.train.distributed.group import joined  # imports torch, which the daemons do without
 
     return joined(model, policy)

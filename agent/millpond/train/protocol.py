@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from millpond.train.job import Job
-from millpond.train.layout import Tensor
+from millpond.train.job.spec import Job
+from millpond.train.state.layout import Tensor
 from millpond.wire.messages import Kind, Message, message
 
 
 @message("prepare")
 @dataclass(frozen=True, slots=True)
-class Prepare(Message):
+class PrepareWorker(Message):
     """Build the model and load the samples; answered by Ready. ``role`` says what for: rounds of training,
     steps of it, or to keep the model and its optimizer while others compute steps.
 
@@ -150,7 +150,7 @@ class Apply(Message):
 
 @message("applied", payload=Kind.PARAMETERS)
 @dataclass(frozen=True, slots=True)
-class Applied(Message):
+class StepApplied(Message):
     """Payload: the flat float32 state after the step, which took the optimizer ``seconds``."""
 
     seconds: float

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from millpond.host.results import Round
-from millpond.train.balance.probing import Profile
-from millpond.train.job import Job
+from millpond.train.balance.profiling import Profile
+from millpond.train.job.spec import Job
 from millpond.tunnel.datapath.stats import PacketStats
 from millpond.wire.control_messages import Ledger, Load, LogPosition, Welcome
 from millpond.wire.messages import Message, message

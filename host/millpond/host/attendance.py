@@ -26,7 +26,7 @@ from millpond.host.results import HOST, JobRow
 from millpond.host.stepping import Stepping
 from millpond.host.steps_crew import StepsCrew
 from millpond.host.workers import ModelState
-from millpond.train.balance.probing import Probe, Profile, largest
+from millpond.train.balance.profiling import Probe, Profile, largest
 
 MEASURE_SECONDS = 3.0
 MEMORY_PART = 0.8

@@ -41,8 +41,8 @@ from millpond.host import (
 from millpond.host.client import Client
 from millpond.host.fleet import DeviceConfig
 from millpond.host.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
-from millpond.train import jobfile
-from millpond.train.job import Synchronous
+from millpond.train.job import file
+from millpond.train.job.spec import SynchronousSpec
 
 EXIT_CODES = """\
 Exit codes: 0 done; 1 a device or the daemon failed or refused; 2 wrong usage, configuration or input;
@@ -271,7 +271,7 @@ def train(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Train a job across the fleet, and show it happening. Ctrl-C leaves the job running."""
-    job, code = jobfile.read(job_file)
+    job, code = file.read(job_file)
     with Client(fleet_directory) as client:
         names = [device.name for device in client.fleet.config.device]
         number = client.submit(job, code)
@@ -320,8 +320,8 @@ def profile(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Measure what steps of a job take each worker, and show the plan; nothing is trained."""
-    job, code = jobfile.read(job_file)
-    only_measured = replace(job.synchronous or Synchronous(), epochs=0)
+    job, code = file.read(job_file)
+    only_measured = replace(job.synchronous or SynchronousSpec(), epochs=0)
     with Client(fleet_directory) as client:
         number = client.submit(replace(job, synchronous=only_measured), code)
         console = views.quiet_console() if output is Format.JSON else views.console()

@@ -13,7 +13,7 @@ from millpond.host import api, fleet
 from millpond.host.fleet import Fleet
 from millpond.host.launch_messages import LaunchEnded, LaunchOutput, StartLaunch
 from millpond.linux import sockets
-from millpond.train.job import Job
+from millpond.train.job.spec import Job
 from millpond.wire import tls
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import Attach, Ledger, Log, LogPosition

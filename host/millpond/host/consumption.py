@@ -7,11 +7,11 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from millpond.energy.joules import Source
+from millpond.energy.sensors import EnergyMeter
 from millpond.host.device import Device
 from millpond.host.lifecycle import State
 from millpond.host.results import Round
-from millpond.train.energy import Meter
-from millpond.train.joules import Source
 
 _NAMES = {"rapl": "RAPL", "hwmon": "hwmon", "declared": "declared watts"}
 
@@ -40,7 +40,7 @@ class Readings:
 class Meters:
     """Those of the host, by the name of its worker, and its devices. Safe to use from several threads."""
 
-    def __init__(self, host: str, meter: Meter, devices: Mapping[str, Device]) -> None:
+    def __init__(self, host: str, meter: EnergyMeter, devices: Mapping[str, Device]) -> None:
         self._host, self._meter, self._devices = host, meter, devices
         self._lock = threading.Lock()
 

@@ -19,7 +19,7 @@ from millpond.host.participant import Participant
 from millpond.host.record import Record
 from millpond.host.results import HOST, JobRow
 from millpond.host.workers import HostProcess, Worker
-from millpond.train.protocol import Prepare, Ready
+from millpond.train.protocol import PrepareWorker, Ready
 
 P = TypeVar("P", bound=HostProcess)
 Traffic = dict[str, tuple[int, int]]
@@ -153,7 +153,7 @@ class Crew:
             return f"{name} builds another model than the host"
         return self._admit(name, ready)
 
-    def _on_host(self, kind: type[P], request: Prepare, states: int | None = None) -> P:
+    def _on_host(self, kind: type[P], request: PrepareWorker, states: int | None = None) -> P:
         """A worker process on the host that sees its folders and the held-out samples."""
         test = Path(self._job.data.test)
         if not test.is_dir():

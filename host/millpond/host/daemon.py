@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from millpond.energy.sensors import EnergyMeter
 from millpond.host import fleet as fleets
 from millpond.host.consumption import Meters
 from millpond.host.crew import Surroundings
@@ -26,7 +27,6 @@ from millpond.host.server import Server
 from millpond.host.volumes import Volumes
 from millpond.images.boards import EMULATED
 from millpond.linux.notify import notify, watchdog_interval
-from millpond.train.energy import Meter
 from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 
 log = logging.getLogger("millpond.host")
@@ -43,10 +43,10 @@ def traffic(fleet: Fleet) -> dict[str, tuple[int, int]]:
     }
 
 
-def meter(fleet: Fleet, sysfs: Path = Path("/sys")) -> Meter:
+def meter(fleet: Fleet, sysfs: Path = Path("/sys")) -> EnergyMeter:
     """The host's, for itself alone: what emulated devices take is in what this machine measures."""
     emulated = any(device.board == EMULATED for device in fleet.config.device)
-    return Meter(None if emulated else sysfs, fleet.config.watts)
+    return EnergyMeter(None if emulated else sysfs, fleet.config.watts)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from millpond.host.demo import DEVICES, TRACER
 from millpond.host.results import Round
 from millpond.linux.confinement.sandbox import accept_signals
 from millpond.linux.syscalls import die_with_parent
-from millpond.train import jobfile
+from millpond.train.job import file
 from millpond.wire.control_messages import SSH_PORT
 
 START_SECONDS = 60.0
@@ -70,7 +70,7 @@ def _wait_for_fleet(fleet: Path, console: Console) -> Client:
 def _train(fleet: Path, job_file: Path, seed: int, console: Console) -> tuple[JobInfo, list[Round]]:
     text = job_file.read_text().replace("seed = 7", f"seed = {seed}")
     job_file.write_text(text)
-    job, code = jobfile.read(job_file)
+    job, code = file.read(job_file)
     with Client(fleet) as client:
         number = client.submit(job, code)
         info, rounds = views.JobView(console, DEVICES).follow(client.watch(number))

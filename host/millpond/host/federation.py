@@ -17,9 +17,9 @@ from millpond.host.crew import TRIES, JobFailed, Surroundings, Traffic, since
 from millpond.host.results import HOST, JobRow, Plan, Round
 from millpond.host.rounds import Gathering, Staging
 from millpond.host.rounds_crew import RoundsCrew
-from millpond.train import checkpoint
-from millpond.train.aggregate import Sum, Vector
 from millpond.train.protocol import Ready, Score
+from millpond.train.reduce.exact import ExactSum, Vector
+from millpond.train.state import checkpoint
 
 
 class Federation:
@@ -72,7 +72,7 @@ class Federation:
         for _ in range(TRIES):
             self._crew.await_quorum()
             started, before = time.monotonic(), self._around.traffic()
-            total = Sum(ready.tensors, plan.most_samples)
+            total = ExactSum(ready.tensors, plan.most_samples)
             deadline = Deadline.after(self._job.federated.deadline)
             gathering = Gathering(number, state, total, staging, deadline)
             gathering.run(self._crew.trainers())

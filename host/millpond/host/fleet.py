@@ -10,10 +10,10 @@ from typing import Literal
 
 from millpond.base import toml
 from millpond.base.errors import ConfigError
+from millpond.energy import joules
+from millpond.energy.joules import Watts
 from millpond.images import boards
 from millpond.images.boards import EMULATED
-from millpond.train import joules
-from millpond.train.joules import Watts
 from millpond.wire.tls import Identity
 
 

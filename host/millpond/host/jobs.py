@@ -16,7 +16,7 @@ from millpond.host.federation import Federation
 from millpond.host.lockstep import Lockstep
 from millpond.host.record import Record
 from millpond.host.results import JobRow, JobState
-from millpond.train.job import Job
+from millpond.train.job.spec import Job
 from millpond.wire.control_messages import LogPosition
 
 log = logging.getLogger(__name__)

@@ -10,10 +10,7 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError
 from millpond.host.workers import HostProcess, ModelState
 from millpond.linux import memory
-from millpond.train.aggregate import Vector
-from millpond.train.layout import Tensor
 from millpond.train.protocol import (
-    Applied,
     Apply,
     Compute,
     Computed,
@@ -24,7 +21,10 @@ from millpond.train.protocol import (
     Momentum,
     Restore,
     Score,
+    StepApplied,
 )
+from millpond.train.reduce.exact import Vector
+from millpond.train.state.layout import Tensor
 from millpond.wire.messages import Ok
 
 
@@ -54,7 +54,7 @@ class Keeper(HostProcess):
         """
         free = [number for number, state in enumerate(self._states) if state not in held]
         number = free[0] if self.state in held else self._states.index(self.state)
-        applied = self._connected.call(Apply(factor, number), Applied, deadline)
+        applied = self._connected.call(Apply(factor, number), StepApplied, deadline)
         self.state = self._states[number]
         return applied.seconds
 

@@ -15,8 +15,8 @@ from millpond.host.device import Device
 from millpond.host.fleet import Fleet
 from millpond.host.launch_messages import StartLaunch
 from millpond.host.results import HOST
+from millpond.launch.process import LaunchedScript
 from millpond.linux.confinement.sandbox import Sandbox, python_binds, system_binds
-from millpond.train.scripts import Script
 from millpond.wire.channel import Channel
 from millpond.wire.launch_messages import MOST_AT_ONCE, Exited, Launch, Lines, Output
 from millpond.wire.messages import Failure
@@ -93,7 +93,7 @@ class Over:
 def run_on_host(place: Place, show: Show, over: Over) -> int | None:
     """Its exit code; None when it was ended because all is over. Raises OSError, RemoteError."""
     sandbox = Sandbox(binds=(*system_binds(), *python_binds()), own_pids=True, capabilities=False)
-    script, lines = Script(sandbox, place.launch, place.interface), Lines()
+    script, lines = LaunchedScript(sandbox, place.launch, place.interface), Lines()
     try:
         while not over:
             if not select.select([script.output], [], [], LOOK_SECONDS)[0]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, Refused
 from millpond.host.workers import ModelState, Worker
-from millpond.train.aggregate import BOUND, RefusedUpdate, Vector, within
 from millpond.train.protocol import Compute, Computed
+from millpond.train.reduce.exact import BOUND, RefusedUpdate, Vector, within
 
 log = logging.getLogger(__name__)
 

@@ -29,10 +29,10 @@ from millpond.host.results import JobRow, Round
 from millpond.host.saving import Progress, Saved, Saver, newest
 from millpond.host.stepping import Outcome, Stepping
 from millpond.host.steps_crew import StepsCrew
-from millpond.train import checkpoint
-from millpond.train.aggregate import within
 from millpond.train.protocol import Ready
-from millpond.train.rates import Rate
+from millpond.train.reduce.exact import within
+from millpond.train.state import checkpoint
+from millpond.train.sync.lr_scaling import LearningRate
 
 SAY_SECONDS, MOST_SAY_SECONDS = 2.0, 60.0
 
@@ -50,7 +50,7 @@ class Lockstep:
         self._stop = stop
         self._crew = StepsCrew(row, around, stop, self.log)
         self._closers: list[Callable[[], None]] = []
-        self._rate = Rate(self._how.scaling, row.job.train.batch, self._how.warmup)
+        self._rate = LearningRate(self._how.scaling, row.job.train.batch, self._how.warmup)
 
     def run(self) -> Path:
         """Train until the target or the last epoch. Returns the model's path. Raises JobFailed, Stopped."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from millpond.host.link import Answer, Link, Loss, Samples, Task
 from millpond.host.workers import ModelState
-from millpond.train.balance.probing import Probe, Profile
+from millpond.train.balance.profiling import Probe, Profile
 from millpond.train.protocol import Compute
 
 MEASURE = -1

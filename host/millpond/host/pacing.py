@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from millpond.train.balance.controller import Plan, deadline_of
+from millpond.train.balance.controller import BatchPlan, deadline_of
 from millpond.train.balance.curve import Floats, Ints
-from millpond.train.balance.equal_time import LEAST_BATCH, Crew, Measured, kinds_of
-from millpond.train.balance.policies import Elastic, policy_of
-from millpond.train.balance.probing import Profile
-from millpond.train.job import Synchronous
+from millpond.train.balance.equal_time import LEAST_BATCH, Cohort, Measured, kinds_of
+from millpond.train.balance.policy import Elastic, policy_of
+from millpond.train.balance.profiling import Profile
+from millpond.train.job.spec import SynchronousSpec
 
 
 class Pacing:
@@ -23,7 +23,7 @@ class Pacing:
     """
 
     def __init__(
-        self, how: Synchronous, names: Sequence[str], spread: Callable[[Ints, int], Ints] | None = None
+        self, how: SynchronousSpec, names: Sequence[str], spread: Callable[[Ints, int], Ints] | None = None
     ) -> None:
         self._how, self._names, self._spread = how, names, spread
         self._measured: dict[int, Measured] = {}
@@ -35,11 +35,11 @@ class Pacing:
         self._caps: Ints = np.zeros(0, np.int64)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> BatchPlan:
         """See Policy. Nobody has a batch while nobody is there."""
         batches, times = np.zeros(len(self._names), np.int64), np.zeros(len(self._names))
         if self._policy is None:
-            return Plan(batches, times, 0.0)
+            return BatchPlan(batches, times, 0.0)
         plan = self._policy.plan
         batches[self._known], times[self._known] = plan.batches, plan.times
         if self._spread is None:
@@ -47,7 +47,7 @@ class Pacing:
         batches = self._spread(batches, self._wanted)
         times[self._known] = self._crew.times(batches[self._known], self._policy.slowness)
         forever = plan.deadline == float("inf")
-        return Plan(batches, times, plan.deadline if forever else deadline_of(times, self._how.patience))
+        return BatchPlan(batches, times, plan.deadline if forever else deadline_of(times, self._how.patience))
 
     def join(self, rank: int, profile: Profile, most: int, samples: int) -> None:
         """A worker is there, and has memory for a batch of ``most``; the job has ``samples`` in all."""
@@ -131,7 +131,7 @@ class Pacing:
         kinds, members, levels = kinds_of([self._measured[rank] for rank in self._known])
         self._own_levels = dict(zip(self._known, levels, strict=True))
         kept = [before.get(rank, own) for rank, own in self._own_levels.items()]
-        self._crew = Crew(kinds, members)
+        self._crew = Cohort(kinds, members)
         self._caps = self._crew.caps
         self._policy = policy_of(
             self._how.policy,

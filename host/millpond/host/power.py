@@ -6,8 +6,8 @@ import math
 from collections import deque
 from dataclasses import replace
 
-from millpond.train import joules
-from millpond.train.joules import Watts
+from millpond.energy import joules
+from millpond.energy.joules import Watts
 from millpond.wire.control_messages import Load
 
 LATE_SECONDS = 10.0

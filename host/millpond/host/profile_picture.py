@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from millpond.train.balance.curve import Curve, Floats, Ints
-from millpond.train.balance.probing import Profile
+from millpond.train.balance.profiling import Profile
 
 _COLORS = ("#12766f", "#c8553d", "#4464ad", "#b8860b", "#7a4988", "#30343b", "#5b8c2a", "#a0527a")
 _ONE_BY_ONE = len(_COLORS)

@@ -14,8 +14,8 @@ from typing import Any
 from millpond.base import schema
 from millpond.base.errors import LocalError
 from millpond.host.results import JobRow, JobState, Plan, Round
-from millpond.train.balance.probing import Profile
-from millpond.train.job import Job
+from millpond.train.balance.profiling import Profile
+from millpond.train.job.spec import Job
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS devices (

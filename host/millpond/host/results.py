@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from millpond.train.job import Job
+from millpond.train.job.spec import Job
 
 
 class JobState(StrEnum):

@@ -18,8 +18,8 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import DeadlineExceeded, MillpondError, ProtocolError, Refused
 from millpond.host.participant import Participant
 from millpond.host.workers import Worker
-from millpond.train.aggregate import RefusedUpdate, Sum, Vector
 from millpond.train.protocol import Trained
+from millpond.train.reduce.exact import ExactSum, RefusedUpdate, Vector
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,9 @@ class Missing:
 class Gathering:
     """The answers to one round as they come in."""
 
-    def __init__(self, number: int, state: Vector, total: Sum, staging: Staging, deadline: Deadline) -> None:
+    def __init__(
+        self, number: int, state: Vector, total: ExactSum, staging: Staging, deadline: Deadline
+    ) -> None:
         self.number, self.total = number, total
         self.counted: dict[str, Trained] = {}
         self.missing: dict[str, Missing] = {}

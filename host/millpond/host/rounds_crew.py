@@ -22,8 +22,8 @@ from millpond.host.crew import (
 from millpond.host.participant import Participant
 from millpond.host.results import HOST, JobRow, Plan
 from millpond.host.workers import DeviceWorker, LocalWorker, Worker
-from millpond.train.aggregate import Vector
-from millpond.train.protocol import Prepare, Ready, Score
+from millpond.train.protocol import PrepareWorker, Ready, Score
+from millpond.train.reduce.exact import Vector
 
 
 class RoundsCrew(Crew):
@@ -82,12 +82,12 @@ class RoundsCrew(Crew):
             folders = self._public_folders()
             if folders is None:
                 return None
-            return self._on_host(LocalWorker, Prepare(self._job, HOST, tuple(folders.values()), code))
+            return self._on_host(LocalWorker, PrepareWorker(self._job, HOST, tuple(folders.values()), code))
         device = self._ready_device(name)
         if device is None:
             return None
         tls = device.config.encrypt == "always"
-        return DeviceWorker(device, Prepare(self._job, name, (self._job.data.private,), code, tls))
+        return DeviceWorker(device, PrepareWorker(self._job, name, (self._job.data.private,), code, tls))
 
     def trainers(self) -> list[Participant]:
         """Who is asked in the next round: all devices, and the host if it has data of its own."""

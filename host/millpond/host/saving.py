@@ -13,10 +13,10 @@ import numpy as np
 from millpond.base import schema
 from millpond.base.errors import ConfigError, LocalError
 from millpond.host.holdings import Place
-from millpond.train import checkpoint, layout
-from millpond.train.aggregate import Vector
-from millpond.train.checkpoint import Checkpoint
-from millpond.train.layout import Tensor
+from millpond.train.reduce.exact import Vector
+from millpond.train.state import checkpoint, layout
+from millpond.train.state.checkpoint import Checkpoint
+from millpond.train.state.layout import Tensor
 
 _OPTIMIZER = "optimizer:"
 

@@ -26,7 +26,7 @@ from millpond.host.launch import Launches
 from millpond.host.launch_messages import StartLaunch
 from millpond.host.lifecycle import State
 from millpond.linux import sockets
-from millpond.train.job import check
+from millpond.train.job.spec import check
 from millpond.wire.acceptor import Acceptor
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import (

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from millpond.base import toml
 from millpond.base.errors import ConfigError
-from millpond.train.balance.controller import PATIENCE, Controller, Plan
+from millpond.train.balance.controller import PATIENCE, BalanceController, BatchPlan
 from millpond.train.balance.curve import Curve, Floats, Ints
-from millpond.train.balance.equal_time import Crew, Kind
-from millpond.train.balance.policies import Untuned
-from millpond.train.balance.simulation import Loads, Policy, simulate
+from millpond.train.balance.equal_time import Cohort, WorkerKind
+from millpond.train.balance.policy import Untuned
+from millpond.train.balance.simulation import BatchPolicy, SimulatedLoads, simulate
 from millpond.train.balance.stannis import Stannis
 
 MOST_WORKERS = 100_000
@@ -38,7 +38,7 @@ class Simulation:
     """The file: workers, their other work, how long and with which random numbers."""
 
     kind: tuple[Members, ...]
-    load: Loads = field(default_factory=Loads)
+    load: SimulatedLoads = field(default_factory=SimulatedLoads)
     steps: int = 1000
     seed: int = 1
     patience: float = PATIENCE
@@ -79,33 +79,33 @@ def _problem(found: Simulation) -> str | None:
     return None
 
 
-def crew_of(simulation: Simulation, where: str) -> Crew:
+def crew_of(simulation: Simulation, where: str) -> Cohort:
     """Raises ConfigError for a curve that is none, or if nobody can train."""
-    kinds: list[Kind] = []
+    kinds: list[WorkerKind] = []
     members: list[int] = []
     for number, found in enumerate(simulation.kind):
         try:
-            kinds.append(Kind(Curve(found.batches, found.seconds), found.most))
+            kinds.append(WorkerKind(Curve(found.batches, found.seconds), found.most))
         except ValueError as error:
             raise ConfigError(f"{where}: kind: {found.name}: {error}") from None
         members += found.count * [number]
-    crew = Crew(kinds, members)
+    crew = Cohort(kinds, members)
     if not crew.caps.any():
         raise ConfigError(f"{where}: kind: most: nobody has memory for a batch of 2")
     return crew
 
 
-def run(simulation: Simulation, crew: Crew) -> list[Result]:
+def run(simulation: Simulation, crew: Cohort) -> list[Result]:
     """The same loads under each policy."""
-    policies: dict[str, Callable[[], Policy]] = {
+    policies: dict[str, Callable[[], BatchPolicy]] = {
         "untuned": lambda: Untuned(crew),
         "stannis": lambda: Stannis(crew),
-        "millpond": lambda: Controller(crew, patience=simulation.patience),
+        "millpond": lambda: BalanceController(crew, patience=simulation.patience),
     }
     return [_run_one(simulation, crew, name, make()) for name, make in policies.items()]
 
 
-def _run_one(simulation: Simulation, crew: Crew, name: str, policy: Policy) -> Result:
+def _run_one(simulation: Simulation, crew: Cohort, name: str, policy: BatchPolicy) -> Result:
     timed = _Timed(policy)
     outcome = simulate(crew, timed, simulation.load, simulation.steps, simulation.seed)
     return Result(name, outcome.speed, outcome.share, outcome.new_plans, outcome.bias, median(timed.seconds))
@@ -114,12 +114,12 @@ def _run_one(simulation: Simulation, crew: Crew, name: str, policy: Policy) -> R
 class _Timed:
     """A policy and a stop watch."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy
         self.seconds: list[float] = []  # by step
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> BatchPlan:
         """The present one. Each step begins with asking for it."""
         self.seconds.append(0.0)
         return self._policy.plan

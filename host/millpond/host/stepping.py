@@ -18,13 +18,13 @@ import numpy as np
 from millpond.host.link import LONGEST_SECONDS, Answer, Link, Loss, Samples, Task
 from millpond.host.measuring import Measuring
 from millpond.host.workers import ModelState
-from millpond.train import seeds
-from millpond.train.aggregate import Vector
 from millpond.train.balance.curve import Floats, Ints
 from millpond.train.balance.equal_time import LEAST_BATCH
-from millpond.train.balance.simulation import Policy
+from millpond.train.balance.simulation import BatchPolicy
+from millpond.train.determinism import seeds
 from millpond.train.protocol import Compute
-from millpond.train.sums import OrderedSum
+from millpond.train.reduce.exact import Vector
+from millpond.train.reduce.ordered import OrderedSum
 
 _TICK = 0.2  # seconds after which a waiting step looks around
 _PATIENCE = 10.0  # times the planned time, after which a worker is lost
@@ -83,7 +83,7 @@ class Stepping:
         self._measured: Floats = np.full(workers, np.nan)
         self._begun: dict[int, int] = {}  # samples, by step
 
-    def step(self, number: int, seed: int, state: ModelState, policy: Policy, rest: Ints) -> Outcome:
+    def step(self, number: int, seed: int, state: ModelState, policy: BatchPolicy, rest: Ints) -> Outcome:
         """One step from ``state``. ``rest`` are batches for those who are too slow to have one in the plan:
         they work on these meanwhile, and only when nobody else does, they are waited for. Without samples in
         its outcome, nobody can read what is left.
@@ -184,7 +184,7 @@ class Stepping:
             run.outcome.new_plan |= self._observe_alone(run.policy, rank, samples, event.seconds)
             self._begin_rest(run, rank)
 
-    def _observe_alone(self, policy: Policy, rank: int, samples: int, seconds: float) -> bool:
+    def _observe_alone(self, policy: BatchPolicy, rank: int, samples: int, seconds: float) -> bool:
         """A late answer, at once: another of the same worker may come in the same step."""
         batches = np.zeros_like(self._batches)
         measured, busy = np.full_like(self._measured, np.nan), np.full_like(self.busy, np.nan)
@@ -211,7 +211,7 @@ class Stepping:
 class _Run:
     """What belongs to one step."""
 
-    def __init__(self, number: int, seed: int, state: ModelState, policy: Policy, began: float) -> None:
+    def __init__(self, number: int, seed: int, state: ModelState, policy: BatchPolicy, began: float) -> None:
         self.number, self.seed, self.state, self.began = number, seed, state, began
         self.policy, self.plan = policy, policy.plan
         self.outcome = Outcome()

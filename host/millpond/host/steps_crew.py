@@ -16,8 +16,8 @@ from millpond.host.results import HOST, JobRow
 from millpond.host.workers import DeviceWorker, LocalWorker, Worker
 from millpond.linux import memory
 from millpond.train.balance.equal_time import LEAST_BATCH
-from millpond.train.job import Job
-from millpond.train.protocol import Prepare, Ready
+from millpond.train.job.spec import Job
+from millpond.train.protocol import PrepareWorker, Ready
 
 KEEPER = "keeper"
 
@@ -54,21 +54,21 @@ class StepsCrew(Crew):
         job, code = self._job, self._row.code
         count = len(self.names) + 1  # of states: who is late holds one, and whoever is lost none
         if name == KEEPER:
-            request = Prepare(job, KEEPER, (), code, role="keeper", states=count)
+            request = PrepareWorker(job, KEEPER, (), code, role="keeper", states=count)
             return self._on_host(Keeper, request, self._states)
         if name == HOST:
             folders = self._public_folders()
             if folders is None:
                 return None
             self._host_sources = tuple(folders)
-            request = Prepare(job, HOST, tuple(folders.values()), code, role="steps", states=count)
+            request = PrepareWorker(job, HOST, tuple(folders.values()), code, role="steps", states=count)
             return self._on_host(LocalWorker, request, self._states)
         device = self._ready_device(name)
         if device is None:
             return None
         own = (job.data.private,) if job.data.public is None else (job.data.private, job.data.public)
         tls = device.config.encrypt == "always"
-        return DeviceWorker(device, Prepare(job, name, own, code, tls, role="steps"))
+        return DeviceWorker(device, PrepareWorker(job, name, own, code, tls, role="steps"))
 
     def _folders_of(self, name: str) -> list[tuple[str, bool]]:
         """Whose samples a worker's folders hold, and whether public ones."""

@@ -24,19 +24,19 @@ from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, syst
 from millpond.linux.confinement.sandboxed_process import end, start
 from millpond.linux.logs import BoundedLog
 from millpond.linux.progress import HANG_SECONDS, processor_time
-from millpond.train.aggregate import Vector
 from millpond.train.protocol import (
     Compute,
     Computed,
     Evaluate,
     GetInitial,
     Initial,
-    Prepare,
+    PrepareWorker,
     Ready,
     Score,
     Train,
     Trained,
 )
+from millpond.train.reduce.exact import Vector
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
 
@@ -112,7 +112,7 @@ class _ChannelWorker:
 class DeviceWorker(_ChannelWorker):
     """A worker on a device. It lives as long as its control connection."""
 
-    def __init__(self, device: Device, request: Prepare) -> None:
+    def __init__(self, device: Device, request: PrepareWorker) -> None:
         super().__init__(device.name)
         self._device, self._request = device, request
         self._control: Channel | None = None
@@ -158,7 +158,7 @@ class HostProcess(_ChannelWorker):
     """
 
     def __init__(
-        self, request: Prepare, readable: Sequence[Path], log: Path, states: int | None = None
+        self, request: PrepareWorker, readable: Sequence[Path], log: Path, states: int | None = None
     ) -> None:
         super().__init__(request.worker)
         self._request, self._log = request, log
@@ -174,7 +174,7 @@ class HostProcess(_ChannelWorker):
         self._channel = Channel(ours, f"the worker '{self.name}' on the host", limits=LOCAL_LIMITS)
 
     def _start(self, descriptor: int, readable: Sequence[Path]) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "millpond.train.worker", str(descriptor), "--errors", "full"]
+        argv = [sys.executable, "-m", "millpond.train.worker.process", str(descriptor), "--errors", "full"]
         argv += ["--shared", *map(str, self._shared)] if self._shared else []
         sandbox = Sandbox(
             binds=(*system_binds(), *python_binds(), *(Bind(path, path) for path in readable)),

@@ -19,7 +19,7 @@ FAMILY = "millpond-self-test"
 
 _STEP = """
 import torch
-from millpond.train.models import digits_cnn
+from millpond.train.zoo.models import digits_cnn
 model = digits_cnn()
 loss = torch.nn.functional.cross_entropy(model(torch.rand(8, 1, 8, 8)), torch.arange(8))
 loss.backward()

@@ -13,13 +13,13 @@ from bench.balance.experiment import Experiment, Findings, Run
 from bench.balance.paper import CSD, CURVES, HOST, Machine
 from bench.balance.team import emulation, side_by_side, speed, team
 from bench.rows import Row, summary
-from millpond.train.balance.controller import PATIENCE, Controller
+from millpond.train.balance.controller import PATIENCE, BalanceController
 from millpond.train.balance.curve import Floats
-from millpond.train.balance.equal_time import Crew, Kind
-from millpond.train.balance.simulation import Loads, simulate
+from millpond.train.balance.equal_time import Cohort, WorkerKind
+from millpond.train.balance.simulation import SimulatedLoads, simulate
 
 TEAMS = {3: 3 * (HOST,), 8: (HOST, *7 * (CSD,))}
-_LOADS = Loads(busy=0.2, lasting=10.0)
+_LOADS = SimulatedLoads(busy=0.2, lasting=10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ FULL, QUICK = Lengths(3, 30, 1.0), Lengths(1, 3, 0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule(Loads):
+class Schedule(SimulatedLoads):
     """How slow each worker is in each step; nothing else varies."""
 
     slowness: Iterator[Floats]
@@ -104,9 +104,11 @@ def _virtual(key: Key, lengths: Lengths) -> float:
 def _simulated(key: Key, lengths: Lengths) -> float:
     machines = _machines(key[0], lengths)
     kinds = list(dict.fromkeys(machines))
-    crew = Crew([Kind(machine.curve, machine.most) for machine in kinds], [kinds.index(m) for m in machines])
+    crew = Cohort(
+        [WorkerKind(machine.curve, machine.most) for machine in kinds], [kinds.index(m) for m in machines]
+    )
     loads = Schedule(noise=0.0, busy_noise=0.0, slowness=iter(_slowness(key, lengths)))
-    return simulate(crew, Controller(crew, patience=PATIENCE), loads, lengths.steps, 0).speed
+    return simulate(crew, BalanceController(crew, patience=PATIENCE), loads, lengths.steps, 0).speed
 
 
 def _errors(pairs: Sequence[tuple[float, float]]) -> list[float]:

@@ -17,16 +17,19 @@ from bench.rows import summary
 from millpond.base.deadline import Deadline
 from millpond.host import demo_data
 from millpond.host.workers import ModelState, Worker
-from millpond.train import datasets, generators, loop, models
-from millpond.train.aggregate import Vector
-from millpond.train.job import Synchronous, Training
+from millpond.train.data import samples as datasets
+from millpond.train.determinism import generators
+from millpond.train.job.spec import SynchronousSpec, TrainingSpec
+from millpond.train.local import training
 from millpond.train.protocol import Compute, Computed, Ready, Trained
+from millpond.train.reduce.exact import Vector
+from millpond.train.zoo import models
 
 WORKERS, EPOCHS, BATCH = 3, 10, 36
 _SLOWER = (1.0, 4.0, 1.0, 1.0, 2.0, 1.0)
 """How many times as long the workers take, one after the other, for PERIOD seconds each."""
 PERIOD, FIXED, EACH = 1.0, 0.02, 0.0035
-TRAINING = Training("sgd", 0.05, 0.9, BATCH)
+TRAINING = TrainingSpec("sgd", 0.05, 0.9, BATCH)
 
 
 class Interrupted:
@@ -109,8 +112,8 @@ def _work(folder: Path, seed: int) -> Work:
     demo_data.write(folder / "public", public)
     demo_data.write(folder / "test", division.test)
     folders = tuple(folder / f"private{rank}" for rank in range(WORKERS))
-    how = Synchronous(global_batch=BATCH)
-    factory = "millpond.train.models:digits_cnn"
+    how = SynchronousSpec(global_batch=BATCH)
+    factory = "millpond.train.zoo.models:digits_cnn"
     return Work(factory, {}, folders, folder / "public", folder / "test", TRAINING, how, seed)
 
 
@@ -120,16 +123,16 @@ def _alone(work: Work, epochs: int) -> float:
     samples = datasets.load(Path(), folders, "npy")
     generators.plant(work.seed)
     model = models.digits_cnn()
-    optimizer = loop.make_optimizer(model, work.training)
+    optimizer = training.make_optimizer(model, work.training)
     shuffle = torch.Generator().manual_seed(work.seed)
     images, labels = torch.from_numpy(samples.images), torch.from_numpy(samples.labels)
     for _ in range(epochs):
         model.train()
-        for batch in loop.batches(len(labels), BATCH, shuffle):
+        for batch in training.batches(len(labels), BATCH, shuffle):
             optimizer.zero_grad()
             cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    return loop.evaluate(model, datasets.load(Path(), [str(work.test)], "npy"))[0]
+    return training.evaluate(model, datasets.load(Path(), [str(work.test)], "npy"))[0]
 
 
 def _together(work: Work, logs: Path, epochs: int) -> tuple[float, int, float]:

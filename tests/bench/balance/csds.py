@@ -11,7 +11,7 @@ from bench.balance.experiment import Experiment, Findings, Line, Panel, Run
 from bench.balance.paper import CSD, CSD_SPEED, CURVES, HOST, HOST_LEFT, HOST_SPEED, LIMIT, SPEEDS_36
 from bench.balance.team import LABELS, POLICIES, ROLES, emulation, side_by_side, speed, team
 from bench.rows import Row, summary
-from millpond.train.balance.policies import PolicyName
+from millpond.train.balance.policy import PolicyName
 
 ALL = 36
 

@@ -17,7 +17,7 @@ from bench.balance.noise import random_work
 from bench.balance.processes import Processes, processes
 from bench.rows import summary
 from millpond.host.link import Samples
-from millpond.train.job import Synchronous
+from millpond.train.job.spec import SynchronousSpec
 
 WORKERS, PRIVATE, PUBLIC = 3, 400, 1200
 BEFORE = 6  # steps before the kill
@@ -82,7 +82,7 @@ def _once(seed: int) -> tuple[float, int]:
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
         folder = Path(name)
         counts = {f"private{rank}": PRIVATE for rank in range(WORKERS)} | {"public": PUBLIC, "test": 10}
-        with processes(random_work(folder, counts, Synchronous(global_batch=96), seed), folder) as team:
+        with processes(random_work(folder, counts, SynchronousSpec(global_batch=96), seed), folder) as team:
             team.measure()
             witness = team.stepping.supply = Witness(team)
             before = [team.step()[0] for _ in range(BEFORE)]

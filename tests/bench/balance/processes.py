@@ -19,9 +19,9 @@ from millpond.host.pacing import Pacing
 from millpond.host.stepping import Outcome, Stepping
 from millpond.host.workers import LocalWorker, Worker
 from millpond.linux import memory
-from millpond.train.balance.probing import Probe, Profile
-from millpond.train.job import Data, Job, Model, Synchronous, Training
-from millpond.train.protocol import Prepare, Ready, Score
+from millpond.train.balance.profiling import Probe, Profile
+from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec, TrainingSpec
+from millpond.train.protocol import PrepareWorker, Ready, Score
 
 _PREPARE_SECONDS = 120.0
 PUBLIC = "public"
@@ -38,8 +38,8 @@ class Work:
     private: tuple[Path, ...]
     public: Path
     test: Path
-    training: Training
-    how: Synchronous
+    training: TrainingSpec
+    how: SynchronousSpec
     seed: int = 1
     measure_seconds: float = 3.0
     endless: bool = False
@@ -47,8 +47,8 @@ class Work:
     @property
     def job(self) -> Job:
         """As a job file says it."""
-        data = Data("private", str(self.test), "public")
-        model = Model(self.factory, arguments=dict(self.arguments))
+        data = DataSpec("private", str(self.test), "public")
+        model = ModelSpec(self.factory, arguments=dict(self.arguments))
         return Job("bench", data, model, self.seed, self.training, synchronous=self.how)
 
 
@@ -64,7 +64,7 @@ class Processes:
         self._states = memory.make("states")
         weakref.finalize(self, os.close, self._states)
         self.locals = [self._start(rank) for rank in range(count)]
-        request = Prepare(work.job, "keeper", (), {}, role="keeper", states=count + 1)
+        request = PrepareWorker(work.job, "keeper", (), {}, role="keeper", states=count + 1)
         self.keeper = Keeper(request, [work.test], logs / "keeper.log", self._states)
         self._ready = [worker.prepare(Deadline.after(_PREPARE_SECONDS)) for worker in self.locals]
         self.keeper.prepare(Deadline.after(_PREPARE_SECONDS))
@@ -82,7 +82,7 @@ class Processes:
     def _start(self, rank: int) -> LocalWorker:
         folders = (str(self.work.private[rank]), str(self.work.public))
         states = len(self.work.private) + 1
-        request = Prepare(self.work.job, f"worker{rank}", folders, {}, role="steps", states=states)
+        request = PrepareWorker(self.work.job, f"worker{rank}", folders, {}, role="steps", states=states)
         log = self._logs / f"worker{rank}.log"
         return LocalWorker(request, [Path(folder) for folder in folders], log, self._states)
 

@@ -15,7 +15,7 @@ from bench.balance.load import count_for, gzip
 from bench.balance.noise import random_work
 from bench.balance.processes import Processes, processes
 from bench.rows import Row, summary
-from millpond.train.job import Synchronous
+from millpond.train.job.spec import SynchronousSpec
 
 WORKERS, QUOTA = 3, 0.5
 LOADS = (75, 50)
@@ -44,7 +44,7 @@ def _measure(run: Run) -> Findings:
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name, ExitStack() as stack:
         groups = [stack.enter_context(cgroup(f"millpond-bench-{rank}")) for rank in range(WORKERS)]
         counts = {f"private{rank}": 2 for rank in range(WORKERS)} | {"public": 1000, "test": 10}
-        work = random_work(Path(name), counts, Synchronous(), 1, measure_seconds=8.0, endless=True)
+        work = random_work(Path(name), counts, SynchronousSpec(), 1, measure_seconds=8.0, endless=True)
         team = stack.enter_context(processes(work, Path(name)))
         for group, worker in zip(groups, team.locals, strict=True):
             group.limit(QUOTA)

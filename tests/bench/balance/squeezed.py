@@ -11,7 +11,7 @@ from bench.balance.experiment import Experiment, Findings, Line, Panel, Run
 from bench.balance.paper import CURVES, HOST, HOST_SPEED, LIMIT
 from bench.balance.team import LABELS, POLICIES, ROLES, Step, emulation, side_by_side, speed, team
 from bench.rows import Row, summary
-from millpond.train.balance.policies import PolicyName
+from millpond.train.balance.policy import PolicyName
 
 LEFT = {57: 0.57, 81: 0.81}
 """The part of its speed that the squeezed worker keeps: what the paper's untuned figures show for 75 and 50 %

@@ -20,9 +20,9 @@ from millpond.host.pacing import Pacing
 from millpond.host.stepping import Stepping
 from millpond.host.workers import ModelState
 from millpond.linux import memory
-from millpond.train.balance.policies import PolicyName
-from millpond.train.balance.probing import Point, Profile
-from millpond.train.job import Synchronous
+from millpond.train.balance.policy import PolicyName
+from millpond.train.balance.profiling import Point, Profile
+from millpond.train.job.spec import SynchronousSpec
 
 POLICIES: Mapping[PolicyName, str] = {"balance": "", "stannis": "_stannis", "fixed": "_untuned"}
 """What the keys of figures end with."""
@@ -70,7 +70,11 @@ class Team:
 
     def __init__(self, machines: Sequence[Machine], policy: PolicyName, *, tells: bool = False) -> None:
         names = [f"{machine.kind}{rank}" for rank, machine in enumerate(machines)]
-        how = Synchronous(policy=policy) if policy == "balance" else Synchronous(policy=policy, patience=0)
+        how = (
+            SynchronousSpec(policy=policy)
+            if policy == "balance"
+            else SynchronousSpec(policy=policy, patience=0)
+        )
         self._pacing = Pacing(how, names)
         self._mean = np.empty(SIZE, np.float32)
         self._stepping = Stepping(len(machines), self._mean, Endless(), lambda: None)

@@ -11,8 +11,8 @@ from bench.balance.paper import Machine
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError
 from millpond.host.workers import ModelState
-from millpond.train.aggregate import Vector
 from millpond.train.protocol import Compute, Computed, Ready, Trained
+from millpond.train.reduce.exact import Vector
 
 SIZE = 1000
 """Values of its model."""

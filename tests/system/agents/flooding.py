@@ -4,7 +4,7 @@ import itertools
 import sys
 import time
 
-from millpond.agent import daemon, session
+from millpond.agent import control, daemon
 from millpond.wire.control_messages import Welcome
 from millpond.wire.framing import MAGIC, PREFIX, PROTOCOL, encode
 
@@ -18,5 +18,5 @@ def serve(self, host):
     time.sleep(1)
 
 
-session.Device.serve = serve
+control.AgentService.serve = serve
 sys.exit(daemon.main(["--config", "/etc/millpond/agent.toml"]))

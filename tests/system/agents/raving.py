@@ -3,7 +3,7 @@
 import sys
 import time
 
-from millpond.agent import daemon, launch
+from millpond.agent import daemon, launched_script
 from millpond.base.deadline import NEVER
 from millpond.wire.framing import encode
 from millpond.wire.launch_messages import Exited, Output
@@ -29,5 +29,5 @@ def serve(self, request, host):
     time.sleep(60)
 
 
-launch.Launches.serve = serve
+launched_script.LaunchedScripts.serve = serve
 sys.exit(daemon.main(["--config", "/etc/millpond/agent.toml"]))

@@ -3,10 +3,10 @@
 import sys
 import time
 
-from millpond.agent import daemon, session
+from millpond.agent import control, daemon
 from millpond.wire.control_messages import GetLoad
 
-_load = session.Device._ANSWERS[GetLoad]
+_load = control.AgentService._ANSWERS[GetLoad]
 asked = []
 
 
@@ -15,7 +15,7 @@ def load(self, request):
     return _load(self, request)
 
 
-def serve(self, host, _serve=session.Device.serve):
+def serve(self, host, _serve=control.AgentService.serve):
     asked.clear()
 
     def passing(*arguments, _passing=host._outlet.passing):
@@ -29,6 +29,6 @@ def serve(self, host, _serve=session.Device.serve):
     return _serve(self, host)
 
 
-session.Device._ANSWERS[GetLoad] = load
-session.Device.serve = serve
+control.AgentService._ANSWERS[GetLoad] = load
+control.AgentService.serve = serve
 sys.exit(daemon.main(["--config", "/etc/millpond/agent.toml"]))

@@ -27,7 +27,7 @@ _ENOUGH = 0.5
 """A plan that leaves less than half a sample leaves none: the rest is rounding."""
 
 
-class Apportion:
+class Apportionment:
     """For ``workers`` workers and pools with these ``readers``, ranks by pool."""
 
     def __init__(self, readers: Sequence[Sequence[int]], workers: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from millpond.train.balance.curve import Bools, Floats, Ints
-from millpond.train.balance.equal_time import LEAST_BATCH, Crew
+from millpond.train.balance.equal_time import LEAST_BATCH, Cohort
 from millpond.train.balance.slowness import Slowness
 
 PATIENCE = 1.1
@@ -27,7 +27,7 @@ PROBE = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BatchPlan:
     """Batches by rank (0: sits out or is absent), the seconds that each is expected to take, and how long a
     step waits, inf for ever.
     """
@@ -43,7 +43,7 @@ def deadline_of(times: Floats, patience: float | None) -> float:
     return float("inf") if patience is None else max(patience * longest, longest + GRACE)
 
 
-class Controller:
+class BalanceController:
     """Equal-time batches for ``crew``; with ``total`` their sum is fixed, or as near to it as those who are
     ``present`` can come. ``levels`` by rank are how many times as long as on their curves they take at first.
     ``probes`` says whether who sits out is probed.
@@ -52,7 +52,7 @@ class Controller:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: Cohort,
         *,
         total: int | None = None,
         patience: float | None = PATIENCE,
@@ -90,22 +90,22 @@ class Controller:
         self.plan = self._with_probes(self._change_plan(changed) if changed.size else self._steady)
         return self.plan is not before and bool(np.any(before.batches != self.plan.batches))
 
-    def join(self, rank: int, level: float = 1.0) -> Plan:
+    def join(self, rank: int, level: float = 1.0) -> BatchPlan:
         """A worker is there, for the first time or again; what was known of it before is forgotten."""
         return self._attend(rank, True, level)
 
-    def leave(self, rank: int) -> Plan:
+    def leave(self, rank: int) -> BatchPlan:
         """A worker is not there any more."""
         return self._attend(rank, False, 1.0)
 
-    def _attend(self, rank: int, present: bool, level: float) -> Plan:
+    def _attend(self, rank: int, present: bool, level: float) -> BatchPlan:
         self.present[rank] = present
         self._all_present = bool(self.present.all())
         self._slowness.reset(rank, level)
         self.plan = self._make_plan()
         return self.plan
 
-    def _make_plan(self) -> Plan:
+    def _make_plan(self) -> BatchPlan:
         if self._total is None:
             level = self._level()
             self._seconds = self.crew.step_seconds(level)
@@ -114,7 +114,7 @@ class Controller:
         nobody = np.zeros(self.crew.size, dtype=np.int64)
         return self._settle(self.crew.batches_of(total, self._level()) if total else nobody)
 
-    def _change_plan(self, ranks: Ints) -> Plan:
+    def _change_plan(self, ranks: Ints) -> BatchPlan:
         """With other levels of some; the others' batches stay if the step is as long as before."""
         level = self._level()
         if self._total is not None or self.crew.step_seconds(level) != self._seconds:
@@ -127,16 +127,16 @@ class Controller:
         level = self._slowness.level
         return level if self._all_present else np.where(self.present, level, np.inf)
 
-    def _settle(self, batches: Ints) -> Plan:
+    def _settle(self, batches: Ints) -> BatchPlan:
         times = self.crew.times(batches, self._slowness.level)
-        self._steady = Plan(batches, times, deadline_of(times, self._patience))
+        self._steady = BatchPlan(batches, times, deadline_of(times, self._patience))
         self._idle = np.flatnonzero((batches == 0) & self.present & (self.crew.caps > 0))
         sat_out = self._sat_out[self._idle]
         self._sat_out.fill(0)
         self._sat_out[self._idle] = sat_out
         return self._steady
 
-    def _with_probes(self, steady: Plan) -> Plan:
+    def _with_probes(self, steady: BatchPlan) -> BatchPlan:
         """With the smallest batch for those whose turn it is to show whether they are still as slow."""
         if not self._probes or not self._idle.size:
             return steady

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millpond.train.balance.apportion import Apportion
+from millpond.train.balance.apportion import Apportionment
 from millpond.train.balance.curve import Ints
 
 
@@ -58,7 +58,7 @@ class DataPlan:
 
     def __init__(self, seed: int, epoch: int, pools: Sequence[Pool], workers: int) -> None:
         self._orders = [_order(pool.count, seed, epoch, number) for number, pool in enumerate(pools)]
-        self._apportion = Apportion([pool.readers for pool in pools], workers)
+        self._apportion = Apportionment([pool.readers for pool in pools], workers)
 
     def begin(self) -> Position:
         """Nothing is dealt."""

@@ -38,7 +38,7 @@ _AS_ITS_KIND = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class WorkerKind:
     """Workers with the same curve; ``most`` is the largest batch that their memory takes."""
 
     curve: Curve
@@ -62,7 +62,7 @@ class Measured:
     most: int
 
 
-def kinds_of(members: Sequence[Measured]) -> tuple[list[Kind], list[int], list[float]]:
+def kinds_of(members: Sequence[Measured]) -> tuple[list[WorkerKind], list[int], list[float]]:
     """The kinds of workers that were measured, and of each worker the index of its kind and its level: how
     many times as long as on the curve of its kind it took, 1.0 if that is within 5 %. A kind's curve is the
     median of its members'; those whose memory takes less than its peak are a kind of their own with the same
@@ -73,9 +73,9 @@ def kinds_of(members: Sequence[Measured]) -> tuple[list[Kind], list[int], list[f
         name: _middle([curve for curve, member in zip(own, members, strict=True) if member.kind == name])
         for name in dict.fromkeys(member.kind for member in members)
     }
-    found = [(member.kind, Kind(curves[member.kind], member.most).cap) for member in members]
+    found = [(member.kind, WorkerKind(curves[member.kind], member.most).cap) for member in members]
     distinct = list(dict.fromkeys(found))
-    kinds = [Kind(curves[name], cap) for name, cap in distinct]
+    kinds = [WorkerKind(curves[name], cap) for name, cap in distinct]
     levels = [_level(curve, curves[member.kind]) for curve, member in zip(own, members, strict=True)]
     return kinds, [distinct.index(kind) for kind in found], levels
 
@@ -93,14 +93,14 @@ def _level(own: Curve, kind: Curve) -> float:
     return 1.0 if abs(level - 1) <= _AS_ITS_KIND else level
 
 
-class Crew:
+class Cohort:
     """Who trains: ``members`` has for each worker, in the order of their ranks, the index of its kind.
 
     In what follows ``slowness[i]`` is how many times as long as its curve says worker i takes, inf for who is
     absent.
     """
 
-    def __init__(self, kinds: Sequence[Kind], members: Sequence[int]) -> None:
+    def __init__(self, kinds: Sequence[WorkerKind], members: Sequence[int]) -> None:
         self.kinds = tuple(kinds)
         self.members: Ints = np.asarray(members, dtype=np.int64)
         self.size = len(self.members)

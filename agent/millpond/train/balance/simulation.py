@@ -17,18 +17,18 @@ from typing import Protocol
 
 import numpy as np
 
-from millpond.train.balance.controller import Plan
+from millpond.train.balance.controller import BatchPlan
 from millpond.train.balance.curve import Bools, Floats, Ints
-from millpond.train.balance.equal_time import LEAST_BATCH, Crew
+from millpond.train.balance.equal_time import LEAST_BATCH, Cohort
 
 _SAFE = 0.9  # of what the rule of three gives for the rest of a step, as in the host
 
 
-class Policy(Protocol):
+class BatchPolicy(Protocol):
     """What decides on batches, see ``policies``."""
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> BatchPlan:
         """The present one."""
 
     def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
@@ -38,7 +38,7 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Loads:
+class SimulatedLoads:
     """Other work on the devices: each is busy a ``busy`` part of the time, for ``lasting`` steps on average,
     and then ``least`` to ``most`` times as slow. Steps also vary by ``noise``, and what devices tell of their
     processors by ``busy_noise``, standard deviations.
@@ -72,7 +72,7 @@ class Loads:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationOutcome:
     """Of a simulation: ``counted`` are samples by rank whose sums went into a step, ``begun`` those that were
     to; ``ideal`` is what all speeds that were there add up to.
     """
@@ -101,14 +101,16 @@ class Outcome:
 
 
 def simulate(
-    crew: Crew, policy: Policy, loads: Loads, steps: int, seed: int, *, carry: bool = True
-) -> Outcome:
+    crew: Cohort, policy: BatchPolicy, loads: SimulatedLoads, steps: int, seed: int, *, carry: bool = True
+) -> SimulationOutcome:
     """Without ``carry``, late sums are thrown away, as in training with backup workers."""
     return _Simulation(crew, policy, loads, seed, carry).run(steps)
 
 
 class _Simulation:
-    def __init__(self, crew: Crew, policy: Policy, loads: Loads, seed: int, carry: bool) -> None:
+    def __init__(
+        self, crew: Cohort, policy: BatchPolicy, loads: SimulatedLoads, seed: int, carry: bool
+    ) -> None:
         self._crew, self._policy, self._loads, self._carry = crew, policy, loads, carry
         self._source, self._telling = np.random.default_rng(seed), np.random.default_rng((seed, 1))
         self._slowness = loads.begin(crew.size, self._source)
@@ -117,7 +119,7 @@ class _Simulation:
         self._busy: Floats = np.full(crew.size, np.nan)  # as far as it was told
         self._counted, self._begun = np.zeros((2, crew.size), dtype=np.int64)
 
-    def run(self, steps: int) -> Outcome:
+    def run(self, steps: int) -> SimulationOutcome:
         now, ideal, plans = 0.0, 0.0, 0
         for _ in range(steps):
             end, new_plan = self._step(now)
@@ -125,7 +127,7 @@ class _Simulation:
             plans += new_plan
             self._slowness = self._loads.change(self._slowness, self._source)
             now = end
-        return Outcome(now, ideal, self._counted, self._begun, plans)
+        return SimulationOutcome(now, ideal, self._counted, self._begun, plans)
 
     def _step(self, now: float) -> tuple[float, bool]:
         """When it ends, and whether a new plan follows from it."""
@@ -142,7 +144,7 @@ class _Simulation:
         self._at = fresh.where(began & ~punctual, at.without(came))
         return end, self._tell(came, at) | self._tell(punctual, fresh, always=True)
 
-    def _begin(self, plan: Plan, now: float, late: Bools) -> _Work:
+    def _begin(self, plan: BatchPlan, now: float, late: Bools) -> _Work:
         """What those who are free do now, and those who are late when they are free."""
         begin = np.where(late, self._at.done, now)
         batches = np.where(late, _in_the_rest(plan, begin - now), _with_idle(plan.batches, self._crew.caps))
@@ -191,14 +193,14 @@ def _answers(at: _Work, fresh: _Work) -> Floats:
     return np.where(at.batches > 0, at.done, np.where(fresh.batches > 0, fresh.done, np.inf))
 
 
-def _end(plan: Plan, now: float, answers: Floats, fresh: _Work) -> float:
+def _end(plan: BatchPlan, now: float, answers: Floats, fresh: _Work) -> float:
     """When all who have a batch in the plan are done, or at the deadline, but not before the first answer."""
     first = float(answers.min())
     awaited = fresh.done[plan.batches > 0]
     return min(float(awaited.max(initial=first)), max(now + plan.deadline, first))
 
 
-def _in_the_rest(plan: Plan, gone: Floats) -> Ints:
+def _in_the_rest(plan: BatchPlan, gone: Floats) -> Ints:
     """What each can do of its batch when so many seconds of the step are gone; 0 if that is too little."""
     planned = float(plan.times.max())
     left = 1 - gone / planned if planned else np.zeros_like(gone)

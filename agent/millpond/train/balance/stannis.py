@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from millpond.train.balance.controller import Controller, Plan, deadline_of
+from millpond.train.balance.controller import BalanceController, BatchPlan, deadline_of
 from millpond.train.balance.curve import Bools, Floats, Ints
-from millpond.train.balance.equal_time import LEAST_BATCH, Crew
+from millpond.train.balance.equal_time import LEAST_BATCH, Cohort
 
 _WEIGHT, _THRESHOLD, _IN_A_ROW = 0.7, 0.2, 5
 
@@ -29,7 +29,7 @@ class Stannis:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: Cohort,
         *,
         total: int | None = None,
         levels: Floats | None = None,
@@ -37,17 +37,17 @@ class Stannis:
     ) -> None:
         self._crew = crew
         self.slowness: Floats = np.ones(crew.size) if levels is None else levels.copy()
-        self._start = Controller(crew, total=total, levels=levels).plan.batches
+        self._start = BalanceController(crew, total=total, levels=levels).plan.batches
         self._own = self._start.copy()  # of everyone, whether there or not
         self._normal: Floats = self.slowness.copy()  # since the last new batch
         self._present = np.ones(crew.size, dtype=np.bool_) if present is None else present.copy()
         self._flags = np.zeros(crew.size, dtype=np.int64)
         self.plan = self._make_plan()
 
-    def _make_plan(self) -> Plan:
+    def _make_plan(self) -> BatchPlan:
         batches = np.where(self._present, self._own, 0)
         times = self._crew.times(batches, self._normal)
-        return Plan(batches, times, deadline_of(times, None))
+        return BatchPlan(batches, times, deadline_of(times, None))
 
     def observe(self, batches: Ints, measured: Floats, _busy: Floats | None = None, /) -> bool:
         """One step's seconds by rank. Whether there is a new plan."""
@@ -66,17 +66,17 @@ class Stannis:
         self.plan = self._make_plan()
         return True
 
-    def join(self, rank: int, level: float = 1.0) -> Plan:
+    def join(self, rank: int, level: float = 1.0) -> BatchPlan:
         """A worker is there, for the first time or again, with the batch of the beginning."""
         self.slowness[rank] = self._normal[rank] = level
         self._own[rank] = self._start[rank]
         return self._attend(rank, True)
 
-    def leave(self, rank: int) -> Plan:
+    def leave(self, rank: int) -> BatchPlan:
         """A worker is not there any more."""
         return self._attend(rank, False)
 
-    def _attend(self, rank: int, present: bool) -> Plan:
+    def _attend(self, rank: int, present: bool) -> BatchPlan:
         self._present[rank], self._flags[rank] = present, 0
         self.plan = self._make_plan()
         return self.plan

@@ -1,0 +1,186 @@
+"""Edge: one authenticated connection of the host: questions about the device, tickets, and jobs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from millpond.agent import gate as gates
+from millpond.agent import load
+from millpond.agent.config import AgentConfig
+from millpond.agent.job_worker import JobWorker, check_folders
+from millpond.agent.launched_script import LaunchedScripts
+from millpond.agent.log_lines import LogLines
+from millpond.agent.tickets import Tickets
+from millpond.agent.volume import VolumeServer
+from millpond.base.deadline import NEVER, Deadline
+from millpond.base.errors import ConfigError, ConnectionLost, ProtocolError, Refused
+from millpond.fs.store.usage import private_bytes
+from millpond.train.job import spec
+from millpond.train.protocol import PrepareWorker
+from millpond.wire.channel import Channel
+from millpond.wire.control_messages import (
+    AtRest,
+    Attach,
+    GetLedger,
+    GetLoad,
+    GetLog,
+    GetTicket,
+    Hello,
+    Ledger,
+    Log,
+    LogPosition,
+    Ticket,
+)
+from millpond.wire.launch_messages import Launch
+from millpond.wire.messages import Failure, Message
+
+log = logging.getLogger(__name__)
+REPLY_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """What a bulk connection is for: a worker's parameters, or the volume."""
+
+    worker: JobWorker | None = None
+
+
+class AgentService:
+    """What all sessions of one agent share."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        software: str,
+        gate: gates.Gate,
+        volume: VolumeServer,
+        launches: LaunchedScripts,
+        log_lines: LogLines,
+        at_rest: AtRest,
+    ) -> None:
+        self.config, self.software, self.gate, self.at_rest = config, software, gate, at_rest
+        self.volume, self.launches, self.log_lines = volume, launches, log_lines
+        self.boot = os.urandom(8).hex()
+        self.tickets: Tickets[Purpose] = Tickets(lambda: os.urandom(32))
+        self._meter = load.meter(config)
+        self._lock = threading.Lock()
+        self._workers: list[JobWorker] = []
+        self._greeted = False
+
+    def issue(self, purpose: Purpose, tls: bool) -> Ticket:
+        """A ticket for ``purpose``, encrypted if either side wants it."""
+        tls = tls or self.config.privacy.encrypt == "always"
+        with self._lock:
+            return Ticket(self.tickets.issue(purpose, tls, time.monotonic()), tls)
+
+    def redeem(self, token: bytes, tls: bool) -> Purpose | None:
+        """What the token entitles to, once."""
+        with self._lock:
+            return self.tickets.redeem(token, tls, time.monotonic())
+
+    def serve(self, host: Channel) -> Attach | None:
+        """Answer the host until it closes, or shows a ticket for encrypted bulk. Raises RemoteError."""
+        while True:
+            try:
+                request = host.receive(NEVER)
+            except ConnectionLost:
+                if host.closed_cleanly:
+                    return None
+                raise
+            if request.payload_size:
+                raise ProtocolError("the host sent a payload on a control connection")
+            if isinstance(request.message, Attach):
+                return request.message
+            if isinstance(request.message, PrepareWorker):
+                self._run_job(request.message, host)
+                return None
+            if isinstance(request.message, Launch):
+                self.launches.serve(request.message, host)
+                return None
+            host.send(self._answer(request.message), Deadline.after(REPLY_SECONDS))
+
+    def _answer(self, request: Message) -> Message:
+        answer = self._ANSWERS.get(type(request))
+        if answer is None:
+            return Failure("protocol", f"'{request.NAME}' is not a request for an agent")
+        return answer(self, request)
+
+    def _hello(self, _request: Message) -> Message:
+        return load.describe(self.config, self.software, self.boot, self.at_rest)
+
+    def _load(self, _request: Message) -> Message:
+        with self._lock:
+            names = [*(worker.name for worker in self._workers), *self.launches.names]
+            self._note_greeting()
+            return load.measure(self.config, names, self._meter)
+
+    def _note_greeting(self) -> None:
+        """Tell a new slot's trial that the host has taken this agent for one of its fleet's."""
+        if not self._greeted and (runtime := os.environ.get("RUNTIME_DIRECTORY")):
+            Path(runtime, "greeted").touch()
+        self._greeted = True
+
+    def _ledger(self, _request: Message) -> Message:
+        sent, seen = gates.ledger(self.gate, [self.volume.tally])
+        return Ledger(sent, seen, private_bytes(Path(self.config.flash)))
+
+    def _ticket(self, request: Message) -> Message:
+        assert isinstance(request, GetTicket)
+        return self.issue(Purpose(), request.tls)
+
+    def _log(self, request: Message) -> Message:
+        assert isinstance(request, GetLog)
+        after = request.after
+        if after is None:
+            lines, count = self.log_lines.last(request.lines)
+        else:
+            lines, count = self.log_lines.since(after.number if after.boot == self.boot else 0)
+        return Log(lines, LogPosition(self.boot, count))
+
+    _ANSWERS: dict[type[Message], Callable[[AgentService, Message], Message]] = {  # noqa: RUF012 - never changed
+        Hello: _hello,
+        GetLoad: _load,
+        GetLedger: _ledger,
+        GetTicket: _ticket,
+        GetLog: _log,
+    }
+
+    def _run_job(self, request: PrepareWorker, host: Channel) -> None:
+        """Hold a worker for as long as the host holds this connection."""
+        worker = None
+        try:
+            spec.check(request.job, "the job")
+            check_folders(request.folders)
+            worker = JobWorker(self.config, request.job.name)
+            self._workers.append(worker)
+            log.info("job %s: worker started", worker.name)
+            ready = worker.prepare(request, host)
+            ticket = self.issue(Purpose(worker), request.tls)
+            host.send(replace(ready, token=ticket.token, tls=ticket.tls), Deadline.after(REPLY_SECONDS))
+            self._wait_for_end(host)
+        except Refused as error:
+            host.send(Failure(error.code, error.text), Deadline.after(REPLY_SECONDS))
+        except ConfigError as error:
+            host.send(Failure("model", str(error)), Deadline.after(REPLY_SECONDS))
+        except OSError as error:  # a full flash, most likely
+            text = f"the worker cannot be started: {error.strerror or error}"
+            log.error("job %s: %s", request.job.name, text)
+            host.send(Failure("device", text), Deadline.after(REPLY_SECONDS))
+        finally:
+            if worker:
+                self._workers.remove(worker)
+                worker.stop()
+                log.info("job %s: worker ended", worker.name)
+
+    def _wait_for_end(self, host: Channel) -> None:
+        try:
+            host.receive(NEVER)
+        except ConnectionLost:
+            return
+        raise ProtocolError("the host sent another request on a connection that holds a job")

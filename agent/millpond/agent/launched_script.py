@@ -1,0 +1,146 @@
+"""Edge: a launched script on the device: a process that has the network, and therefore no private part.
+
+Its output goes to the host through the agent's gate. What it sends by itself the agent cannot search; the
+ledger counts it, by the counters of the tunnel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from millpond.agent.config import AgentConfig
+from millpond.agent.gate import KINDS, Gate, LedgerCounters, ledger
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConfigError, ConnectionLost, Refused
+from millpond.fs.store.layout import PUBLIC
+from millpond.launch.process import LaunchedScript
+from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.wire.channel import Channel
+from millpond.wire.launch_messages import Exited, Launch, Lines, Output, check_files
+from millpond.wire.messages import Failure, Kind
+
+log = logging.getLogger(__name__)
+
+SEND_SECONDS = 600.0  # whoever looks at the output may have stopped to read
+REPLY_SECONDS = 10.0
+PLACE_SECONDS = 20.0  # the host may launch again before this agent has seen that it left the last one
+MOST_OUTPUT = 16 << 20
+OUTPUT_RATE = 1 << 20  # bytes per second
+COUNT_SECONDS = 1.0
+
+
+class LaunchedScripts:
+    """Runs one launched script at a time. ``crossed`` tells the bytes that have left by the tunnel."""
+
+    def __init__(
+        self, config: AgentConfig, gate: Gate, others: Sequence[LedgerCounters], crossed: Callable[[], int]
+    ) -> None:
+        self._config, self._gate, self._others, self._crossed = config, gate, others, crossed
+        self._lock = threading.Lock()
+        self._script = ""
+
+    @property
+    def names(self) -> list[str]:
+        """What runs now, for the device's load."""
+        script = self._script
+        return [script] if script else []
+
+    def serve(self, request: Launch, host: Channel) -> None:
+        """Run the script until it ends or the host leaves. Raises RemoteError."""
+        try:
+            check_files(request.script, request.files)
+            with self._place(request.script), self._counted() as count:
+                log.info(
+                    "launch %s: started as worker %d of %d", request.script, request.rank, request.world_size
+                )
+                self._run(request, host, count)
+        except Refused as error:
+            host.send(Failure(error.code, error.text), Deadline.after(REPLY_SECONDS))
+        except ConfigError as error:
+            host.send(Failure("launch", str(error)), Deadline.after(REPLY_SECONDS))
+        except OSError as error:
+            text = f"the script cannot be started: {error.strerror or error}"
+            log.error("launch %s: %s", request.script, text)
+            host.send(Failure("device", text), Deadline.after(REPLY_SECONDS))
+
+    @contextlib.contextmanager
+    def _place(self, script: str) -> Iterator[None]:
+        if not self._lock.acquire(timeout=PLACE_SECONDS):
+            raise Refused("", "busy", f"'{self._script}' has been launched here already")
+        self._script = script
+        try:
+            yield
+        finally:
+            log.info("launch %s: ended", script)
+            self._script = ""
+            self._lock.release()
+
+    def _run(self, request: Launch, host: Channel, count: Callable[[], None]) -> None:
+        script = LaunchedScript(_sandbox(self._config), request, self._config.link.interface)
+        try:
+            _relay(script, host, count)
+            host.send(Exited(script.wait()), Deadline.after(REPLY_SECONDS))
+        finally:
+            script.stop()
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[Callable[[], None]]:
+        """Call what this yields now and then: it adds to the ledger what has left by the tunnel besides what
+        the gate has counted, packets' heads included.
+        """
+        begin = self._uncounted()
+
+        def count() -> None:
+            new = self._uncounted() - begin  # what is added is in the gate's sum from then on
+            if new > 0:
+                self._gate.tally.add(KINDS.index(Kind.LAUNCHED), new)
+
+        try:
+            yield count
+        finally:
+            count()
+
+    def _uncounted(self) -> int:
+        return self._crossed() - sum(ledger(self._gate, self._others)[0].values())
+
+
+def _relay(script: LaunchedScript, host: Channel, count: Callable[[], None]) -> None:
+    """Pass on what the script prints, at a bounded rate, until it ends. Raises ConnectionLost."""
+    lines, left = Lines(), MOST_OUTPUT
+    poll = select.poll()
+    poll.register(script.output, select.POLLIN)
+    poll.register(host.sock, select.POLLIN)
+    while True:
+        ready = {descriptor for descriptor, _ in poll.poll(COUNT_SECONDS * 1000)}
+        count()
+        if host.sock.fileno() in ready:  # it has nothing to say meanwhile
+            raise ConnectionLost("the host left a launched script")
+        if script.output in ready:
+            data = script.read()
+            found = lines.take(data) if data else lines.end()
+            if left > 0 and found:
+                host.send(Output(found), Deadline.after(SEND_SECONDS))
+                left -= len(data)
+                if left <= 0:
+                    told = f"(more than {MOST_OUTPUT >> 20} MiB of output: the rest is not shown)"
+                    host.send(Output((told,)), Deadline.after(SEND_SECONDS))
+            if not data:
+                return
+            time.sleep(len(data) / OUTPUT_RATE)
+
+
+def _sandbox(config: AgentConfig) -> Sandbox:
+    """With the device's network, and so without the private part, unless the device's owner wants it."""
+    private = config.privacy.launch == "private"
+    shown = Path(config.volume) if private else Path(config.volume, PUBLIC)
+    return Sandbox(
+        binds=(*system_binds(), *python_binds(), Bind(shown, shown)),
+        own_pids=True,
+        uid=config.users.worker if private else config.users.launch,
+    )

@@ -1,0 +1,1 @@
+"""The energy that a machine takes: sensors and joules."""

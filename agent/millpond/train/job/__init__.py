@@ -1,0 +1,1 @@
+"""What a job is, and its TOML file."""

@@ -1,0 +1,1 @@
+"""Local training: epochs over a device's own samples, and the score of a model."""

@@ -1,0 +1,1 @@
+"""Sums of updates and gradients whose bits do not depend on the order of arrival."""

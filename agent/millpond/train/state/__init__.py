@@ -1,0 +1,1 @@
+"""A model's state: its layout in a flat vector, and checkpoints."""

@@ -1,0 +1,1 @@
+"""Synchronous steps: a worker's gradients, the server's optimizer, the learning rate."""

@@ -1,0 +1,57 @@
+"""Pure: what a worker says about an exception, and what it keeps to itself.
+
+The message of an exception can hold private samples. A device therefore tells the text of millpond's own
+errors, which are written for that, and of all others only the type and the place in the user's files.
+"""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from millpond.base.errors import LocalError
+from millpond.train.data.samples import DataError
+from millpond.wire.messages import Failure
+
+_HERE = Path(__file__).parents[1]
+
+
+def failure(error: BaseException, code_dir: Path, *, full: bool) -> Failure:
+    """Code ``data`` or ``model``, and one line for a person; with the message of any error if ``full``."""
+    if isinstance(error, LocalError) and _is_ours(error):
+        if isinstance(error, DataError):
+            return Failure("data", str(error) if full else error.discreet)
+        return Failure("model", str(error))
+    place = _users_place(error, code_dir) or _own_place(error)
+    if full:
+        message = " ".join("".join(traceback.format_exception_only(error)).split())
+        return Failure("model", f"{message} ({place})")
+    return Failure("model", f"{type(error).__name__} {place}; its message stays on the device")
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether millpond alone raised it: the user's code can raise a LocalError too, even from no file."""
+    return all(_below(frame.filename, _HERE) for frame in traceback.extract_tb(error.__traceback__))
+
+
+def _users_place(error: BaseException, code_dir: Path) -> str | None:
+    """The last place in the user's code that the error went through, None if it never was there."""
+    if isinstance(error, SyntaxError) and error.filename and _below(error.filename, code_dir):
+        return f"at {_below(error.filename, code_dir)}:{error.lineno}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if name := _below(frame.filename, code_dir):
+            return f"at {name}:{frame.lineno} in {frame.name}"
+    return None
+
+
+def _own_place(error: BaseException) -> str:
+    """The last place in millpond: an installed model failed, or the samples do not fit the model."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if name := _below(frame.filename, _HERE):
+            return f"at millpond/train/{name}:{frame.lineno} in {frame.name}"
+    return "outside of the model's files"
+
+
+def _below(filename: str, folder: Path) -> str | None:
+    path = Path(filename)
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else None

@@ -1,0 +1,146 @@
+"""Entry: a process that trains: ``python -m millpond.train.worker.process FD``.
+
+FD is an inherited, connected Unix socket on which Prepare and the requests of its role are served until its
+end. A failure of the user's model or data is answered by Failure, and the worker lives on. What the
+user's code prints goes to this process's own output, as does the whole traceback of every failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from millpond.base.deadline import NEVER
+from millpond.base.errors import ConnectionLost, ProtocolError
+from millpond.linux.syscalls import die_with_parent
+from millpond.train import protocol
+from millpond.train.worker.error_reports import failure
+from millpond.wire.channel import Channel
+from millpond.wire.framing import Head
+from millpond.wire.messages import Failure, Message
+
+if TYPE_CHECKING:
+    from millpond.train.worker.roles import Answer, WorkerRole
+
+
+class WorkerProcess:
+    """Serves one channel. Failures tell messages of exceptions only if ``full``."""
+
+    def __init__(
+        self, channel: Channel, root: Path, scratch: Path, *, full: bool, shared: Sequence[int] | None
+    ) -> None:
+        self._channel, self._root, self._scratch = channel, root, scratch
+        self._full, self._shared = full, shared
+        self._jobs = 0
+        self._code_dir = scratch / "0"
+        self._session: WorkerRole | None = None
+
+    def serve(self) -> int:
+        """Answer until the channel ends. Returns the exit code: 1 if the coordinator broke the protocol."""
+        while True:
+            try:
+                head = self._channel.receive(NEVER)
+                self._receive_payload(head)
+                reply, payload = self._reply(head.message)
+                self._channel.send(reply, NEVER, payload)
+            except ConnectionLost:
+                return 0 if self._channel.closed_cleanly else 1
+            except ProtocolError as error:
+                # what the coordinator sends next cannot be told from the bytes that do not belong
+                print(f"worker: {error}", file=sys.stderr)
+                with contextlib.suppress(ConnectionLost):
+                    self._channel.send(Failure("protocol", str(error)), NEVER)
+                return 1
+
+    def _receive_payload(self, head: Head) -> None:
+        """Take a payload into its place, if it is exactly as large as that."""
+        inlet = self._session.inlet(head.message) if self._session else None
+        expected = 0 if inlet is None else inlet.nbytes
+        if head.payload_size != expected:
+            name = type(head.message).NAME
+            raise ProtocolError(f"'{name}' came with {head.payload_size} bytes where {expected} belong")
+        if inlet is not None:
+            self._channel.receive_into(inlet.data, NEVER)
+
+    def _reply(self, message: Message) -> Answer:
+        try:
+            return self._answer(message)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
+            traceback.print_exception(error)
+            return failure(error, self._code_dir, full=self._full), b""
+
+    def _answer(self, message: Message) -> Answer:
+        if isinstance(message, protocol.PrepareWorker):
+            return self._prepare(message), b""
+        if self._session is None:
+            return Failure("protocol", f"'{type(message).NAME}' came before 'prepare'"), b""
+        answer = self._session.answer(message)
+        return answer or (Failure("protocol", f"this worker does not serve '{type(message).NAME}'"), b"")
+
+    def _prepare(self, prepare: protocol.PrepareWorker) -> protocol.Ready:
+        # torch takes seconds; the process must already be tied to its parent
+        from millpond.train.worker import roles, user_code
+
+        self._session = None
+        user_code.forget(self._code_dir)
+        self._jobs += 1
+        self._code_dir = self._scratch / str(self._jobs)
+        self._code_dir.mkdir()
+        user_code.write_code(prepare.code, self._code_dir)
+        shared = roles.Descriptors(*self._shared) if self._shared else None
+        self._session = roles.make(prepare, self._root, self._code_dir, shared)
+        return self._session.ready()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the worker; the exit code."""
+    options = _parser().parse_args(arguments)
+    die_with_parent(signal.SIGKILL)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what the user's code printed outlives a kill
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the coordinator, which then closes the channel
+    sock = socket.socket(fileno=options.fd)
+    sock.set_inheritable(False)
+    with (
+        Channel(sock, "the coordinator") as channel,
+        tempfile.TemporaryDirectory(prefix="millpond-") as scratch,
+    ):
+        full, folder = options.errors == "full", Path(scratch).resolve()
+        return WorkerProcess(channel, options.root, folder, full=full, shared=options.shared).serve()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="millpond.train.worker.process", description="Train as a coordinator says."
+    )
+    parser.add_argument("fd", type=int, help="descriptor of a connected Unix socket")
+    parser.add_argument(
+        "--shared",
+        type=int,
+        nargs=2,
+        metavar=("STATES", "SUMS"),
+        help="descriptors of memory for the states of synchronous jobs, and for sums",
+    )
+    parser.add_argument("--root", type=Path, default=Path(), help="where relative data folders lie")
+    parser.add_argument(
+        "--errors",
+        choices=("full", "location"),
+        default="location",
+        help="whether a failure tells the messages of exceptions, which may hold samples",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
