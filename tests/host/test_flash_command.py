@@ -21,8 +21,9 @@ from rich.console import Console
 from millpond.base.errors import LocalError, RemoteError
 from millpond.host import cli, flash_command, provision
 from millpond.host.fleet import DeviceConfig
-from millpond.images import bluefield, image_files, seed
-from millpond.images.manifest import Manifest, SeedPlace, dumps
+from millpond.images.flash import bluefield
+from millpond.images.format import locate, seed
+from millpond.images.format.manifest import Manifest, SeedPlace, dumps
 
 MIB = 1 << 20
 SIZE = 8 * MIB
@@ -40,7 +41,7 @@ def image(tmp_path: Path) -> Path:
             file.seek(offset)
             file.write(os.urandom(100_000))
     manifest = Manifest(
-        "millpond", "0.1.0", 7, "qemu-virt", "aarch64", image_files.describe(path), SeedPlace(4 * MIB, MIB)
+        "millpond", "0.1.0", 7, "qemu-virt", "aarch64", locate.describe(path), SeedPlace(4 * MIB, MIB)
     )
     path.with_suffix(".json").write_text(dumps(manifest))
     return path
@@ -193,7 +194,7 @@ def test_ctrl_c_says_how_it_leaves_the_target(millpond: Millpond, image: Path, t
         for part in [os.urandom(8 * MIB)] * 8:
             file.write(part)
     manifest = Manifest(
-        "millpond", "0.1.0", 7, "qemu-virt", "aarch64", image_files.describe(image), SeedPlace(4 * MIB, MIB)
+        "millpond", "0.1.0", 7, "qemu-virt", "aarch64", locate.describe(image), SeedPlace(4 * MIB, MIB)
     )
     image.with_suffix(".json").write_text(dumps(manifest))
     target = tmp_path / "disk"

@@ -9,7 +9,7 @@ import pytest
 from millpond.base.errors import LocalError
 from millpond.host.api import DeviceInfo
 from millpond.host.fleet_run import Ended, FleetRun, Lines, _LineSink, choose
-from millpond.images.ssh_settings import USER
+from millpond.images.ondevice.sshd_config import USER
 
 
 def device(name: str, state: str = "ready", reason: str = "") -> DeviceInfo:

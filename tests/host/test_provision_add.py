@@ -13,8 +13,9 @@ from millpond.base.errors import ConfigError, LocalError
 from millpond.host import fleet as fleets
 from millpond.host import provision, qemu_devices, ssh
 from millpond.host.fleet import DeviceConfig
-from millpond.images import qemu, seed
-from millpond.images.qemu import DISK
+from millpond.images.format import seed
+from millpond.images.runtime import qemu
+from millpond.images.runtime.qemu import DISK
 
 from .update_support import make_fleet, make_image
 

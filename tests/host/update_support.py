@@ -8,8 +8,8 @@ from pathlib import Path
 
 from millpond.host import provision
 from millpond.host.fleet import DeviceConfig, Fleet
-from millpond.images import image_files
-from millpond.images.manifest import File, Manifest, SeedPlace, dumps
+from millpond.images.format import locate
+from millpond.images.format.manifest import ImageFile, Manifest, SeedPlace, dumps
 
 MIB = 1 << 20
 
@@ -27,14 +27,14 @@ def make_image(folder: Path, board: str = "qemu-virt", serial: int = 1000) -> tu
     for name in ("esp.vfat", "root.squashfs"):
         data = os.urandom(64 << 10)
         (folder / name).write_bytes(data)
-        files.append(File(name, len(data), hashlib.sha256(data).hexdigest()))
+        files.append(ImageFile(name, len(data), hashlib.sha256(data).hexdigest()))
     manifest = Manifest(
         name="millpond",
         version="0.1.0",
         serial=serial,
         board=board,
         architecture="aarch64",
-        image=image_files.describe(path),
+        image=locate.describe(path),
         seed=SeedPlace(4 * MIB, MIB),
         files=tuple(files),
     )

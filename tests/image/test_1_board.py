@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from millpond.images import image_files
-from millpond.images.seed import WIPED
+from millpond.images.format import locate
+from millpond.images.format.seed import WIPED
 
 from ..system.qemu import NAME, Board
 from ..system.support import eventually
@@ -62,7 +62,7 @@ def test_nobody_has_a_password_and_the_root_is_read_only(board: Board) -> None:
 
 
 def test_the_seed_is_wiped(board: Board, image: Path) -> None:
-    place = image_files.find(image)[1].seed
+    place = locate.find(image)[1].seed
     with (board.directory / "disk.img").open("rb") as disk:
         disk.seek(place.offset)
         assert disk.read(place.bytes) == WIPED.ljust(place.bytes, b"\0")

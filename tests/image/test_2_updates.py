@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from millpond.host import bundles, provision
-from millpond.images import image_files
+from millpond.images.format import locate
 
 from ..system.qemu import NAME, Board
 from ..system.support import eventually
@@ -38,7 +38,7 @@ def broken(builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_changed_bundle_is_refused(board: Board, later: Path) -> None:
-    path, manifest = image_files.find(later)
+    path, manifest = locate.find(later)
     bundle = bundles.make(board.fleet, path, manifest)
     good = bundle.path.read_bytes()
     before = board.running()
@@ -52,7 +52,7 @@ def test_a_changed_bundle_is_refused(board: Board, later: Path) -> None:
 
 
 def test_anothers_signature_is_refused(board: Board, later: Path, tmp_path: Path) -> None:
-    path, manifest = image_files.find(later)
+    path, manifest = locate.find(later)
     stranger = provision.create(tmp_path / "stranger", "stranger", [])
     theirs = bundles.make(stranger, path, manifest)
     ours = bundles.make(board.fleet, path, manifest)

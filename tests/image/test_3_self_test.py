@@ -10,8 +10,8 @@ import pytest
 from millpond.host import provision, qemu_devices
 from millpond.host.fleet import read
 from millpond.images import boards
-from millpond.images.qemu import QemuBoard, QemuSpec
-from millpond.images.self_test import CHECKS, FAILED, FAMILY, PASSED
+from millpond.images.ondevice.self_test import CHECKS, FAILED, FAMILY, PASSED
+from millpond.images.runtime.qemu import QemuBoard, QemuSpec
 
 from ..system.qemu import BOOT_SECONDS, NAME
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from millpond.images import image_files
-from millpond.images.manifest import Manifest, SeedPlace, dumps
+from millpond.images.format import locate
+from millpond.images.format.manifest import Manifest, SeedPlace, dumps
 
 MIB = 1 << 20
 SECTOR = 512
@@ -66,7 +66,7 @@ def make_image(folder: Path, size: int = 8 * MIB, salt: int = 1) -> tuple[Path, 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "millpond-test.img"
     write(path, raw(size, salt), size)
-    manifest = Manifest("millpond", "0.1.0", 7, BOARD, "aarch64", image_files.describe(path), SEED)
+    manifest = Manifest("millpond", "0.1.0", 7, BOARD, "aarch64", locate.describe(path), SEED)
     path.with_suffix(".json").write_text(dumps(manifest))
     return path, manifest
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError, RemoteError
-from millpond.images import bluefield
+from millpond.images.flash import bluefield
 
 KERNEL = b"MZ".ljust(0x38, b"\0") + b"ARMd" + b"kernel" * 100
 

@@ -11,8 +11,8 @@ from typing import TypeVar
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.images.backplane import Backplane
-from millpond.images.emulated import BoardSpec, EmulatedBoard
+from millpond.images.runtime.emulated import BoardSpec, EmulatedBoard
+from millpond.images.runtime.supervisor import BoardSupervisor
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ def test_a_board_that_dies_is_noticed_once(board: Callable[[str], EmulatedBoard]
 @needs_boards
 @pytest.mark.expected_log("csd0 went down; it is switched on again")
 def test_a_backplane_switches_a_dead_board_on_again(tmp_path: Path) -> None:
-    backplane = Backplane(
+    backplane = BoardSupervisor(
         [EmulatedBoard(spec(tmp_path / "csd0", "echo started >> /flash/starts; exec sleep 100"))]
     )
     starts = tmp_path / "csd0" / "flash" / "starts"

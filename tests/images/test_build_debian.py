@@ -13,7 +13,7 @@ import pytest
 
 from millpond.base.errors import LocalError
 from millpond.images.build import debian, python
-from millpond.images.build.debian import Package
+from millpond.images.build.debian import DebianPackage
 
 CONTENT = b"a package" * 1000
 
@@ -40,7 +40,7 @@ def mirror(tmp_path: Path) -> Iterator[dict[str, str]]:
         server.server_close()
 
 
-def package(**other: object) -> Package:
+def package(**other: object) -> DebianPackage:
     fields: dict[str, object] = {
         "name": "one",
         "version": "1.0-1",
@@ -49,7 +49,7 @@ def package(**other: object) -> Package:
         "archive": "main",
         "path": "one.deb",
     }
-    return Package(**{**fields, **other})  # type: ignore[arg-type]
+    return DebianPackage(**{**fields, **other})  # type: ignore[arg-type]
 
 
 def test_the_lock_names_every_package_once_with_its_digest() -> None:

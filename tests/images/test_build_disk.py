@@ -17,8 +17,8 @@ from millpond.images.build import __main__ as builder
 from millpond.images.build import boot, disk
 from millpond.images.build.context import Context
 from millpond.images.build.recipe import RECIPE
-from millpond.images.image_files import describe
-from millpond.images.manifest import Manifest, SeedPlace, dumps, loads
+from millpond.images.format.locate import describe
+from millpond.images.format.manifest import Manifest, SeedPlace, dumps, loads
 
 _SFDISK = shutil.which("sfdisk", path="/usr/sbin:/sbin:/usr/bin")
 needs_sfdisk = pytest.mark.skipif(_SFDISK is None, reason="needs sfdisk: sudo apt install fdisk")

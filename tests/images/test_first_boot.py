@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.images import first_boot, seed
+from millpond.images.format import seed
+from millpond.images.ondevice import provision
 
 FILES = {"agent.toml": 'name = "csd3"\n', "key.pem": "secret", "ssh_host_key": "s" * 9000}
 _STEPS = {"open", "fsync", "fchmod", "write", "flush", "rename", "mkdir", "rmdir", "unlink", "close", "seek"}
@@ -37,14 +38,14 @@ def test_an_identity_is_taken_over_once_and_the_seed_is_wiped(tmp_path: Path) ->
     given, identity = make_seed(tmp_path / "seed"), tmp_path / "state" / "identity"
     before = os.umask(0o077)
     try:
-        assert first_boot.take_over(given, identity)
+        assert provision.take_over(given, identity)
     finally:
         os.umask(before)
     assert found(identity) == FILES
     assert stat.S_IMODE((identity / "key.pem").stat().st_mode) == 0o600
     assert stat.S_IMODE((identity / "agent.toml").stat().st_mode) == 0o664
     assert given.read_bytes() == seed.WIPED + bytes(seed.MAX_TAR)
-    assert not first_boot.take_over(given, identity)
+    assert not provision.take_over(given, identity)
     assert found(identity) == FILES
     assert [path.name for path in identity.parent.iterdir()] == ["identity"]
 
@@ -53,7 +54,7 @@ def test_a_new_seed_replaces_the_whole_identity(tmp_path: Path) -> None:
     given, identity = make_seed(tmp_path / "seed"), tmp_path / "identity"
     identity.mkdir()
     (identity / "of-former-days").touch()
-    assert first_boot.take_over(given, identity)
+    assert provision.take_over(given, identity)
     assert found(identity) == FILES
 
 
@@ -73,7 +74,7 @@ def _killed_at(step: int, given: Path, identity: Path) -> bool:
 
     try:
         sys.setprofile(watch)
-        first_boot.take_over(given, identity)
+        provision.take_over(given, identity)
     finally:
         os._exit(0)
 
@@ -95,7 +96,7 @@ def test_however_it_is_cut_it_is_whole_after_the_next_boot(
             (identity / "agent.toml").write_text(former["agent.toml"])
         cut = _killed_at(step, given, identity)
         assert found(identity) in ({}, former, FILES), f"half of it after step {step}"
-        first_boot.take_over(given, identity)
+        provision.take_over(given, identity)
         assert found(identity) == FILES, f"after step {step}"
         assert not given.read_bytes()[seed.HEADER :].strip(b"\0"), f"secrets are left after step {step}"
     assert step > 20  # all files, folders, renames and the wiping
@@ -114,7 +115,7 @@ def test_a_wiping_that_a_power_cut_tears_is_no_damaged_seed(
             states.append(given.read_bytes())
 
     monkeypatch.setattr(os, "fsync", noting)
-    first_boot.take_over(given, identity)
+    provision.take_over(given, identity)
     monkeypatch.undo()
     assert len(states) > 1
     chance = random.Random(1)
@@ -123,7 +124,7 @@ def test_a_wiping_that_a_power_cut_tears_is_no_damaged_seed(
             sectors = range(0, len(before), 512)
             torn = b"".join((after if chance.random() < share else before)[at : at + 512] for at in sectors)
             given.write_bytes(torn)
-            first_boot.take_over(given, identity)
+            provision.take_over(given, identity)
             assert found(identity) == FILES
             assert not given.read_bytes()[seed.HEADER :].strip(b"\0")
 
@@ -134,21 +135,21 @@ def test_a_damaged_seed_gives_no_identity_and_stays(tmp_path: Path) -> None:
     damaged[2000] ^= 1
     given.write_bytes(damaged)
     with pytest.raises(LocalError, match="damaged"):
-        first_boot.take_over(given, identity)
+        provision.take_over(given, identity)
     with pytest.raises(LocalError, match="damaged"):
-        first_boot.refresh(given, identity, 0)
+        provision.refresh(given, identity, 0)
     assert not identity.exists()
     assert given.read_bytes() == damaged
 
 
 def test_a_device_with_an_identity_needs_no_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given, identity = make_seed(tmp_path / "seed"), tmp_path / "identity"
-    assert first_boot.refresh(given, identity, 0) == "csd3"
+    assert provision.refresh(given, identity, 0) == "csd3"
     given.write_bytes(b"x" * 4096)
-    assert first_boot.refresh(given, identity, 0) == "csd3"
+    assert provision.refresh(given, identity, 0) == "csd3"
     assert "the identity stays as it is" in capsys.readouterr().out
     given.unlink()
-    assert first_boot.refresh(given, identity, 1000) == "csd3"  # at once: it is not waited for
+    assert provision.refresh(given, identity, 1000) == "csd3"  # at once: it is not waited for
     assert found(identity) == FILES
 
 
@@ -157,7 +158,7 @@ def test_a_seed_that_appears_late_is_waited_for(tmp_path: Path) -> None:
     later = threading.Timer(0.3, lambda: made.rename(tmp_path / "seed"))
     later.start()
     try:
-        assert first_boot.refresh(tmp_path / "seed", tmp_path / "identity", 30) == "csd3"
+        assert provision.refresh(tmp_path / "seed", tmp_path / "identity", 30) == "csd3"
     finally:
         later.join()
 
@@ -165,15 +166,15 @@ def test_a_seed_that_appears_late_is_waited_for(tmp_path: Path) -> None:
 def test_without_seed_and_identity_a_device_says_what_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(first_boot, "SEED", tmp_path / "seed")
-    monkeypatch.setattr(first_boot, "IDENTITY", tmp_path / "identity")
-    monkeypatch.setattr(first_boot, "HOST_NAME", tmp_path / "hostname")
-    monkeypatch.setattr(first_boot, "SEED_SECONDS", 0.0)
-    assert first_boot.main() == 1
+    monkeypatch.setattr(provision, "SEED", tmp_path / "seed")
+    monkeypatch.setattr(provision, "IDENTITY", tmp_path / "identity")
+    monkeypatch.setattr(provision, "HOST_NAME", tmp_path / "hostname")
+    monkeypatch.setattr(provision, "SEED_SECONDS", 0.0)
+    assert provision.main() == 1
     assert "flash it with --device NAME" in capsys.readouterr().out
     (tmp_path / "seed").write_bytes(bytes(1 << 20))  # flashed without --device
-    assert first_boot.main() == 1
+    assert provision.main() == 1
     assert "flash it with --device NAME" in capsys.readouterr().out
     make_seed(tmp_path / "seed")
-    assert first_boot.main() == 0
+    assert provision.main() == 0
     assert (tmp_path / "hostname").read_text() == "csd3"

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError, RemoteError
-from millpond.images.flashing import amount, flash
-from millpond.images.held import Held
-from millpond.images.manifest import EDGE, Manifest
-from millpond.images.medium import About, Medium
-from millpond.images.target import opened
+from millpond.images.flash.block_device import BlockMedium, TargetDescription
+from millpond.images.flash.gpt_edges import GptEdges
+from millpond.images.flash.open_target import opened
+from millpond.images.flash.writer import amount, flash
+from millpond.images.format.manifest import EDGE, Manifest
 
 from .flash_support import MIB, SEED, make_image, raw, run, tables, write
 
@@ -27,14 +27,14 @@ SIZE = 16 * MIB
 IDENTITY = b"millpond-seed\0" + random.Random(9).randbytes(700_000)
 
 
-class Cut(Medium):
+class Cut(BlockMedium):
     """A disk, which is a file, whose power fails after so many bytes. Of what it was not told to keep for
     good, some reaches it, in any order, where ``how`` is given.
     """
 
     def __init__(self, path: Path, limit: int, *, how: int | None = None) -> None:
         size = path.stat().st_size
-        super().__init__(path, os.open(path, os.O_RDWR), About(size))
+        super().__init__(path, os.open(path, os.O_RDWR), TargetDescription(size))
         self.left, self.chance = limit, None if how is None else random.Random(how)
         self.pending: list[tuple[bytes, int]] = []
         self.total = 0
@@ -60,11 +60,11 @@ class Cut(Medium):
         self._settle_some(1.0)  # not to the disk below: that has power
 
 
-class Wrapping(Medium):
+class Wrapping(BlockMedium):
     """A disk that has half of the bytes that it says, as some that are sold; it begins again behind them."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, os.open(path, os.O_RDWR), About(path.stat().st_size))
+        super().__init__(path, os.open(path, os.O_RDWR), TargetDescription(path.stat().st_size))
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
         super().write(data, offset % (self.size // 2))
@@ -73,11 +73,11 @@ class Wrapping(Medium):
         return super().read(length, offset % (self.size // 2))
 
 
-class Forgetting(Medium):
+class Forgetting(BlockMedium):
     """A disk that loses one byte."""
 
     def __init__(self, path: Path, lost: int) -> None:
-        super().__init__(path, os.open(path, os.O_RDWR), About(path.stat().st_size))
+        super().__init__(path, os.open(path, os.O_RDWR), TargetDescription(path.stat().st_size))
         self.lost = lost
 
     def settle(self) -> None:
@@ -300,7 +300,7 @@ def test_a_seed_at_the_very_end(image: tuple[Path, Manifest], tmp_path: Path) ->
 @pytest.mark.parametrize("cut", range(0, 3 * MIB, 300_000))
 def test_the_ends_of_an_image_are_held_and_the_rest_let_through(cut: int) -> None:
     data = random.Random(cut).randbytes(3 * MIB)
-    held, whole = Held(3 * MIB), bytearray(3 * MIB)
+    held, whole = GptEdges(3 * MIB), bytearray(3 * MIB)
     for start, end in ((0, cut), (cut, 3 * MIB)):
         rest, at = held.keep(memoryview(data)[start:end], start)
         assert not rest or MIB <= at <= at + len(rest) <= 2 * MIB

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from millpond.base.errors import ConfigError, LocalError
-from millpond.images import image_files, manifest
-from millpond.images.manifest import BLOCK, MAX_RANGE, SeedPlace
+from millpond.images.format import locate, manifest
+from millpond.images.format.manifest import BLOCK, MAX_RANGE, SeedPlace
 
 from .flash_support import MIB, make_image, raw, write
 
@@ -99,7 +99,7 @@ def test_all_but_holes_is_used_even_zeros(tmp_path: Path) -> None:
     path, size = tmp_path / "x.img", 24 * MIB
     parts = raw(size) | {9 * MIB: bytes(8192), 10 * MIB + 100: b"x" * (6 * MIB)}
     write(path, parts, size)
-    found = image_files.describe(path)
+    found = locate.describe(path)
     data = path.read_bytes()
     assert (found.bytes, found.sha256) == (size, hashlib.sha256(data).hexdigest())
     whole = bytearray(size)
@@ -116,37 +116,37 @@ def test_all_but_holes_is_used_even_zeros(tmp_path: Path) -> None:
 def test_a_file_that_is_no_image_is_not_described(tmp_path: Path) -> None:
     write(tmp_path / "odd", {0: b"x"}, 8 * MIB + 1)
     with pytest.raises(ConfigError, match="no multiple of 4096"):
-        image_files.describe(tmp_path / "odd")
+        locate.describe(tmp_path / "odd")
     write(tmp_path / "empty", {}, 8 * MIB)
     with pytest.raises(ConfigError, match="the first must be at 0"):
-        image_files.describe(tmp_path / "empty")
+        locate.describe(tmp_path / "empty")
 
 
 def test_an_image_is_found_by_each_of_its_names(tmp_path: Path) -> None:
     image, made = make_image(tmp_path)
     for given in (image, image.with_suffix(".json"), tmp_path):
-        assert image_files.find(given) == (image, made)
+        assert locate.find(given) == (image, made)
 
 
 def test_what_is_missing_is_told(tmp_path: Path) -> None:
     image, _ = make_image(tmp_path / "one")
     with pytest.raises(FileNotFoundError):
-        image_files.find(tmp_path / "none.img")
+        locate.find(tmp_path / "none.img")
     with pytest.raises(LocalError, match="holds 0 manifests"):
-        image_files.find(tmp_path)
+        locate.find(tmp_path)
     with pytest.raises(LocalError, match="neither an image"):
-        image_files.find(tmp_path / "x.iso")
+        locate.find(tmp_path / "x.iso")
     os.truncate(image, 7 * MIB)
     with pytest.raises(LocalError, match="not as long as"):
-        image_files.find(image)
+        locate.find(image)
     image.rename(image.with_name("other.img"))
     with pytest.raises(LocalError, match="no such file"):
-        image_files.find(image.with_suffix(".json"))
+        locate.find(image.with_suffix(".json"))
     with pytest.raises(LocalError, match=r"other\.json: no such file"):
-        image_files.find(image.with_name("other.img"))
+        locate.find(image.with_name("other.img"))
     image.with_suffix(".json").rename(image.with_name("other.json"))
     with pytest.raises(LocalError, match=r"is the manifest of millpond-test\.img"):
-        image_files.find(image.with_name("other.img"))
+        locate.find(image.with_name("other.img"))
     image.with_name("other.json").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not JSON"):
-        image_files.find(image.with_name("other.json"))
+        locate.find(image.with_name("other.json"))

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.images import boards, qemu
-from millpond.images.backplane import Backplane
-from millpond.images.qemu import QemuBoard, QemuSpec
+from millpond.images import boards
+from millpond.images.runtime import qemu
+from millpond.images.runtime.qemu import QemuBoard, QemuSpec
+from millpond.images.runtime.supervisor import BoardSupervisor
 
 
 @pytest.fixture
@@ -143,9 +144,9 @@ class Flaky:
 def test_a_board_that_cannot_be_switched_on_again_leaves_the_others_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("millpond.images.backplane.RESET_SECONDS", 0.0)
+    monkeypatch.setattr("millpond.images.runtime.supervisor.RESET_SECONDS", 0.0)
     board = Flaky(refusals=3)
-    backplane = Backplane([board])
+    backplane = BoardSupervisor([board])
     backplane.power_on()
     for _ in range(10):
         backplane.tend()

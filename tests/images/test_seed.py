@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.images import seed
-from millpond.images.seed import Member
+from millpond.images.format import seed
+from millpond.images.format.seed import Member
 
 
 def identity(folder: Path) -> Path:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.images import confirm, slots
-from millpond.images.slots import Entries
+from millpond.images.ondevice import bless, boot_entries
+from millpond.images.ondevice.boot_entries import BootEntries
 
 PLAIN = """BootCurrent: 0003
 Timeout: 3 seconds
@@ -55,14 +55,14 @@ def use(monkeypatch: pytest.MonkeyPatch) -> type[Firmware]:
     class Used(Firmware):
         def __init__(self, order: str, **labels: str) -> None:
             super().__init__(order, **labels)
-            monkeypatch.setattr(slots, "_efibootmgr", self)
+            monkeypatch.setattr(boot_entries, "_efibootmgr", self)
 
     return Used
 
 
 @pytest.mark.parametrize("text", [PLAIN, VERBOSE])
 def test_what_efibootmgr_prints_is_understood(text: str) -> None:
-    entries = slots.parse(text)
+    entries = boot_entries.parse(text)
     assert entries.order == ("0003", "0004", "0001")
     assert {name: entries.numbers[name] for name in ("A", "B", "UEFI Misc Device")} == {
         "A": "0003",
@@ -74,11 +74,16 @@ def test_what_efibootmgr_prints_is_understood(text: str) -> None:
 
 def test_firmware_without_an_order_or_entries_is_understood() -> None:
     none = "BootCurrent: 0000\nNo BootOrder is set; firmware will attempt recovery\n"
-    assert slots.parse(none) == slots.parse("BootOrder: \n") == slots.parse("") == Entries({}, ())
+    assert (
+        boot_entries.parse(none)
+        == boot_entries.parse("BootOrder: \n")
+        == boot_entries.parse("")
+        == BootEntries({}, ())
+    )
 
 
 def test_of_two_entries_with_a_name_the_first_counts() -> None:
-    assert slots.parse("Boot0001* A\nBoot0002* A\n").numbers == {"A": "0001"}
+    assert boot_entries.parse("Boot0001* A\nBoot0002* A\n").numbers == {"A": "0001"}
 
 
 A, B, OTHER = "0003", "0004", "0001"
@@ -104,56 +109,56 @@ A, B, OTHER = "0003", "0004", "0001"
 def test_the_order_begins_with_a_slot_and_a_trial_stays_one(
     order: tuple[str, ...], slot: str, had_entry: bool, wanted: tuple[str, ...]
 ) -> None:
-    entries = Entries({"A": A, "B": B, "UEFI Misc Device": OTHER}, order)
-    assert slots.wanted_order(entries, slot, had_entry=had_entry) == wanted
-    again = Entries(entries.numbers, wanted)
-    assert slots.wanted_order(again, slot) == wanted
+    entries = BootEntries({"A": A, "B": B, "UEFI Misc Device": OTHER}, order)
+    assert boot_entries.wanted_order(entries, slot, had_entry=had_entry) == wanted
+    again = BootEntries(entries.numbers, wanted)
+    assert boot_entries.wanted_order(again, slot) == wanted
 
 
 def test_a_missing_entry_is_told() -> None:
     with pytest.raises(LocalError, match="no entry for slot B"):
-        slots.wanted_order(Entries({"A": A}, (A,)), "A")
+        boot_entries.wanted_order(BootEntries({"A": A}, (A,)), "A")
 
 
 def test_new_firmware_gets_both_entries_and_the_running_slot_first(use: type[Firmware]) -> None:
     firmware = use("0000", n0000="UEFI Misc Device")
-    done = slots.mend("A", "/dev/vda")
+    done = boot_entries.mend("A", "/dev/vda")
     assert firmware.labels == {"0000": "UEFI Misc Device", "0001": "A", "0002": "B"}
     assert firmware.order == ["0001", "0002", "0000"]
     assert len(done) == 3
-    assert slots.mend("A", "/dev/vda") == []
+    assert boot_entries.mend("A", "/dev/vda") == []
     assert firmware.calls.count("--bootorder") == 1
 
 
 def test_a_trial_survives_the_mending(use: type[Firmware]) -> None:
     firmware = use("0001,0003", n0001="UEFI Misc Device", n0003="A", n0004="B")
-    slots.mend("B", "/dev/vda")
+    boot_entries.mend("B", "/dev/vda")
     assert firmware.order[0] == "0003"
-    assert slots.is_trial("B")
-    slots.make_first("B")
+    assert boot_entries.is_trial("B")
+    boot_entries.make_first("B")
     assert firmware.order[0] == "0004"
-    assert not slots.is_trial("B")
-    assert slots.is_trial("A")
+    assert not boot_entries.is_trial("B")
+    assert boot_entries.is_trial("A")
 
 
 @pytest.mark.parametrize("order", ["", "0001", "0003,0004", "0001,0003"])
 def test_where_no_other_slot_comes_next_there_is_no_trial(use: type[Firmware], order: str) -> None:
     use(order, n0001="UEFI Misc Device", n0003="A", n0004="B")
-    assert not slots.is_trial("A")
+    assert not boot_entries.is_trial("A")
 
 
 def test_a_slot_without_an_entry_cannot_be_made_first(use: type[Firmware]) -> None:
     use("0001", n0001="UEFI Misc Device")
     with pytest.raises(LocalError, match="no entry for slot A"):
-        slots.make_first("A")
+        boot_entries.make_first("A")
 
 
 def test_a_slot_is_kept_once_the_agent_was_greeted(tmp_path: Path) -> None:
     kept: list[str] = []
-    assert not confirm.judge("B", tmp_path / "greeted", 0.0, kept.append)
+    assert not bless.judge("B", tmp_path / "greeted", 0.0, kept.append)
     assert kept == []
     (tmp_path / "greeted").touch()
-    assert confirm.judge("B", tmp_path / "greeted", 0.0, kept.append)
+    assert bless.judge("B", tmp_path / "greeted", 0.0, kept.append)
     assert kept == ["B"]
 
 
@@ -162,30 +167,30 @@ def test_a_slot_that_cannot_be_kept_is_left(tmp_path: Path, capsys: pytest.Captu
         raise LocalError("rauc status mark-good booted: no")
 
     (tmp_path / "greeted").touch()
-    assert not confirm.judge("B", tmp_path / "greeted", 0.0, fail)
+    assert not bless.judge("B", tmp_path / "greeted", 0.0, fail)
     assert "slot B cannot be kept: rauc" in capsys.readouterr().out
 
 
 @pytest.fixture
 def restarts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """What ``confirm`` runs, instead of running it; it waits for no greeting here."""
+    """What ``bless`` runs, instead of running it; it waits for no greeting here."""
     calls: list[str] = []
-    monkeypatch.setattr(confirm.subprocess, "run", lambda argv, **_: calls.append(" ".join(argv)))
-    monkeypatch.setattr(confirm, "PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(confirm, "GREETED", tmp_path / "greeted")
-    monkeypatch.setattr(slots, "SLOT_FILE", tmp_path / "slot")
+    monkeypatch.setattr(bless.subprocess, "run", lambda argv, **_: calls.append(" ".join(argv)))
+    monkeypatch.setattr(bless, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(bless, "GREETED", tmp_path / "greeted")
+    monkeypatch.setattr(boot_entries, "SLOT_FILE", tmp_path / "slot")
     (tmp_path / "slot").write_text("SLOT=B\n")
     return calls
 
 
 def test_only_a_trial_that_failed_restarts_the_machine(use: type[Firmware], restarts: list[str]) -> None:
     use("0004,0003", n0003="A", n0004="B")
-    assert confirm.main() == 0
+    assert bless.main() == 0
     use("", n0001="UEFI Misc Device")
-    assert confirm.main() == 0
+    assert bless.main() == 0
     assert restarts == []
     use("0003,0004", n0003="A", n0004="B")
-    assert confirm.main() == 1
+    assert bless.main() == 1
     assert restarts == ["/usr/bin/systemctl reboot"]
 
 
@@ -195,6 +200,6 @@ def test_firmware_that_cannot_be_asked_restarts_nothing(
     def fail(*_arguments: str) -> str:
         raise LocalError("efibootmgr: EFI variables are not supported on this system.")
 
-    monkeypatch.setattr(slots, "_efibootmgr", fail)
-    assert confirm.main() == 0
+    monkeypatch.setattr(boot_entries, "_efibootmgr", fail)
+    assert bless.main() == 0
     assert restarts == []

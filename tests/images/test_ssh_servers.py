@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from millpond.images import ssh_server, ssh_settings
-from millpond.images.ssh_settings import ADMIN, HOST_KEY, SERVERS, USER, Server
+from millpond.images.ondevice import sshd, sshd_config
+from millpond.images.ondevice.sshd_config import ADMIN, HOST_KEY, SERVERS, USER, SshServer
 
 # What a board's agent does here: make the volume, say that it is ready, and enter as told, by ssh itself.
 AGENT = """
@@ -42,7 +42,7 @@ SHOW = "exec 2>&1; whoami; cat /flash/private/secret; cat /etc/ssh/ssh_host_key 
 BOARD = """
 import sys, time
 from pathlib import Path
-from millpond.images.emulated import BoardSpec, EmulatedBoard
+from millpond.images.runtime.emulated import BoardSpec, EmulatedBoard
 
 board = EmulatedBoard(BoardSpec("csd0", Path(sys.argv[1]), ("/bin/sh", "-c", sys.argv[2])))
 board.power_on()
@@ -55,7 +55,7 @@ REFUSED = ["Permission denied (publickey).", "exit code 255"]
 
 
 def _why_not() -> str | None:
-    for program in (ssh_settings.SSHD, "/usr/bin/ssh", "/usr/bin/ssh-keygen"):
+    for program in (sshd_config.SSHD, "/usr/bin/ssh", "/usr/bin/ssh-keygen"):
         if not os.access(program, os.X_OK):
             return f"there is no {program}"
     for device in ("/dev/fuse", "/dev/net/tun"):
@@ -133,12 +133,12 @@ def test_each_key_opens_its_own_server_for_its_own_user(entered: dict[str, list[
     assert REFUSED[0] in entered[visit][-2]
 
 
-def lines(server: Server) -> list[str]:
-    return ssh_settings.settings(server, Path("/key"), Path("/authorized"))
+def lines(server: SshServer) -> list[str]:
+    return sshd_config.settings(server, Path("/key"), Path("/authorized"))
 
 
 @pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)
-def test_nobody_enters_without_a_key(server: Server) -> None:
+def test_nobody_enters_without_a_key(server: SshServer) -> None:
     found = lines(server)
     for line in ("PasswordAuthentication no", "KbdInteractiveAuthentication no", "AllowTcpForwarding no"):
         assert line in found
@@ -153,28 +153,28 @@ def test_the_servers_differ_in_who_enters_and_where_alone() -> None:
 
 
 def test_all_that_sshd_is_told_is_what_sshd_knows(tmp_path: Path) -> None:
-    if not os.access(ssh_settings.SSHD, os.X_OK):
+    if not os.access(sshd_config.SSHD, os.X_OK):
         pytest.skip("there is no sshd")
     make_key(tmp_path / HOST_KEY)
     for server in SERVERS.values():
-        told = ssh_settings.command(ssh_settings.settings(server, tmp_path / HOST_KEY, tmp_path / "keys"))
+        told = sshd_config.command(sshd_config.settings(server, tmp_path / HOST_KEY, tmp_path / "keys"))
         done = subprocess.run([*told, "-t"], capture_output=True, text=True, check=False)
         assert "/run/sshd" in done.stderr or (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_device_has_its_own_users_alone() -> None:
-    passwd = [line.split(":") for line in ssh_settings.accounts()["/etc/passwd"].splitlines()]
+    passwd = [line.split(":") for line in sshd_config.accounts()["/etc/passwd"].splitlines()]
     assert [line[0] for line in passwd] == ["root", "pond", "sshd"]
     assert len({line[2] for line in passwd}) == 3
-    renamed = ssh_settings.accounts(ssh_settings.RENAMED_ROOT)["/etc/passwd"].splitlines()
-    assert renamed[0].split(":")[:3] == ["root", "x", str(ssh_settings.RENAMED_ROOT)]
+    renamed = sshd_config.accounts(sshd_config.RENAMED_ROOT)["/etc/passwd"].splitlines()
+    assert renamed[0].split(":")[:3] == ["root", "x", str(sshd_config.RENAMED_ROOT)]
     assert renamed[1:] == [":".join(line) for line in passwd[1:]]
 
 
 @pytest.mark.parametrize("many_uids", [True, False])
 def test_the_users_server_has_the_public_part_and_its_keys_only(many_uids: bool) -> None:
     public = Path("/volume/public")
-    sandbox = ssh_settings.sandbox(Path("/etc/millpond"), public, "keys", many_uids=many_uids)
+    sandbox = sshd_config.sandbox(Path("/etc/millpond"), public, "keys", many_uids=many_uids)
     assert sandbox.binds
     assert [
         str(bind.target) for bind in sandbox.binds if not bind.read_only and bind.target.parts[1] != "dev"
@@ -205,12 +205,12 @@ def test_a_server_without_keys_is_one_line(tmp_path: Path) -> None:
 
 
 def run_server(*arguments: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "millpond.images.ssh_server", *arguments]
+    argv = [sys.executable, "-m", "millpond.images.ondevice.sshd", *arguments]
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_what_a_boards_init_runs_is_the_same_command() -> None:
-    assert ssh_server.command("admin", Path("/etc/millpond"), Path("/volume/public"))[1:] == [
-        *("-m", "millpond.images.ssh_server", "admin"),
+    assert sshd.command("admin", Path("/etc/millpond"), Path("/volume/public"))[1:] == [
+        *("-m", "millpond.images.ondevice.sshd", "admin"),
         *("--identity", "/etc/millpond", "--public", "/volume/public"),
     ]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.images import disks
-from millpond.images.disks import Disks
-from millpond.images.flashing import flash
-from millpond.images.target import opened
+from millpond.images.flash import disk_inventory
+from millpond.images.flash.disk_inventory import DiskInventory
+from millpond.images.flash.open_target import opened
+from millpond.images.flash.writer import flash
 
 from .flash_support import MIB, loop, make_image, mounted, run, tables
 
@@ -145,11 +145,11 @@ def test_the_file_of_a_loop_device_is_refused(device: Path, tmp_path: Path) -> N
 
 
 def test_the_disk_of_this_system_is_refused() -> None:
-    node = Disks().node(Path("/").stat().st_dev)
+    node = DiskInventory().node(Path("/").stat().st_dev)
     if node is None:
         pytest.skip("the root of this system is on no disk")
     disk = node.parent if (node / "partition").exists() else node
-    assert "runs from (/ is on it)" in (Disks().why_not(disk) or "")
+    assert "runs from (/ is on it)" in (DiskInventory().why_not(disk) or "")
     assert "runs from" in refusal(f"/dev/{disk.name}")
 
 
@@ -224,7 +224,7 @@ class Tree:
 
     def why_not(self, disk: Path) -> str:
         (self.root / "proc/self/mountinfo").touch()
-        return Disks(self.root).why_not(disk) or ""
+        return DiskInventory(self.root).why_not(disk) or ""
 
 
 @pytest.fixture
@@ -271,20 +271,20 @@ def test_swap_on_a_volume_and_a_mount_with_a_blank(tree: Tree) -> None:
     with (tree.root / "proc/swaps").open("a") as file:
         file.write("/dev/mapper/swap partition 1 0 -2\n/my\\040swap file 1 0 -3\n")
     assert "dm-1 is swap space" in tree.why_not(volume)
-    assert "is swap space" in (Disks(tree.root).file_use(Path("/my swap")) or "")
-    assert Disks(tree.root).file_use(Path("/other")) is None
+    assert "is swap space" in (DiskInventory(tree.root).file_use(Path("/my swap")) or "")
+    assert DiskInventory(tree.root).file_use(Path("/other")) is None
     tree.mount("/mnt/my\\040disk", "8:16", "/dev/sdb")
     assert "sdb is mounted at /mnt/my disk" in tree.why_not(disk)
 
 
 def test_what_a_disk_calls_itself_and_its_partitions(tree: Tree) -> None:
     disk = tree.block("sdb", "8:16")
-    assert disks.model(disk) == "sdb"
+    assert disk_inventory.model(disk) == "sdb"
     (disk / "device").mkdir()
     (disk / "device/vendor").write_text("SanDisk \n")
     (disk / "device/model").write_text("Ultra   \n")
-    assert disks.model(disk) == "SanDisk Ultra"
+    assert disk_inventory.model(disk) == "SanDisk Ultra"
     (disk / "device/vendor").write_text("0x1af4\n")
-    assert disks.model(disk) == "Ultra"
+    assert disk_inventory.model(disk) == "Ultra"
     tree.block("sdb1", "8:17", disk)
-    assert disks.contents(disk, tree.root / "dev") == ["system"]
+    assert disk_inventory.contents(disk, tree.root / "dev") == ["system"]

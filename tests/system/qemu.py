@@ -63,7 +63,9 @@ class Board:
 
     def running(self) -> dict[str, object]:
         """What the device says of its slot."""
-        status: dict[str, object] = json.loads(self.admin("python3 -m millpond.images.slots status"))
+        status: dict[str, object] = json.loads(
+            self.admin("python3 -m millpond.images.ondevice.boot_entries status")
+        )
         return status
 
     @contextlib.contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 from millpond.base.errors import LocalError
 from millpond.host.authority import Authority, signer
 from millpond.host.fleet import Fleet
-from millpond.images.manifest import Manifest
+from millpond.images.format.manifest import Manifest
 from millpond.linux.files import sha256_of
 
 _IMAGES = {"rootfs": "root.squashfs", "esp": "esp.vfat"}

@@ -18,10 +18,10 @@ from millpond.base.errors import LocalError
 from millpond.host.fleet import DeviceConfig, Fleet
 from millpond.host.locks import locked
 from millpond.images import boards
-from millpond.images.backplane import Backplane, Board
 from millpond.images.boards import EMULATED
-from millpond.images.emulated import AGENT, BoardSpec, EmulatedBoard
-from millpond.images.qemu import QemuBoard, QemuSpec
+from millpond.images.runtime.emulated import AGENT, BoardSpec, EmulatedBoard
+from millpond.images.runtime.qemu import QemuBoard, QemuSpec
+from millpond.images.runtime.supervisor import BoardRuntime, BoardSupervisor
 from millpond.linux.confinement.sandbox import HANDED_ON, Sandbox, accept_signals, exit_code, spawn
 from millpond.linux.logs import rotate
 from millpond.linux.network import loopback_up
@@ -81,7 +81,7 @@ def _user_namespaces_work() -> bool:
     return probe.returncode == 0
 
 
-def _board(fleet: Fleet, device: DeviceConfig) -> Board:
+def _board(fleet: Fleet, device: DeviceConfig) -> BoardRuntime:
     directory = fleet.device_directory(device.name)
     if device.board == EMULATED:
         return EmulatedBoard(BoardSpec(device.name, directory, device.agent or AGENT))
@@ -93,7 +93,7 @@ class Machine:
 
     def __init__(self, fleet: Fleet, command: list[str] | None, accepts: bool) -> None:
         self._fleet, self._command, self._accepts = fleet, command, accepts
-        self._backplane = Backplane([_board(fleet, device) for device in fleet.config.device])
+        self._backplane = BoardSupervisor([_board(fleet, device) for device in fleet.config.device])
         self._daemon: subprocess.Popen[bytes] | None = None
         self._daemon_started = 0.0
         self._interrupted = 0

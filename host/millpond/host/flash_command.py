@@ -27,12 +27,13 @@ from millpond.base.text import printable
 from millpond.host import fleet as fleets
 from millpond.host import views
 from millpond.host.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
-from millpond.images import bluefield, image_files, seed
 from millpond.images.boards import EMULATED
-from millpond.images.flashing import Phase, amount, flash
-from millpond.images.manifest import BLOCK, Manifest
-from millpond.images.medium import About
-from millpond.images.target import opened
+from millpond.images.flash import bluefield
+from millpond.images.flash.block_device import TargetDescription
+from millpond.images.flash.open_target import opened
+from millpond.images.flash.writer import Phase, amount, flash
+from millpond.images.format import locate, seed
+from millpond.images.format.manifest import BLOCK, Manifest
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -88,7 +89,7 @@ def command(
             )
         done = push(image, boot, console, agree)
     else:
-        identity = _identity(fleet_directory, device, image_files.find(image)[1].board) if device else b""
+        identity = _identity(fleet_directory, device, locate.find(image)[1].board) if device else b""
         done = write(image, target, console, agree, identity=identity, device=device, size=size)
     if quiet:
         views.print_json(done)
@@ -107,7 +108,7 @@ def write(
     size: str | None = None,
 ) -> Flashed:
     """Flash a disk or a file. Raises LocalError, RemoteError, Interrupted."""
-    image, manifest = image_files.find(given)
+    image, manifest = locate.find(given)
     wanted = None if size is None else parse_size(size)
     own = (image, image.with_suffix(".json"), given)
     if Path(target).exists() and any(Path(target).samefile(path) for path in own if path.exists()):
@@ -166,7 +167,7 @@ def _identity(directory: Path, device: str, board: str) -> bytes:
     return seed.seed(etc)
 
 
-def _question(target: str, about: About, manifest: Manifest, device: str | None) -> str:
+def _question(target: str, about: TargetDescription, manifest: Manifest, device: str | None) -> str:
     what = ", ".join(filter(None, [views.size(about.bytes) if about.model else "a file", about.model]))
     on_it = f"; on it: {', '.join(about.contents)}" if about.contents else ""
     name = f" as {device}" if device else ""

@@ -17,7 +17,7 @@ from millpond.base.text import printable
 from millpond.host import ssh
 from millpond.host.api import DeviceInfo
 from millpond.host.client import Client
-from millpond.images.ssh_settings import Server
+from millpond.images.ondevice.sshd_config import SshServer
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class FleetRun:
     """
 
     def __init__(
-        self, directory: Path, line: str, server: Server, timeout: float | None, *, capture: bool
+        self, directory: Path, line: str, server: SshServer, timeout: float | None, *, capture: bool
     ) -> None:
         self._directory, self._line, self._server, self._timeout = directory, line, server, timeout
         self._capture = capture

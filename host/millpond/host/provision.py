@@ -14,8 +14,8 @@ from millpond.host.authority import Authority, create_ssh_key, write_public
 from millpond.host.fleet import DeviceConfig, Fleet, FleetConfig
 from millpond.images import boards
 from millpond.images.boards import EMULATED
-from millpond.images.emulated import FLASH, IDENTITY, SLOT, STATE, VOLUME
-from millpond.images.ssh_settings import ADMIN, HOST_KEY, USER
+from millpond.images.ondevice.sshd_config import ADMIN, HOST_KEY, USER
+from millpond.images.runtime.emulated import FLASH, IDENTITY, SLOT, STATE, VOLUME
 
 
 def create(directory: Path, name: str, devices: Sequence[str]) -> Fleet:

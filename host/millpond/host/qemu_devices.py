@@ -7,11 +7,12 @@ from pathlib import Path
 from millpond.base.errors import LocalError
 from millpond.host import provision
 from millpond.host.fleet import DeviceConfig, Fleet
-from millpond.images import boards, image_files, seed
-from millpond.images.flashing import flash
-from millpond.images.manifest import Manifest
-from millpond.images.qemu import DISK, why_not
-from millpond.images.target import opened
+from millpond.images import boards
+from millpond.images.flash.open_target import opened
+from millpond.images.flash.writer import flash
+from millpond.images.format import locate, seed
+from millpond.images.format.manifest import Manifest
+from millpond.images.runtime.qemu import DISK, why_not
 
 
 def ensure(fleet: Fleet, count: int, image: Path) -> Fleet:
@@ -34,7 +35,7 @@ def ensure(fleet: Fleet, count: int, image: Path) -> Fleet:
     return fleet
 
 
-def _hardware(board: str) -> boards.Qemu:
+def _hardware(board: str) -> boards.QemuHardware:
     hardware = boards.read(board).qemu
     if hardware is None:
         raise LocalError(f"a {board} cannot be run in QEMU")
@@ -44,7 +45,7 @@ def _hardware(board: str) -> boards.Qemu:
 def _find(image: Path) -> tuple[Path, Manifest]:
     if not image.exists():
         raise LocalError(f"{image}: no such image: make it with 'make image', or name one with --image")
-    return image_files.find(image)
+    return locate.find(image)
 
 
 def make_disk(image: Path, manifest: Manifest, directory: Path) -> None:

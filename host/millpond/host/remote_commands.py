@@ -15,7 +15,7 @@ from millpond.host import log_follow, ssh, views
 from millpond.host.client import Client
 from millpond.host.fleet_run import Ended, FleetRun, Lines, choose
 from millpond.host.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
-from millpond.images.ssh_settings import ADMIN, USER, Server
+from millpond.images.ondevice.sshd_config import ADMIN, USER, SshServer
 
 OWN_OPTIONS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -61,7 +61,7 @@ def run(
 
 
 def _run_on_many(
-    directory: Path, names: str, line: str, server: Server, timeout: float | None, output: Format
+    directory: Path, names: str, line: str, server: SshServer, timeout: float | None, output: Format
 ) -> None:
     with Client(directory) as client:
         ssh.key_for(client.fleet, server)  # without it there is nothing to try
@@ -77,7 +77,7 @@ def _run_on_many(
 
 
 def _run_on_one(
-    directory: Path, device: str, line: str, server: Server, timeout: float | None, output: Format
+    directory: Path, device: str, line: str, server: SshServer, timeout: float | None, output: Format
 ) -> None:
     with Client(directory) as client, client.dial(device, server.port) as sock:
         if output is Format.JSON:

@@ -23,7 +23,7 @@ import paramiko
 
 from millpond.base.errors import LocalError, RemoteError
 from millpond.host.fleet import Fleet
-from millpond.images.ssh_settings import ADMIN, USER, Server
+from millpond.images.ondevice.sshd_config import ADMIN, USER, SshServer
 
 # What it has to say comes as exceptions and exit codes; without a handler its log would be on stderr, too.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -59,7 +59,7 @@ class Sink(Protocol):
 
 @contextlib.contextmanager
 def connected(
-    fleet: Fleet, device: str, sock: socket.socket, server: Server = USER
+    fleet: Fleet, device: str, sock: socket.socket, server: SshServer = USER
 ) -> Iterator[paramiko.Transport]:
     """An authenticated SSH connection to ``server`` over ``sock``. Raises RemoteError, also for another host
     key, and LocalError without a key to show.
@@ -84,7 +84,7 @@ def connected(
         transport.close()
 
 
-def key_for(fleet: Fleet, server: Server) -> paramiko.PKey:
+def key_for(fleet: Fleet, server: SshServer) -> paramiko.PKey:
     """The key that opens ``server``. Raises LocalError."""
     path = fleet.admin_key if server == ADMIN else fleet.ssh_key
     try:
@@ -194,7 +194,7 @@ def capture(
     device: str,
     sock: socket.socket,
     command: str,
-    server: Server = USER,
+    server: SshServer = USER,
     timeout: float | None = None,
 ) -> dict[str, str | int]:
     """Run ``command`` without input; its ``exit_code``, ``stdout`` and ``stderr``, and ``error`` if any."""

@@ -17,8 +17,8 @@ from millpond.host import bundles, views
 from millpond.host import fleet as fleets
 from millpond.host.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
 from millpond.host.updating import Phase, Update
-from millpond.images import image_files
 from millpond.images.boards import EMULATED
+from millpond.images.format import locate
 
 FAILED = 1
 
@@ -50,7 +50,7 @@ def command(
     new one starts what it had before.
     """
     fleet, image = fleets.read(fleet_directory), Path(targets[-1])
-    path, manifest = image_files.find(image)
+    path, manifest = locate.find(image)
     names = _names(fleet, targets[:-1], manifest.board, everybody=everybody)
     check(fleet, names, manifest.board)
     bundle = bundles.make(fleet, path, manifest)

@@ -23,7 +23,7 @@ from millpond.base.text import printable
 from millpond.host import ssh
 from millpond.host.bundles import Bundle
 from millpond.host.client import Client
-from millpond.images.ssh_settings import ADMIN
+from millpond.images.ondevice.sshd_config import ADMIN
 from millpond.wire.control_messages import SSH_ADMIN_PORT
 
 Phase = Literal["sending", "installing", "restarting", "confirming"]
@@ -34,7 +34,7 @@ _FOLDER = "/var/lib/millpond-update"
 _BUNDLE = f"{_FOLDER}/bundle.raucb"
 _ROOM = 16 << 20
 """Bytes that a device's state needs beside the bundle."""
-_STATUS = "python3 -m millpond.images.slots status"
+_STATUS = "python3 -m millpond.images.ondevice.boot_entries status"
 _CHUNK = 1 << 18
 _POLL_SECONDS = 2.0
 

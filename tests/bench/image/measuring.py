@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.rows import Row, summary
 from millpond.base.errors import MillpondError
 from millpond.host import bundles
-from millpond.images import image_files
+from millpond.images.format import locate
 from millpond.linux.files import sha256_of
 from system.qemu import Board, create
 
@@ -45,7 +45,7 @@ def _row(figure: str, what: str, values: list[float], unit: str, emulation: str 
 
 def size(setting: Setting) -> list[Row]:
     """What crosses the link in an update: root, kernel and initial file system, compressed."""
-    path, manifest = image_files.find(setting.image)
+    path, manifest = locate.find(setting.image)
     fleet = create(setting.scratch / "size", setting.image).fleet
     bundle = bundles.make(fleet, path, manifest).path.stat().st_size / MIB
     root = (setting.image / "root.squashfs").stat().st_size / MIB

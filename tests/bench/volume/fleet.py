@@ -20,7 +20,7 @@ from bench.volume.route import Mount, Route, RouteFailed, native, served
 from millpond.fs.store.layout import PUBLIC
 from millpond.host import provision
 from millpond.host.volumes import command
-from millpond.images.ssh_settings import HOME, USER
+from millpond.images.ondevice.sshd_config import HOME, USER
 from system.support import MILLPOND, Emulation, create, why_not
 
 EMULATION = (

@@ -19,7 +19,7 @@ EMULATED = "emulated"
 
 
 @dataclass(frozen=True, slots=True)
-class Tunnel:
+class TunnelSpec:
     """How packets cross: "ivshmem", shared memory that QEMU or a hypervisor shows as a PCI device; "nvme",
     vendor commands to a controller that the board itself is.
     """
@@ -28,14 +28,14 @@ class Tunnel:
 
 
 @dataclass(frozen=True, slots=True)
-class Flash:
+class FlashSpec:
     """Where the volume lies: ``disk`` a block device of its own, or the rest of the boot disk if empty."""
 
     disk: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Qemu:
+class QemuHardware:
     """The same board in QEMU: ``memory`` in MiB, ``flash`` and ``disk`` the sizes of its disks in MiB.
     ``arguments`` are QEMU's own: the machine, its processors and the watchdog.
     """
@@ -61,11 +61,11 @@ class Board:
     console: tuple[str, ...]
     early: tuple[str, ...]
     modules: tuple[str, ...]
-    tunnel: Tunnel
+    tunnel: TunnelSpec
     tried: str
     arguments: tuple[str, ...] = ()
-    flash: Flash = field(default_factory=Flash)
-    qemu: Qemu | None = None
+    flash: FlashSpec = field(default_factory=FlashSpec)
+    qemu: QemuHardware | None = None
     boot: Literal["uefi"] = "uefi"
     architecture: Literal["aarch64"] = "aarch64"
 

@@ -19,8 +19,8 @@ from millpond.images.build import boot, debian, disk, kernel, python, root
 from millpond.images.build.context import Context
 from millpond.images.build.recipe import RECIPE
 from millpond.images.build.run import find
-from millpond.images.image_files import describe
-from millpond.images.manifest import File, Manifest, Package, SeedPlace, dumps
+from millpond.images.format.locate import describe
+from millpond.images.format.manifest import ImageFile, Manifest, PackageRecord, SeedPlace, dumps
 from millpond.linux.files import sha256_of
 
 SOURCE = Path(__file__).parents[4]
@@ -82,14 +82,14 @@ def write_manifest(context: Context, made: Path) -> Path:
     return path
 
 
-def _packages() -> tuple[Package, ...]:
-    packages = [Package(one.name, one.version, "debian") for one in debian.locked()]
-    packages += [Package(name, version, "python") for name, version in python.locked()]
+def _packages() -> tuple[PackageRecord, ...]:
+    packages = [PackageRecord(one.name, one.version, "debian") for one in debian.locked()]
+    packages += [PackageRecord(name, version, "python") for name, version in python.locked()]
     return tuple(packages)
 
 
-def _file(path: Path) -> File:
-    return File(path.name, path.stat().st_size, sha256_of(path))
+def _file(path: Path) -> ImageFile:
+    return ImageFile(path.name, path.stat().st_size, sha256_of(path))
 
 
 def _step(name: str, work: Callable[[], T]) -> T:

@@ -41,7 +41,7 @@ _APT_FOLDERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
+class DebianPackage:
     """A locked package; ``path`` is its file below the archive, "main" or "security"."""
 
     name: str
@@ -52,19 +52,19 @@ class Package:
     path: str
 
 
-def locked() -> list[Package]:
+def locked() -> list[DebianPackage]:
     """All packages of the lock. Raises LocalError."""
     lines = enumerate(LOCK.read_text().splitlines(), start=1)
     return [parsed(line, f"{LOCK.name}, line {number}") for number, line in lines if not line.startswith("#")]
 
 
-def parsed(line: str, where: str) -> Package:
+def parsed(line: str, where: str) -> DebianPackage:
     """A line of the lock. Raises LocalError."""
     words = line.split()
     if len(words) != 6 or not re.fullmatch("[0-9a-f]{64}", words[2]) or not words[3].isdecimal():
         raise LocalError(f"{where}: no locked package: 'make image-lock' writes the lock anew")
     name, version, sha256, size, archive, path = words
-    return Package(name, version, sha256, int(size), archive, path)
+    return DebianPackage(name, version, sha256, int(size), archive, path)
 
 
 def epoch() -> int:
@@ -72,7 +72,9 @@ def epoch() -> int:
     return int(LOCK.read_text().partition("\n")[0].removeprefix(_EPOCH))
 
 
-def fetch(packages: Iterable[Package], cache: Path, mirror: Mapping[str, str] | None = None) -> list[Path]:
+def fetch(
+    packages: Iterable[DebianPackage], cache: Path, mirror: Mapping[str, str] | None = None
+) -> list[Path]:
     """Their files, in ``cache``, each checked. ``mirror`` has the address of each archive; without it, those
     of this machine's apt are taken. Raises LocalError.
     """
@@ -87,7 +89,7 @@ def fetch(packages: Iterable[Package], cache: Path, mirror: Mapping[str, str] | 
     return found
 
 
-def _download(address: str, package: Package, path: Path) -> None:
+def _download(address: str, package: DebianPackage, path: Path) -> None:
     part, digest, size = path.with_suffix(".part"), hashlib.sha256(), 0
     try:
         with urllib.request.urlopen(address, timeout=_SECONDS) as source, part.open("wb") as target:  # noqa: S310 - the mirror's

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from millpond.base.errors import LocalError, RemoteError
-from millpond.images.held import Held
-from millpond.images.manifest import BLOCK, MAX_RANGE, Manifest
-from millpond.images.medium import Medium
+from millpond.images.flash.block_device import BlockMedium
+from millpond.images.flash.gpt_edges import GptEdges
+from millpond.images.format.manifest import BLOCK, MAX_RANGE, Manifest
 
 Phase = Literal["writing", "verifying"]
 Watch = Callable[[Phase, int], None]
@@ -26,7 +26,7 @@ def amount(manifest: Manifest) -> int:
     return sum(used.bytes for used in manifest.image.ranges) + manifest.seed.bytes
 
 
-def flash(image: Path, manifest: Manifest, medium: Medium, seed: bytes, watch: Watch) -> int:
+def flash(image: Path, manifest: Manifest, medium: BlockMedium, seed: bytes, watch: Watch) -> int:
     """Write an image and a seed (b"" for none) to a medium, and verify both. Returns the bytes written.
 
     Raises LocalError if the image is not what its manifest says, RemoteError if the medium fails or does not
@@ -42,9 +42,9 @@ def flash(image: Path, manifest: Manifest, medium: Medium, seed: bytes, watch: W
 class _Flashing:
     """One run. Everything that is written is noted with its digest, and compared by that."""
 
-    def __init__(self, file: BinaryIO, manifest: Manifest, medium: Medium, watch: Watch) -> None:
+    def __init__(self, file: BinaryIO, manifest: Manifest, medium: BlockMedium, watch: Watch) -> None:
         self._file, self._manifest, self._medium, self._watch = file, manifest, medium, watch
-        self._held = Held(manifest.image.bytes)
+        self._held = GptEdges(manifest.image.bytes)
         self._written: list[tuple[int, int, bytes]] = []
         self._unsynced = 0
         self._at = 0

@@ -1,5 +1,5 @@
-"""Entry: ``python -m millpond.images.slots`` mends the firmware's boot entries, at every boot; ``status``
-prints which slot runs and what is in it.
+"""Entry: ``python -m millpond.images.ondevice.boot_entries`` mends the firmware's entries at every boot;
+``status`` prints which slot runs and what is in it.
 
 Slots A and B have an entry each, by which RAUC chooses: BootNext for a trial, BootOrder for good. Some
 firmware forgets entries, after a power cut or when it is cleared; then the slot that runs is made the first.
@@ -27,14 +27,14 @@ _ENTRY = re.compile(r"^Boot([0-9A-F]{4})\*?\s+([^\t]+?)(?:\t.*)?$")
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class BootEntries:
     """The firmware's boot entries: numbers by label, and the order of the numbers."""
 
     numbers: dict[str, str]
     order: tuple[str, ...]
 
 
-def parse(text: str) -> Entries:
+def parse(text: str) -> BootEntries:
     """What efibootmgr prints."""
     numbers: dict[str, str] = {}
     order: tuple[str, ...] = ()
@@ -44,16 +44,16 @@ def parse(text: str) -> Entries:
             order = tuple(numbered.split(",")) if numbered else ()
         elif found := _ENTRY.match(line):
             numbers.setdefault(found[2], found[1])
-    return Entries(numbers, order)
+    return BootEntries(numbers, order)
 
 
-def leader(entries: Entries) -> str:
+def leader(entries: BootEntries) -> str:
     """The slot that comes first in the order; empty if none is in it."""
     names = {number: name for name, number in entries.numbers.items() if name in SLOTS}
     return next((names[number] for number in entries.order if number in names), "")
 
 
-def wanted_order(entries: Entries, slot: str, *, had_entry: bool = True) -> tuple[str, ...]:
+def wanted_order(entries: BootEntries, slot: str, *, had_entry: bool = True) -> tuple[str, ...]:
     """The order that ``entries`` should have: both slots in it, and first the one that comes first now.
 
     If that is not ``slot``, which runs, this boot is a trial, and RAUC decides. Without a slot in the order,

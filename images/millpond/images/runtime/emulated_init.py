@@ -24,7 +24,7 @@ _NOTIFY = Path("/run/notify")
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
 
 
-class Init:
+class EmulatedInit:
     """Runs the agent as systemd would (READY=1 by sd_notify), and what needs the agent's volume after it."""
 
     def __init__(self, agent: Sequence[str], then: Sequence[Sequence[str]]) -> None:

@@ -1,4 +1,4 @@
-"""Entry: ``python -m millpond.images.confirm``: a new slot that works is kept, one that does not is left.
+"""Entry: ``python -m millpond.images.ondevice.bless``: keep a new slot that works, leave one that does not.
 
 After an update the firmware starts the new slot once, as a trial. It is kept when the host has greeted the
 agent; where that does not happen in time, the machine restarts, and the firmware takes the slot before. It
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millpond.base.errors import LocalError
-from millpond.images import slots
+from millpond.images.ondevice import boot_entries
 
 GREETED = Path("/run/millpond/greeted")
 """The agent makes it when the host has greeted it."""
@@ -41,7 +41,7 @@ def keep(slot: str) -> None:
         raise LocalError(f"{' '.join(argv[1:])} did not end in {_RAUC_SECONDS:.0f} s") from None
     if done.returncode:
         raise LocalError(f"{' '.join(argv[1:])}: {done.stderr.strip()}")
-    slots.make_first(slot)
+    boot_entries.make_first(slot)
 
 
 def judge(slot: str, greeted: Path, patience: float, keep: Callable[[str], None]) -> bool:
@@ -62,8 +62,8 @@ def judge(slot: str, greeted: Path, patience: float, keep: Callable[[str], None]
 def main() -> int:
     """Exit codes: 0 it was no trial, or is kept; 1 the machine restarts, which its unit does too."""
     try:
-        slot = slots.running_slot()
-        trial = slots.is_trial(slot)
+        slot = boot_entries.running_slot()
+        trial = boot_entries.is_trial(slot)
     except (LocalError, OSError) as error:
         print(f"millpond: whether this slot is on trial is unknown: {error}", flush=True)
         return 0

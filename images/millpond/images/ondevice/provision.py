@@ -1,4 +1,4 @@
-"""Entry: a device takes over its identity: ``python -m millpond.images.first_boot``, at every boot.
+"""Entry: a device takes over its identity: ``python -m millpond.images.ondevice.provision``, at every boot.
 
 Whoever flashed the image left the identity in the partition ``seed``. It is written whole to the state,
 then the seed is wiped, so that a second boot finds nothing. A cut in between leaves the seed, and it is done
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from millpond.base.errors import LocalError
-from millpond.images import seed as seeds
-from millpond.images.seed import Member
+from millpond.images.format import seed as seeds
+from millpond.images.format.seed import Member
 from millpond.linux.files import sync_folder
 
 SEED = Path("/dev/disk/by-partlabel/seed")

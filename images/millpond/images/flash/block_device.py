@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from millpond.images.manifest import BLOCK, EDGE, MAX_RANGE
+from millpond.images.format.manifest import BLOCK, EDGE, MAX_RANGE
 
 _BLKRRPART = 0x125F
 _BLKFLSBUF = 0x1261
@@ -23,7 +23,7 @@ _REREAD_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class TargetDescription:
     """A target, for whoever is asked about it; ``new`` if there was nothing before."""
 
     bytes: int
@@ -32,10 +32,10 @@ class About:
     new: bool = False
 
 
-class Medium:
+class BlockMedium:
     """A block device that is open, for nobody else. Raises OSError."""
 
-    def __init__(self, path: Path, descriptor: int, about: About) -> None:
+    def __init__(self, path: Path, descriptor: int, about: TargetDescription) -> None:
         self.path, self.about, self.size = path, about, about.bytes
         self.descriptor = descriptor
         self._direct: int | None = None
@@ -124,13 +124,15 @@ class Medium:
             self._direct = None
 
 
-class FileMedium(Medium):
+class FileMedium(BlockMedium):
     """A file that becomes a disk's image, with holes where nothing is written.
 
     With ``secret``, only its owner may read it then.
     """
 
-    def __init__(self, path: Path, descriptor: int, about: About, *, secret: bool = False) -> None:
+    def __init__(
+        self, path: Path, descriptor: int, about: TargetDescription, *, secret: bool = False
+    ) -> None:
         super().__init__(path, descriptor, about)
         self._secret = secret
 

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from millpond.base.errors import LocalError
-from millpond.images import disks
-from millpond.images.medium import About, FileMedium, Medium
+from millpond.images.flash import disk_inventory
+from millpond.images.flash.block_device import BlockMedium, FileMedium, TargetDescription
 
 
 @contextlib.contextmanager
-def opened(target: str, *, least: int, size: int | None = None, secret: bool = False) -> Iterator[Medium]:
+def opened(
+    target: str, *, least: int, size: int | None = None, secret: bool = False
+) -> Iterator[BlockMedium]:
     """A target, for this process alone, once nothing speaks against it; nothing is changed yet but that a
     file which is not there is made.
 
@@ -48,8 +50,8 @@ def _stat(target: str) -> os.stat_result | None:
         return None
 
 
-def _block_device(target: str, found: os.stat_result) -> Medium:
-    machine = disks.Disks()
+def _block_device(target: str, found: os.stat_result) -> BlockMedium:
+    machine = disk_inventory.DiskInventory()
     disk = machine.node(found.st_rdev)
     if disk is None:
         raise LocalError(f"{target} belongs to no disk that this machine has")
@@ -60,8 +62,8 @@ def _block_device(target: str, found: os.stat_result) -> Medium:
         os.close(descriptor)
         raise LocalError(f"{target} has just become another disk: try again")
     length = os.lseek(descriptor, 0, os.SEEK_END)
-    about = About(length, disks.model(disk), tuple(disks.contents(disk)))
-    return Medium(Path(target), descriptor, about)
+    about = TargetDescription(length, disk_inventory.model(disk), tuple(disk_inventory.contents(disk)))
+    return BlockMedium(Path(target), descriptor, about)
 
 
 def _exclusive(target: str) -> int:
@@ -76,14 +78,14 @@ def _exclusive(target: str) -> int:
         raise
 
 
-def _file(target: str, found: os.stat_result | None, size: int, *, secret: bool) -> Medium:
+def _file(target: str, found: os.stat_result | None, size: int, *, secret: bool) -> BlockMedium:
     if found is None:
         _check_new(target)
     elif not stat.S_ISREG(found.st_mode):
         raise LocalError(f"{target} is neither a disk nor a file")
     elif _in_dev(target):
         raise LocalError(f"{target} is a file, not a disk, though it lies in /dev: remove it first")
-    elif reason := disks.Disks().file_use(Path(target).resolve()):
+    elif reason := disk_inventory.DiskInventory().file_use(Path(target).resolve()):
         raise LocalError(f"{target} {reason}")
     flags = os.O_RDWR | os.O_CLOEXEC | (0 if found else os.O_CREAT | os.O_EXCL)
     descriptor = os.open(target, flags, 0o600 if secret else 0o666)
@@ -92,7 +94,7 @@ def _file(target: str, found: os.stat_result | None, size: int, *, secret: bool)
     except BlockingIOError:
         os.close(descriptor)
         raise LocalError(f"{target} is in use by another program, such as a virtual machine") from None
-    return FileMedium(Path(target), descriptor, About(size, new=found is None), secret=secret)
+    return FileMedium(Path(target), descriptor, TargetDescription(size, new=found is None), secret=secret)
 
 
 def _check_new(target: str) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from millpond.base.errors import ConfigError, LocalError
-from millpond.images import manifest as manifests
-from millpond.images.manifest import BLOCK, MAX_RANGE, MAX_TEXT, Image, Manifest, Range
+from millpond.images.format import manifest as manifests
+from millpond.images.format.manifest import BLOCK, MAX_RANGE, MAX_TEXT, ByteRange, Image, Manifest
 
 _ZEROS = bytes(MAX_RANGE)
 
@@ -67,7 +67,7 @@ def describe(path: Path) -> Image:
             file.seek(offset)
             data = file.read(length)
             whole.update(data)
-            ranges.append(Range(offset, length, hashlib.sha256(data).hexdigest()))
+            ranges.append(ByteRange(offset, length, hashlib.sha256(data).hexdigest()))
             end = offset + length
     _update_with_zeros(whole, size - end)
     image = Image(path.name, size, whole.hexdigest(), tuple(ranges))

@@ -1,4 +1,4 @@
-"""Entry: a device tests itself, ``python -m millpond.images.self_test``, where its machine asks for it.
+"""Entry: ``python -m millpond.images.ondevice.self_test``: test the device where its machine asks for it.
 
 Its last line on the console says how it went, then it switches the machine off. A machine that does not say
 so, or goes on, has not passed.
@@ -59,7 +59,9 @@ def the_volume_works() -> None:
 
 def boot_entries_are_right() -> None:
     """The slot that runs is the one that the firmware starts."""
-    assert '"trial": false' in _output(sys.executable, "-m", "millpond.images.slots", "status")
+    assert '"trial": false' in _output(
+        sys.executable, "-m", "millpond.images.ondevice.boot_entries", "status"
+    )
 
 
 def a_watchdog_runs() -> None:

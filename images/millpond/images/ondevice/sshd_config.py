@@ -14,7 +14,7 @@ HOST_KEY = "ssh_host_key"
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class SshServer:
     """One server: the only user whom it lets in, by the keys in the file ``authorized``, on ``port``."""
 
     name: str
@@ -24,8 +24,8 @@ class Server:
     root_login: str = "no"
 
 
-USER = Server("user", "pond", "authorized_keys", SSH_PORT)
-ADMIN = Server("admin", "root", "authorized_keys_admin", SSH_ADMIN_PORT, "prohibit-password")
+USER = SshServer("user", "pond", "authorized_keys", SSH_PORT)
+ADMIN = SshServer("admin", "root", "authorized_keys_admin", SSH_ADMIN_PORT, "prohibit-password")
 SERVERS = {server.name: server for server in (USER, ADMIN)}
 
 UID = 64003
@@ -84,7 +84,7 @@ def accounts(root: int = 0) -> dict[str, str]:
     }
 
 
-def settings(server: Server, host_key: Path, authorized: Path) -> list[str]:
+def settings(server: SshServer, host_key: Path, authorized: Path) -> list[str]:
     """Lines as in sshd_config(5)."""
     own = (
         f"Port {server.port}",

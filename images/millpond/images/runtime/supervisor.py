@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 RESET_SECONDS = 1.0
 
 
-class Board(Protocol):
+class BoardRuntime(Protocol):
     """A board that can be switched on and off; to go off properly takes it up to ``off_seconds``."""
 
     off_seconds: float
@@ -39,10 +39,10 @@ class Board(Protocol):
         """Wait ``patience`` seconds until it is off, then cut its power."""
 
 
-class Backplane:
+class BoardSupervisor:
     """All boards of a fleet that this machine runs. Call from one thread."""
 
-    def __init__(self, boards: Sequence[Board]) -> None:
+    def __init__(self, boards: Sequence[BoardRuntime]) -> None:
         self._boards = list(boards)
         self._again: dict[str, float] = {}
 
@@ -63,7 +63,7 @@ class Backplane:
                 del self._again[name]
                 self._switch_on(board)
 
-    def _switch_on(self, board: Board) -> None:
+    def _switch_on(self, board: BoardRuntime) -> None:
         """One board that cannot be must not take the others with it."""
         try:
             board.power_on()

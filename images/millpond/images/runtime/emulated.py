@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millpond.base.errors import LocalError
-from millpond.images import ssh_server, ssh_settings
-from millpond.images.init import Init
+from millpond.images.ondevice import sshd, sshd_config
+from millpond.images.runtime.emulated_init import EmulatedInit
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, spawn, system_binds
 from millpond.linux.logs import rotate
 from millpond.linux.network import allow_low_ports, loopback_up
@@ -67,8 +67,8 @@ class EmulatedBoard:
         loopback_up()
         allow_low_ports()
         public = Path(VOLUME, "public")
-        servers = [ssh_server.command(name, Path(IDENTITY), public) for name in ("admin", "user")]
-        return Init(self.spec.agent, servers).run()
+        servers = [sshd.command(name, Path(IDENTITY), public) for name in ("admin", "user")]
+        return EmulatedInit(self.spec.agent, servers).run()
 
     @property
     def name(self) -> str:
@@ -123,7 +123,7 @@ def _sandbox(spec: BoardSpec) -> Sandbox:
             *(Bind(source, Path(target), read_only=False) for source, target in writable.items()),
         ),
         tmpfs=(Path("/tmp"), Path("/root")),  # noqa: S108 - the board's own
-        files=ssh_settings.accounts()
+        files=sshd_config.accounts()
         | {"/etc/hostname": f"{spec.name}\n", "/var/log/lastlog": ""},  # sshd complains to root without it
         links={"/etc/mtab": "/proc/self/mounts"},
         hostname=spec.name,

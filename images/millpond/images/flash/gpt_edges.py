@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from millpond.images.manifest import EDGE
+from millpond.images.format.manifest import EDGE
 
 SECTOR = 512
 
 
-class Held:
+class GptEdges:
     """The first and the last MiB of an image of ``size`` bytes, collected while the rest is written.
 
     A table's two headers are in the image's second and last sector. Kernels and firmware look for them only

@@ -13,7 +13,7 @@ _BLKID_SECONDS = 10.0
 _DEEPEST = 16
 
 
-class Disks:
+class DiskInventory:
     """What the kernel tells of disks below ``root``, which tests make themselves."""
 
     def __init__(self, root: Path = Path("/")) -> None:

@@ -1,4 +1,4 @@
-"""Entry: ``python -m millpond.images.ssh_server user|admin --identity DIR --public DIR`` runs an SSH server.
+"""Entry: ``python -m millpond.images.ondevice.sshd user|admin --identity DIR --public DIR`` runs sshd.
 
 The user's is confined: the volume's public part and programs are all there is. The admin's stands in the
 device's own root directory. Both run in the foreground: systemd starts them on a real board, and the same
@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from millpond.images import ssh_settings
-from millpond.images.ssh_settings import ADMIN, HOST_KEY, INSIDE, RENAMED_ROOT, SERVERS, USER
+from millpond.images.ondevice import sshd_config
+from millpond.images.ondevice.sshd_config import ADMIN, HOST_KEY, INSIDE, RENAMED_ROOT, SERVERS, USER
 from millpond.linux import syscalls
 from millpond.linux.confinement import sandbox_exec
 from millpond.linux.confinement.sandbox import enter_user_namespace
@@ -25,24 +25,24 @@ from millpond.linux.confinement.userns import has_many_uids
 def command(name: str, identity: Path, public: Path) -> list[str]:
     """The command line that runs server ``name``, "user" or "admin"."""
     places = ["--identity", str(identity), "--public", str(public)]
-    return [sys.executable, "-m", "millpond.images.ssh_server", name, *places]
+    return [sys.executable, "-m", "millpond.images.ondevice.sshd", name, *places]
 
 
 def _run_user(identity: Path, public: Path) -> int:
-    lines = ssh_settings.settings(USER, INSIDE / HOST_KEY, INSIDE / USER.authorized)
+    lines = sshd_config.settings(USER, INSIDE / HOST_KEY, INSIDE / USER.authorized)
     authorized = (identity / USER.authorized).read_text()
     many_uids = os.geteuid() == 0 and has_many_uids()
-    sandbox = ssh_settings.sandbox(identity, public, authorized, many_uids=many_uids)
-    return sandbox_exec.run(sandbox, ssh_settings.command(lines))
+    sandbox = sshd_config.sandbox(identity, public, authorized, many_uids=many_uids)
+    return sandbox_exec.run(sandbox, sshd_config.command(lines))
 
 
 def _run_admin(identity: Path) -> int:
-    lines = ssh_settings.settings(ADMIN, identity / HOST_KEY, identity / ADMIN.authorized)
+    lines = sshd_config.settings(ADMIN, identity / HOST_KEY, identity / ADMIN.authorized)
     if has_many_uids():
-        ssh_settings.EMPTY.mkdir(mode=0o755, parents=True, exist_ok=True)
+        sshd_config.EMPTY.mkdir(mode=0o755, parents=True, exist_ok=True)
     else:
         _rename_root()
-    argv = ssh_settings.command(lines)
+    argv = sshd_config.command(lines)
     os.execv(argv[0], argv)  # noqa: S606 - no shell
 
 
@@ -50,7 +50,7 @@ def _rename_root() -> None:
     """Sshd wants another uid if its own is 0, so it sees another number there. The files stay the same."""
     enter_user_namespace(RENAMED_ROOT, syscalls.CLONE_NEWNS)
     syscalls.mount("none", Path("/"), "", syscalls.MS_REC | syscalls.MS_PRIVATE)
-    for name, text in ssh_settings.accounts(RENAMED_ROOT).items():
+    for name, text in sshd_config.accounts(RENAMED_ROOT).items():
         if Path(name).exists():
             with tempfile.NamedTemporaryFile("w") as file:
                 file.write(text)
@@ -62,7 +62,7 @@ def _rename_root() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM. Exits as sshd does; 2 for wrong arguments or without keys."""
     parser = argparse.ArgumentParser(
-        prog="millpond.images.ssh_server", description="An SSH server of a device."
+        prog="millpond.images.ondevice.sshd", description="An SSH server of a device."
     )
     parser.add_argument("server", choices=sorted(SERVERS))
     parser.add_argument(

@@ -23,7 +23,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,126}")
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ByteRange:
     """Bytes that are used."""
 
     offset: int
@@ -43,7 +43,7 @@ class Image:
     file: str
     bytes: int
     sha256: str
-    ranges: tuple[Range, ...]
+    ranges: tuple[ByteRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class SeedPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class ImageFile:
     """Another file that belongs to the image, such as its kernel."""
 
     file: str
@@ -64,7 +64,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
+class PackageRecord:
     """A package that went into the image, and where it came from."""
 
     name: str
@@ -83,8 +83,8 @@ class Manifest:
     architecture: str
     image: Image
     seed: SeedPlace
-    files: tuple[File, ...] = ()
-    packages: tuple[Package, ...] = ()
+    files: tuple[ImageFile, ...] = ()
+    packages: tuple[PackageRecord, ...] = ()
 
 
 def loads(text: str, where: str) -> Manifest:
@@ -136,7 +136,7 @@ def check_image(image: Image, where: str) -> None:
         end = used.end
 
 
-def _check_range(used: Range, where: str) -> None:
+def _check_range(used: ByteRange, where: str) -> None:
     _check_digest(used.sha256, where)
     if used.offset % BLOCK or used.bytes % BLOCK or not 0 < used.bytes <= MAX_RANGE:
         raise ConfigError(f"{where}: offset and bytes must be multiples of {BLOCK}, bytes 4 MiB at most")

@@ -1,0 +1,1 @@
+"""Writing an image to a disk, a file or a BlueField card."""

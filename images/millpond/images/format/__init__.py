@@ -1,0 +1,1 @@
+"""What an image is on disk: its manifest, its files, the seed."""

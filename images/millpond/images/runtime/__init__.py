@@ -1,0 +1,1 @@
+"""Boards that this machine runs: emulated in namespaces, or in QEMU."""
