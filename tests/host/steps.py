@@ -14,10 +14,10 @@ import numpy as np
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError
-from millpond.host.holdings import Holding, Holdings
-from millpond.host.link import Link
-from millpond.host.stepping import Outcome, Stepping
-from millpond.host.workers import ModelState
+from millpond.host.jobs.synchronous.shards import Shard, Shards
+from millpond.host.jobs.synchronous.step_engine import StepEngine, StepOutcome
+from millpond.host.workers.dispatcher import Dispatcher
+from millpond.host.workers.worker import ModelState
 from millpond.linux import memory
 from millpond.train.balance.controller import BatchPlan
 from millpond.train.balance.curve import Floats, Ints
@@ -117,15 +117,15 @@ class Team:
         self.size = max(ends[-1], 1)
         self.mean = np.empty(self.size, np.float32)
         self._places = [range(start, end) for start, end in itertools.pairwise(ends)]
-        self.holdings = Holdings(1, len(private))
+        self.holdings = Shards(1, len(private))
         self.look_around: Callable[[], None] = lambda: None
-        self.stepping = Stepping(len(private), self.mean, self.holdings, lambda: self.look_around())
+        self.stepping = StepEngine(len(private), self.mean, self.holdings, lambda: self.look_around())
         self.counted: Counter[int] = Counter()
         self.steps = 0
         self.states: list[ModelState] = []
         self.holdings.begin(1)
         self.workers: dict[int, CountingWorker] = {}
-        self._made: list[Link] = []
+        self._made: list[Dispatcher] = []
         for rank in range(len(private)):
             self.join(rank)
 
@@ -133,14 +133,14 @@ class Team:
         """A new worker, for the first time or instead of one that was lost."""
         private, public = self._places[rank], self._places[-1]
         worker = CountingWorker(f"w{rank}", (private, public), self.size)
-        found = [Holding(worker.name, False, len(private)), Holding("all", True, len(public))]
+        found = [Shard(worker.name, False, len(private)), Shard("all", True, len(public))]
         assert self.holdings.add(rank, found) == ""
-        link = Link(rank, worker, self.stepping.events)
+        link = Dispatcher(rank, worker, self.stepping.events)
         self.workers[rank], self.stepping.links[rank] = worker, link
         self._made.append(link)
         return worker
 
-    def step(self, policy: Given, rest: Sequence[int] = ()) -> Outcome:
+    def step(self, policy: Given, rest: Sequence[int] = ()) -> StepOutcome:
         """A step; what was counted in it is told by its mean, and agrees with its outcome."""
         self.steps += 1
         beside = np.array(rest or np.zeros_like(policy.plan.batches), np.int64)
@@ -156,7 +156,7 @@ class Team:
             self.counted.update({place: times for place, times in enumerate(often.tolist()) if times})
         return outcome
 
-    def finish(self, policy: Given) -> list[Outcome]:
+    def finish(self, policy: Given) -> list[StepOutcome]:
         """Step until the epoch is over."""
         outcomes = []
         while (outcome := self.step(policy)).samples or outcome.lost:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.host import bundles, provision
+from millpond.host.fleet import provisioning
+from millpond.host.remote import bundles
 from millpond.images.build.recipe import RECIPE
 
 from .update_support import make_image
@@ -38,8 +39,8 @@ def checked(bundle: Path, fleet: Path, tmp_path: Path) -> subprocess.CompletedPr
 
 @needs_rauc
 def test_a_device_accepts_the_bundles_of_its_own_fleet_alone(tmp_path: Path) -> None:
-    fleet = provision.create(tmp_path / "f", "farm", ())
-    provision.create(tmp_path / "other", "farm", ())
+    fleet = provisioning.create(tmp_path / "f", "farm", ())
+    provisioning.create(tmp_path / "other", "farm", ())
     path, manifest = make_image(tmp_path / "image")
     bundle = bundles.make(fleet, path, manifest)
     assert bundle.path.parent == tmp_path / "f" / "updates"
@@ -58,7 +59,7 @@ def test_a_device_accepts_the_bundles_of_its_own_fleet_alone(tmp_path: Path) -> 
 @needs_rauc
 def test_a_certificate_of_the_fleet_that_is_no_signers_signs_nothing(tmp_path: Path) -> None:
     """The host's and the devices' own: who has one of these must not update the others."""
-    fleet = provision.create(tmp_path / "f", "farm", ("csd0",))
+    fleet = provisioning.create(tmp_path / "f", "farm", ("csd0",))
     path, manifest = make_image(tmp_path / "image")
     content = bundles._content(tmp_path / "image", path.parent, manifest)
     etc = fleet.device_directory("csd0") / "etc"
@@ -73,7 +74,7 @@ def test_a_certificate_of_the_fleet_that_is_no_signers_signs_nothing(tmp_path: P
 
 @needs_rauc
 def test_a_bundle_is_made_once_and_a_later_one_takes_its_place(tmp_path: Path) -> None:
-    fleet = provision.create(tmp_path / "f", "farm", ())
+    fleet = provisioning.create(tmp_path / "f", "farm", ())
     path, manifest = make_image(tmp_path / "image")
     first = bundles.make(fleet, path, manifest)
     before = first.path.stat()
@@ -89,7 +90,7 @@ def test_a_bundle_is_made_once_and_a_later_one_takes_its_place(tmp_path: Path) -
 
 @needs_rauc
 def test_a_changed_bundle_is_noticed_by_the_device(tmp_path: Path) -> None:
-    fleet = provision.create(tmp_path / "f", "farm", ())
+    fleet = provisioning.create(tmp_path / "f", "farm", ())
     bundle = bundles.make(fleet, *make_image(tmp_path / "image"))
     with bundle.path.open("r+b") as file:
         file.seek(-600, os.SEEK_END)  # in its signature
@@ -101,7 +102,7 @@ def test_a_changed_bundle_is_noticed_by_the_device(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["root.squashfs", "esp.vfat"])
 def test_a_file_that_is_not_the_manifests_is_refused(tmp_path: Path, name: str) -> None:
-    fleet = provision.create(tmp_path / "f", "farm", ())
+    fleet = provisioning.create(tmp_path / "f", "farm", ())
     path, manifest = make_image(tmp_path / "image")
     with (path.parent / name).open("r+b") as file:
         file.write(b"changed")
@@ -113,7 +114,7 @@ def test_a_file_that_is_not_the_manifests_is_refused(tmp_path: Path, name: str) 
 def test_without_its_tools_a_host_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet = provision.create(tmp_path / "f", "farm", ())
+    fleet = provisioning.create(tmp_path / "f", "farm", ())
     path, manifest = make_image(tmp_path / "image")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LocalError, match="an update needs rauc on this host: sudo apt install rauc"):
@@ -123,7 +124,7 @@ def test_without_its_tools_a_host_says_what_to_install(
 
 @needs_rauc
 def test_what_rauc_complains_of_is_one_line(tmp_path: Path) -> None:
-    fleet = provision.create(tmp_path / "f", "farm", ())
+    fleet = provisioning.create(tmp_path / "f", "farm", ())
     path, manifest = make_image(tmp_path / "image")
     for name in ("update.pem", "update.key"):
         (tmp_path / "f" / "ca" / name).write_text("no key\n")

@@ -14,7 +14,7 @@ import pytest
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle, os_error
-from millpond.host.copying import Copied, Copier, plan
+from millpond.host.remote.copying import Copied, Copier, plan
 
 MIB = 1 << 20
 

@@ -19,8 +19,9 @@ import pytest
 from rich.console import Console
 
 from millpond.base.errors import LocalError, RemoteError
-from millpond.host import cli, flash_command, provision
-from millpond.host.fleet import DeviceConfig
+from millpond.host.cli import app, flash
+from millpond.host.fleet import provisioning
+from millpond.host.fleet.directory import DeviceConfig
 from millpond.images.flash import bluefield
 from millpond.images.format import locate, seed
 from millpond.images.format.manifest import Manifest, SeedPlace, dumps
@@ -65,7 +66,7 @@ def millpond(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(sys, "argv", ["millpond", "flash", *map(str, arguments)])
         with Path(os.devnull).open() as nothing, pytest.raises(SystemExit) as exit_:
             monkeypatch.setattr(sys, "stdin", nothing)
-            cli.main()
+            app.main()
         assert isinstance(exit_.value.code, int)
         return Done(exit_.value.code, *capsys.readouterr())
 
@@ -140,9 +141,9 @@ def test_a_file_that_is_there_is_asked_about_once(millpond: Millpond, image: Pat
 
 
 def test_a_device_gets_its_identity(millpond: Millpond, image: Path, tmp_path: Path) -> None:
-    fleet = provision.create(tmp_path / "fleet", "pond", ["csd0"])
-    fleet = provision.add(fleet, DeviceConfig("csd1", board="qemu-virt"))
-    fleet = provision.add(fleet, DeviceConfig("csd2", board="generic-uefi"))
+    fleet = provisioning.create(tmp_path / "fleet", "pond", ["csd0"])
+    fleet = provisioning.add(fleet, DeviceConfig("csd1", board="qemu-virt"))
+    fleet = provisioning.add(fleet, DeviceConfig("csd2", board="generic-uefi"))
     for name, why in (("csd0", "csd0 is emulated"), ("csd2", "csd2 is a generic-uefi")):
         other = ("--device", name, "--fleet", fleet.directory)
         assert why in refusal(millpond(image, "--to", tmp_path / "other", *other))
@@ -168,12 +169,12 @@ def test_a_device_gets_its_identity(millpond: Millpond, image: Path, tmp_path: P
 @pytest.mark.parametrize("size", ["0", "8", "-1G", "8GB", "8g", "1.5G", "4097", "", "9" * 30, "8M "])
 def test_a_size_that_is_none_is_refused(size: str) -> None:
     with pytest.raises(LocalError, match="a multiple of 4096 bytes is needed"):
-        flash_command.parse_size(size)
+        flash.parse_size(size)
 
 
 def test_sizes() -> None:
     given = ("4096", "4K", "8G", "2T")
-    assert [flash_command.parse_size(size) for size in given] == [4096, 4096, 8 << 30, 2 << 40]
+    assert [flash.parse_size(size) for size in given] == [4096, 4096, 8 << 30, 2 << 40]
 
 
 def test_mistakes_are_one_line(millpond: Millpond, image: Path, tmp_path: Path) -> None:
@@ -222,11 +223,11 @@ def test_a_card_is_told_of_as_untested(millpond: Millpond, tmp_path: Path) -> No
     stream.write_bytes(b"no stream")
     boot.touch()
     with pytest.raises(LocalError, match="image 0"):
-        flash_command.push(stream, boot, Console(file=out), asked.append)
+        flash.push(stream, boot, Console(file=out), asked.append)
     assert bluefield.UNTESTED in asked[0] and "The card is reset" in asked[0] and str(boot) in asked[0]
-    done = flash_command.Flashed(str(boot), 10, 1.0, False, None, untested=bluefield.UNTESTED)
-    text = "\n".join(flash_command._told(done))
+    done = flash.Flashed(str(boot), 10, 1.0, False, None, untested=bluefield.UNTESTED)
+    text = "\n".join(flash._told(done))
     assert "can not be verified" in text and text.endswith(f"{bluefield.UNTESTED}.")
     with pytest.raises((LocalError, RemoteError), match=r"mlx-mkbfb|default\.bfb|kernel"):
-        flash_command.push(tmp_path, boot, Console(file=out), asked.append)
+        flash.push(tmp_path, boot, Console(file=out), asked.append)
     assert "UNTESTED" in millpond("--help").stdout

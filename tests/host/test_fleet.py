@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from millpond.agent.config import read as read_agent
 from millpond.base.errors import ConfigError, LocalError
 from millpond.energy.joules import Watts
-from millpond.host import fleet, provision
-from millpond.host.authority import Authority, create_ssh_key, write_private, write_public
-from millpond.host.locks import locked
+from millpond.host.fleet import directory, provisioning
+from millpond.host.fleet.authority import Authority, create_ssh_key, write_private, write_public
+from millpond.linux.file_lock import locked
 
 
 def write(directory: Path, text: str) -> Path:
@@ -28,7 +28,7 @@ def devices(*names: str) -> str:
 
 
 def test_every_device_has_its_own_network(tmp_path: Path) -> None:
-    found = fleet.read(write(tmp_path, devices("a", "b", "c")))
+    found = directory.read(write(tmp_path, devices("a", "b", "c")))
     assert [found.addresses(name).host for name in "abc"] == ["10.77.0.1/30", "10.77.0.5/30", "10.77.0.9/30"]
     assert [found.addresses(name).device_ip for name in "abc"] == ["10.77.0.2", "10.77.0.6", "10.77.0.10"]
     assert len(found.interface("a" * 12)) < 16
@@ -61,22 +61,22 @@ def test_every_device_has_its_own_network(tmp_path: Path) -> None:
 )
 def test_a_mistake_is_named(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        fleet.read(write(tmp_path, text))
+        directory.read(write(tmp_path, text))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_watts_are_of_the_host_and_of_each_device(tmp_path: Path) -> None:
     text = devices("a", "b") + "watts = { idle = 2, busy = 7.5 }\n[watts]\nidle = 60\nbusy = 200\n"
-    config = fleet.read(write(tmp_path, text)).config
+    config = directory.read(write(tmp_path, text)).config
     assert config.watts == Watts(60.0, 200.0)
     assert [device.watts for device in config.device] == [None, Watts(2.0, 7.5)]
 
 
 def test_no_fleet_and_no_device_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="millpond init"):
-        fleet.read(tmp_path)
-    two = fleet.read(write(tmp_path, devices("a", "b")))
+        directory.read(tmp_path)
+    two = directory.read(write(tmp_path, devices("a", "b")))
     for asked in (two.device, two.addresses):
         with pytest.raises(ConfigError, match="it has a, b"):
             asked("c")
@@ -86,10 +86,10 @@ def test_a_new_fleet_can_be_read_and_keeps_its_secrets(tmp_path: Path) -> None:
     os.umask(before := os.umask(0))  # the present one, unchanged
     try:
         os.umask(0)
-        made = provision.create(tmp_path / "f", "farm", ("csd0", "csd1"))
+        made = provisioning.create(tmp_path / "f", "farm", ("csd0", "csd1"))
     finally:
         os.umask(before)
-    assert fleet.read(tmp_path / "f").config == made.config
+    assert directory.read(tmp_path / "f").config == made.config
     secrets = [p for p in (tmp_path / "f").rglob("*") if p.suffix == ".key" or p.name in _SECRETS]
     assert len(secrets) == 8
     assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
@@ -101,7 +101,7 @@ def test_a_new_fleet_can_be_read_and_keeps_its_secrets(tmp_path: Path) -> None:
 
 
 def test_each_device_knows_which_key_is_whose(tmp_path: Path) -> None:
-    made = provision.create(tmp_path, "farm", ("csd0", "csd1"))
+    made = provisioning.create(tmp_path, "farm", ("csd0", "csd1"))
     for device in ("csd0", "csd1"):
         etc = made.device_directory(device) / "etc"
         user, admin = ((etc / name).read_text() for name in ("authorized_keys", "authorized_keys_admin"))
@@ -114,22 +114,22 @@ _SECRETS = ("key.pem", "ssh_key", "admin_key", "ssh_host_key")
 
 
 def test_a_fleet_is_never_overwritten(tmp_path: Path) -> None:
-    made = provision.create(tmp_path, "farm", ("csd0",))
+    made = provisioning.create(tmp_path, "farm", ("csd0",))
     before = made.identity.key.read_bytes()
     with pytest.raises(ConfigError, match="holds a fleet already"):
-        provision.create(tmp_path, "farm", ("csd0",))
+        provisioning.create(tmp_path, "farm", ("csd0",))
     assert made.identity.key.read_bytes() == before
 
 
 def test_a_name_that_cannot_be_makes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be"):
-        provision.create(tmp_path / "f", "farm", ("csd0", "no good"))
+        provisioning.create(tmp_path / "f", "farm", ("csd0", "no good"))
     assert not (tmp_path / "f").exists()
 
 
 def test_canaries_reach_the_agents_configuration(tmp_path: Path) -> None:
-    made = provision.create(tmp_path, "farm", ("csd0",))
-    provision.write_agent_config(made, "csd0", {"encrypt": "always", "canaries": {"c": "text"}})
+    made = provisioning.create(tmp_path, "farm", ("csd0",))
+    provisioning.write_agent_config(made, "csd0", {"encrypt": "always", "canaries": {"c": "text"}})
     privacy = read_agent(made.device_directory("csd0") / "etc" / "agent.toml").privacy
     assert (privacy.encrypt, privacy.canaries) == ("always", {"c": "text"})
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.host.api import DeviceInfo
-from millpond.host.fleet_run import Ended, FleetRun, Lines, _LineSink, choose
+from millpond.host.api.daemon import DeviceInfo
+from millpond.host.remote.run_many import Ended, OutputLines, ParallelRun, _LineSink, choose
 from millpond.images.ondevice.sshd_config import USER
 
 
@@ -44,14 +44,16 @@ def test_a_wrong_name_is_told(names: str, words: str) -> None:
 
 def shown(*pieces: bytes) -> list[tuple[str, ...]]:
     """What is handed on for each piece, and at the end."""
-    run = FleetRun(Path("/nowhere"), "true", USER, None, capture=False)
+    run = ParallelRun(Path("/nowhere"), "true", USER, None, capture=False)
     sink = _LineSink(run, "csd0", is_error=True)
     for piece in pieces:
         sink.write(piece)
     sink.end()
     events = [run._queue.get_nowait() for _ in range(run._queue.qsize())]
-    assert all(isinstance(event, Lines) and event.device == "csd0" and event.is_error for event in events)
-    return [event.lines for event in events if isinstance(event, Lines)]
+    assert all(
+        isinstance(event, OutputLines) and event.device == "csd0" and event.is_error for event in events
+    )
+    return [event.lines for event in events if isinstance(event, OutputLines)]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_a_line_without_end_takes_no_memory_without_end() -> None:
 
 
 def test_who_cannot_be_reached_has_ended_and_the_others_follow(tmp_path: Path) -> None:
-    run = FleetRun(tmp_path, "true", USER, None, capture=True)  # there is no fleet here
+    run = ParallelRun(tmp_path, "true", USER, None, capture=True)  # there is no fleet here
     events = list(run.follow({"csd0": "not ready but lost", "csd1": ""}))
     found = {event.device: event for event in events if isinstance(event, Ended)}
     assert len(events) == len(found) == 2

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from millpond.base import schema
-from millpond.host.holdings import Holding, Holdings, Place
-from millpond.host.link import Samples
+from millpond.host.jobs.synchronous.shards import EpochPosition, Shard, Shards
+from millpond.host.workers.dispatcher import Samples
 
-PUBLIC = [Holding(f"csd{n}", True, 30 + n) for n in range(3)]
-PRIVATE = [Holding(f"csd{n}", False, 50 + 10 * n) for n in range(3)]
+PUBLIC = [Shard(f"csd{n}", True, 30 + n) for n in range(3)]
+PRIVATE = [Shard(f"csd{n}", False, 50 + 10 * n) for n in range(3)]
 FOLDERS = [PUBLIC, *([PRIVATE[n], PUBLIC[n]] for n in range(3))]
 """By rank: the host, which reads all public samples, and three devices."""
 TOTAL = sum(holding.count for holding in PUBLIC + PRIVATE)
-Dealt = Counter[tuple[Holding, int]]
+Dealt = Counter[tuple[Shard, int]]
 
 
-def team(*ranks: int, seed: int = 1, epoch: int = 1) -> Holdings:
-    holdings = Holdings(seed, 4)
+def team(*ranks: int, seed: int = 1, epoch: int = 1) -> Shards:
+    holdings = Shards(seed, 4)
     holdings.begin(epoch)
     for rank in ranks:
         assert holdings.add(rank, FOLDERS[rank]) == ""
@@ -38,7 +38,7 @@ def named(rank: int, samples: Samples) -> Dealt:
     return found
 
 
-def step(holdings: Holdings, batches: list[int], *lost: int) -> Dealt:
+def step(holdings: Shards, batches: list[int], *lost: int) -> Dealt:
     """What is counted of a step in which some are lost."""
     counted: Dealt = Counter()
     for rank, samples in enumerate(holdings.deal(batches)):
@@ -52,15 +52,15 @@ def step(holdings: Holdings, batches: list[int], *lost: int) -> Dealt:
     return counted
 
 
-def finish(holdings: Holdings, batches: list[int]) -> Dealt:
+def finish(holdings: Shards, batches: list[int]) -> Dealt:
     counted: Dealt = Counter()
     while found := step(holdings, batches):
         counted += found
     return counted
 
 
-def through_json(place: Place) -> Place:
-    return schema.load(Place, json.loads(json.dumps(schema.dump(place))), "place")
+def through_json(place: EpochPosition) -> EpochPosition:
+    return schema.load(EpochPosition, json.loads(json.dumps(schema.dump(place))), "place")
 
 
 def whole(counted: Dealt) -> bool:
@@ -83,14 +83,14 @@ def test_each_sample_once_in_each_epoch_in_another_order() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_losses_and_resumptions_leave_nothing_out(seed: int) -> None:
     chance = random.Random(seed)
-    holdings, counted = team(0, 1, 2, 3, seed=seed), Counter[tuple[Holding, int]]()
+    holdings, counted = team(0, 1, 2, 3, seed=seed), Counter[tuple[Shard, int]]()
     for _ in range(12):
         batches = [chance.choice((0, 2, 5, 8)) for _ in range(4)]
         counted += step(holdings, batches, *chance.sample(range(4), 2))
         if chance.random() < 0.3:  # all are started anew, in whatever order
             place = through_json(holdings.place)
             assert place == holdings.place
-            holdings = Holdings(seed, 4)
+            holdings = Shards(seed, 4)
             holdings.resume(place)
             assert sum(holdings.left.values()) == TOTAL - counted.total()
             assert not any(map(any, holdings.deal([5, 5, 5, 5])))  # nobody is there to read anything
@@ -126,7 +126,7 @@ def test_what_is_given_back_is_dealt_next() -> None:
 def test_a_holder_with_another_count_is_refused_and_changes_nothing() -> None:
     holdings = team(0, 1)
     place, left = holdings.place, holdings.left
-    complaint = holdings.add(2, [PRIVATE[2], Holding("csd0", True, 29)])
+    complaint = holdings.add(2, [PRIVATE[2], Shard("csd0", True, 29)])
     assert complaint == "it has 29 public samples of csd0; the job was planned with 30"
     assert (holdings.place, holdings.left) == (place, left)
     assert holdings.add(2, FOLDERS[2]) == ""
@@ -162,7 +162,7 @@ def test_the_samples_that_nobody_takes_are_told() -> None:
 
 
 def test_of_nobody_nothing_is_left() -> None:
-    holdings = Holdings(1, 2)
+    holdings = Shards(1, 2)
     holdings.begin(1)
     assert (holdings.samples, holdings.left) == (0, {})
     assert holdings.deal([2, 2]) == [(), ()]

@@ -6,50 +6,53 @@ import itertools
 
 import pytest
 
-from millpond.host.lifecycle import Event, State, after
+from millpond.host.fleet.lifecycle import DeviceEvent, DeviceState, after
 
-START = State.ABSENT
+START = DeviceState.ABSENT
 
 
 def test_a_good_life() -> None:
     state = START
     for event, expected in (
-        (Event.LOST, State.ABSENT),
-        (Event.TUNNEL_UP, State.CONNECTING),
-        (Event.GREETED, State.READY),
-        (Event.LOST, State.ABSENT),
-        (Event.TUNNEL_UP, State.CONNECTING),
+        (DeviceEvent.LOST, DeviceState.ABSENT),
+        (DeviceEvent.TUNNEL_UP, DeviceState.CONNECTING),
+        (DeviceEvent.GREETED, DeviceState.READY),
+        (DeviceEvent.LOST, DeviceState.ABSENT),
+        (DeviceEvent.TUNNEL_UP, DeviceState.CONNECTING),
     ):
         state = after(state, event)
         assert state is expected
 
 
 @pytest.mark.parametrize(
-    ("event", "state"), [(Event.OTHER_VERSION, State.INCOMPATIBLE), (Event.NOT_TRUSTED, State.REFUSED)]
+    ("event", "state"),
+    [(DeviceEvent.OTHER_VERSION, DeviceState.INCOMPATIBLE), (DeviceEvent.NOT_TRUSTED, DeviceState.REFUSED)],
 )
-@pytest.mark.parametrize("before", [State.CONNECTING, State.READY])
-def test_a_bad_device_is_put_aside_and_tried_again(before: State, event: Event, state: State) -> None:
+@pytest.mark.parametrize("before", [DeviceState.CONNECTING, DeviceState.READY])
+def test_a_bad_device_is_put_aside_and_tried_again(
+    before: DeviceState, event: DeviceEvent, state: DeviceState
+) -> None:
     assert after(before, event) is state
-    assert after(state, Event.TUNNEL_UP) is State.CONNECTING
-    assert after(state, Event.LOST) is State.ABSENT
+    assert after(state, DeviceEvent.TUNNEL_UP) is DeviceState.CONNECTING
+    assert after(state, DeviceEvent.LOST) is DeviceState.ABSENT
 
 
-@pytest.mark.parametrize("state", [s for s in State if s is not State.CONNECTING])
-def test_whatever_the_state_a_tunnel_may_come_or_a_device_be_lost(state: State) -> None:
-    if state is not State.READY:
-        assert after(state, Event.TUNNEL_UP) is State.CONNECTING
-    assert after(state, Event.LOST) is State.ABSENT
+@pytest.mark.parametrize("state", [s for s in DeviceState if s is not DeviceState.CONNECTING])
+def test_whatever_the_state_a_tunnel_may_come_or_a_device_be_lost(state: DeviceState) -> None:
+    if state is not DeviceState.READY:
+        assert after(state, DeviceEvent.TUNNEL_UP) is DeviceState.CONNECTING
+    assert after(state, DeviceEvent.LOST) is DeviceState.ABSENT
 
 
 def test_only_a_device_that_connects_becomes_ready() -> None:
-    for state in set(State) - {State.CONNECTING}:
+    for state in set(DeviceState) - {DeviceState.CONNECTING}:
         with pytest.raises(ValueError, match="cannot see 'greeted'"):
-            after(state, Event.GREETED)
+            after(state, DeviceEvent.GREETED)
 
 
 def test_nothing_else_comes_out() -> None:
-    for state, event in itertools.product(State, Event):
+    for state, event in itertools.product(DeviceState, DeviceEvent):
         try:
-            assert after(state, event) in State
+            assert after(state, event) in DeviceState
         except ValueError as error:
             assert str(state) in str(error)

@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from millpond.host import log_follow
-from millpond.host.api import NewLog
-from millpond.host.client import Client
-from millpond.host.log_follow import Entry, follow
+from millpond.host.api.daemon import NewLog
+from millpond.host.client import DaemonClient
+from millpond.host.remote import log_follow
+from millpond.host.remote.log_follow import LogEntry, follow
 from millpond.wire.control_messages import LogPosition
 
 
@@ -37,33 +37,33 @@ def at(boot: str, number: int, *lines: str, lost: int = 0) -> NewLog:
     return NewLog(lines, LogPosition(boot, number), lost)
 
 
-def told(daemon: Daemon, count: int) -> list[Entry]:
-    return list(itertools.islice(follow(cast(Client, daemon), "csd0", 5), count))
+def told(daemon: Daemon, count: int) -> list[LogEntry]:
+    return list(itertools.islice(follow(cast(DaemonClient, daemon), "csd0", 5), count))
 
 
-def event(text: str) -> Entry:
-    return Entry(text, is_event=True)
+def event(text: str) -> LogEntry:
+    return LogEntry(text, is_event=True)
 
 
 def test_each_line_is_told_once() -> None:
     daemon = Daemon([at("x", 7, "a", "b"), at("x", 7), at("x", 8, "c")])
-    assert told(daemon, 3) == [Entry("a"), Entry("b"), Entry("c")]
+    assert told(daemon, 3) == [LogEntry("a"), LogEntry("b"), LogEntry("c")]
     assert daemon.asked == [None, LogPosition("x", 7), LogPosition("x", 7)]
 
 
 def test_it_ends_with_the_job() -> None:
     daemon = Daemon([at("", 2, "a"), NewLog(("z",), LogPosition("", 4), ended=True)])
-    assert told(daemon, 99) == [Entry("a"), Entry("z")]
+    assert told(daemon, 99) == [LogEntry("a"), LogEntry("z")]
 
 
 def test_a_device_goes_and_comes_back() -> None:
     gone = NewLog(gone="csd0: Connection refused")
     daemon = Daemon([at("x", 7, "a"), gone, gone, at("y", 2, "b", "c"), at("y", 3, "d")])
     assert told(daemon, 6) == [
-        Entry("a"),
+        LogEntry("a"),
         event("csd0 is gone: Connection refused"),
         event("csd0 is back: its agent was started again"),
-        *map(Entry, "bcd"),
+        *map(LogEntry, "bcd"),
     ]
     assert daemon.asked[2:4] == [LogPosition("x", 7)] * 2
 
@@ -71,10 +71,10 @@ def test_a_device_goes_and_comes_back() -> None:
 def test_only_the_link_was_gone() -> None:
     daemon = Daemon([at("x", 7, "a"), NewLog(gone="no answer"), at("x", 8, "b")])
     assert told(daemon, 4) == [
-        Entry("a"),
+        LogEntry("a"),
         event("csd0 is gone: no answer"),
         event("csd0 is back"),
-        Entry("b"),
+        LogEntry("b"),
     ]
 
 
@@ -90,9 +90,9 @@ def test_a_restart_between_two_questions_is_told_too() -> None:
 
 def test_a_device_may_be_gone_from_the_start() -> None:
     daemon = Daemon([NewLog(gone="waiting"), at("x", 1, "a")])
-    assert told(daemon, 3) == [event("csd0 is gone: waiting"), event("csd0 is back"), Entry("a")]
+    assert told(daemon, 3) == [event("csd0 is gone: waiting"), event("csd0 is back"), LogEntry("a")]
 
 
 def test_lost_lines_are_counted() -> None:
     daemon = Daemon([at("x", 7), at("x", 2007, "a", lost=1999)])
-    assert told(daemon, 2) == [event("1999 lines came too fast and are lost"), Entry("a")]
+    assert told(daemon, 2) == [event("1999 lines came too fast and are lost"), LogEntry("a")]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from millpond.base.errors import ConnectionLost
-from millpond.host.link import Answer, Link, Loss
-from millpond.host.measuring import MEASURE, Measuring
+from millpond.host.jobs.synchronous.profiler import MEASURE, Profiler
+from millpond.host.workers.dispatcher import Dispatcher, WorkerAnswer, WorkerLoss
 from millpond.train.balance.profiling import Probe, Profile
 
 from .steps import CountingWorker, Given, Team, zero_state
@@ -22,14 +22,14 @@ class Measured:
     """Workers with 30 private and 70 public samples that are measured, and what came of it."""
 
     def __init__(self, count: int) -> None:
-        self.events: queue.SimpleQueue[Answer | Loss] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[WorkerAnswer | WorkerLoss] = queue.SimpleQueue()
         self.workers = [CountingWorker(f"w{n}", (range(30), range(30, 100)), 100) for n in range(count)]
-        self.links = [Link(rank, w, self.events) for rank, w in enumerate(self.workers)]
+        self.links = [Dispatcher(rank, w, self.events) for rank, w in enumerate(self.workers)]
         self.done: dict[str, Profile] = {}
-        self.lost: list[Loss] = []
-        self.measuring = Measuring(self._done, self.lost.append)
+        self.lost: list[WorkerLoss] = []
+        self.measuring = Profiler(self._done, self.lost.append)
 
-    def _done(self, link: Link, profile: Profile) -> None:
+    def _done(self, link: Dispatcher, profile: Profile) -> None:
         assert link not in self.measuring and link.task is None
         self.done[link.worker.name] = profile
 
@@ -108,7 +108,7 @@ def test_steps_go_on_while_a_newcomer_is_measured_and_its_sums_count_for_nothing
     team = Team([60, 60])
     joined: list[Profile] = []
     newcomer = team.stepping.links.pop(1)
-    team.stepping.measuring = measuring = Measuring(lambda _, profile: joined.append(profile), print)
+    team.stepping.measuring = measuring = Profiler(lambda _, profile: joined.append(profile), print)
     team.workers[0].seconds = lambda samples: 0.02
     state = zero_state(team.size)
     measuring.begin(newcomer, "virtual", Probe(0.05, 120), (60, 0), state)

@@ -8,8 +8,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from millpond.host.holdings import Holding, Holdings
-from millpond.host.pacing import Pacing
+from millpond.host.jobs.synchronous.planner import Planner
+from millpond.host.jobs.synchronous.shards import Shard, Shards
 from millpond.train.balance.curve import Ints
 from millpond.train.balance.policy import PolicyName
 from millpond.train.balance.profiling import Point, Profile
@@ -30,14 +30,14 @@ HOST = profile("host", 0.002)
 DEVICES = [profile(name, 0.01, kind="csd") for name in NAMES[1:]]
 
 
-def pacing(how: SynchronousSpec | None = None, *, there: int = 4, holdings: Holdings | None = None) -> Pacing:
-    made = Pacing(how or SynchronousSpec(), NAMES, holdings.spread if holdings else None)
+def pacing(how: SynchronousSpec | None = None, *, there: int = 4, holdings: Shards | None = None) -> Planner:
+    made = Planner(how or SynchronousSpec(), NAMES, holdings.spread if holdings else None)
     for rank, measured in enumerate([HOST, *DEVICES][:there]):
         made.join(rank, measured, PLENTY, PLENTY)
     return made
 
 
-def observe(made: Pacing, slowness: dict[int, float], steps: int = 5) -> None:
+def observe(made: Planner, slowness: dict[int, float], steps: int = 5) -> None:
     """Steps in which workers take so many times as long as planned at first."""
     for _ in range(steps):
         batches = made.plan.batches
@@ -51,13 +51,13 @@ def observe(made: Pacing, slowness: dict[int, float], steps: int = 5) -> None:
         made.observe(batches, seconds, WITHOUT_LOAD)
 
 
-def planned(made: Pacing) -> list[int]:
+def planned(made: Planner) -> list[int]:
     batches: list[int] = made.plan.batches.tolist()
     return batches
 
 
 def test_nobody_has_a_batch_while_nobody_is_there() -> None:
-    nobody = Pacing(SynchronousSpec(), NAMES)
+    nobody = Planner(SynchronousSpec(), NAMES)
     assert planned(nobody) == [0, 0, 0, 0] and nobody.plan.deadline == 0
     assert not nobody.rest.any()
     assert not nobody.observe(np.zeros(4, np.int64), np.full(4, np.nan))
@@ -77,7 +77,7 @@ def test_all_take_as_long() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
 def test_the_order_in_which_workers_come_is_of_no_matter(order: tuple[int, ...]) -> None:
-    made = Pacing(SynchronousSpec(), NAMES)
+    made = Planner(SynchronousSpec(), NAMES)
     for rank in order:
         made.join(rank, [HOST, *DEVICES][rank], PLENTY, PLENTY)
     assert planned(made) == planned(pacing())
@@ -135,7 +135,7 @@ def test_who_was_absent_when_a_curve_came_stays_absent() -> None:
 
 
 def test_memory_bounds_a_batch() -> None:
-    made = Pacing(SynchronousSpec(), NAMES)
+    made = Planner(SynchronousSpec(), NAMES)
     made.join(0, HOST, 10, PLENTY)
     made.join(1, DEVICES[0], 0, PLENTY)
     assert planned(made)[0] == 10
@@ -143,11 +143,11 @@ def test_memory_bounds_a_batch() -> None:
 
 
 def test_an_epoch_has_as_many_steps_as_it_is_to_have() -> None:
-    holdings = Holdings(1, 4)
+    holdings = Shards(1, 4)
     holdings.begin(1)
     for rank in range(4):
-        holdings.add(rank, [Holding(NAMES[rank], False, 80)])
-    made = Pacing(SynchronousSpec(steps=16), NAMES, holdings.spread)
+        holdings.add(rank, [Shard(NAMES[rank], False, 80)])
+    made = Planner(SynchronousSpec(steps=16), NAMES, holdings.spread)
     for rank, measured in enumerate([HOST, *DEVICES]):
         made.join(rank, measured, PLENTY, 320)
     likes = sum(planned(pacing()))
@@ -158,10 +158,10 @@ def test_an_epoch_has_as_many_steps_as_it_is_to_have() -> None:
 
 @pytest.mark.parametrize("wanted", [24, 48, 100])
 def test_a_global_batch_that_workers_like_is_the_sum_of_each_step(wanted: int) -> None:
-    holdings = Holdings(1, 4)
+    holdings = Shards(1, 4)
     holdings.begin(1)
     for rank in range(4):
-        holdings.add(rank, [Holding("all", True, 10_000)])
+        holdings.add(rank, [Shard("all", True, 10_000)])
     made = pacing(SynchronousSpec(global_batch=wanted), holdings=holdings)
     assert sum(planned(made)) == wanted
     made.leave(3)
@@ -169,10 +169,10 @@ def test_a_global_batch_that_workers_like_is_the_sum_of_each_step(wanted: int) -
 
 
 def test_a_step_is_smaller_where_otherwise_somebodys_own_samples_would_be_left_to_the_end() -> None:
-    holdings = Holdings(1, 4)
+    holdings = Shards(1, 4)
     holdings.begin(1)
     for rank in range(4):
-        holdings.add(rank, [Holding(NAMES[rank], False, 10_000)])
+        holdings.add(rank, [Shard(NAMES[rank], False, 10_000)])
     assert planned(pacing(SynchronousSpec(global_batch=24), holdings=holdings)) == [6, 6, 6, 6]
     slowest = planned(pacing())[1]
     assert planned(pacing(SynchronousSpec(global_batch=100), holdings=holdings)) == 4 * [slowest]
@@ -202,7 +202,7 @@ def test_without_patience_a_step_waits_for_everybody() -> None:
     def spread(batches: Ints, most: int) -> Ints:
         return batches // 2
 
-    for made in (pacing(SynchronousSpec(patience=0)), Pacing(SynchronousSpec(patience=0), NAMES, spread)):
+    for made in (pacing(SynchronousSpec(patience=0)), Planner(SynchronousSpec(patience=0), NAMES, spread)):
         made.join(0, HOST, PLENTY, PLENTY)
         assert made.plan.deadline == float("inf")
 

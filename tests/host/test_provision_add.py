@@ -10,9 +10,11 @@ import pytest
 
 from millpond.agent.config import read as read_agent
 from millpond.base.errors import ConfigError, LocalError
-from millpond.host import fleet as fleets
-from millpond.host import provision, qemu_devices, ssh
-from millpond.host.fleet import DeviceConfig
+from millpond.host.emulation import qemu_devices
+from millpond.host.fleet import directory as fleets
+from millpond.host.fleet import provisioning
+from millpond.host.fleet.directory import DeviceConfig
+from millpond.host.remote import ssh
 from millpond.images.format import seed
 from millpond.images.runtime import qemu
 from millpond.images.runtime.qemu import DISK
@@ -21,9 +23,9 @@ from .update_support import make_fleet, make_image
 
 
 def test_a_device_more_is_a_real_one_in_shared_memory(tmp_path: Path) -> None:
-    old = provision.create(tmp_path, "farm", ("csd0",))
+    old = provisioning.create(tmp_path, "farm", ("csd0",))
     before = {path: path.read_bytes() for path in (tmp_path / "devices").rglob("*") if path.is_file()}
-    grown = provision.add(old, DeviceConfig("qemu0", board="qemu-virt"))
+    grown = provisioning.add(old, DeviceConfig("qemu0", board="qemu-virt"))
     assert fleets.read(tmp_path).config == grown.config
     assert [(one.name, one.board) for one in grown.config.device] == [
         ("csd0", "emulated"),
@@ -56,18 +58,18 @@ def test_a_device_more_is_a_real_one_in_shared_memory(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_added_changes_nothing(tmp_path: Path, device: DeviceConfig, words: str) -> None:
-    fleet = provision.create(tmp_path, "farm", ("csd0",))
+    fleet = provisioning.create(tmp_path, "farm", ("csd0",))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match=words):
-        provision.add(fleet, device)
+        provisioning.add(fleet, device)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_what_a_person_wrote_into_the_fleet_stays(tmp_path: Path) -> None:
-    provision.create(tmp_path, "farm", ("csd0",))
+    provisioning.create(tmp_path, "farm", ("csd0",))
     path = tmp_path / "fleet.toml"
     path.write_text(path.read_text() + 'encrypt = "always"  # mine\n\n[watts]\nidle = 1\nbusy = 2')
-    provision.add(fleets.read(tmp_path), DeviceConfig("qemu0", board="qemu-virt"))
+    provisioning.add(fleets.read(tmp_path), DeviceConfig("qemu0", board="qemu-virt"))
     assert 'encrypt = "always"  # mine\n' in path.read_text()
     config = fleets.read(tmp_path).config
     assert [one.encrypt for one in config.device] == ["always", "auto"]
@@ -75,20 +77,20 @@ def test_what_a_person_wrote_into_the_fleet_stays(tmp_path: Path) -> None:
 
 
 def test_a_fleet_that_nothing_can_be_put_behind_stays_as_it_is(tmp_path: Path) -> None:
-    provision.create(tmp_path, "farm", ("csd0",))
+    provisioning.create(tmp_path, "farm", ("csd0",))
     path = tmp_path / "fleet.toml"
     path.write_text('name = "farm"\ndevice = [{ name = "csd0" }]\n')
     before = path.read_text()
     with pytest.raises(ConfigError, match=r"fleet\.new"):
-        provision.add(fleets.read(tmp_path), DeviceConfig("qemu0", board="qemu-virt"))
+        provisioning.add(fleets.read(tmp_path), DeviceConfig("qemu0", board="qemu-virt"))
     assert path.read_text() == before
 
 
 def test_after_an_attempt_that_was_cut_short_the_last_host_key_counts(tmp_path: Path) -> None:
-    fleet = provision.create(tmp_path, "farm", ("csd0",))
-    first = provision.add(fleet, DeviceConfig("qemu0", board="qemu-virt"))
+    fleet = provisioning.create(tmp_path, "farm", ("csd0",))
+    first = provisioning.add(fleet, DeviceConfig("qemu0", board="qemu-virt"))
     (tmp_path / "fleet.toml").write_text('name = "farm"\n[[device]]\nname = "csd0"\n')  # as if it had been
-    second = provision.add(fleets.read(tmp_path), DeviceConfig("qemu0", board="qemu-virt"))
+    second = provisioning.add(fleets.read(tmp_path), DeviceConfig("qemu0", board="qemu-virt"))
     assert [line.split()[0] for line in second.known_hosts.read_text().splitlines()] == ["csd0", "qemu0"]
     public = (first.device_directory("qemu0") / "etc" / "ssh_host_key.pub").read_text().split()[1]
     assert ssh._pinned(second.known_hosts, "qemu0").get_base64() == public
@@ -103,7 +105,7 @@ def can_emulate(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("can_emulate")
 def test_devices_in_qemu_get_a_disk_with_their_identity_once(tmp_path: Path) -> None:
     path, manifest = make_image(tmp_path / "image")
-    fleet = provision.create(tmp_path / "f", "farm", ("csd0",))
+    fleet = provisioning.create(tmp_path / "f", "farm", ("csd0",))
     grown = qemu_devices.ensure(fleet, 2, path)
     assert [one.name for one in grown.config.device] == ["csd0", "qemu0", "qemu1"]
     for name in ("qemu0", "qemu1"):
@@ -124,7 +126,7 @@ def test_devices_in_qemu_get_a_disk_with_their_identity_once(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("can_emulate")
 def test_an_image_that_is_none_for_qemu_adds_no_device(tmp_path: Path) -> None:
-    fleet = provision.create(tmp_path / "f", "farm", ("csd0",))
+    fleet = provisioning.create(tmp_path / "f", "farm", ("csd0",))
     with pytest.raises(LocalError, match="make it with 'make image', or name one"):
         qemu_devices.ensure(fleet, 1, tmp_path / "none")
     path, _ = make_image(tmp_path / "image", board="generic-uefi")
@@ -136,7 +138,7 @@ def test_an_image_that_is_none_for_qemu_adds_no_device(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("can_emulate")
 def test_a_device_gets_no_disk_of_another_board(tmp_path: Path) -> None:
     path, _ = make_image(tmp_path / "image")
-    fleet = provision.create(tmp_path / "f", "farm", ("qemu0",))
+    fleet = provisioning.create(tmp_path / "f", "farm", ("qemu0",))
     with pytest.raises(LocalError, match="the board of qemu0 is emulated, the image is for qemu-virt"):
         qemu_devices.ensure(fleet, 1, path)
     assert not (fleet.device_directory("qemu0") / DISK).exists()
@@ -163,7 +165,7 @@ def test_a_damaged_image_leaves_no_disk_and_a_good_one_makes_it(tmp_path: Path) 
 def test_without_qemu_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qemu, "PROGRAM", "qemu-system-none")
     path, _ = make_image(tmp_path / "image")
-    fleet = provision.create(tmp_path / "f", "farm", ("csd0",))
+    fleet = provisioning.create(tmp_path / "f", "farm", ("csd0",))
     with pytest.raises(LocalError, match="is not installed: sudo apt install"):
         qemu_devices.ensure(fleet, 1, path)
     assert qemu_devices.ensure(fleet, 0, path) is fleet

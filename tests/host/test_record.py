@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.host.record import Record
-from millpond.host.results import JobState, Plan, Round
+from millpond.host.model.jobs import JobPlan, JobState, Round
+from millpond.host.store.store import Store
 from millpond.train.job.spec import DataSpec, Job, ModelSpec
 
 JOB = Job("digits", DataSpec("private/x", "/test"), ModelSpec("m:build", ("m.py",), {"width": 3}))
@@ -29,13 +29,13 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def record(path: Path) -> Iterator[Record]:
-    opened = Record(path)
+def record(path: Path) -> Iterator[Store]:
+    opened = Store(path)
     yield opened
     opened.close()
 
 
-def test_a_job_is_what_was_submitted(record: Record) -> None:
+def test_a_job_is_what_was_submitted(record: Store) -> None:
     number = record.add_job(JOB, CODE)
     (row,) = record.jobs()
     assert (row.id, row.job, row.code, row.state) == (number, JOB, CODE, JobState.RUNNING)
@@ -43,7 +43,7 @@ def test_a_job_is_what_was_submitted(record: Record) -> None:
     assert row.created > 0
 
 
-def test_numbers_are_never_used_again(record: Record) -> None:
+def test_numbers_are_never_used_again(record: Store) -> None:
     assert [record.add_job(JOB, {}) for _ in range(3)] == [1, 2, 3]
     record.end_job(2, JobState.FAILED, error="no data")
     assert [(row.id, row.state, row.error) for row in record.jobs()][1] == (2, JobState.FAILED, "no data")
@@ -51,22 +51,22 @@ def test_numbers_are_never_used_again(record: Record) -> None:
 
 
 def test_everything_survives_a_restart(path: Path) -> None:
-    first = Record(path)
+    first = Store(path)
     number = first.add_job(JOB, CODE)
-    first.set_plan(number, Plan(("csd0", "csd1"), 2047))
+    first.set_plan(number, JobPlan(("csd0", "csd1"), 2047))
     first.add_round(number, ROUND)
     first.saw_device("csd0", "boot", "0.1")
     first.saw_device("csd0", "boot2", "0.1")
     first.close()
-    second = Record(path)
+    second = Store(path)
     (row,) = second.jobs()
-    assert row.plan == Plan(("csd0", "csd1"), 2047)
+    assert row.plan == JobPlan(("csd0", "csd1"), 2047)
     assert second.rounds(number) == [ROUND]
     second.close()
 
 
 def test_rounds_from_before_energy_was_known_load(path: Path) -> None:
-    record = Record(path)
+    record = Store(path)
     number = record.add_job(JOB, {})
     record.add_round(number, METERED)
     assert record.rounds(number) == [METERED]
@@ -76,12 +76,12 @@ def test_rounds_from_before_energy_was_known_load(path: Path) -> None:
         older = {key: value for key, value in detail.items() if key not in ("joules", "energy")}
         db.execute("UPDATE rounds SET detail = ?", (json.dumps(older),))
     db.close()
-    again = Record(path)
+    again = Store(path)
     assert again.rounds(number) == [ROUND]
     again.close()
 
 
-def test_rounds_are_in_order_and_of_their_job(record: Record) -> None:
+def test_rounds_are_in_order_and_of_their_job(record: Store) -> None:
     one, two = record.add_job(JOB, {}), record.add_job(JOB, {})
     for number in (3, 1, 2):
         record.add_round(one, dataclasses.replace(ROUND, round=number))
@@ -91,11 +91,11 @@ def test_rounds_are_in_order_and_of_their_job(record: Record) -> None:
     assert [result.accuracy for result in record.rounds(one)] == [0.5, 0.5, 0.9]
 
 
-def test_a_round_of_no_job_is_refused_or_of_no_consequence(record: Record) -> None:
+def test_a_round_of_no_job_is_refused_or_of_no_consequence(record: Store) -> None:
     assert record.rounds(99) == []
 
 
-def test_many_threads_may_write(record: Record) -> None:
+def test_many_threads_may_write(record: Store) -> None:
     number = record.add_job(JOB, {})
 
     def write(first: int) -> None:
@@ -110,7 +110,7 @@ def test_many_threads_may_write(record: Record) -> None:
     assert len(record.rounds(number)) == 40
 
 
-def test_a_failed_transaction_leaves_nothing(record: Record) -> None:
+def test_a_failed_transaction_leaves_nothing(record: Store) -> None:
     number = record.add_job(JOB, {})
     with pytest.raises(LocalError, match="NOT NULL"):
         record.add_round(number, dataclasses.replace(ROUND, accuracy=None))  # type: ignore[arg-type]
@@ -118,11 +118,11 @@ def test_a_failed_transaction_leaves_nothing(record: Record) -> None:
     record.add_round(number, ROUND)
 
 
-def test_only_its_owner_reads_it(record: Record, path: Path) -> None:
+def test_only_its_owner_reads_it(record: Store, path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_file_that_is_no_database_is_named(path: Path) -> None:
     path.write_text("this is no database, whatever its name says" * 100)
     with pytest.raises(LocalError, match=r"fleet\.db"):
-        Record(path)
+        Store(path)

@@ -11,8 +11,8 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, DeadlineExceeded, MillpondError, Refused
-from millpond.host.participant import Participant
-from millpond.host.rounds import BUFFERS, Gathering, Staging
+from millpond.host.jobs.federated.collection import BUFFERS, ReceiveBuffers, RoundCollection
+from millpond.host.workers.supervisor import WorkerSupervisor
 from millpond.train.protocol import Ready, Trained
 from millpond.train.reduce.exact import ExactSum, Vector
 from millpond.train.state.layout import Tensor
@@ -70,18 +70,18 @@ class StandIn:
         deadline.remaining()
 
 
-Start = Callable[..., Participant]
+Start = Callable[..., WorkerSupervisor]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Participants that are started, settled, and stopped in the end."""
-    started: list[Participant] = []
+    started: list[WorkerSupervisor] = []
 
-    def make(*workers: StandIn | None, settle: bool = True) -> Participant:
+    def make(*workers: StandIn | None, settle: bool = True) -> WorkerSupervisor:
         left = list(workers)
         name = next(worker.name for worker in workers if worker)
-        participant = Participant(name, lambda: left.pop(0) if left else None)
+        participant = WorkerSupervisor(name, lambda: left.pop(0) if left else None)
         participant.start()
         started.append(participant)
         if settle:
@@ -93,10 +93,10 @@ def start() -> Iterator[Start]:
         participant.stop()
 
 
-def gather(*participants: Participant, seconds: float = 10.0, number: int = 1) -> Gathering:
+def gather(*participants: WorkerSupervisor, seconds: float = 10.0, number: int = 1) -> RoundCollection:
     state = np.zeros(SIZE, np.float32)
-    staging = Staging(SIZE)
-    gathering = Gathering(number, state, ExactSum(TENSORS, 10_000), staging, Deadline.after(seconds))
+    staging = ReceiveBuffers(SIZE)
+    gathering = RoundCollection(number, state, ExactSum(TENSORS, 10_000), staging, Deadline.after(seconds))
     gathering.run(participants)
     for _ in range(BUFFERS):  # all came back
         staging.take(Deadline.after(0.5))
@@ -229,7 +229,7 @@ def test_stopping_ends_a_round_in_progress(start: Start) -> None:
 
 
 def test_nobody_waits_for_a_buffer_beyond_the_deadline() -> None:
-    staging = Staging(4)
+    staging = ReceiveBuffers(4)
     taken = [staging.take(Deadline.after(1)) for _ in range(BUFFERS)]
     with pytest.raises(DeadlineExceeded, match="buffer"):
         staging.take(Deadline.after(0.1))
@@ -237,7 +237,7 @@ def test_nobody_waits_for_a_buffer_beyond_the_deadline() -> None:
     assert staging.take(Deadline.after(1)) is taken[0]
 
 
-def settled(participant: Participant) -> Participant:
+def settled(participant: WorkerSupervisor) -> WorkerSupervisor:
     participant.start()
     assert participant.wait_settled(Deadline.after(10))
     return participant
@@ -250,7 +250,7 @@ def test_a_worker_that_cannot_be_made_ends_its_part() -> None:
         tries.append(None)
         raise OSError(28, "No space left on device")
 
-    participant = settled(Participant("csd0", make))
+    participant = settled(WorkerSupervisor("csd0", make))
     assert participant.worker is None
     assert "No space left on device" in participant.failure
     assert len(tries) == 3
@@ -259,7 +259,7 @@ def test_a_worker_that_cannot_be_made_ends_its_part() -> None:
 
 def test_a_worker_that_does_not_fit_is_never_used() -> None:
     worker = StandIn("csd0")
-    participant = settled(Participant("csd0", lambda: worker, lambda ready: "csd0 builds another model"))
+    participant = settled(WorkerSupervisor("csd0", lambda: worker, lambda ready: "csd0 builds another model"))
     assert participant.worker is None
     assert participant.ready is None
     assert "another model" in participant.failure
@@ -277,7 +277,7 @@ def test_stopping_closes_a_worker_that_is_being_prepared() -> None:
             return super().prepare(deadline)
 
     worker = Slow("csd0")
-    participant = Participant("csd0", lambda: worker)
+    participant = WorkerSupervisor("csd0", lambda: worker)
     participant.start()
     assert preparing.wait(10)
     participant.stop()
@@ -292,7 +292,9 @@ def test_an_error_of_ours_names_the_worker_and_loses_it(start: Start) -> None:
             raise OverflowError("timestamp out of range")
 
     gathering, participant = (
-        Gathering(1, np.zeros(SIZE, np.float32), ExactSum(TENSORS, 100), Staging(SIZE), Deadline.after(5)),
+        RoundCollection(
+            1, np.zeros(SIZE, np.float32), ExactSum(TENSORS, 100), ReceiveBuffers(SIZE), Deadline.after(5)
+        ),
         start(Odd("csd0")),
     )
     gathering.run([participant])

@@ -19,10 +19,10 @@ import safetensors.numpy
 
 from millpond.base import schema
 from millpond.base.errors import ConfigError, LocalError
-from millpond.host.api import Curves
-from millpond.host.curves import read_curves, write_curves
-from millpond.host.holdings import Holding, Holdings
-from millpond.host.saving import Progress, Saved, Saver, newest
+from millpond.host.api.daemon import Curves
+from millpond.host.jobs.checkpoints import CheckpointWriter, SavedCheckpoint, TrainingProgress, newest
+from millpond.host.jobs.synchronous.shards import Shard, Shards
+from millpond.host.store.profiles import read_curves, write_curves
 from millpond.train.balance.profiling import Point, Profile
 from millpond.train.state.layout import Tensor
 
@@ -35,7 +35,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from host.test_saving import LOG, TENSORS, saved
-from millpond.host.saving import Saver
+from millpond.host.jobs.checkpoints import Saver
 saver = Saver(Path(sys.argv[1]), "endless", TENSORS, LOG)
 for step in range(1, 1_000_000):
     saver.save(saved(step))
@@ -43,31 +43,31 @@ for step in range(1, 1_000_000):
 """
 
 
-def saved(step: int, *, momentum: bool = True) -> Saved:
+def saved(step: int, *, momentum: bool = True) -> SavedCheckpoint:
     """Where an epoch stands, with values that tell the step."""
-    holdings = Holdings(1, 2)
+    holdings = Shards(1, 2)
     holdings.begin(3)
-    holdings.add(0, [Holding("csd0", False, 40), Holding("csd0", True, 25)])
+    holdings.add(0, [Shard("csd0", False, 40), Shard("csd0", True, 25)])
     holdings.deal([5 + step % 7, 0])
-    progress = Progress(step, holdings.place, {"csd0": step, "host": 2}, 1.25 * step, 0.5)
+    progress = TrainingProgress(step, holdings.place, {"csd0": step, "host": 2}, 1.25 * step, 0.5)
     state = np.full(16, step, np.float32)
     if not momentum:
-        return Saved(state, (), np.empty(0, np.float32), progress)
-    return Saved(state, MOMENTUM, np.full(16, -step, np.float32), progress)
+        return SavedCheckpoint(state, (), np.empty(0, np.float32), progress)
+    return SavedCheckpoint(state, MOMENTUM, np.full(16, -step, np.float32), progress)
 
 
-def saver(folder: Path) -> Saver:
-    return Saver(folder, "tests", TENSORS, LOG)
+def saver(folder: Path) -> CheckpointWriter:
+    return CheckpointWriter(folder, "tests", TENSORS, LOG)
 
 
-def save(folder: Path, what: Saved) -> None:
+def save(folder: Path, what: SavedCheckpoint) -> None:
     one = saver(folder)
     one.save(what)
     one.wait()
     assert not one.busy
 
 
-def same(found: Saved | None, expected: Saved) -> bool:
+def same(found: SavedCheckpoint | None, expected: SavedCheckpoint) -> bool:
     assert found is not None
     return (
         np.array_equal(found.state, expected.state)
@@ -195,7 +195,7 @@ def test_a_folder_that_is_a_file_warns(tmp_path: Path) -> None:
 def test_a_place_through_json_is_the_same() -> None:
     progress = saved(6).progress
     text = json.dumps(schema.dump(progress))
-    assert schema.load(Progress, json.loads(text), "progress") == progress
+    assert schema.load(TrainingProgress, json.loads(text), "progress") == progress
     assert len(text) < 2000
 
 

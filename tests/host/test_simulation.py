@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import ConfigError
-from millpond.host import simulation
+from millpond.host.cli import simulate
 
 EXAMPLE = Path(__file__).parents[2] / "agent" / "examples" / "fleet-36.toml"
 KIND = '[[kind]]\nname = "a"\ncount = 2\nbatches = [2, 8]\nseconds = [0.1, 0.3]\n'
@@ -50,7 +50,7 @@ def test_a_file_that_means_nothing_is_refused_in_one_line(tmp_path: Path, text: 
     file = tmp_path / "fleet.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=complaint) as error:
-        simulation.crew_of(simulation.read(file), file.name)
+        simulate.crew_of(simulate.read(file), file.name)
     assert "\n" not in str(error.value)
 
 

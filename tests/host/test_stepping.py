@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
-from millpond.host.link import Loss
+from millpond.host.workers.dispatcher import WorkerLoss
 from millpond.train.reduce.exact import RefusedUpdate
 
 from .steps import CountingWorker, Given, Team
@@ -258,7 +258,7 @@ def test_what_a_dropped_link_says_is_ignored(make: Make) -> None:
     team, held = late_in_first_step(make)
     old = team.stepping.links[1]
     assert old.task
-    team.stepping.lose(Loss(old, old.task, "given up", for_good=False))
+    team.stepping.lose(WorkerLoss(old, old.task, "given up", for_good=False))
     second = team.join(1)
     answered = second.hold_at(2)
     held.set()

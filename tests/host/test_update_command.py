@@ -14,10 +14,11 @@ import pytest
 from rich.console import Console
 
 from millpond.base.errors import LocalError, RemoteError
-from millpond.host import ssh, update_command, updating
-from millpond.host.bundles import Bundle
-from millpond.host.update_command import Outcome, check, roll
-from millpond.host.updating import Running, Update
+from millpond.host.cli import update
+from millpond.host.cli.update import UpdateOutcome, check, roll
+from millpond.host.remote import device_update, ssh
+from millpond.host.remote.bundles import Bundle
+from millpond.host.remote.device_update import Running, Update
 
 from .update_support import make_fleet, make_image
 
@@ -30,7 +31,7 @@ class Devices:
         self._running = 0
         self._lock = threading.Lock()
 
-    def update(self, name: str) -> Outcome:
+    def update(self, name: str) -> UpdateOutcome:
         with self._lock:
             self.begun.append(name)
             self._running += 1
@@ -38,7 +39,7 @@ class Devices:
         time.sleep(0.05)
         with self._lock:
             self._running -= 1
-        return Outcome(name, "failed" if name in self.failing else "updated")
+        return UpdateOutcome(name, "failed" if name in self.failing else "updated")
 
 
 NAMES = [f"dev{number}" for number in range(6)]
@@ -48,7 +49,7 @@ NAMES = [f"dev{number}" for number in range(6)]
 def test_so_many_at_a_time_in_order(at_once: int) -> None:
     devices = Devices()
     outcomes = roll(NAMES, at_once, devices.update)
-    assert outcomes == [Outcome(name, "updated") for name in NAMES]
+    assert outcomes == [UpdateOutcome(name, "updated") for name in NAMES]
     assert devices.most == min(at_once, len(NAMES))
     assert sorted(devices.begun) == NAMES
     if at_once == 1:
@@ -65,12 +66,12 @@ def test_none_is_begun_after_a_failure() -> None:
 def test_those_that_have_begun_are_waited_for() -> None:
     ended = threading.Event()
 
-    def update(name: str) -> Outcome:
+    def update(name: str) -> UpdateOutcome:
         if name == "dev0":
-            return Outcome(name, "failed")
+            return UpdateOutcome(name, "failed")
         time.sleep(0.3)
         ended.set()
-        return Outcome(name, "updated")
+        return UpdateOutcome(name, "updated")
 
     outcomes = roll(NAMES[:3], 2, update)
     assert ended.is_set()
@@ -94,15 +95,15 @@ def test_devices_must_be_of_the_images_board(tmp_path: Path) -> None:
 
 def test_all_means_all_of_the_board_and_no_others(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, "qemu-virt", "generic-uefi", "qemu-virt")
-    assert update_command._names(fleet, [], "qemu-virt", everybody=True) == ["dev0", "dev2"]
-    assert update_command._names(fleet, ["dev2"], "qemu-virt", everybody=False) == ["dev2"]
+    assert update._names(fleet, [], "qemu-virt", everybody=True) == ["dev0", "dev2"]
+    assert update._names(fleet, ["dev2"], "qemu-virt", everybody=False) == ["dev2"]
     with pytest.raises(LocalError, match="leave out dev1, or --all"):
-        update_command._names(fleet, ["dev1"], "qemu-virt", everybody=True)
+        update._names(fleet, ["dev1"], "qemu-virt", everybody=True)
 
 
 def test_a_line_for_each_phase_and_each_tenth() -> None:
     shown = io.StringIO()
-    lines = update_command._Lines(Console(file=shown, width=100), "dev0", 1000)
+    lines = update._Lines(Console(file=shown, width=100), "dev0", 1000)
     lines.watch("sending", 0)
     for _ in range(100):
         lines.watch("sending", 10)
@@ -155,7 +156,7 @@ def test_the_same_image_and_older_ones_on_request_are_installed(tmp_path: Path) 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(updating, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(device_update, "_POLL_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("quick")
@@ -177,10 +178,10 @@ def test_a_device_that_fell_back_is_told(tmp_path: Path) -> None:
 class Answer:
     """An SSH command that ends as the test wants."""
 
-    def __init__(self, result: ssh.Result, says: bytes = b"", complains: bytes = b"") -> None:
+    def __init__(self, result: ssh.CommandResult, says: bytes = b"", complains: bytes = b"") -> None:
         self._result, self._says, self._complains = result, says, complains
 
-    def run(self, _stdin: None, out: io.BytesIO, err: io.BytesIO, timeout: float) -> ssh.Result:
+    def run(self, _stdin: None, out: io.BytesIO, err: io.BytesIO, timeout: float) -> ssh.CommandResult:
         out.write(self._says)
         err.write(self._complains)
         return self._result
@@ -196,7 +197,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answering:
 
 def test_an_installation_whose_connection_is_lost_has_failed(tmp_path: Path, answers: Answering) -> None:
     device = Device(tmp_path)
-    answers(Answer(ssh.Result(-1, "the connection was lost")))
+    answers(Answer(ssh.CommandResult(-1, "the connection was lost")))
     with pytest.raises(RemoteError, match="dev0: it did not install: the connection was lost"):
         device._command(None, "rauc install", "it did not install")  # type: ignore[arg-type]
     device._command(None, "systemctl reboot", "no", may_vanish=True)  # type: ignore[arg-type]
@@ -204,11 +205,11 @@ def test_an_installation_whose_connection_is_lost_has_failed(tmp_path: Path, ans
 
 def test_the_last_line_of_what_a_device_complains_of_is_told(tmp_path: Path, answers: Answering) -> None:
     device = Device(tmp_path)
-    answers(Answer(ssh.Result(1), b"LastError: signature verification failed\n", b"a\nb\n"))
+    answers(Answer(ssh.CommandResult(1), b"LastError: signature verification failed\n", b"a\nb\n"))
     with pytest.raises(RemoteError, match=r"^dev0: no update: signature verification failed$"):
         device._command(None, "rauc install", "no update", may_vanish=True)  # type: ignore[arg-type]
-    answers(Answer(ssh.Result(0), b"fine\n"))
+    answers(Answer(ssh.CommandResult(0), b"fine\n"))
     assert device._command(None, "x", "y") == "fine\n"  # type: ignore[arg-type]
-    answers(Answer(ssh.Result(3)))
+    answers(Answer(ssh.CommandResult(3)))
     with pytest.raises(RemoteError, match=r"^dev0: y: exit code 3$"):
         device._command(None, "x", "y")  # type: ignore[arg-type]

@@ -22,8 +22,8 @@ from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import PUBLIC, prepare
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.fs.vfs.path_api import Attributes, os_error
-from millpond.host.volume_check import Walk, of_status, probe
-from millpond.host.volume_view import Checked, VolumeInfo, how_mounted, lines, of_mount, show
+from millpond.host.cli.volume import Checked, VolumeReport, how_mounted, lines, of_mount, show
+from millpond.host.remote.volume_check import TreeWalk, of_status, probe
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import AtRest
 
@@ -45,7 +45,7 @@ def root(backing: Path) -> Iterator[int]:
 
 
 def found_in(root: int, now: float) -> tuple[int, list[str]]:
-    walk = Walk(PathAdapter(BackingFs(root)), lambda: now)
+    walk = TreeWalk(PathAdapter(BackingFs(root)), lambda: now)
     walk.check()
     return walk.files, [str(finding) for finding in walk.findings]
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_read_is_told_with_its_errno(
     volume = Failing(root)
     (backing / PUBLIC / "f\n").write_text("x")
     volume.failures["public/f\n"] = code
-    walk = Walk(volume)
+    walk = TreeWalk(volume)
     walk.check()
     assert [str(finding).startswith(f"public/f  cannot be read: {words}") for finding in walk.findings] == (
         [True] if words else []
@@ -119,7 +119,7 @@ def test_a_volume_without_a_public_part_is_a_finding(backing: Path, root: int) -
 def test_links_that_change_meanwhile_are_no_finding(backing: Path, root: int) -> None:
     (backing / PUBLIC / "f").write_text("x")
     (backing / "elsewhere").hardlink_to(backing / PUBLIC / "f")
-    walk = Walk(Failing(root))
+    walk = TreeWalk(Failing(root))
     walk.check()
     assert walk.findings == []
 
@@ -159,7 +159,7 @@ def test_how_the_device_mounted_is_in_its_log() -> None:
     assert how_mounted(["x"]) == ""
 
 
-def shown(info: VolumeInfo) -> str:
+def shown(info: VolumeReport) -> str:
     console = Console(width=160, highlight=False, markup=False)
     with console.capture() as capture:
         console.print(show(info))
@@ -171,7 +171,7 @@ def test_people_see_all_of_it() -> None:
     mount = of_mount(MountStats("csd0", "/mnt", "kept", {"lookup": 9}, {"fs.walk": took}, 2000, 1000))
     assert mount.kept["lookup"] == (6, 9) and mount.dirty == 0
     status = replace(STATUS, quota=8192, clients=(CLIENT, replace(CLIENT, heard=None)))
-    info = VolumeInfo("csd0", status, "somehow", 1000, 250, 5, AtRest("AES", ""), (mount,))
+    info = VolumeReport("csd0", status, "somehow", 1000, 250, 5, AtRest("AES", ""), (mount,))
     text = " ".join(shown(info).split())
     for words in (
         "4.1 kB in 1 files, 50% of a quota of 8.2 kB",
@@ -188,7 +188,9 @@ def test_people_see_all_of_it() -> None:
 
 
 def test_people_see_what_little_is_known() -> None:
-    text = shown(VolumeInfo("csd0", replace(STATUS, used=None, device=False), "", None, None, None, None, ()))
+    text = shown(
+        VolumeReport("csd0", replace(STATUS, used=None, device=False), "", None, None, None, None, ())
+    )
     assert "not counted, no quota" in text and "has not reported" in text
 
 

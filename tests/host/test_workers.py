@@ -19,10 +19,10 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, RemoteError
-from millpond.host.device import Device
-from millpond.host.keeper import Keeper
-from millpond.host.link import Answer, Link, Loss, Task
-from millpond.host.workers import DeviceWorker, LocalWorker, ModelState
+from millpond.host.fleet.device import Device
+from millpond.host.workers.dispatcher import Dispatcher, GradientTask, WorkerAnswer, WorkerLoss
+from millpond.host.workers.parameter_server import ParameterServer
+from millpond.host.workers.worker import DeviceWorker, LocalWorker, ModelState
 from millpond.linux import memory
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec
 from millpond.train.protocol import Compute, Computed, PrepareWorker, Ready
@@ -122,13 +122,13 @@ def breaking(host: Channel, request: Compute) -> None:
     host.shut_down()
 
 
-def event_of(says: Saying) -> Answer | Loss:
+def event_of(says: Saying) -> WorkerAnswer | WorkerLoss:
     """What a link tells of one task."""
-    board, events = Board(says), queue.SimpleQueue[Answer | Loss]()
+    board, events = Board(says), queue.SimpleQueue[WorkerAnswer | WorkerLoss]()
     worker = DeviceWorker(cast(Device, board), PrepareWorker(JOB, "csd0", ("private",), {}, role="steps"))
     assert worker.prepare(soon()).size == SIZE
-    link = Link(0, worker, events)
-    link.begin(Task(Compute(7, 1, ((2, 3, 4),)), zero_state(SIZE)))
+    link = Dispatcher(0, worker, events)
+    link.begin(GradientTask(Compute(7, 1, ((2, 3, 4),)), zero_state(SIZE)))
     try:
         return events.get(timeout=30)
     finally:
@@ -139,7 +139,7 @@ def event_of(says: Saying) -> Answer | Loss:
 
 def test_an_honest_device() -> None:
     event = event_of(answer())
-    assert isinstance(event, Answer)
+    assert isinstance(event, WorkerAnswer)
     assert (event.computed.step, event.computed.samples, event.task.samples) == (7, 3, 3)
     assert np.array_equal(event.sums, np.arange(SIZE, dtype=np.float32))
     assert event.seconds > 0
@@ -163,7 +163,7 @@ def test_an_honest_device() -> None:
 )
 def test_a_device_that_says_anything_else_is_lost(says: Saying, reason: str, for_good: bool) -> None:
     event = event_of(says)
-    assert isinstance(event, Loss)
+    assert isinstance(event, WorkerLoss)
     assert event.reason.startswith(reason)
     assert event.for_good is for_good
 
@@ -262,13 +262,13 @@ def test_a_process_that_stops_in_a_step_is_given_up(start: Start, states: memory
 
 
 def test_a_process_that_is_killed_is_a_loss(start: Start, states: memory.SharedBuffer) -> None:
-    worker, events = start(), queue.SimpleQueue[Answer | Loss]()
+    worker, events = start(), queue.SimpleQueue[WorkerAnswer | WorkerLoss]()
     worker.prepare(soon())
-    link = Link(0, worker, events)
+    link = Dispatcher(0, worker, events)
     os.kill(worker.pid, signal.SIGKILL)
-    link.begin(Task(Compute(1, 1, ((3,),)), numbered(states)))
+    link.begin(GradientTask(Compute(1, 1, ((3,),)), numbered(states)))
     loss = events.get(timeout=30)
-    assert isinstance(loss, Loss) and not loss.for_good
+    assert isinstance(loss, WorkerLoss) and not loss.for_good
     assert "the worker 'host' on the host" in loss.reason
 
 
@@ -283,10 +283,10 @@ def test_memory_that_cannot_be_kept_is_not_used(start: Start) -> None:
 
 
 @pytest.fixture
-def keeper(folder: Path, tmp_path: Path) -> Iterator[Keeper]:
+def keeper(folder: Path, tmp_path: Path) -> Iterator[ParameterServer]:
     request = PrepareWorker(JOB, "keeper", (), {"net.py": NET}, role="keeper", states=3)
     states = memory.make("states")
-    process = Keeper(request, [folder], tmp_path / "log", states)
+    process = ParameterServer(request, [folder], tmp_path / "log", states)
     try:
         process.prepare(soon())
         process.begin(soon())
@@ -297,7 +297,7 @@ def keeper(folder: Path, tmp_path: Path) -> Iterator[Keeper]:
         os.close(states)
 
 
-def test_a_keeper_steps_scores_and_goes_on(keeper: Keeper, folder: Path) -> None:
+def test_a_keeper_steps_scores_and_goes_on(keeper: ParameterServer, folder: Path) -> None:
     first = keeper.state.values.copy()
     assert keeper.apply(1.0, set(), soon()) > 0
     after = keeper.state.values.copy()
@@ -311,7 +311,7 @@ def test_a_keeper_steps_scores_and_goes_on(keeper: Keeper, folder: Path) -> None
     assert np.array_equal(keeper.state.values, last) and not np.array_equal(last, after)
 
 
-def test_states_that_are_held_do_not_change(keeper: Keeper) -> None:
+def test_states_that_are_held_do_not_change(keeper: ParameterServer) -> None:
     held, values = set[ModelState](), list[bytes]()
     for _ in range(2):
         held.add(keeper.state)
@@ -327,7 +327,7 @@ def test_states_that_are_held_do_not_change(keeper: Keeper) -> None:
     assert third.values[0] == pytest.approx(first - 0.05 * momentum, abs=1e-6)
 
 
-def test_nobody_else_can_write_to_the_states_of_a_keeper(keeper: Keeper) -> None:
+def test_nobody_else_can_write_to_the_states_of_a_keeper(keeper: ParameterServer) -> None:
     descriptor = keeper.state.memory.shared.descriptor
     with pytest.raises(PermissionError):
         os.pwrite(descriptor, bytes(4), 0)

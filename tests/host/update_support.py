@@ -6,8 +6,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from millpond.host import provision
-from millpond.host.fleet import DeviceConfig, Fleet
+from millpond.host.fleet import provisioning
+from millpond.host.fleet.directory import DeviceConfig, Fleet
 from millpond.images.format import locate
 from millpond.images.format.manifest import ImageFile, Manifest, SeedPlace, dumps
 
@@ -44,7 +44,7 @@ def make_image(folder: Path, board: str = "qemu-virt", serial: int = 1000) -> tu
 
 def make_fleet(directory: Path, *boards: str) -> Fleet:
     """Devices ``dev0`` and so on, one of each board."""
-    fleet = provision.create(directory, "farm", ())
+    fleet = provisioning.create(directory, "farm", ())
     for number, board in enumerate(boards):
-        fleet = provision.add(fleet, DeviceConfig(f"dev{number}", board=board))
+        fleet = provisioning.add(fleet, DeviceConfig(f"dev{number}", board=board))
     return fleet

@@ -9,7 +9,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from millpond.host import demo_data
+from millpond.host.emulation.demo import data
 
 from ..system.qemu import NAME, Board
 from ..system.support import MILLPOND
@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[2]
 def give_data(board: Board) -> Path:
     """Digits for both devices, private ones of their own; the folder of the test set."""
     base = board.emulation.base
-    division = demo_data.divide(demo_data.load(), 2, 7)
-    demo_data.write(base / "test", division.test)
+    division = data.divide(data.load(), 2, 7)
+    data.write(base / "test", division.test)
     flash = board.fleet.device_directory("csd0") / "flash"
-    demo_data.write(flash / "private" / "digits", division.private[0])
-    demo_data.write(flash / "public" / "digits", division.public[0])
+    data.write(flash / "private" / "digits", division.private[0])
+    data.write(flash / "public" / "digits", division.public[0])
     for part, samples in (("private", division.private[1]), ("public", division.public[1])):
-        demo_data.write(base / "staged" / part, samples)
+        data.write(base / "staged" / part, samples)
         _put(board, base / "staged" / part, f"/volume/{part}/digits")
     return base / "test"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from millpond.host import bundles, provision
+from millpond.host.fleet import provisioning
+from millpond.host.remote import bundles
 from millpond.images.format import locate
 
 from ..system.qemu import NAME, Board
@@ -53,7 +54,7 @@ def test_a_changed_bundle_is_refused(board: Board, later: Path) -> None:
 
 def test_anothers_signature_is_refused(board: Board, later: Path, tmp_path: Path) -> None:
     path, manifest = locate.find(later)
-    stranger = provision.create(tmp_path / "stranger", "stranger", [])
+    stranger = provisioning.create(tmp_path / "stranger", "stranger", [])
     theirs = bundles.make(stranger, path, manifest)
     ours = bundles.make(board.fleet, path, manifest)
     good, before = ours.path.read_bytes(), board.running()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from millpond.host import provision, qemu_devices
-from millpond.host.fleet import read
+from millpond.host.emulation import qemu_devices
+from millpond.host.fleet import provisioning
+from millpond.host.fleet.directory import read
 from millpond.images import boards
 from millpond.images.ondevice.self_test import CHECKS, FAILED, FAMILY, PASSED
 from millpond.images.runtime.qemu import QemuBoard, QemuSpec
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.timeout(900)
 
 def run(image: Path, folder: Path) -> tuple[str, int | None]:
     """What the device wrote to its console, and how QEMU ended; None if it did not."""
-    provision.create(folder, "alone", [])
+    provisioning.create(folder, "alone", [])
     fleet = qemu_devices.ensure(read(folder), 1, image)
     asked = ("-smbios", f"type=1,family={FAMILY}")
     spec = QemuSpec(NAME, fleet.device_directory(NAME), boards.read("qemu-virt"), asked)

@@ -18,7 +18,9 @@ def imported(module: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", BLOCKED, module], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("module", ["millpond.host.cli", "millpond.host.mounter", "millpond.agent.daemon"])
+@pytest.mark.parametrize(
+    "module", ["millpond.host.cli.app", "millpond.host.remote.mounter", "millpond.agent.daemon"]
+)
 def test_starts_without_torch(module: str) -> None:
     done = imported(module)
     assert (done.returncode, done.stderr) == (0, "")

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from millpond.host import provision, qemu_devices
-from millpond.host.fleet import Fleet
+from millpond.host.emulation import qemu_devices
+from millpond.host.fleet import provisioning
+from millpond.host.fleet.directory import Fleet
 
 from .support import MILLPOND, Emulation, Result, eventually
 
@@ -109,6 +110,6 @@ class Board:
 def create(base: Path, image: Path, others: Sequence[str] = ()) -> Board:
     """A fleet, switched off: ``others``, which are emulated, and qemu0."""
     emulation = Emulation(base)
-    provision.create(emulation.directory, "image", others)
+    provisioning.create(emulation.directory, "image", others)
     qemu_devices.ensure(emulation.fleet, 1, image)
     return Board(emulation)

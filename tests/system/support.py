@@ -19,11 +19,12 @@ import numpy as np
 import psutil
 
 from millpond.base.errors import MillpondError
-from millpond.host import demo_data, provision
-from millpond.host.api import DeviceInfo, JobInfo
-from millpond.host.client import Client
-from millpond.host.fleet import Fleet, read
-from millpond.host.results import Round
+from millpond.host.api.daemon import DeviceInfo, JobInfo
+from millpond.host.client import DaemonClient
+from millpond.host.emulation.demo import data
+from millpond.host.fleet import provisioning
+from millpond.host.fleet.directory import Fleet, read
+from millpond.host.model.jobs import Round
 from millpond.train.job import file
 
 T = TypeVar("T")
@@ -125,16 +126,16 @@ def millpond(*arguments: str | Path, stdin: str = "", timeout: float = 90.0) -> 
 def write_data(fleet: Fleet, base: Path) -> None:
     """Digits as in the demo, and on csd1 two folders of samples that are no good for training."""
     names = [device.name for device in fleet.config.device]
-    division = demo_data.divide(demo_data.load(), max(len(names), 2), 7)
-    demo_data.write(base / "test", division.test)
+    division = data.divide(data.load(), max(len(names), 2), 7)
+    data.write(base / "test", division.test)
     marks = {"canaries": {"private": CANARY}, "tracers": {"public": TRACER}}
     for name, private, public in zip(names, division.private, division.public, strict=False):
         flash = fleet.device_directory(name) / "flash"
-        demo_data.write(flash / "private" / "digits", private, CANARY)
-        demo_data.write(flash / "public" / "digits", public)
+        data.write(flash / "private" / "digits", private, CANARY)
+        data.write(flash / "public" / "digits", public)
         (flash / "private").chmod(0o700)
         (flash / "public" / "README.txt").write_text(f"Anyone may read this: {TRACER}\n")
-        provision.write_agent_config(fleet, name, marks)
+        provisioning.write_agent_config(fleet, name, marks)
         for folder, value in (("poison", np.nan), ("huge", 3e38)):
             images = private.images.astype(np.float32) / 255
             if name == "csd1":
@@ -207,9 +208,9 @@ class Emulation:
         """Run a command on this fleet."""
         return millpond(command, "--fleet", self.directory, *arguments, stdin=stdin, timeout=timeout)
 
-    def client(self) -> Client:
+    def client(self) -> DaemonClient:
         """A connection to the daemon."""
-        return Client(self.directory)
+        return DaemonClient(self.directory)
 
     def devices(self) -> dict[str, DeviceInfo]:
         """The devices by name; none while no daemon answers."""
@@ -339,7 +340,7 @@ class Emulation:
 def create(base: Path, names: Iterable[str]) -> Emulation:
     """A fleet with data, switched off."""
     emulation = Emulation(base)
-    fleet = provision.create(emulation.directory, "tests", list(names))
+    fleet = provisioning.create(emulation.directory, "tests", list(names))
     write_data(fleet, base)
     for example in ("digits.toml", "mymodel.toml", "mymodel.py"):
         shutil.copy(EXAMPLES / example, base / example)

@@ -15,7 +15,7 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, Refused, RemoteError
-from millpond.host.authority import Authority
+from millpond.host.fleet.authority import Authority
 from millpond.wire import tls
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import CONTROL_PORT, Attach, GetTicket, Hello, Ticket, Welcome

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from millpond.host import provision
+from millpond.host.fleet import provisioning
 from millpond.wire.launch_messages import MOST_CODE
 
 from .support import EXAMPLES, MILLPOND, Emulation, Result, create, eventually, running
@@ -83,7 +83,7 @@ with socket.create_server(("", 40000)) as server:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulation]:
     """Three devices; the owner of csd2 shows scripts the private part."""
     emulation = create(tmp_path_factory.mktemp("launch"), ("csd0", "csd1", "csd2"))
-    provision.write_agent_config(emulation.fleet, "csd2", {"launch": "private"})
+    provisioning.write_agent_config(emulation.fleet, "csd2", {"launch": "private"})
     try:
         emulation.start()
         emulation.wait_ready()

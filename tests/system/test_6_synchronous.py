@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from millpond.host.results import Round
+from millpond.host.model.jobs import Round
 
 from .support import SLOW_MODEL, Emulation, create, descendants, eventually
 

@@ -9,9 +9,10 @@ from typing import TypeVar
 
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, LocalError, ProtocolError, Refused
-from millpond.host import api, fleet
-from millpond.host.fleet import Fleet
-from millpond.host.launch_messages import LaunchEnded, LaunchOutput, StartLaunch
+from millpond.host.api import daemon
+from millpond.host.api.launch import LaunchEnded, LaunchOutput, StartLaunch
+from millpond.host.fleet import directory as fleet
+from millpond.host.fleet.directory import Fleet
 from millpond.linux import sockets
 from millpond.train.job.spec import Job
 from millpond.wire import tls
@@ -25,7 +26,7 @@ ANSWER_SECONDS = 30.0
 _LIMITS = Limits(head=64 << 20, payload=0)
 
 
-class Client:
+class DaemonClient:
     """A connection to the daemon of a fleet. Raises LocalError where none runs."""
 
     def __init__(self, directory: Path) -> None:
@@ -40,7 +41,7 @@ class Client:
             raise LocalError(f"{self.fleet.socket}: {error.strerror}") from None
         self._channel = Channel(sock, "the host daemon", limits=_LIMITS)
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> DaemonClient:
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -57,38 +58,38 @@ class Client:
     def _deadline(self) -> Deadline:
         return Deadline.after(ANSWER_SECONDS)
 
-    def devices(self) -> tuple[api.DeviceInfo, ...]:
+    def devices(self) -> tuple[daemon.DeviceInfo, ...]:
         """All devices of the fleet."""
-        return self._ask(api.GetDevices(), api.Devices, self._deadline).devices
+        return self._ask(daemon.GetDevices(), daemon.Devices, self._deadline).devices
 
-    def tunnel(self, device: str) -> api.Tunnel:
+    def tunnel(self, device: str) -> daemon.TunnelInfo:
         """The host's end of a device's tunnel."""
-        return self._ask(api.GetTunnel(device), api.Tunnel, self._deadline)
+        return self._ask(daemon.GetTunnel(device), daemon.TunnelInfo, self._deadline)
 
     def ledgers(self) -> dict[str, Ledger]:
         """The privacy ledgers by device."""
-        return self._ask(api.GetLedgers(), api.Ledgers, self._deadline).ledgers
+        return self._ask(daemon.GetLedgers(), daemon.Ledgers, self._deadline).ledgers
 
-    def jobs(self) -> tuple[api.JobInfo, ...]:
+    def jobs(self) -> tuple[daemon.JobInfo, ...]:
         """All jobs."""
-        return self._ask(api.GetJobs(), api.Jobs, self._deadline).jobs
+        return self._ask(daemon.GetJobs(), daemon.JobList, self._deadline).jobs
 
     def submit(self, job: Job, code: dict[str, str]) -> int:
         """Start a job; returns its number."""
-        return self._ask(api.Submit(job, code), api.Submitted, self._deadline).id
+        return self._ask(daemon.Submit(job, code), daemon.Submitted, self._deadline).id
 
-    def watch(self, job: int) -> Iterator[api.Progress]:
+    def watch(self, job: int) -> Iterator[daemon.JobProgress]:
         """Follow a job until it has ended."""
-        self._channel.send(api.Watch(job), self._deadline)
+        self._channel.send(daemon.Watch(job), self._deadline)
         while True:
             progress = self._next_progress()
             yield progress
             if progress.info.state != "running":
                 return
 
-    def _next_progress(self) -> api.Progress:
+    def _next_progress(self) -> daemon.JobProgress:
         try:
-            return self._channel.expect(api.Progress, NEVER)
+            return self._channel.expect(daemon.JobProgress, NEVER)
         except Refused as error:
             raise Refused("", error.code, error.text) from None
 
@@ -110,28 +111,28 @@ class Client:
 
     def log(self, target: str, lines: int) -> tuple[str, ...]:
         """The last lines of a device's or a job's log."""
-        return self._ask(api.GetLogOf(target, lines), Log, self._deadline).lines
+        return self._ask(daemon.GetLogOf(target, lines), Log, self._deadline).lines
 
-    def new_log(self, target: str, lines: int, after: LogPosition | None) -> api.NewLog:
+    def new_log(self, target: str, lines: int, after: LogPosition | None) -> daemon.NewLog:
         """What a device's or a job's log has more than at ``after``; without it the last lines."""
-        return self._ask(api.GetNewLogOf(target, lines, after), api.NewLog, self._deadline)
+        return self._ask(daemon.GetNewLogOf(target, lines, after), daemon.NewLog, self._deadline)
 
-    def curves(self, job: int) -> api.Curves:
+    def curves(self, job: int) -> daemon.Curves:
         """What the workers of a synchronous job were measured to do."""
-        return self._ask(api.GetCurves(job), api.Curves, self._deadline)
+        return self._ask(daemon.GetCurves(job), daemon.Curves, self._deadline)
 
     def stop(self, job: int) -> None:
         """Stop a job and wait until it has."""
-        self._ask(api.StopJob(job), Ok, Deadline.after(2 * ANSWER_SECONDS))
+        self._ask(daemon.StopJob(job), Ok, Deadline.after(2 * ANSWER_SECONDS))
 
     def dial(self, device: str, port: int) -> socket.socket:
         """A TCP connection to the device's port, through its tunnel."""
-        self._ask(api.Dial(device, port), Ok, self._deadline)
+        self._ask(daemon.Dial(device, port), Ok, self._deadline)
         return self._receive_socket()
 
     def volume(self, device: str, deadline: Deadline) -> Channel:
         """An attached connection to the device's volume."""
-        grant = self._ask(api.GetVolume(device), api.Volume, deadline)
+        grant = self._ask(daemon.GetVolume(device), daemon.VolumeTicket, deadline)
         sock = self._receive_socket()
         if grant.tls:
             sock = tls.connect(sock, self.fleet.identity.context(server=False), device, deadline)

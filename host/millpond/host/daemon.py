@@ -12,20 +12,20 @@ from pathlib import Path
 import psutil
 
 from millpond.energy.sensors import EnergyMeter
-from millpond.host import fleet as fleets
-from millpond.host.consumption import Meters
-from millpond.host.crew import Surroundings
-from millpond.host.device import Device
-from millpond.host.fleet import Fleet
-from millpond.host.forwarding import Forwarding
-from millpond.host.jobs import Jobs
-from millpond.host.launch import Launches
-from millpond.host.locks import locked
-from millpond.host.record import Record
-from millpond.host.results import HOST
-from millpond.host.server import Server
-from millpond.host.volumes import Volumes
+from millpond.host.fleet import directory as fleets
+from millpond.host.fleet.device import Device
+from millpond.host.fleet.directory import Fleet
+from millpond.host.fleet.forwarding import Forwarding
+from millpond.host.fleet.mounts import VolumeMounts
+from millpond.host.jobs.energy import FleetMeters
+from millpond.host.jobs.service import JobService
+from millpond.host.jobs.worker_group import JobContext
+from millpond.host.launch.service import LaunchService
+from millpond.host.model.jobs import HOST
+from millpond.host.server import DaemonServer
+from millpond.host.store.store import Store
 from millpond.images.boards import EMULATED
+from millpond.linux.file_lock import locked
 from millpond.linux.notify import notify, watchdog_interval
 from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 
@@ -55,7 +55,7 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
     with contextlib.ExitStack() as stack:
         complaint = f"another host daemon serves {fleet.directory}"
         stack.enter_context(locked(fleet.directory / "host.lock", complaint))
-        record = Record(fleet.database)
+        record = Store(fleet.database)
         stack.callback(record.close)
         forwarding = Forwarding(fleet)
         stack.callback(forwarding.close)
@@ -65,20 +65,20 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
         for device in devices.values():
             device.start()
             stack.callback(device.stop)
-        meters = Meters(HOST, meter(fleet), devices)
-        volumes = Volumes(fleet)
+        meters = FleetMeters(HOST, meter(fleet), devices)
+        volumes = VolumeMounts(fleet)
         stack.callback(volumes.close)
 
-        def surroundings(changed: Callable[[], None]) -> Surroundings:
-            return Surroundings(
+        def surroundings(changed: Callable[[], None]) -> JobContext:
+            return JobContext(
                 fleet, record, devices, volumes.folder, lambda: traffic(fleet), meters.read, changed
             )
 
-        jobs = Jobs(record, surroundings)
+        jobs = JobService(record, surroundings)
         stack.callback(jobs.close)
         jobs.resume()
-        launches = Launches(fleet, devices, forwarding)
-        server = Server(fleet, devices, jobs, launches, lambda: traffic(fleet))
+        launches = LaunchService(fleet, devices, forwarding)
+        server = DaemonServer(fleet, devices, jobs, launches, lambda: traffic(fleet))
         stack.callback(server.close)
         yield devices
 

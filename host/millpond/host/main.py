@@ -6,10 +6,10 @@ import signal
 def main() -> None:
     """Load the command line, which takes a moment in which Ctrl-C just ends the process, and run it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from millpond.host import cli
+    from millpond.host.cli import app
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    cli.main()
+    app.main()
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ from millpond.base.errors import (
     RemoteError,
 )
 from millpond.base.text import printable
-from millpond.host import api
-from millpond.host.device import Device
-from millpond.host.fleet import Fleet
-from millpond.host.jobs import Jobs
-from millpond.host.launch import Launches
-from millpond.host.launch_messages import StartLaunch
-from millpond.host.lifecycle import State
+from millpond.host.api import daemon
+from millpond.host.api.launch import StartLaunch
+from millpond.host.fleet.device import Device
+from millpond.host.fleet.directory import Fleet
+from millpond.host.fleet.lifecycle import DeviceState
+from millpond.host.jobs.service import JobService
+from millpond.host.launch.service import LaunchService
 from millpond.linux import sockets
 from millpond.train.job.spec import check
 from millpond.wire.acceptor import Acceptor
@@ -48,11 +48,16 @@ COMMANDS = 256
 Traffic = Callable[[], dict[str, tuple[int, int]]]
 
 
-class Server:
+class DaemonServer:
     """Answers on the fleet's socket until ``close``."""
 
     def __init__(
-        self, fleet: Fleet, devices: Mapping[str, Device], jobs: Jobs, launches: Launches, traffic: Traffic
+        self,
+        fleet: Fleet,
+        devices: Mapping[str, Device],
+        jobs: JobService,
+        launches: LaunchService,
+        traffic: Traffic,
     ) -> None:
         self._fleet, self._devices, self._jobs, self._traffic = fleet, devices, jobs, traffic
         self._launches = launches
@@ -95,14 +100,14 @@ class Server:
             raise Refused("", "unknown", f"there is no device '{name}'; the fleet has {known}")
         return device
 
-    def _get_devices(self, client: Channel, _request: api.GetDevices, deadline: Deadline) -> None:
+    def _get_devices(self, client: Channel, _request: daemon.GetDevices, deadline: Deadline) -> None:
         traffic = self._traffic()
         found = []
         for name, device in self._devices.items():
             status = device.status
             address = self._fleet.addresses(name).device_ip
             found.append(
-                api.DeviceInfo(
+                daemon.DeviceInfo(
                     name,
                     device.config.board,
                     str(status.state),
@@ -114,49 +119,49 @@ class Server:
                     status.watts,
                 )
             )
-        client.send(api.Devices(tuple(found)), deadline)
+        client.send(daemon.Devices(tuple(found)), deadline)
 
-    def _get_tunnel(self, client: Channel, request: api.GetTunnel, deadline: Deadline) -> None:
+    def _get_tunnel(self, client: Channel, request: daemon.GetTunnel, deadline: Deadline) -> None:
         client.send(self._device(request.device).tunnel(), deadline)
 
-    def _dial(self, client: Channel, request: api.Dial, deadline: Deadline) -> None:
+    def _dial(self, client: Channel, request: daemon.Dial, deadline: Deadline) -> None:
         with self._device(request.device).dial(request.port, deadline) as sock:
             client.send(Ok(), deadline)
             sockets.send_descriptors(client.sock, [sock.fileno()])
 
-    def _get_volume(self, client: Channel, request: api.GetVolume, deadline: Deadline) -> None:
+    def _get_volume(self, client: Channel, request: daemon.GetVolume, deadline: Deadline) -> None:
         device = self._device(request.device)
         tls = device.config.encrypt == "always"
         with device.control(deadline) as agent:
             ticket = agent.call(GetTicket("volume", tls), Ticket, deadline)
         with device.dial(CONTROL_PORT, deadline) as sock:
-            client.send(api.Volume(ticket.token, ticket.tls), deadline)
+            client.send(daemon.VolumeTicket(ticket.token, ticket.tls), deadline)
             sockets.send_descriptors(client.sock, [sock.fileno()])
 
-    def _get_ledgers(self, client: Channel, _request: api.GetLedgers, _deadline: Deadline) -> None:
+    def _get_ledgers(self, client: Channel, _request: daemon.GetLedgers, _deadline: Deadline) -> None:
         ledgers = {}
         for name, device in self._devices.items():
-            if device.status.state is State.READY:
+            if device.status.state is DeviceState.READY:
                 deadline = Deadline.after(REPLY_SECONDS)
                 with contextlib.suppress(RemoteError), device.control(deadline) as agent:
                     ledgers[name] = agent.call(GetLedger(), Ledger, deadline)
-        client.send(api.Ledgers(ledgers), Deadline.after(REPLY_SECONDS))
+        client.send(daemon.Ledgers(ledgers), Deadline.after(REPLY_SECONDS))
 
-    def _submit(self, client: Channel, request: api.Submit, deadline: Deadline) -> None:
+    def _submit(self, client: Channel, request: daemon.Submit, deadline: Deadline) -> None:
         number = self._jobs.submit(check(request.job, request.job.name), request.code)
-        client.send(api.Submitted(number), deadline)
+        client.send(daemon.Submitted(number), deadline)
 
-    def _get_jobs(self, client: Channel, _request: api.GetJobs, deadline: Deadline) -> None:
-        client.send(api.Jobs(self._jobs.infos()), deadline)
+    def _get_jobs(self, client: Channel, _request: daemon.GetJobs, deadline: Deadline) -> None:
+        client.send(daemon.JobList(self._jobs.infos()), deadline)
 
-    def _watch(self, client: Channel, request: api.Watch, _deadline: Deadline) -> None:
+    def _watch(self, client: Channel, request: daemon.Watch, _deadline: Deadline) -> None:
         for progress in self._jobs.follow(request.job):
             client.send(progress, Deadline.after(REPLY_SECONDS))
 
     def _launch(self, client: Channel, request: StartLaunch, _deadline: Deadline) -> None:
         self._launches.run(request, client)
 
-    def _get_log(self, client: Channel, request: api.GetLogOf, deadline: Deadline) -> None:
+    def _get_log(self, client: Channel, request: daemon.GetLogOf, deadline: Deadline) -> None:
         if request.target.isdigit():
             client.send(Log(self._jobs.log(int(request.target), request.lines)), deadline)
         else:
@@ -164,46 +169,46 @@ class Server:
                 lines = agent.call(GetLog(request.lines), Log, deadline).lines
             client.send(Log(tuple(printable(line) for line in lines)), deadline)
 
-    def _get_new_log(self, client: Channel, request: api.GetNewLogOf, deadline: Deadline) -> None:
+    def _get_new_log(self, client: Channel, request: daemon.GetNewLogOf, deadline: Deadline) -> None:
         if request.target.isdigit():
             after = request.after.number if request.after else None
             client.send(self._jobs.new_log(int(request.target), request.lines, after), deadline)
         else:
             client.send(_new_log(self._device(request.target), request, deadline), deadline)
 
-    def _get_curves(self, client: Channel, request: api.GetCurves, deadline: Deadline) -> None:
+    def _get_curves(self, client: Channel, request: daemon.GetCurves, deadline: Deadline) -> None:
         client.send(self._jobs.curves(request.job), deadline)
 
-    def _stop(self, client: Channel, request: api.StopJob, _deadline: Deadline) -> None:
+    def _stop(self, client: Channel, request: daemon.StopJob, _deadline: Deadline) -> None:
         self._jobs.stop(request.job)
         client.send(Ok(), Deadline.after(REPLY_SECONDS))
 
     _ANSWERS: Mapping[type[Message], Callable[..., None]] = {
-        api.GetDevices: _get_devices,
-        api.GetTunnel: _get_tunnel,
-        api.Dial: _dial,
-        api.GetVolume: _get_volume,
-        api.GetLedgers: _get_ledgers,
-        api.Submit: _submit,
-        api.GetJobs: _get_jobs,
-        api.Watch: _watch,
-        api.GetLogOf: _get_log,
-        api.GetNewLogOf: _get_new_log,
-        api.GetCurves: _get_curves,
-        api.StopJob: _stop,
+        daemon.GetDevices: _get_devices,
+        daemon.GetTunnel: _get_tunnel,
+        daemon.Dial: _dial,
+        daemon.GetVolume: _get_volume,
+        daemon.GetLedgers: _get_ledgers,
+        daemon.Submit: _submit,
+        daemon.GetJobs: _get_jobs,
+        daemon.Watch: _watch,
+        daemon.GetLogOf: _get_log,
+        daemon.GetNewLogOf: _get_new_log,
+        daemon.GetCurves: _get_curves,
+        daemon.StopJob: _stop,
         StartLaunch: _launch,
     }
 
 
-def _new_log(device: Device, request: api.GetNewLogOf, deadline: Deadline) -> api.NewLog:
+def _new_log(device: Device, request: daemon.GetNewLogOf, deadline: Deadline) -> daemon.NewLog:
     """What a device's agent has logged since; one that is gone is no error, for it may come back."""
-    if device.status.state is not State.READY:
-        return api.NewLog(gone=device.status.reason or str(device.status.state))
+    if device.status.state is not DeviceState.READY:
+        return daemon.NewLog(gone=device.status.reason or str(device.status.state))
     try:
         with device.control(deadline) as agent:
             found = agent.call(GetLog(request.lines, request.after), Log, deadline)
     except (ConnectionLost, DeadlineExceeded) as error:
-        return api.NewLog(gone=printable(str(error)))
+        return daemon.NewLog(gone=printable(str(error)))
     if found.position is None:
         raise ProtocolError(f"the agent of {device.name} does not number the lines of its log")
     lines, lost = tuple(printable(line) for line in found.lines), 0
@@ -211,4 +216,4 @@ def _new_log(device: Device, request: api.GetNewLogOf, deadline: Deadline) -> ap
         known = request.after.number if request.after.boot == found.position.boot else 0
         lost = max(0, found.position.number - known - len(lines))
     position = LogPosition(printable(found.position.boot, 40), found.position.number)
-    return api.NewLog(lines, position, lost)
+    return daemon.NewLog(lines, position, lost)

@@ -15,8 +15,8 @@ from bench.balance.experiment import Experiment, Findings, Run
 from bench.balance.processes import Work, processes
 from bench.rows import summary
 from millpond.base.deadline import Deadline
-from millpond.host import demo_data
-from millpond.host.workers import ModelState, Worker
+from millpond.host.emulation.demo import data
+from millpond.host.workers.worker import ModelState, Worker
 from millpond.train.data import samples as datasets
 from millpond.train.determinism import generators
 from millpond.train.job.spec import SynchronousSpec, TrainingSpec
@@ -102,15 +102,15 @@ EXPERIMENT = Experiment("convergence", "Accuracy: balanced with interruptions ag
 
 
 def _work(folder: Path, seed: int) -> Work:
-    division = demo_data.divide(demo_data.load(), WORKERS, seed)
+    division = data.divide(data.load(), WORKERS, seed)
     for rank, private in enumerate(division.private):
-        demo_data.write(folder / f"private{rank}", private)
-    public = demo_data.Samples(
+        data.write(folder / f"private{rank}", private)
+    public = data.DigitSamples(
         np.concatenate([part.images for part in division.public]),
         np.concatenate([part.labels for part in division.public]),
     )
-    demo_data.write(folder / "public", public)
-    demo_data.write(folder / "test", division.test)
+    data.write(folder / "public", public)
+    data.write(folder / "test", division.test)
     folders = tuple(folder / f"private{rank}" for rank in range(WORKERS))
     how = SynchronousSpec(global_batch=BATCH)
     factory = "millpond.train.zoo.models:digits_cnn"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.balance.experiment import Experiment, Findings, Run
 from bench.rows import summary
-from millpond.host import provision
+from millpond.host.fleet import provisioning
 from system.support import Emulation, create, millpond, why_not
 
 VALUES = 3_504_872
@@ -129,7 +129,7 @@ def _fleet(*, marks: bool) -> Iterator[Emulation]:
         emulation = create(Path(name), DEVICES)
         if not marks:
             for device in DEVICES:
-                provision.write_agent_config(emulation.fleet, device, {})
+                provisioning.write_agent_config(emulation.fleet, device, {})
         try:
             emulation.start()
             emulation.wait_ready()

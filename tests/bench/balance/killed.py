@@ -16,7 +16,7 @@ from bench.balance.experiment import Experiment, Findings, Run
 from bench.balance.noise import random_work
 from bench.balance.processes import Processes, processes
 from bench.rows import summary
-from millpond.host.link import Samples
+from millpond.host.workers.dispatcher import Samples
 from millpond.train.job.spec import SynchronousSpec
 
 WORKERS, PRIVATE, PUBLIC = 3, 400, 1200

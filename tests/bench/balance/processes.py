@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millpond.base.deadline import NEVER, Deadline
-from millpond.host.holdings import Holding, Holdings
-from millpond.host.keeper import Keeper
-from millpond.host.link import Link, Loss
-from millpond.host.measuring import Measuring
-from millpond.host.pacing import Pacing
-from millpond.host.stepping import Outcome, Stepping
-from millpond.host.workers import LocalWorker, Worker
+from millpond.host.jobs.synchronous.planner import Planner
+from millpond.host.jobs.synchronous.profiler import Profiler
+from millpond.host.jobs.synchronous.shards import Shard, Shards
+from millpond.host.jobs.synchronous.step_engine import StepEngine, StepOutcome
+from millpond.host.workers.dispatcher import Dispatcher, WorkerLoss
+from millpond.host.workers.parameter_server import ParameterServer
+from millpond.host.workers.worker import LocalWorker, Worker
 from millpond.linux import memory
 from millpond.train.balance.profiling import Probe, Profile
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec, TrainingSpec
@@ -65,14 +65,14 @@ class Processes:
         weakref.finalize(self, os.close, self._states)
         self.locals = [self._start(rank) for rank in range(count)]
         request = PrepareWorker(work.job, "keeper", (), {}, role="keeper", states=count + 1)
-        self.keeper = Keeper(request, [work.test], logs / "keeper.log", self._states)
+        self.keeper = ParameterServer(request, [work.test], logs / "keeper.log", self._states)
         self._ready = [worker.prepare(Deadline.after(_PREPARE_SECONDS)) for worker in self.locals]
         self.keeper.prepare(Deadline.after(_PREPARE_SECONDS))
-        self.holdings = Holdings(work.seed, count)
+        self.holdings = Shards(work.seed, count)
         supply = Endless(self._ready[0].parts[1]) if work.endless else self.holdings
-        self.stepping = Stepping(count, self.keeper.mean, supply, lambda: None)
+        self.stepping = StepEngine(count, self.keeper.mean, supply, lambda: None)
         names = [f"worker{rank}" for rank in range(count)]
-        self.pacing = Pacing(work.how, names, None if work.endless else self.holdings.spread)
+        self.pacing = Planner(work.how, names, None if work.endless else self.holdings.spread)
         self.keeper.begin(NEVER)
         self.steps = 0
         self.holdings.begin(1)
@@ -86,26 +86,26 @@ class Processes:
         log = self._logs / f"worker{rank}.log"
         return LocalWorker(request, [Path(folder) for folder in folders], log, self._states)
 
-    def _holdings(self, rank: int) -> list[Holding]:
+    def _holdings(self, rank: int) -> list[Shard]:
         private, public = self._ready[rank].parts
-        return [Holding(f"worker{rank}", False, private), Holding(PUBLIC, True, public)]
+        return [Shard(f"worker{rank}", False, private), Shard(PUBLIC, True, public)]
 
     def measure(self) -> None:
         """Measure all, and let them take part."""
-        measuring = Measuring(self._measured, _fail)
+        measuring = Profiler(self._measured, _fail)
         for rank, worker in enumerate(self.locals):
             ready: Ready = self._ready[rank]
-            link = Link(rank, self._wrap(rank, worker), self.stepping.events)
+            link = Dispatcher(rank, self._wrap(rank, worker), self.stepping.events)
             probe = Probe(self.work.measure_seconds, ready.samples)
             measuring.begin(link, "process", probe, ready.parts, self.keeper.state)
         while len(measuring):
             measuring.take(self.stepping.events.get())
 
-    def _measured(self, link: Link, profile: Profile) -> None:
+    def _measured(self, link: Dispatcher, profile: Profile) -> None:
         self.pacing.join(link.rank, profile, 1 << 20, self.holdings.samples)
         self.stepping.links[link.rank] = link
 
-    def step(self) -> tuple[float, Outcome]:
+    def step(self) -> tuple[float, StepOutcome]:
         """One step, and all the seconds that it took."""
         began = time.monotonic()
         outcome = self.stepping.step(
@@ -119,12 +119,12 @@ class Processes:
             self.steps += 1
         return time.monotonic() - began, outcome
 
-    def epoch(self, number: int) -> Iterator[tuple[float, Outcome]]:
+    def epoch(self, number: int) -> Iterator[tuple[float, StepOutcome]]:
         """The steps of an epoch."""
         self.holdings.begin(number)
         yield from self.rest_of_epoch()
 
-    def rest_of_epoch(self) -> Iterator[tuple[float, Outcome]]:
+    def rest_of_epoch(self) -> Iterator[tuple[float, StepOutcome]]:
         """The steps of the present epoch that are left."""
         while True:
             seconds, outcome = self.step()
@@ -144,7 +144,7 @@ class Processes:
             worker.close()
 
 
-def _fail(loss: Loss) -> None:
+def _fail(loss: WorkerLoss) -> None:
     raise RuntimeError(loss.reason)
 
 

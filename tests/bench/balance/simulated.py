@@ -9,7 +9,7 @@ from statistics import median
 
 from bench.balance.experiment import Experiment, Findings, Line, Panel, Role, Run
 from bench.rows import Row, summary
-from millpond.host.simulation import Result, Simulation, crew_of, read, run
+from millpond.host.cli.simulate import PolicyResult, Simulation, crew_of, read, run
 
 FILE = Path(__file__).parents[3] / "agent" / "examples" / "fleet-36.toml"
 
@@ -32,7 +32,7 @@ _LABELS: dict[str, tuple[Role, str]] = {
     "untuned": ("untuned", "untuned"),
 }
 _LIMIT = "the ideal, which is the sum of the speeds that are there"
-Found = dict[Fleet, dict[str, list[Result]]]
+Found = dict[Fleet, dict[str, list[PolicyResult]]]
 
 
 def measure(run: Run) -> Findings:
@@ -48,8 +48,8 @@ def measure(run: Run) -> Findings:
 EXPERIMENT = Experiment("sim", "Simulated fleets, 10 % of the devices busy, changing", measure)
 
 
-def _simulate(fleet: Fleet) -> dict[str, list[Result]]:
-    found: dict[str, list[Result]] = {policy: [] for policy in _SUFFIXES}
+def _simulate(fleet: Fleet) -> dict[str, list[PolicyResult]]:
+    found: dict[str, list[PolicyResult]] = {policy: [] for policy in _SUFFIXES}
     for repeat in range(fleet.repeats):
         simulation = _fleet(fleet, repeat)
         for result in run(simulation, crew_of(simulation, FILE.name)):

@@ -15,10 +15,10 @@ import numpy as np
 from bench.balance.experiment import Role
 from bench.balance.paper import Machine
 from bench.balance.virtual import GRADIENT, SIZE, VirtualWorker
-from millpond.host.link import Link, Samples
-from millpond.host.pacing import Pacing
-from millpond.host.stepping import Stepping
-from millpond.host.workers import ModelState
+from millpond.host.jobs.synchronous.planner import Planner
+from millpond.host.jobs.synchronous.step_engine import StepEngine
+from millpond.host.workers.dispatcher import Dispatcher, Samples
+from millpond.host.workers.worker import ModelState
 from millpond.linux import memory
 from millpond.train.balance.policy import PolicyName
 from millpond.train.balance.profiling import Point, Profile
@@ -75,14 +75,14 @@ class Team:
             if policy == "balance"
             else SynchronousSpec(policy=policy, patience=0)
         )
-        self._pacing = Pacing(how, names)
+        self._pacing = Planner(how, names)
         self._mean = np.empty(SIZE, np.float32)
-        self._stepping = Stepping(len(machines), self._mean, Endless(), lambda: None)
+        self._stepping = StepEngine(len(machines), self._mean, Endless(), lambda: None)
         self._state = _zero_state()
         self._number = 0
         self.workers = [VirtualWorker(name, m, tells=tells) for name, m in zip(names, machines, strict=True)]
         for rank, (worker, machine) in enumerate(zip(self.workers, machines, strict=True)):
-            self._stepping.links[rank] = Link(rank, worker, self._stepping.events)
+            self._stepping.links[rank] = Dispatcher(rank, worker, self._stepping.events)
             self._pacing.join(rank, _profile(worker.name, machine), machine.most, _PLENTY)
 
     def run(self, steps: int) -> list[Step]:

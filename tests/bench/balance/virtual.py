@@ -10,7 +10,7 @@ import numpy as np
 from bench.balance.paper import Machine
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError
-from millpond.host.workers import ModelState
+from millpond.host.workers.worker import ModelState
 from millpond.train.protocol import Compute, Computed, Ready, Trained
 from millpond.train.reduce.exact import Vector
 
@@ -21,7 +21,7 @@ GRADIENT = np.linspace(-1.0, 1.0, SIZE, dtype=np.float32)
 
 
 class VirtualWorker:
-    """A ``millpond.host.workers.Worker``. It takes ``slowness`` times as long as ``machine`` for each step
+    """A ``host.workers.worker.Worker``. It takes ``slowness`` times as long as ``machine`` for each step
     that begins from now on, and ``tells`` it of its processor's load or not. ``late`` are seconds by which it
     woke up later than it wanted to.
     """

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.rows import Row, summary
 from millpond.base.errors import MillpondError
-from millpond.host import bundles
+from millpond.host.remote import bundles
 from millpond.images.format import locate
 from millpond.linux.files import sha256_of
 from system.qemu import Board, create

@@ -18,8 +18,8 @@ from bench.tunnel.ssh_routes import CIPHER
 from bench.volume.plain_server import __file__ as plain_server
 from bench.volume.route import Mount, Route, RouteFailed, native, served
 from millpond.fs.store.layout import PUBLIC
-from millpond.host import provision
-from millpond.host.volumes import command
+from millpond.host.fleet import provisioning
+from millpond.host.fleet.mounts import command
 from millpond.images.ondevice.sshd_config import HOME, USER
 from system.support import MILLPOND, Emulation, create, why_not
 
@@ -79,7 +79,7 @@ def fleet(scratch: Path) -> Iterator[Host]:
     base = scratch / "fleet"
     base.mkdir()
     emulation = create(base, [DEVICE])
-    provision.write_agent_config(emulation.fleet, DEVICE, {})
+    provisioning.write_agent_config(emulation.fleet, DEVICE, {})
     backing = emulation.fleet.device_directory(DEVICE) / "flash" / PUBLIC / FOLDER
     backing.mkdir()
     backing.chmod(0o777)  # each route writes as another user

@@ -1,0 +1,1 @@
+"""The messages between commands and the host daemon."""

@@ -1,0 +1,237 @@
+"""Pure: what people's commands and the host daemon say to each other, over the daemon's Unix socket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from millpond.host.model.jobs import Round
+from millpond.train.balance.profiling import Profile
+from millpond.train.job.spec import Job
+from millpond.tunnel.datapath.stats import PacketStats
+from millpond.wire.control_messages import Ledger, Load, LogPosition, Welcome
+from millpond.wire.messages import Message, message
+
+
+@message("api.devices.get")
+@dataclass(frozen=True, slots=True)
+class GetDevices(Message):
+    """Ask for Devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device now; ``tunnel`` is the bytes (to, from) that crossed its tunnel's interface on the host,
+    ``watts`` its power of late.
+    """
+
+    name: str
+    board: str
+    state: str
+    reason: str
+    address: str
+    welcome: Welcome | None
+    load: Load | None
+    tunnel: tuple[int, int]
+    watts: float | None = None
+
+
+@message("api.devices")
+@dataclass(frozen=True, slots=True)
+class Devices(Message):
+    """All devices of the fleet."""
+
+    devices: tuple[DeviceInfo, ...]
+
+
+@message("api.tunnel.get")
+@dataclass(frozen=True, slots=True)
+class GetTunnel(Message):
+    """Ask for Tunnel."""
+
+    device: str
+
+
+@message("api.tunnel")
+@dataclass(frozen=True, slots=True)
+class TunnelInfo(Message):
+    """The host's end of a device's tunnel now; ``state`` is up or down, ``reason`` says why it is down.
+
+    ``to_device`` and ``from_device`` count since the end was started, at ``time`` (s, of a steady clock).
+    The other figures are of the present link, or the last.
+    """
+
+    device: str
+    state: str
+    reason: str
+    time: float
+    generation: int
+    mtu: int
+    depth: int
+    offloads: int
+    engine: str
+    resets: int
+    to_device: PacketStats
+    from_device: PacketStats
+
+
+@message("api.dial")
+@dataclass(frozen=True, slots=True)
+class Dial(Message):
+    """Ask for a TCP connection to a device's port: answered by Ok, then the socket's descriptor."""
+
+    device: str
+    port: int
+
+
+@message("api.volume")
+@dataclass(frozen=True, slots=True)
+class GetVolume(Message):
+    """Ask for a connection to a device's volume: answered by Volume, then the socket's descriptor."""
+
+    device: str
+
+
+@message("api.volume.connection")
+@dataclass(frozen=True, slots=True)
+class VolumeTicket(Message):
+    """The connection that follows must attach with ``token``, in TLS if ``tls``."""
+
+    token: bytes
+    tls: bool
+
+
+@message("api.ledgers.get")
+@dataclass(frozen=True, slots=True)
+class GetLedgers(Message):
+    """Ask for Ledgers."""
+
+
+@message("api.ledgers")
+@dataclass(frozen=True, slots=True)
+class Ledgers(Message):
+    """The privacy ledgers of the devices that are ready, by name."""
+
+    ledgers: dict[str, Ledger]
+
+
+@message("api.submit")
+@dataclass(frozen=True, slots=True)
+class Submit(Message):
+    """Start a job, with the user's source files by name; answered by Submitted."""
+
+    job: Job
+    code: dict[str, str]
+
+
+@message("api.submitted")
+@dataclass(frozen=True, slots=True)
+class Submitted(Message):
+    """The job's number."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    """A job now: ``accuracy`` and ``round`` of its last finished round; times are Unix seconds."""
+
+    id: int
+    name: str
+    state: str
+    error: str
+    model: str
+    round: int
+    rounds: int
+    accuracy: float | None
+    created: float
+    ended: float | None
+
+
+@message("api.jobs.get")
+@dataclass(frozen=True, slots=True)
+class GetJobs(Message):
+    """Ask for Jobs."""
+
+
+@message("api.jobs")
+@dataclass(frozen=True, slots=True)
+class JobList(Message):
+    """All jobs, oldest first."""
+
+    jobs: tuple[JobInfo, ...]
+
+
+@message("api.watch")
+@dataclass(frozen=True, slots=True)
+class Watch(Message):
+    """Follow a job from its first round: answered by Progress again and again, the last with an ended job."""
+
+    job: int
+
+
+@message("api.progress")
+@dataclass(frozen=True, slots=True)
+class JobProgress(Message):
+    """The job now, and the rounds and log lines that are new since the last Progress."""
+
+    info: JobInfo
+    rounds: tuple[Round, ...] = ()
+    lines: tuple[str, ...] = field(default_factory=tuple)
+
+
+@message("api.log.get")
+@dataclass(frozen=True, slots=True)
+class GetLogOf(Message):
+    """Ask for the last lines of the log of a device (by name) or a job (by number); answered by Log."""
+
+    target: str
+    lines: int
+
+
+@message("api.log.new.get")
+@dataclass(frozen=True, slots=True)
+class GetNewLogOf(Message):
+    """Ask for what a log has more than at ``after``, or else its last lines; answered by NewLog."""
+
+    target: str
+    lines: int
+    after: LogPosition | None = None
+
+
+@message("api.log.new")
+@dataclass(frozen=True, slots=True)
+class NewLog(Message):
+    """The lines between two positions, but for those that are ``lost``. ``gone`` says why a device cannot be
+    asked now; ``ended`` that a job's log has come to its end.
+    """
+
+    lines: tuple[str, ...] = ()
+    position: LogPosition | None = None
+    lost: int = 0
+    gone: str = ""
+    ended: bool = False
+
+
+@message("api.curves.get")
+@dataclass(frozen=True, slots=True)
+class GetCurves(Message):
+    """Ask for the Curves of a synchronous job."""
+
+    job: int
+
+
+@message("api.curves")
+@dataclass(frozen=True, slots=True)
+class Curves(Message):
+    """What the workers of a job were measured to do, and the batch of each in its first plan."""
+
+    profiles: tuple[Profile, ...]
+    batches: dict[str, int]
+
+
+@message("api.stop")
+@dataclass(frozen=True, slots=True)
+class StopJob(Message):
+    """Stop a job; answered by Ok when it has stopped."""
+
+    job: int

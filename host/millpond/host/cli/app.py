@@ -1,0 +1,417 @@
+"""Entry: the command line, ``millpond``."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from millpond.base.errors import LocalError, MillpondError, Refused, RemoteError
+from millpond.base.schema import dump
+from millpond.fs.fuse import mounts
+from millpond.host import daemon
+from millpond.host.cli import copy, flash, profile_plot, remote, update
+from millpond.host.cli import launch as launch_command
+from millpond.host.cli import simulate as simulate_command
+from millpond.host.cli import tunnel as tunnel_command
+from millpond.host.cli import volume as volume_command
+from millpond.host.cli.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
+from millpond.host.client import DaemonClient
+from millpond.host.emulation import machine, qemu_devices
+from millpond.host.emulation.demo import prepare, steps
+from millpond.host.fleet import directory, provisioning
+from millpond.host.fleet import mounts as volume_mounts
+from millpond.host.fleet.directory import DeviceConfig
+from millpond.host.remote import ssh
+from millpond.host.terminal import tables
+from millpond.train.job import file
+from millpond.train.job.spec import SynchronousSpec
+
+EXIT_CODES = """\
+Exit codes: 0 done; 1 a device or the daemon failed or refused; 2 wrong usage, configuration or input;
+3 the job failed or was stopped; 130 interrupted; 255 no SSH connection. 'run' and 'shell' exit as what
+they ran; 'run' on several devices with the greatest of their codes; 124 at its --timeout.
+"""
+REMOTE, LOCAL, JOB, INTERRUPTED, SSH = 1, 2, 3, 130, 255
+
+app = typer.Typer(
+    help="millpond trains on computational storage devices; private data never leaves its device.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command()
+def init(
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    devices: Annotated[int, typer.Option(min=1, max=99, help="How many emulated devices.")] = 3,
+    name: Annotated[str, typer.Option(help="The fleet's name.")] = "fleet",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Make a fleet: its certificate authority, SSH keys, and devices."""
+    names = [f"csd{number}" for number in range(devices)]
+    made = provisioning.create(fleet_directory, name, names)
+    if output is Format.JSON:
+        tables.print_json({"fleet": str(made.directory), "name": name, "devices": names})
+    else:
+        print(f"fleet '{name}' with {', '.join(names)} is in {made.directory}")
+
+
+@app.command()
+def add(
+    device: DeviceArgument,
+    board: Annotated[str, typer.Option(help="What it is; a device's disk is flashed with --device then.")],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Add a device to the fleet, and make its identity. The host daemon knows it when it is started again."""
+    provisioning.add(directory.read(fleet_directory), DeviceConfig(device, board=board))
+    if output is Format.JSON:
+        tables.print_json({"device": device, "board": board})
+    else:
+        print(f"{device}, a {board}, is in the fleet; restart the host daemon to have it there")
+
+
+@app.command()
+def host(fleet_directory: FleetOption = DEFAULT_FLEET) -> None:
+    """Run the host daemon in the foreground (systemd runs it so)."""
+    daemon.run(fleet_directory)
+
+
+@app.command()
+def emulate(
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    qemu: Annotated[
+        int, typer.Option(min=0, max=16, metavar="N", help="And so many devices in QEMU, qemu0 and on.")
+    ] = 0,
+    image: Annotated[
+        Path, typer.Option(metavar="IMAGE", help="What 'make image' made; for new devices in QEMU.")
+    ] = Path(".image/qemu-virt"),
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="Run this inside, then shut down.")
+    ] = None,
+) -> None:
+    """Run a host daemon and the fleet's emulated devices, until Ctrl-C. Makes the fleet if there is none."""
+    if not (fleet_directory / "fleet.toml").exists():
+        provisioning.create(fleet_directory, "emulated", [f"csd{number}" for number in range(3)])
+    found = qemu_devices.ensure(directory.read(fleet_directory), qemu, image)
+    if command is None:
+        names = ", ".join(device.name for device in found.config.device)
+        print(
+            f"emulating {names}; try 'millpond devices --fleet {fleet_directory}'; Ctrl-C ends it", flush=True
+        )
+    raise typer.Exit(machine.emulate(found, command))
+
+
+@app.command("demo")
+def demonstrate(
+    directory: Annotated[Path, typer.Option("--in", metavar="DIR", help="Where it keeps its things.")] = Path(
+        ".demo"
+    ),
+    seed: Annotated[int, typer.Option(help="Of the data's division and the training.")] = 7,
+) -> None:
+    """Emulate a fleet and train on its private data: the whole of millpond in a minute."""
+    raise typer.Exit(prepare.run(directory, seed))
+
+
+@app.command("demo-inside", hidden=True)
+def demonstrate_inside(directory: Path, seed: int) -> None:
+    """The part of the demo that runs inside the emulated machine."""
+    raise typer.Exit(steps.run(directory, seed))
+
+
+@app.command()
+def devices(fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption = Format.TEXT) -> None:
+    """List the devices: state, load and traffic."""
+    with DaemonClient(fleet_directory) as client:
+        found = client.devices()
+    if output is Format.JSON:
+        tables.print_json({"devices": found})
+    else:
+        console = tables.console()
+        console.print(tables.devices(found))
+        for line in tables.plain(found):
+            console.print(line, soft_wrap=True)
+
+
+@app.command()
+def tunnel(
+    device: DeviceArgument,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show the tunnel to a device: its link, and what it carried, dropped and waited for."""
+    with DaemonClient(fleet_directory) as client:
+        if watch:
+            ask = functools.partial(client.tunnel, device)
+            tunnel_command.watch(tables.console(), ask, as_json=output is Format.JSON)
+        found = client.tunnel(device)
+    if output is Format.JSON:
+        tables.print_json(found)
+    else:
+        tables.console().print(tunnel_command.show(found))
+
+
+app.command(context_settings=remote.OWN_OPTIONS)(remote.run)
+app.command()(remote.shell)
+
+
+@app.command()
+def mount(
+    device: DeviceArgument,
+    mountpoint: Annotated[Path, typer.Argument(metavar="DIR", help="A directory; made if it is not there.")],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Mount the public part of a device's volume, until 'umount'."""
+    mountpoint.mkdir(parents=True, exist_ok=True)
+    argv = volume_mounts.command(fleet_directory.absolute(), device, mountpoint.absolute())
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout and process.stderr
+    if not process.stdout.readline().startswith(b"ready: "):
+        complaint = process.stderr.read().decode(errors="replace").strip()
+        kind = LocalError if process.wait() == LOCAL else RemoteError
+        raise kind(complaint or f"{device} cannot be mounted")
+    if output is Format.JSON:
+        tables.print_json({"device": device, "mountpoint": str(mountpoint)})
+    else:
+        print(f"the public part of {device} is at {mountpoint}")
+
+
+@app.command()
+def umount(
+    mountpoint: Annotated[Path, typer.Argument(metavar="DIR")], output: FormatOption = Format.TEXT
+) -> None:
+    """Unmount a volume. Never waits, even if the device is gone."""
+    if not mounts.is_volume(mountpoint):
+        raise LocalError(f"no volume is mounted at {mountpoint}")
+    mounts.unmount(mountpoint.absolute())
+    if output is Format.JSON:
+        tables.print_json({"mountpoint": str(mountpoint)})
+
+
+@app.command()
+def volume(
+    device: DeviceArgument,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check all that can be seen from here; exit code 1 with findings.")
+    ] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show a device's volume: its space, its clients and their leases, and this host's mounts."""
+    console = tables.console()
+    if not check:
+        found = volume_command.ask(fleet_directory, device)
+        tables.print_json(found) if output is Format.JSON else console.print(volume_command.show(found))
+        return
+    checked = volume_command.check(fleet_directory, device)
+    if output is Format.JSON:
+        tables.print_json(checked)
+    else:
+        print("\n".join(volume_command.lines(checked)))
+    raise typer.Exit(REMOTE if checked.findings else 0)
+
+
+@app.command()
+def cp(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="SOURCE... TARGET", help="On a device: csd0:public/...; else here.")
+    ],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Directories with all in them.")
+    ] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Copy files to or from the public part of a volume. After a failure the same command goes on."""
+    if len(paths) < 2:
+        raise LocalError("a source and a target are needed, such as: millpond cp data.npy csd0:public/")
+    console = tables.quiet_console() if output is Format.JSON else tables.console()
+    copied = copy.run(fleet_directory, paths[:-1], paths[-1], console, recursive=recursive)
+    if output is Format.JSON:
+        tables.print_json(copied)
+    else:
+        resumed = f", {tables.size(copied.resumed)} of them by an earlier copy" if copied.resumed else ""
+        print(f"{copied.files} files, {tables.size(copied.bytes)}{resumed}")
+
+
+app.command("flash")(flash.command)
+app.command("update")(update.command)
+
+
+@app.command()
+def train(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml")],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Train a job across the fleet, and show it happening. Ctrl-C leaves the job running."""
+    job, code = file.read(job_file)
+    with DaemonClient(fleet_directory) as client:
+        names = [device.name for device in client.fleet.config.device]
+        number = client.submit(job, code)
+        if detach:
+            if output is Format.JSON:
+                tables.print_json({"id": number, "state": "running"})
+            else:
+                print(f"job {number} is running; 'millpond jobs' and 'millpond logs {number}' tell more")
+            return
+        console = tables.quiet_console() if output is Format.JSON else tables.console()
+        unit = "epoch" if job.synchronous else "round"
+        info, rounds = tables.JobView(console, names, unit).follow(client.watch(number))
+    if output is Format.JSON:
+        tables.print_json({"job": info, "rounds": rounds})
+    elif info.state == "done":
+        print(f"job {number} is done: accuracy {info.accuracy:.4f} after {info.round} {unit}s; {info.model}")
+    if info.state != "done":
+        fail(info.error or f"job {number} was {info.state}", JOB, document=False)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def launch(
+    script: Annotated[Path, typer.Argument(metavar="-- SCRIPT.py", help="Any torch.distributed script.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS...", help="For the script.")] = None,
+    devices: Annotated[str, typer.Option(metavar="csd0,csd1", help="These devices, not all of them.")] = "",
+    host: Annotated[bool, typer.Option("--host/--no-host", help="Whether the host is worker 0.")] = True,
+    files: Annotated[
+        list[Path] | None, typer.Option("--file", metavar="FILE", help="To lie beside the script.")
+    ] = None,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Run a torch.distributed script (gloo) across host and devices, as torchrun does. Ctrl-C ends it."""
+    start = launch_command.request(script, arguments or (), files or (), devices, host=host)
+    with DaemonClient(fleet_directory) as client:
+        ended = launch_command.show(client, start, as_json=output is Format.JSON)
+    if ended.error:
+        fail(ended.error, JOB, document=False)
+
+
+@app.command()
+def profile(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="A synchronous job.")],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the curves, too.")] = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Measure what steps of a job take each worker, and show the plan; nothing is trained."""
+    job, code = file.read(job_file)
+    only_measured = replace(job.synchronous or SynchronousSpec(), epochs=0)
+    with DaemonClient(fleet_directory) as client:
+        number = client.submit(replace(job, synchronous=only_measured), code)
+        console = tables.quiet_console() if output is Format.JSON else tables.console()
+        info, _ = tables.JobView(console, ()).follow(client.watch(number))
+        if info.state != "done":
+            fail(info.error or f"job {number} was {info.state}", JOB)
+        curves = client.curves(number)
+    if picture:
+        profile_plot.draw(curves.profiles, curves.batches, job.name, picture)
+    if output is Format.JSON:
+        tables.print_json(curves)
+    else:
+        tables.console().print(tables.curves(curves))
+
+
+@app.command()
+def jobs(fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption = Format.TEXT) -> None:
+    """List all jobs."""
+    with DaemonClient(fleet_directory) as client:
+        found = client.jobs()
+    if output is Format.JSON:
+        tables.print_json({"jobs": found})
+    else:
+        tables.console().print(tables.jobs(found))
+
+
+app.command()(remote.logs)
+
+
+@app.command()
+def simulate(
+    file: Annotated[Path, typer.Argument(metavar="FLEET.toml", help="Workers, their curves and loads.")],
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Simulate synchronous training on a fleet whose devices are busy now and then; nothing is trained."""
+    found = simulate_command.read(file)
+    results = simulate_command.run(found, simulate_command.crew_of(found, file.name))
+    if output is Format.JSON:
+        tables.print_json({"results": [dump(result) for result in results], "emulation": "simulated time"})
+    else:
+        tables.console().print(simulate_command.show(results))
+
+
+@app.command()
+def stop(
+    job: Annotated[int, typer.Argument(metavar="JOB", help="The job's number.")],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Stop a job; its last finished round is kept."""
+    with DaemonClient(fleet_directory) as client:
+        client.stop(job)
+    if output is Format.JSON:
+        tables.print_json({"id": job, "state": "stopped"})
+    else:
+        print(f"job {job} is stopped")
+
+
+def fail(text: str, code: int, *, document: bool = True) -> NoReturn:
+    """One line on standard error, and the exit code; if JSON was asked for, a ``document`` of the same."""
+    if document and _json_wanted(sys.argv[1:]):
+        tables.print_json({"error": text, "exit_code": code})
+    print(f"millpond: {text}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _json_wanted(arguments: list[str]) -> bool:
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--format=json" in own or ("--format", "json") in itertools.pairwise(own)
+
+
+def _exit_code(error: MillpondError) -> int:
+    if isinstance(error, ssh.SshFailed):
+        return SSH
+    if isinstance(error, flash.Interrupted):
+        return INTERRUPTED
+    return LOCAL if isinstance(error, LocalError) or _is_usage(error) else REMOTE
+
+
+def _is_usage(error: MillpondError) -> bool:
+    return isinstance(error, Refused) and error.code in ("unknown", "local", "state")
+
+
+def main() -> None:
+    """Run a command; every error is one line on standard error."""
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has left; a daemon must not die of it, so no signal
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
+    except MillpondError as error:
+        fail(str(error), _exit_code(error))
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), LOCAL)
+    except typer.TyperException as error:
+        if text := error.format_message():  # without arguments it has printed the help
+            fail(f"{text} (see 'millpond --help')", LOCAL)
+        raise SystemExit(LOCAL) from None
+    except (KeyboardInterrupt, typer.Abort):
+        fail("interrupted", INTERRUPTED)
+    raise SystemExit(code if isinstance(code, int) else 0)

@@ -1,0 +1,229 @@
+"""Edge (the terminal): ``millpond flash``: an image to a disk, a file or a BlueField card."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from millpond.base.errors import LocalError
+from millpond.base.text import printable
+from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
+from millpond.host.fleet import directory as fleets
+from millpond.host.terminal import tables
+from millpond.images.boards import EMULATED
+from millpond.images.flash import bluefield
+from millpond.images.flash.block_device import TargetDescription
+from millpond.images.flash.open_target import opened
+from millpond.images.flash.writer import Phase, amount, flash
+from millpond.images.format import locate, seed
+from millpond.images.format.manifest import BLOCK, Manifest
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True, slots=True)
+class Flashed:
+    """What was done. ``reread`` is false where the kernel goes on with the old partition table."""
+
+    target: str
+    bytes_written: int
+    seconds: float
+    verified: bool
+    device: str | None
+    reread: bool = True
+    untested: str | None = None
+
+
+class Interrupted(LocalError):
+    """Ctrl-C; says how the target was left."""
+
+
+Agree = Callable[[str], None]
+
+
+def command(
+    image: Annotated[
+        Path, typer.Argument(metavar="IMAGE", help="The .img, its .json or the folder of both.")
+    ],
+    target: Annotated[
+        str, typer.Option("--to", metavar="TARGET", help="A disk, a file, or rshim0 (BlueField; UNTESTED).")
+    ],
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Give it the identity of this device of the fleet.")
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(metavar="8G", help="Of a file: larger than the image (K, M, G, T; 1024).")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Write an image to a disk or a file, and verify it. All that was on it is lost; asks once.
+
+    After a failure or Ctrl-C the target has no partition table, and the same command begins anew.
+    """
+    quiet = output is Format.JSON
+    console = tables.quiet_console() if quiet else tables.console()
+    agree = _do_not_ask if yes else _ask
+    if boot := bluefield.rshim(target):
+        if device or size:
+            raise LocalError(
+                f"{target}: --device and --size are for disks and files, not for BlueField cards"
+            )
+        done = push(image, boot, console, agree)
+    else:
+        identity = _identity(fleet_directory, device, locate.find(image)[1].board) if device else b""
+        done = write(image, target, console, agree, identity=identity, device=device, size=size)
+    if quiet:
+        tables.print_json(done)
+    else:
+        print("\n".join(_told(done)))
+
+
+def write(
+    given: Path,
+    target: str,
+    console: Console,
+    agree: Agree,
+    *,
+    identity: bytes = b"",
+    device: str | None = None,
+    size: str | None = None,
+) -> Flashed:
+    """Flash a disk or a file. Raises LocalError, RemoteError, Interrupted."""
+    image, manifest = locate.find(given)
+    wanted = None if size is None else parse_size(size)
+    own = (image, image.with_suffix(".json"), given)
+    if Path(target).exists() and any(Path(target).samefile(path) for path in own if path.exists()):
+        raise LocalError(f"{target} is the image itself")
+    with opened(target, least=manifest.image.bytes, size=wanted, secret=bool(identity)) as medium:
+        if not medium.about.new:
+            agree(_question(target, medium.about, manifest, device))
+        begin = time.monotonic()
+        with _Bars(console, amount(manifest)) as bars:
+            try:
+                written = flash(image, manifest, medium, identity, bars.watch)
+            except KeyboardInterrupt:
+                raise Interrupted(
+                    f"interrupted: {target} is left without a partition table; the same command begins anew"
+                ) from None
+        seconds = round(time.monotonic() - begin, 3)
+        return Flashed(target, written, seconds, True, device, reread=medium.finish())
+
+
+def push(given: Path, boot: Path, console: Console, agree: Agree) -> Flashed:
+    """Boot a BlueField card from a boot stream, which is made first if ``given`` is an image's folder."""
+    agree(f"{bluefield.UNTESTED}.\nThe card is reset, and boots what is pushed. Push {given} to {boot}?")
+    with tempfile.TemporaryDirectory(prefix="millpond-") as made:
+        stream = given
+        if given.suffix != ".bfb":
+            stream = Path(made, "image.bfb")
+            bluefield.build(given if given.is_dir() else given.parent, stream)
+        begin = time.monotonic()
+        with _Bars(console, stream.stat().st_size) as bars:
+            written = bluefield.push(stream, boot, lambda count: bars.watch("writing", count))
+    seconds = round(time.monotonic() - begin, 3)
+    return Flashed(str(boot), written, seconds, False, None, untested=bluefield.UNTESTED)
+
+
+def parse_size(text: str) -> int:
+    """``8G`` in bytes. Raises LocalError."""
+    match = re.fullmatch(r"([1-9]\d{0,15})([KMGT]?)", text)
+    count = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not count or count % BLOCK:
+        raise LocalError(
+            f"--size {text}: a multiple of {BLOCK} bytes is needed, such as 8G (K, M, G, T; 1024)"
+        )
+    return count
+
+
+def _identity(directory: Path, device: str, board: str) -> bytes:
+    fleet = fleets.read(directory)
+    own = fleet.device(device).board
+    if own == EMULATED:
+        raise LocalError(f"{device} is emulated: no image makes a board of it; 'millpond add' adds a device")
+    if own != board:
+        raise LocalError(f"{device} is a {own}, the image is for a {board}")
+    etc = fleet.device_directory(device) / "etc"
+    if not etc.is_dir():
+        raise LocalError(f"{etc}: no such directory: the fleet has '{device}', but not its identity")
+    return seed.seed(etc)
+
+
+def _question(target: str, about: TargetDescription, manifest: Manifest, device: str | None) -> str:
+    what = ", ".join(filter(None, [tables.size(about.bytes) if about.model else "a file", about.model]))
+    on_it = f"; on it: {', '.join(about.contents)}" if about.contents else ""
+    name = f" as {device}" if device else ""
+    return (
+        f"{target}: {printable(what + on_it)}\n"
+        f"All of it will be lost. Write millpond {manifest.version} for {manifest.board}{name} to {target}?"
+    )
+
+
+def _ask(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise LocalError(f"{question.splitlines()[0]}: to write to it without being asked, say --yes")
+    if not typer.confirm(question, default=False, err=True):
+        raise LocalError("nothing was written")
+
+
+def _do_not_ask(_question: str) -> None:
+    pass
+
+
+def _told(done: Flashed) -> list[str]:
+    rate = tables.size(done.bytes_written / max(done.seconds, 0.001))
+    how = "written and verified" if done.verified else "pushed, which can not be verified"
+    name = f" It is {done.device} now." if done.device else ""
+    size = tables.size(done.bytes_written)
+    lines = [f"{done.target}: {size} {how} in {done.seconds:.1f} s ({rate}/s).{name}"]
+    if not done.reread:
+        lines.append("This machine still sees the old partitions: take the disk out and put it in again.")
+    return lines + ([f"{done.untested}."] if done.untested else [])
+
+
+class _Bars:
+    """A bar for each phase, with rate and time left."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        shown = console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.description:>9}"), *columns, console=console, disable=not shown
+        )
+        self._total = total
+        self._tasks = {"writing": self._progress.add_task("writing", total=total)}
+
+    def watch(self, phase: Phase, count: int) -> None:
+        """So many more bytes."""
+        if phase not in self._tasks:
+            self._progress.update(self._tasks["writing"], completed=self._total)
+            self._tasks[phase] = self._progress.add_task(phase, total=self._total)
+        self._progress.advance(self._tasks[phase], count)
+
+    def __enter__(self) -> _Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            for task in self._tasks.values():
+                self._progress.update(task, completed=self._total)
+        self._progress.stop()

@@ -1,0 +1,155 @@
+"""Entry: the commands that work on devices over SSH, 'run' and 'shell', and 'logs'."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millpond.base.errors import LocalError
+from millpond.host.cli.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
+from millpond.host.client import DaemonClient
+from millpond.host.remote import log_follow, ssh
+from millpond.host.remote.run_many import Ended, OutputLines, ParallelRun, choose
+from millpond.host.terminal import tables
+from millpond.images.ondevice.sshd_config import ADMIN, USER, SshServer
+
+OWN_OPTIONS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+AdminOption = Annotated[
+    bool, typer.Option("--admin", help="As root of the whole device, by the fleet's admin key.")
+]
+
+
+def run(
+    devices: Annotated[
+        str | None,
+        typer.Argument(metavar="DEVICE[,DEVICE...]", help="Names such as csd0; none with --all."),
+    ] = None,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Passed to a shell there.")
+    ] = None,
+    everywhere: Annotated[bool, typer.Option("--all", help="On all devices of the fleet.")] = False,
+    admin: AdminOption = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=0.1, help="End the command after so long, on each device; exit code 124."
+        ),
+    ] = None,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Run a command on a device over SSH, passing on input, output, exit code. Options go before DEVICE.
+
+    On several devices at once it has no input, each line of output begins with its device's name, and the
+    exit code is the greatest of all; a device that cannot be reached counts as 255 and stops no other.
+    Ctrl-C ends it everywhere (SIGHUP).
+    """
+    words = [*([devices] if devices else []), *(command or [])] if everywhere else command or []
+    line = " ".join(words[1:] if words[:1] == ["--"] else words)
+    if not line or not (everywhere or devices):
+        raise LocalError("a device and a command are needed, such as: millpond run csd0 -- uname -a")
+    server = ADMIN if admin else USER
+    if everywhere or not devices or "," in devices:
+        _run_on_many(fleet_directory, "" if everywhere else devices or "", line, server, timeout, output)
+    else:
+        _run_on_one(fleet_directory, devices, line, server, timeout, output)
+
+
+def _run_on_many(
+    directory: Path, names: str, line: str, server: SshServer, timeout: float | None, output: Format
+) -> None:
+    with DaemonClient(directory) as client:
+        ssh.key_for(client.fleet, server)  # without it there is nothing to try
+        chosen = choose(client.devices(), names)
+    ended = _show(ParallelRun(directory, line, server, timeout, capture=output is Format.JSON), chosen)
+    if output is Format.JSON:
+        tables.print_json([one.captured for one in ended])
+    for one in ended:
+        if one.result.exit_code:
+            reason = one.result.error or f"exit code {one.result.exit_code}"
+            print(f"millpond: {one.device}: {reason.removeprefix(f'{one.device}: ')}", file=sys.stderr)
+    raise typer.Exit(max((one.result.exit_code for one in ended), default=0))
+
+
+def _run_on_one(
+    directory: Path, device: str, line: str, server: SshServer, timeout: float | None, output: Format
+) -> None:
+    with DaemonClient(directory) as client, client.dial(device, server.port) as sock:
+        if output is Format.JSON:
+            captured = ssh.capture(client.fleet, device, sock, line, server, timeout)
+            tables.print_json({"device": device} | captured)
+            raise typer.Exit(int(captured["exit_code"]))
+        with ssh.connected(client.fleet, device, sock, server) as transport:
+            streams = (sys.stdout.buffer, sys.stderr.buffer)
+            result = ssh.RemoteCommand(transport, line).run(sys.stdin.fileno(), *streams, timeout)
+    if result.exit_code == ssh.TIMED_OUT and result.error:
+        print(f"millpond: {device}: {result.error}", file=sys.stderr)
+    raise typer.Exit(result.exit_code)
+
+
+def _show(fleet_run: ParallelRun, chosen: dict[str, str]) -> Sequence[Ended]:
+    """Print lines as they come; the ends, in the fleet's order."""
+    ended: dict[str, Ended] = {}
+    for event in fleet_run.follow(chosen):
+        if isinstance(event, OutputLines):
+            stream = sys.stderr if event.is_error else sys.stdout
+            print("\n".join(f"[{event.device}] {line}" for line in event.lines), file=stream, flush=True)
+        else:
+            ended[event.device] = event
+    return [ended[name] for name in chosen]
+
+
+def shell(
+    device: DeviceArgument, admin: AdminOption = False, fleet_directory: FleetOption = DEFAULT_FLEET
+) -> None:
+    """Open a shell on a device over SSH."""
+    server = ADMIN if admin else USER
+    with (
+        DaemonClient(fleet_directory) as client,
+        client.dial(device, server.port) as sock,
+        ssh.connected(client.fleet, device, sock, server) as transport,
+    ):
+        raise typer.Exit(ssh.shell(transport))
+
+
+def logs(
+    target: Annotated[str, typer.Argument(metavar="DEVICE|JOB", help="A device's name or a job's number.")],
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last lines.")] = 50,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Then new lines as they come, until Ctrl-C or the job's end; as JSON, a document per line.",
+        ),
+    ] = False,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show the log of a device's agent, or of a job. What a job prints on a device stays there."""
+    with DaemonClient(fleet_directory) as client:
+        if follow:
+            _follow(client, target, lines, as_json=output is Format.JSON)
+            return
+        found = client.log(target, lines)
+    if output is Format.JSON:
+        tables.print_json({"target": target, "lines": found})
+    else:
+        print("\n".join(found))
+
+
+def _follow(client: DaemonClient, target: str, lines: int, *, as_json: bool) -> None:
+    for entry in log_follow.follow(client, target, lines):
+        if as_json:
+            kind = "event" if entry.is_event else "line"
+            print(json.dumps({"target": target, kind: entry.text}), flush=True)
+        elif entry.is_event:
+            print(f"millpond: {entry.text}", file=sys.stderr, flush=True)
+        else:
+            print(entry.text, flush=True)

@@ -1,0 +1,151 @@
+"""Edge: the file of a fleet to be simulated, and what comes out of it under each policy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from rich.table import Table
+
+from millpond.base import toml
+from millpond.base.errors import ConfigError
+from millpond.train.balance.controller import PATIENCE, BalanceController, BatchPlan
+from millpond.train.balance.curve import Curve, Floats, Ints
+from millpond.train.balance.equal_time import Cohort, WorkerKind
+from millpond.train.balance.policy import Untuned
+from millpond.train.balance.simulation import BatchPolicy, SimulatedLoads, simulate
+from millpond.train.balance.stannis import Stannis
+
+MOST_WORKERS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """``count`` workers: seconds of a step by batch, and the largest batch that their memory takes."""
+
+    name: str
+    count: int
+    batches: tuple[int, ...]
+    seconds: tuple[float, ...]
+    most: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """The file: workers, their other work, how long and with which random numbers."""
+
+    kind: tuple[Members, ...]
+    load: SimulatedLoads = field(default_factory=SimulatedLoads)
+    steps: int = 1000
+    seed: int = 1
+    patience: float = PATIENCE
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResult:
+    """Of one policy: samples per second, their part of the ideal, plans made, by which part the samples of
+    the worst represented worker count too little, and the median seconds of the controller for a step.
+    """
+
+    policy: str
+    speed: float
+    share: float
+    new_plans: int
+    bias: float
+    controller_seconds: float
+
+
+def read(path: Path) -> Simulation:
+    """Raises ConfigError."""
+    found = toml.read(Simulation, path)
+    if problem := _problem(found):
+        raise ConfigError(f"{path.name}: {problem}")
+    return found
+
+
+def _problem(found: Simulation) -> str | None:
+    loads = found.load
+    if any(members.count < 1 for members in found.kind):
+        return "kind: count is at least 1"
+    if not 0 < sum(members.count for members in found.kind) <= MOST_WORKERS:
+        return f"kind: count: 1 to {MOST_WORKERS} workers in all"
+    if not (0 <= loads.busy < 1 and loads.lasting >= 1 and 1 <= loads.least <= loads.most):
+        return "load: busy is from 0 to below 1, lasting at least 1, and 1 <= least <= most"
+    if min(loads.noise, loads.busy_noise, found.seed) < 0 or found.steps < 1 or found.patience < 1:
+        return "noise, busy_noise and seed are at least 0, steps and patience at least 1"
+    return None
+
+
+def crew_of(simulation: Simulation, where: str) -> Cohort:
+    """Raises ConfigError for a curve that is none, or if nobody can train."""
+    kinds: list[WorkerKind] = []
+    members: list[int] = []
+    for number, found in enumerate(simulation.kind):
+        try:
+            kinds.append(WorkerKind(Curve(found.batches, found.seconds), found.most))
+        except ValueError as error:
+            raise ConfigError(f"{where}: kind: {found.name}: {error}") from None
+        members += found.count * [number]
+    crew = Cohort(kinds, members)
+    if not crew.caps.any():
+        raise ConfigError(f"{where}: kind: most: nobody has memory for a batch of 2")
+    return crew
+
+
+def run(simulation: Simulation, crew: Cohort) -> list[PolicyResult]:
+    """The same loads under each policy."""
+    policies: dict[str, Callable[[], BatchPolicy]] = {
+        "untuned": lambda: Untuned(crew),
+        "stannis": lambda: Stannis(crew),
+        "millpond": lambda: BalanceController(crew, patience=simulation.patience),
+    }
+    return [_run_one(simulation, crew, name, make()) for name, make in policies.items()]
+
+
+def _run_one(simulation: Simulation, crew: Cohort, name: str, policy: BatchPolicy) -> PolicyResult:
+    timed = _Timed(policy)
+    outcome = simulate(crew, timed, simulation.load, simulation.steps, simulation.seed)
+    return PolicyResult(
+        name, outcome.speed, outcome.share, outcome.new_plans, outcome.bias, median(timed.seconds)
+    )
+
+
+class _Timed:
+    """A policy and a stop watch."""
+
+    def __init__(self, policy: BatchPolicy) -> None:
+        self._policy = policy
+        self.seconds: list[float] = []  # by step
+
+    @property
+    def plan(self) -> BatchPlan:
+        """The present one. Each step begins with asking for it."""
+        self.seconds.append(0.0)
+        return self._policy.plan
+
+    def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
+        """What the policy says."""
+        began = time.perf_counter()
+        changed = self._policy.observe(batches, measured, busy)
+        self.seconds[-1] += time.perf_counter() - began
+        return changed
+
+
+def show(results: list[PolicyResult]) -> Table:
+    """For people."""
+    heading = ["policy", "samples/s", "of the ideal", "new plans", "worst counted less", "controller"]
+    table = Table(*heading, box=None, pad_edge=False, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in results:
+        numbers = (
+            f"{row.speed:.1f}",
+            f"{100 * row.share:.1f}%",
+            str(row.new_plans),
+            f"{100 * row.bias:.2f}%",
+        )
+        table.add_row(row.policy, *numbers, f"{1e3 * row.controller_seconds:.2f} ms")
+    return table

@@ -1,0 +1,82 @@
+"""Edge (the terminal): the tunnel of a device as people see it, once or again every second."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from millpond.base.schema import dump
+from millpond.host.api.daemon import TunnelInfo
+from millpond.host.terminal.tables import size, state
+from millpond.tunnel.datapath.stats import PacketStats
+from millpond.tunnel.ring.link_params import CSUM, TSO4, TSO6
+
+INTERVAL_SECONDS = 1.0
+_DROPS = ("malformed", "foreign_source", "foreign_destination", "refused")
+_OFFLOADS = {CSUM: "checksums", TSO4: "TSO", TSO6: "TSO6"}
+
+
+def show(tunnel: TunnelInfo, before: TunnelInfo | None = None) -> Group:
+    """The tunnel as a table: totals, or with ``before`` what happened since, for each second."""
+    heading = ["", "packets", "bytes", "bells", "sleeps", "ring use", "ring full", "dropped"]
+    table = Table(*heading, box=None, pad_edge=False, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    pairs = [("to device", tunnel.to_device), ("from device", tunnel.from_device)]
+    earlier = (before.to_device, before.from_device) if before else (PacketStats(), PacketStats())
+    seconds = max(tunnel.time - before.time, 0.001) if before else 1.0
+    for (name, now), then in zip(pairs, earlier, strict=True):
+        table.add_row(name, *_cells(now.since(then), seconds, tunnel.depth, rate=before is not None))
+    return Group(_summary(tunnel), table)
+
+
+def _summary(tunnel: TunnelInfo) -> Text:
+    line = Text(f"{tunnel.device}: ").append(state(tunnel.state))
+    if tunnel.state != "up":
+        return line.append(f", {tunnel.reason}; {tunnel.resets} resets")
+    offloads = " ".join(name for bit, name in _OFFLOADS.items() if tunnel.offloads & bit) or "none"
+    link = f", generation {tunnel.generation}, {tunnel.resets} resets, MTU {tunnel.mtu}"
+    return line.append(f"{link}, queues of {tunnel.depth}, offloads {offloads}, {tunnel.engine} engine")
+
+
+def _cells(counts: PacketStats, seconds: float, depth: int, *, rate: bool) -> list[str]:
+    unit = "/s" if rate else ""
+    numbers = [counts.packets, counts.bells, counts.sleeps, counts.full]
+    packets, bells, sleeps, full = (f"{number / seconds:.0f}{unit}" for number in numbers)
+    use = counts.backlog / counts.packets if counts.packets else 0.0
+    ring = f"{use:.1f} of {depth - 1}" if counts.backlog else "-"
+    causes = [f"{getattr(counts, name)} {name.replace('_', ' ')}" for name in _DROPS if getattr(counts, name)]
+    return [
+        packets,
+        f"{size(counts.bytes / seconds)}{unit}",
+        bells,
+        sleeps,
+        ring,
+        full,
+        ", ".join(causes) or "0",
+    ]
+
+
+def watch(console: Console, ask: Callable[[], TunnelInfo], *, as_json: bool) -> None:
+    """Ask and show again every second, until interrupted: rates, or totals as lines of JSON."""
+    now = ask()
+    if as_json:
+        while True:
+            print(json.dumps(dump(now)), flush=True)
+            time.sleep(INTERVAL_SECONDS)
+            now = ask()
+    with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
+        while True:
+            time.sleep(INTERVAL_SECONDS)
+            before, now = now, ask()
+            if live is None:
+                console.print(show(now, before))
+            else:
+                live.update(show(now, before), refresh=True)

@@ -1,0 +1,146 @@
+"""Edge (the terminal): ``millpond update``: an image to devices of the fleet, a few at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from millpond.base.errors import LocalError, MillpondError
+from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
+from millpond.host.fleet import directory as fleets
+from millpond.host.remote import bundles
+from millpond.host.remote.device_update import Phase, Update
+from millpond.host.terminal import tables
+from millpond.images.boards import EMULATED
+from millpond.images.format import locate
+
+FAILED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateOutcome:
+    """What became of one device: "updated", "failed", or "untouched" after another's failure."""
+
+    device: str
+    state: str
+    slot: str = ""
+    error: str = ""
+
+
+def command(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="DEVICE... IMAGE", help="The devices, then the image.")
+    ],
+    everybody: Annotated[bool, typer.Option("--all", help="All devices of the image's board.")] = False,
+    at_once: Annotated[int, typer.Option("--at-once", min=1, metavar="N", help="So many at a time.")] = 1,
+    patience: Annotated[
+        float, typer.Option("--patience", min=10, metavar="SECONDS", help="How long a restart may take.")
+    ] = 600.0,
+    allow_older: Annotated[bool, typer.Option("--allow-older", help="Also an image before theirs.")] = False,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Update devices to an image, and stop at the first failure. A device that does not come back with the
+    new one starts what it had before.
+    """
+    fleet, image = fleets.read(fleet_directory), Path(targets[-1])
+    path, manifest = locate.find(image)
+    names = _names(fleet, targets[:-1], manifest.board, everybody=everybody)
+    check(fleet, names, manifest.board)
+    bundle = bundles.make(fleet, path, manifest)
+    console = tables.quiet_console() if output is Format.JSON else tables.console()
+
+    def update(name: str) -> UpdateOutcome:
+        watch = _Lines(console, name, bundle.path.stat().st_size).watch
+        try:
+            running = Update(fleet_directory, name, bundle, watch, patience).run(allow_older=allow_older)
+        except MillpondError as error:
+            return UpdateOutcome(name, "failed", error=str(error))
+        console.print(f"{name}: runs {running.version} ({running.serial}) in slot {running.slot}")
+        return UpdateOutcome(name, "updated", running.slot)
+
+    outcomes = roll(names, at_once, update)
+    _tell(outcomes, console, as_json=output is Format.JSON)
+    if any(outcome.state != "updated" for outcome in outcomes):
+        raise typer.Exit(FAILED)
+
+
+def _names(fleet: fleets.Fleet, named: Sequence[str], board: str, *, everybody: bool) -> Sequence[str]:
+    if everybody and named:
+        raise LocalError(f"--all is all devices of the board {board}: leave out {', '.join(named)}, or --all")
+    return [one.name for one in fleet.config.device if one.board == board] if everybody else named
+
+
+def check(fleet: fleets.Fleet, names: Sequence[str], board: str) -> None:
+    """Raises LocalError where one of the devices is none, or none that such an image is for."""
+    known = {device.name: device.board for device in fleet.config.device}
+    if not names:
+        raise LocalError(f"name devices, or --all; of the board {board} there are: {_of(known, board)}")
+    for name in names:
+        if names.count(name) > 1:
+            raise LocalError(f"{name} is named twice")
+        if name not in known:
+            raise LocalError(f"there is no device '{name}'; the fleet has {', '.join(known) or 'none'}")
+        if known[name] == EMULATED:
+            raise LocalError(
+                f"{name} is emulated: it runs this machine's own software, there is nothing to update"
+            )
+        if known[name] != board:
+            raise LocalError(f"{name} is a {known[name]}, the image is for a {board}")
+
+
+def _of(known: dict[str, str], board: str) -> str:
+    return ", ".join(name for name, own in known.items() if own == board) or "none"
+
+
+def roll(names: Sequence[str], at_once: int, update: Callable[[str], UpdateOutcome]) -> list[UpdateOutcome]:
+    """Update ``names`` in order, ``at_once`` of them at a time; none is begun after a failure."""
+    found: dict[str, UpdateOutcome] = {}
+    waiting, running = list(names), set[Future[UpdateOutcome]]()
+    with ThreadPoolExecutor(at_once) as pool:
+        while running or waiting:
+            failed = any(outcome.state == "failed" for outcome in found.values())
+            while waiting and len(running) < at_once and not failed:
+                running.add(pool.submit(update, waiting.pop(0)))
+            if not running:
+                break
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            found |= {outcome.device: outcome for outcome in (future.result() for future in done)}
+    return [found.get(name, UpdateOutcome(name, "untouched")) for name in names]
+
+
+class _Lines:
+    """A line for each phase of a device, and for each tenth of the bundle."""
+
+    def __init__(self, console: Console, device: str, size: int) -> None:
+        self._console, self._device, self._size = console, device, size
+        self._sent = self._told = 0
+        self._lock = threading.Lock()
+
+    def watch(self, phase: Phase, more: int) -> None:
+        with self._lock:
+            if not more:
+                self._console.print(f"{self._device}: {phase}")
+                return
+            self._sent += more
+            tenth = 10 * self._sent // self._size
+            if tenth > self._told:
+                self._told = tenth
+                self._console.print(f"{self._device}: {10 * tenth} % of {tables.size(self._size)} sent")
+
+
+def _tell(outcomes: Sequence[UpdateOutcome], console: Console, *, as_json: bool) -> None:
+    if as_json:
+        tables.print_json({"devices": list(outcomes)})
+        return
+    for outcome in outcomes:
+        if outcome.state != "updated":
+            why = f": {outcome.error}" if outcome.error else ", because another failed"
+            console.print(f"{outcome.device}: {outcome.state}{why}", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""The emulated machine, and devices in QEMU."""

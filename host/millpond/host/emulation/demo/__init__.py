@@ -1,0 +1,1 @@
+"""The demo: data, steps and report."""

@@ -1,0 +1,127 @@
+"""Edge (files): the demo's report: JSON, a picture of the accuracy, and what a person reads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from millpond.base.schema import dump
+from millpond.host.api.daemon import DeviceInfo, JobInfo
+from millpond.host.model.jobs import Round
+from millpond.host.terminal.tables import size
+from millpond.wire.control_messages import Ledger
+
+CANARY_BYTES = {"text": 31, "image": 64, "image-float32": 256}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the demo has seen."""
+
+    job: JobInfo
+    rounds: Sequence[Round]
+    ledgers: Mapping[str, Ledger]
+    devices: Sequence[DeviceInfo]
+    ssh: dict[str, Any]
+    volumes: list[dict[str, Any]]
+    seconds: float
+
+
+def build(facts: Facts, directory: Path, tracer: str) -> dict[str, Any]:
+    """The report; also writes ``report.json``, ``model.safetensors`` and ``accuracy.png``."""
+    ledgers = facts.ledgers.values()
+    kinds = {kind for ledger in ledgers for kind in ledger.sent}
+    names = sorted({name for ledger in ledgers for name in ledger.canaries} - {tracer})
+    seen = {name: sum(ledger.canaries[name] for ledger in ledgers) for name in names}
+    model = directory / "model.safetensors"
+    shutil.copy(facts.job.model, model)
+    report = {
+        "accuracy": facts.job.accuracy,
+        "rounds": len(facts.rounds),
+        "seconds": round(facts.seconds, 2),
+        "training_seconds": round(sum(result.seconds for result in facts.rounds), 2),
+        "devices": [device.name for device in facts.devices],
+        "private_bytes_kept": sum(ledger.private_bytes for ledger in ledgers),
+        "tunnel_bytes": {kind: sum(ledger.sent[kind] for ledger in ledgers) for kind in sorted(kinds)},
+        "tunnel_interfaces": {
+            device.name: {"to": device.tunnel[0], "from": device.tunnel[1]} for device in facts.devices
+        },
+        "private_bytes_leaked": sum(CANARY_BYTES[name] * count for name, count in seen.items()),
+        "privacy": {
+            "canaries_seen": seen,
+            "control_found": sum(ledger.canaries[tracer] for ledger in ledgers),
+            "searched": "every byte that an agent sends, before encryption",
+            "markers": "a text in private data files, in a note and in a file's name; a private image, as it "
+            "lies in its file and as a worker computes with it",
+        },
+        "model": str(model),
+        "curve": str(directory / "accuracy.png"),
+        "ssh": facts.ssh,
+        "volumes": facts.volumes,
+        "emulation": "devices are process trees in namespaces of this machine; speeds are this machine's",
+        "history": [dump(result) for result in facts.rounds],
+    }
+    (directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    _draw(facts.rounds, directory / "accuracy.png")
+    return report
+
+
+def _draw(rounds: Sequence[Round], path: Path) -> None:
+    import matplotlib as mpl  # slow to import
+
+    mpl.use("Agg")
+    from matplotlib import pyplot, ticker
+
+    figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
+    axes.plot([r.round for r in rounds], [r.accuracy for r in rounds], marker="o", markersize=3)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    axes.axhline(0.95, linestyle=":", color="grey", linewidth=1)
+    axes.set(xlabel="round", ylabel="accuracy on held-out digits", ylim=(0, 1.02))
+    axes.set_title("Federated averaging over 3 emulated devices", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def show(report: Mapping[str, Any], console: Console) -> None:
+    """Print the report for a person."""
+    console.rule("report")
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in _lines(report):
+        table.add_row(Text(name, "bold"), value)
+    console.print(table)
+    ssh, volume = report["ssh"], report["volumes"][0]
+    console.rule(f"millpond run {ssh['device']} -- '{ssh['command']['line']}'")
+    console.print(ssh["command"]["stdout"].rstrip(), markup=False)
+    console.rule(f"the volume of {volume['device']}, mounted on the host")
+    console.print("\n".join(volume["files"]), markup=False)
+    console.print(
+        "private: no such file or directory" if not volume["private_exists"] else "private: VISIBLE"
+    )
+
+
+def _lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    crossed = ", ".join(f"{size(count)} {kind}" for kind, count in report["tunnel_bytes"].items() if count)
+    privacy = report["privacy"]
+    return [
+        ("accuracy", f"{report['accuracy']:.4f} after {report['rounds']} rounds"),
+        ("time", f"{report['seconds']:.1f} s in all, {report['training_seconds']:.1f} s of it in rounds"),
+        ("private data", f"{size(report['private_bytes_kept'])} stayed on the devices"),
+        ("left the devices", crossed),
+        (
+            "private markers",
+            f"{sum(privacy['canaries_seen'].values())} of private texts and images seen in all that left; "
+            f"the controls in public files: {privacy['control_found']}",
+        ),
+        ("model", report["model"]),
+        ("curve", report["curve"]),
+        ("emulation", report["emulation"]),
+    ]

@@ -1,0 +1,131 @@
+"""Entry: the demo's steps, as commands of a user inside the emulated machine."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from millpond.base.errors import LocalError, RemoteError
+from millpond.host.api.daemon import JobInfo
+from millpond.host.client import DaemonClient
+from millpond.host.emulation.demo import report as demo_report
+from millpond.host.emulation.demo.prepare import DEVICES, TRACER
+from millpond.host.fleet import mounts
+from millpond.host.model.jobs import Round
+from millpond.host.remote import ssh
+from millpond.host.terminal import tables
+from millpond.linux.confinement.sandbox import accept_signals
+from millpond.linux.syscalls import die_with_parent
+from millpond.train.job import file
+from millpond.wire.control_messages import SSH_PORT
+
+START_SECONDS = 60.0
+COMMAND = "uname -a; ls"
+ACCURACY = 0.95
+
+
+def run(directory: Path, seed: int) -> int:
+    """Train, look around, report. Returns an exit code."""
+    die_with_parent(signal.SIGKILL)
+    accept_signals()
+    started = time.monotonic()
+    console = tables.console()
+    fleet = directory / "fleet"
+    client = _wait_for_fleet(fleet, console)
+    with client:
+        console.print(tables.devices(client.devices()))
+    console.rule("federated averaging: digits, private on their devices")
+    info, rounds = _train(fleet, directory / "digits.toml", seed, console)
+    shell = _ssh(fleet, DEVICES[0])
+    listings = [_list_volume(fleet, device, directory / "volume") for device in DEVICES]
+    with DaemonClient(fleet) as client:
+        ledgers, devices = client.ledgers(), client.devices()
+    facts = demo_report.Facts(info, rounds, ledgers, devices, shell, listings, time.monotonic() - started)
+    report = demo_report.build(facts, directory, TRACER)
+    demo_report.show(report, console)
+    return _verdict(report)
+
+
+def _wait_for_fleet(fleet: Path, console: Console) -> DaemonClient:
+    """A client, once the daemon answers and all devices are ready. Raises RemoteError."""
+    deadline = time.monotonic() + START_SECONDS
+    client, states = None, "the daemon does not answer"
+    with console.status("switching on a host and 3 emulated devices"):
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            try:
+                client = client or DaemonClient(fleet)
+            except LocalError:
+                continue
+            devices = client.devices()
+            states = ", ".join(f"{d.name} {d.state} ({d.reason})" for d in devices if d.state != "ready")
+            if not states:
+                return client
+    raise RemoteError(f"the fleet did not start in {START_SECONDS:.0f} s: {states}; see {fleet}/host.log")
+
+
+def _train(fleet: Path, job_file: Path, seed: int, console: Console) -> tuple[JobInfo, list[Round]]:
+    text = job_file.read_text().replace("seed = 7", f"seed = {seed}")
+    job_file.write_text(text)
+    job, code = file.read(job_file)
+    with DaemonClient(fleet) as client:
+        number = client.submit(job, code)
+        info, rounds = tables.JobView(console, DEVICES).follow(client.watch(number))
+    if info.state != "done":
+        raise RemoteError(f"the job {info.state}: {info.error}")
+    return info, rounds
+
+
+def _ssh(fleet: Path, device: str) -> dict[str, Any]:
+    """What a user sees on a device, and what they are refused."""
+    results: dict[str, Any] = {"device": device}
+    for name, command in (("command", COMMAND), ("private", "ls /volume/private /flash")):
+        with DaemonClient(fleet) as client, client.dial(device, SSH_PORT) as sock:
+            results[name] = {"line": command} | ssh.capture(client.fleet, device, sock, command)
+    return results
+
+
+def _list_volume(fleet: Path, device: str, mountpoint: Path) -> dict[str, Any]:
+    """Mount a device's volume on the host, list it and read a public file."""
+    mountpoint.mkdir(exist_ok=True)
+    argv = [*mounts.command(fleet, device, mountpoint), "--die-with-parent"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            if not process.stdout.readline().startswith("ready: "):
+                raise RemoteError(f"the volume of {device} could not be mounted")
+            return {
+                "device": device,
+                "files": sorted(
+                    str(path.relative_to(mountpoint)) for path in mountpoint.rglob("*") if path.is_file()
+                ),
+                "private_exists": (mountpoint / "private").exists(),
+                "public_text": (mountpoint / "public" / "README.txt").read_text(),
+            }
+        finally:
+            process.terminate()
+
+
+def _verdict(report: dict[str, Any]) -> int:
+    """0 if the demo has shown what it is there to show."""
+    failures = [
+        text
+        for wrong, text in (
+            (report["accuracy"] < ACCURACY, f"the accuracy is below {ACCURACY}"),
+            (report["private_bytes_leaked"] != 0, "private bytes left a device"),
+            (report["privacy"]["control_found"] < len(DEVICES), "the search did not find its controls"),
+            (any(volume["private_exists"] for volume in report["volumes"]), "the host sees a private part"),
+            (report["ssh"]["private"]["exit_code"] == 0, "the SSH user sees the private part"),
+            (report["ssh"]["command"]["exit_code"] != 0, "the SSH command failed"),
+        )
+        if wrong
+    ]
+    for failure in failures:
+        print(f"millpond: the demo failed: {failure}", file=sys.stderr)
+    return 1 if failures else 0

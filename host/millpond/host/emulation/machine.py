@@ -1,0 +1,172 @@
+"""Edge: a whole machine emulated: in namespaces of its own, a host with its daemon, and boards in its slots.
+
+Everything inside dies with its PID 1, and that with whoever started it: nothing can be left behind. Its
+networks, mounts and processes exist only inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from millpond.base.errors import LocalError
+from millpond.host.fleet.directory import DeviceConfig, Fleet
+from millpond.images import boards
+from millpond.images.boards import EMULATED
+from millpond.images.runtime.emulated import AGENT, BoardSpec, EmulatedBoard
+from millpond.images.runtime.qemu import QemuBoard, QemuSpec
+from millpond.images.runtime.supervisor import BoardRuntime, BoardSupervisor
+from millpond.linux.confinement.sandbox import HANDED_ON, Sandbox, accept_signals, exit_code, spawn
+from millpond.linux.file_lock import locked
+from millpond.linux.logs import rotate
+from millpond.linux.network import loopback_up
+from millpond.linux.pid1 import reap_orphans
+
+TEND_SECONDS = 0.1
+RESTART_SECONDS = 2.0  # between two starts of a daemon that cannot run
+STOP_SECONDS = 20.0
+SAME_SECONDS = 1.0  # one Ctrl-C arrives from the terminal and from those it has reached before
+
+
+def emulate(fleet: Fleet, command: list[str] | None = None, *, accepts: bool = False) -> int:
+    """Run a machine with the fleet's boards and daemon, until Ctrl-C or the end of ``command``, run inside.
+    One that ``accepts`` signals itself (``accept_signals``) gets none before: a Python that is still loading
+    answers Ctrl-C with a traceback.
+
+    Returns the exit code of the command, 0 without one. Raises LocalError if this system cannot do it, or if
+    the fleet is being emulated already. The lock is held by all inside, so for as long as any of them lives.
+    """
+    check_prerequisites()
+    with locked(fleet.directory / "emulator.lock", f"{fleet.directory} is being emulated already"):
+        return _run_machine(EmulatedMachine(fleet, command, accepts))
+
+
+def _run_machine(machine: EmulatedMachine) -> int:
+    sys.stdout.flush()
+    sandbox = Sandbox(binds=None, own_network=True, own_pids=True)
+    pid = spawn(sandbox, lambda: _boot(machine))
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in previous:
+        signal.signal(number, lambda number, _frame: os.kill(pid, number))
+    try:
+        return exit_code(os.waitpid(pid, 0)[1])
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _boot(machine: EmulatedMachine) -> int:
+    loopback_up()
+    return machine.run()
+
+
+def check_prerequisites() -> None:
+    """Raises LocalError that names, in one line, what the machine lacks for an emulated fleet."""
+    for device, package in (("/dev/fuse", "FUSE"), ("/dev/net/tun", "TUN")):
+        if not os.access(device, os.R_OK | os.W_OK):
+            raise LocalError(f"an emulated fleet needs {package}: this user cannot open {device}")
+    if not Path("/usr/sbin/sshd").exists():
+        raise LocalError("an emulated fleet needs an SSH server: sudo apt install openssh-server")
+    if os.geteuid() != 0 and not _user_namespaces_work():
+        raise LocalError("this system lets only root make namespaces: run as root")
+
+
+def _user_namespaces_work() -> bool:
+    probe = subprocess.run(["unshare", "--user", "--map-root-user", "true"], capture_output=True, check=False)  # noqa: S607
+    return probe.returncode == 0
+
+
+def _board(fleet: Fleet, device: DeviceConfig) -> BoardRuntime:
+    directory = fleet.device_directory(device.name)
+    if device.board == EMULATED:
+        return EmulatedBoard(BoardSpec(device.name, directory, device.agent or AGENT))
+    return QemuBoard(QemuSpec(device.name, directory, boards.read(device.board)))
+
+
+class EmulatedMachine:
+    """What runs in an emulated machine: boards, the host daemon and, if there is one, a command."""
+
+    def __init__(self, fleet: Fleet, command: list[str] | None, accepts: bool) -> None:
+        self._fleet, self._command, self._accepts = fleet, command, accepts
+        self._backplane = BoardSupervisor([_board(fleet, device) for device in fleet.config.device])
+        self._daemon: subprocess.Popen[bytes] | None = None
+        self._daemon_started = 0.0
+        self._interrupted = 0
+        self._interrupted_at = 0.0
+
+    def run(self) -> int:
+        """Until SIGINT, SIGTERM or the end of the command, whose exit code it returns."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+        accept_signals()
+        self._backplane.power_on()
+        self._start_daemon()
+        command = self._start_command()
+        while not self._interrupted and (command is None or command.poll() is None):
+            self._tend(command)
+            time.sleep(TEND_SECONDS)
+        code = self._end(command)
+        self._stop()
+        return code
+
+    def _start_command(self) -> subprocess.Popen[bytes] | None:
+        if not self._command:
+            return None
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON if self._accepts else ())  # it inherits it
+        try:
+            return subprocess.Popen(self._command)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _interrupt(self, number: int, _frame: object) -> None:
+        now = time.monotonic()
+        if self._interrupted and now - self._interrupted_at > SAME_SECONDS:
+            os._exit(128 + number)  # a second time: at once, and everything dies with PID 1
+        if not self._interrupted:
+            self._interrupted, self._interrupted_at = number, now
+
+    def _start_daemon(self) -> None:
+        argv = [sys.executable, "-m", "millpond.host.main", "host", "--fleet", str(self._fleet.directory)]
+        self._daemon_started = time.monotonic()
+        rotate(self._fleet.directory / "host.log")
+        with (self._fleet.directory / "host.log").open("ab") as output:
+            self._daemon = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+
+    def _tend(self, command: subprocess.Popen[bytes] | None) -> None:
+        """Restart what has died, as systemd and watchdogs would."""
+        self._backplane.tend()
+        lived = time.monotonic() - self._daemon_started
+        if self._daemon and self._daemon.poll() is not None and lived > RESTART_SECONDS:
+            self._start_daemon()
+        own = {process.pid for process in (self._daemon, command) if process}
+        reap_orphans(own | self._backplane.pids)
+
+    def _end(self, command: subprocess.Popen[bytes] | None) -> int:
+        if command is None:
+            return 0
+        if not self._interrupted:
+            code = command.wait()
+            return 128 - code if code < 0 else code
+        for patience in (SAME_SECONDS, STOP_SECONDS):  # a terminal's Ctrl-C has reached it too
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                command.wait(patience)
+                break
+            command.send_signal(self._interrupted)
+        command.kill()
+        command.wait()
+        return 128 + self._interrupted
+
+    def _stop(self) -> None:
+        """Shut everything down, the daemon first."""
+        if self._daemon:
+            self._daemon.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._daemon.wait(STOP_SECONDS)
+        self._backplane.power_off()

@@ -1,0 +1,1 @@
+"""What a fleet consists of: its directory, authority, devices and mounts."""

@@ -1,0 +1,273 @@
+"""Edge: one device of the fleet, as long as the daemon runs: its tunnel, its agent, its state.
+
+A thread keeps the device's life up to date: it greets the agent, then asks for the load twice a second. When
+the agent stops answering, every connection to it is closed: nobody waits for a device that is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+import time
+import weakref
+from dataclasses import dataclass, replace
+from typing import Any
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, DeadlineExceeded, LocalError, RemoteError, VersionMismatch
+from millpond.base.text import printable
+from millpond.base.version import VERSION
+from millpond.host.api.daemon import TunnelInfo
+from millpond.host.fleet import lifecycle
+from millpond.host.fleet.directory import DeviceConfig, Fleet
+from millpond.host.fleet.lifecycle import DeviceEvent, DeviceState
+from millpond.host.fleet.power import DevicePower
+from millpond.host.store.store import Store
+from millpond.images.boards import EMULATED
+from millpond.tunnel.endpoint.handle import EndpointHandle, spawn_endpoint
+from millpond.tunnel.endpoint.zygote_client import EndpointZygote
+from millpond.wire import tls
+from millpond.wire.channel import Channel, notice_dead_peer
+from millpond.wire.control_messages import CONTROL_PORT, AtRest, Attach, GetLoad, Hello, Load, Welcome
+from millpond.wire.framing import Limits
+from millpond.wire.messages import Ok
+
+log = logging.getLogger(__name__)
+
+GREETING_SECONDS = 5.0
+HEARTBEAT_SECONDS = 0.5
+SILENCE_SECONDS = 3.0
+RETRY_SECONDS = 0.25
+RETRY_INCOMPATIBLE_SECONDS = 2.0
+_NO_LINK: dict[str, Any] = {
+    "state": "down",
+    "reason": "",
+    "generation": 0,
+    "mtu": 0,
+    "depth": 0,
+    "offloads": 0,
+    "engine": "",
+    "resets": 0,
+}
+LIMITS = Limits(head=4 << 20, payload=1 << 34)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """What is known of a device now. ``reason`` says why it is not ready. ``load`` was ``heard`` at that time
+    of the steady clock; ``watts`` are its power of late.
+    """
+
+    state: DeviceState = DeviceState.ABSENT
+    reason: str = "not seen yet"
+    welcome: Welcome | None = None
+    load: Load | None = None
+    heard: float = 0.0
+    watts: float | None = None
+
+
+class Device:
+    """A device. ``start`` once; then ask for ``status``, or open connections while it is ready."""
+
+    def __init__(self, fleet: Fleet, config: DeviceConfig, record: Store, nursery: EndpointZygote) -> None:
+        self.name, self.config = config.name, config
+        self._fleet, self._record, self._nursery = fleet, record, nursery
+        self._addresses = fleet.addresses(config.name)
+        self._context: ssl.SSLContext = fleet.identity.context(server=False)
+        self._status = DeviceStatus()
+        self._changed = threading.Condition()
+        self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+        self._channels_lock = threading.Lock()
+        self._stop = threading.Event()
+        self._end: EndpointHandle | None = None
+        self._heard = time.monotonic()
+        self._power = DevicePower(config.watts, emulated=config.board == EMULATED)
+        self._thread = threading.Thread(target=self._live, name=f"device {self.name}", daemon=True)
+
+    @property
+    def status(self) -> DeviceStatus:
+        """The present status."""
+        with self._changed:
+            return self._status
+
+    @property
+    def silence(self) -> float:
+        """Seconds since its agent was last heard."""
+        return time.monotonic() - self._heard
+
+    def start(self) -> None:
+        """Begin the device's life on the host."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it: close every connection and take the tunnel down."""
+        self._stop.set()
+        self._close_channels()
+        self._thread.join(timeout=5)
+
+    def tunnel(self) -> TunnelInfo:
+        """The host's end of its tunnel. Raises LocalError while there is none."""
+        end = self._end
+        if end is None:
+            raise LocalError(f"the tunnel of {self.name} has not been started yet")
+        status, (outward, inward) = end.status, end.counts
+        link = {key: status.get(key, default) for key, default in _NO_LINK.items()}
+        return TunnelInfo(self.name, time=time.monotonic(), to_device=outward, from_device=inward, **link)
+
+    def wait_ready(self, deadline: Deadline) -> bool:
+        """Wait until the device is ready; False if the deadline passes first."""
+        with self._changed:
+            while self._status.state is not DeviceState.READY:
+                if deadline.passed or self._stop.is_set():
+                    return False
+                self._changed.wait(0.2)
+            return True
+
+    def dial(self, port: int, deadline: Deadline) -> socket.socket:
+        """A TCP connection to a port of the device, through its tunnel. Raises ConnectionLost."""
+        try:
+            sock = socket.create_connection((self._addresses.device_ip, port), deadline.remaining())
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self.name} did not answer on port {port} in time") from None
+        except OSError as error:
+            raise ConnectionLost(f"{self.name}: {error.strerror or error}") from None
+        notice_dead_peer(sock)  # also for those that the socket is passed on to
+        return sock
+
+    def control(self, deadline: Deadline) -> Channel:
+        """A new control connection to the agent. Raises RemoteError."""
+        secure = tls.connect(self.dial(CONTROL_PORT, deadline), self._context, self.name, deadline)
+        return self._track(Channel(secure, self.name, limits=LIMITS))
+
+    def bulk(self, token: bytes, encrypted: bool, deadline: Deadline) -> Channel:
+        """The bulk connection that ``token`` entitles to. Raises RemoteError."""
+        sock = self.dial(CONTROL_PORT, deadline)
+        if encrypted:
+            sock = tls.connect(sock, self._context, self.name, deadline)
+        channel = self._track(Channel(sock, self.name, limits=LIMITS))
+        channel.call(Attach(token), Ok, deadline)
+        return channel
+
+    def _track(self, channel: Channel) -> Channel:
+        with self._channels_lock:
+            self._channels.add(channel)
+        return channel
+
+    def _close_channels(self) -> None:
+        with self._channels_lock:
+            channels = list(self._channels)
+        for channel in channels:
+            channel.shut_down()
+
+    def _live(self) -> None:
+        """The device's thread. Its end of the tunnel dies with it."""
+        addresses, name = self._addresses, self.name
+        transport, where = self._fleet.peer(self.config)
+        while not self._stop.is_set():
+            try:
+                end = spawn_endpoint(
+                    "host",
+                    where,
+                    self._fleet.interface(name),
+                    addresses.host,
+                    transport=transport,
+                    peers=self._fleet.config.network,
+                    nursery=self._nursery,
+                )
+            except (OSError, LocalError, RuntimeError) as error:
+                self._happened(DeviceEvent.LOST, f"the tunnel cannot start: {error}")
+                self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
+                continue
+            self._end = end
+            with contextlib.ExitStack() as stack:
+                stack.callback(end.stop)
+                while end.alive and not self._stop.is_set():
+                    self._survive(end)
+            self._happened(DeviceEvent.LOST, "the tunnel's end on the host died")
+
+    def _survive(self, end: EndpointHandle) -> None:
+        """One life of the device; whatever goes wrong in it, the next one is tried."""
+        try:
+            self._one_life(end)
+        except Exception as error:
+            if not isinstance(error, LocalError):
+                log.exception("%s: internal error", self.name)
+            self._happened(DeviceEvent.LOST, str(error))
+            self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
+
+    def _one_life(self, end: EndpointHandle) -> None:
+        """From greeting the agent to losing it."""
+        if end.status.get("state") != "up":
+            self._happened(DeviceEvent.LOST, str(end.status.get("reason", "waiting for the device")))
+            self._stop.wait(RETRY_SECONDS / 2)
+            return
+        self._happened(DeviceEvent.TUNNEL_UP, "greeting the agent")
+        try:
+            with self.control(Deadline.after(GREETING_SECONDS)) as agent:
+                self._greet(agent)
+                while not self._stop.wait(HEARTBEAT_SECONDS) and end.alive:
+                    self._beat(agent)
+        except VersionMismatch as error:
+            self._happened(DeviceEvent.OTHER_VERSION, str(error))
+            self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
+        except (ConnectionLost, DeadlineExceeded) as error:
+            self._happened(DeviceEvent.LOST, str(error))
+            self._stop.wait(RETRY_SECONDS)
+        except RemoteError as error:
+            self._happened(DeviceEvent.NOT_TRUSTED, str(error))
+            self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
+        finally:
+            self._close_channels()
+
+    def _greet(self, agent: Channel) -> None:
+        software = VERSION
+        welcome = _cleaned(agent.call(Hello(software), Welcome, Deadline.after(GREETING_SECONDS)))
+        if welcome.device != self.name:
+            raise RemoteError(f"the agent of {self.name} says that it is '{welcome.device}'")
+        load = self._ask_load(agent, welcome, GREETING_SECONDS)
+        self._record.saw_device(self.name, welcome.boot, welcome.software)
+        self._happened(DeviceEvent.GREETED, "", welcome, load)
+
+    def _beat(self, agent: Channel) -> None:
+        welcome = self._status.welcome
+        assert welcome is not None
+        load = self._ask_load(agent, welcome, SILENCE_SECONDS)
+        with self._changed:
+            self._status = DeviceStatus(DeviceState.READY, "", welcome, load, self._heard, self._power.watts)
+
+    def _ask_load(self, agent: Channel, welcome: Welcome, seconds: float) -> Load:
+        load = agent.call(GetLoad(), Load, Deadline.after(seconds))
+        self._heard = time.monotonic()
+        load = replace(load, jobs=tuple(printable(job, 80) for job in load.jobs[:64]))
+        return self._power.take(load, welcome.boot, self._heard)
+
+    def _happened(
+        self, event: DeviceEvent, reason: str, welcome: Welcome | None = None, load: Load | None = None
+    ) -> None:
+        with self._changed:
+            before = self._status
+            state = lifecycle.after(before.state, event) if not _repeated(before, event) else before.state
+            self._status = DeviceStatus(state, reason, welcome or before.welcome, load, self._heard)
+            self._changed.notify_all()
+        if state is not before.state and state is not DeviceState.CONNECTING:
+            log.info("%s is %s%s", self.name, state, f": {reason}" if reason else "")
+
+
+def _cleaned(welcome: Welcome) -> Welcome:
+    """What a device says of itself, fit to be shown."""
+    return replace(
+        welcome,
+        device=printable(welcome.device, 40),
+        software=printable(welcome.software, 40),
+        boot=printable(welcome.boot, 40),
+        machine=printable(welcome.machine, 40),
+        at_rest=AtRest(printable(welcome.at_rest.cipher, 40), printable(welcome.at_rest.reason, 200)),
+    )
+
+
+def _repeated(status: DeviceStatus, event: DeviceEvent) -> bool:
+    """Whether the event has already had its effect (a retry that failed as before)."""
+    return event is DeviceEvent.TUNNEL_UP and status.state is DeviceState.CONNECTING

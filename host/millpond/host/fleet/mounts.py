@@ -1,0 +1,82 @@
+"""Edge: the daemon's own mounts of the devices' volumes, which jobs read public data from."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from millpond.base.errors import RemoteError
+from millpond.fs.fuse.mounts import unmount
+from millpond.host.fleet.directory import Fleet
+from millpond.linux.syscalls import follow_no_links
+
+log = logging.getLogger(__name__)
+
+
+def command(fleet: Path, device: str, mountpoint: Path) -> list[str]:
+    """The command line of the process that mounts; it says ``ready: how`` on standard output."""
+    module = [sys.executable, "-m", "millpond.host.remote.mounter"]
+    return [*module, str(fleet), device, str(mountpoint)]
+
+
+class VolumeMounts:
+    """Mounts volumes when they are first asked for.
+
+    The processes die with the thread that starts them, so one thread, which lasts, starts them all.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="volumes")
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+
+    def folder(self, device: str) -> Path:
+        """Where a device's volume is mounted; mounts it first if need be. Raises RemoteError."""
+        try:
+            return self._thread.submit(self._mounted, device).result()
+        except OSError as error:
+            raise RemoteError(f"the volume of {device} cannot be mounted: {error}") from error
+
+    def _mounted(self, device: str) -> Path:
+        folder = self._fleet.mountpoint(device)
+        process = self._processes.get(device)
+        if process and process.poll() is None:
+            return folder
+        with contextlib.suppress(FileExistsError):  # also one whose dead mount cannot be looked at
+            folder.mkdir(parents=True)
+        unmount(folder)  # what a daemon that was killed has left
+        argv = [*command(self._fleet.directory, device, folder), "--die-with-parent"]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout and process.stderr
+        if not process.stdout.readline().startswith("ready: "):
+            _, complaint = process.communicate()
+            raise RemoteError(f"the volume of {device} cannot be mounted: {complaint.strip()}")
+        process.stdout.close()
+        process.stderr.close()
+        try:
+            follow_no_links(folder)  # a device must not choose which of the host's files is read
+        except OSError:
+            process.terminate()
+            process.wait()
+            raise
+        self._processes[device] = process
+        return folder
+
+    def close(self) -> None:
+        """Unmount everything."""
+        self._thread.submit(self._unmount_all).result()
+        self._thread.shutdown()
+
+    def _unmount_all(self) -> None:
+        for device, process in self._processes.items():
+            process.terminate()
+            try:
+                process.wait(3)
+            except subprocess.TimeoutExpired:
+                unmount(self._fleet.mountpoint(device))
+                process.kill()
+                process.wait()

@@ -1,0 +1,116 @@
+"""Edge: makes a fleet: its authority, the host's identity, and what each device is given to begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from millpond.base import toml
+from millpond.base.errors import ConfigError
+from millpond.host.fleet import directory as fleets
+from millpond.host.fleet.authority import Authority, create_ssh_key, write_public
+from millpond.host.fleet.directory import DeviceConfig, Fleet, FleetConfig
+from millpond.images import boards
+from millpond.images.boards import EMULATED
+from millpond.images.ondevice.sshd_config import ADMIN, HOST_KEY, USER
+from millpond.images.runtime.emulated import FLASH, IDENTITY, SLOT, STATE, VOLUME
+
+
+def create(directory: Path, name: str, devices: Sequence[str]) -> Fleet:
+    """A new fleet of emulated devices in ``directory``. Raises ConfigError if there is one already."""
+    if (directory / "fleet.toml").exists():
+        raise ConfigError(f"{directory} holds a fleet already")
+    for device in devices:
+        fleets.check_name(device)
+    directory.mkdir(parents=True, exist_ok=True)
+    authority = Authority.create(directory / "ca", name)
+    authority.issue("host", directory / "host")
+    config = FleetConfig(name, device=tuple(DeviceConfig(device) for device in devices))
+    fleet = Fleet(directory, config)
+    create_ssh_key(fleet.ssh_key, f"millpond@{name}")
+    create_ssh_key(fleet.admin_key, f"millpond-admin@{name}")
+    fleet.known_hosts.write_bytes(b"")
+    for one in config.device:
+        _provision(fleet, authority, one)
+    # Last: a directory with this file is a whole fleet.
+    (directory / "fleet.toml").write_text(_fleet_toml(config))
+    return fleet
+
+
+def add(fleet: Fleet, device: DeviceConfig) -> Fleet:
+    """The fleet with one device more, its identity made. Raises ConfigError for a name that is taken, and for
+    a board whose tunnel has no end in the agent.
+    """
+    fleets.check_name(device.name)
+    if device.board != EMULATED and (transport := boards.read(device.board).tunnel.transport) != "ivshmem":
+        raise ConfigError(f"{device.name}: the agent has no end yet for the {transport} of a {device.board}")
+    config = replace(fleet.config, device=(*fleet.config.device, device))
+    grown = Fleet(fleet.directory, fleets.checked(config))
+    _provision(grown, Authority.load(fleet.directory / "ca"), device)
+    path = fleet.directory / "fleet.toml"
+    new = path.with_suffix(".new")
+    new.write_text(path.read_text().rstrip("\n") + "\n" + _device_toml(device))
+    toml.read(FleetConfig, new)  # a person may have written it so that nothing can be put behind it
+    new.replace(path)
+    return grown
+
+
+def _provision(fleet: Fleet, authority: Authority, config: DeviceConfig) -> None:
+    device, directory = config.name, fleet.device_directory(config.name)
+    parts = ("etc", "flash", "state", "slot") if config.board == EMULATED else ("etc", "slot")
+    for part in parts:
+        (directory / part).mkdir(parents=True, exist_ok=True)  # an attempt that was cut short may have been
+    authority.issue(device, directory / "etc")
+    host_key = create_ssh_key(directory / "etc" / HOST_KEY, device)
+    for server, key in ((USER, fleet.ssh_key), (ADMIN, fleet.admin_key)):
+        write_public(directory / "etc" / server.authorized, key.with_suffix(".pub").read_bytes())
+    _pin(fleet.known_hosts, device, host_key.rpartition(" ")[0])
+    write_agent_config(fleet, device, {})
+
+
+def _pin(known_hosts: Path, device: str, key: str) -> None:
+    """In the place of a key that an attempt which was cut short has left: the first that is found counts."""
+    lines = known_hosts.read_text().splitlines() if known_hosts.exists() else []
+    kept = [line for line in lines if line.partition(" ")[0] != device]
+    new = known_hosts.with_suffix(".new")
+    new.write_text("\n".join([*kept, f"{device} {key}"]) + "\n")
+    new.replace(known_hosts)
+
+
+def write_agent_config(fleet: Fleet, device: str, privacy: dict[str, Any]) -> None:
+    """The device's ``agent.toml``; ``privacy`` as in the agent's configuration."""
+    emulated = fleet.device(device).board == EMULATED
+    places = {"flash": FLASH, "volume": VOLUME, "state": STATE, "identity": IDENTITY}
+    tables: dict[str, dict[str, Any]] = {
+        "": {"name": device, "board": "emulated" if emulated else "real"} | places,
+        "link": {
+            **({"socket": f"{SLOT}/nvme.sock"} if emulated else {"ivshmem": "pci"}),
+            "address": fleet.addresses(device).device,
+            "peers": fleet.config.network,
+        },
+        "privacy": {key: value for key, value in privacy.items() if not isinstance(value, dict)},
+    }
+    for key, value in privacy.items():
+        if isinstance(value, dict):
+            tables[f"privacy.{key}"] = value
+    write_public(fleet.device_directory(device) / "etc" / "agent.toml", _toml(tables).encode())
+
+
+def _fleet_toml(config: FleetConfig) -> str:
+    text = _toml({"": {"name": config.name, "network": config.network}})
+    return text + "".join(map(_device_toml, config.device))
+
+
+def _device_toml(device: DeviceConfig) -> str:
+    return f'\n[[device]]\nname = "{device.name}"\nboard = "{device.board}"\n'
+
+
+def _toml(tables: dict[str, dict[str, str]]) -> str:
+    """TOML of tables of plain strings, which hold no quotes or control characters."""
+    parts = []
+    for name, values in tables.items():
+        header = [f"[{name}]"] if name else []
+        parts.append("\n".join([*header, *(f'{key} = "{value}"' for key, value in values.items())]))
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,1 @@
+"""Training jobs: the service that runs them, and what both kinds of job share."""

@@ -1,0 +1,1 @@
+"""Federated averaging: rounds of local training."""

@@ -1,0 +1,236 @@
+"""Edge (threads): the jobs of the daemon: started, followed, stopped, and resumed after the daemon died."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from millpond.base.errors import LocalError, MillpondError, Refused
+from millpond.host.api.daemon import Curves, JobInfo, JobProgress, NewLog
+from millpond.host.jobs.federated.trainer import FederatedTrainer
+from millpond.host.jobs.synchronous.trainer import SynchronousTrainer
+from millpond.host.jobs.worker_group import JobContext
+from millpond.host.model.jobs import JobRow, JobState
+from millpond.host.store.profiles import read_curves
+from millpond.host.store.store import Store
+from millpond.train.job.spec import Job
+from millpond.wire.control_messages import LogPosition
+
+log = logging.getLogger(__name__)
+
+KEPT_LOGS = 20
+RECORD_SECONDS = 5.0
+
+
+class JobLog(logging.Handler):
+    """A job's log: a file in its directory, and in memory for those who follow it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a")
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record; a full disk costs the file a line and no more."""
+        self.lines.append(record.getMessage())
+        with contextlib.suppress(OSError, ValueError):
+            self._file.write(self.format(record) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; the lines stay."""
+        self._file.close()
+        super().close()
+
+
+class _Running:
+    def __init__(self, row: JobRow, around: JobContext, log_path: Path) -> None:
+        self.stop = threading.Event()
+        self.log = JobLog(log_path)
+        self.runner = (SynchronousTrainer if row.job.synchronous else FederatedTrainer)(
+            row, around, self.stop
+        )
+        self.runner.log.addHandler(self.log)
+        self.thread: threading.Thread | None = None
+        self.closing = threading.Event()
+
+
+class JobService:
+    """All jobs. ``surroundings`` builds what a job needs, given what to call when it has changed."""
+
+    def __init__(self, record: Store, surroundings: Callable[[Callable[[], None]], JobContext]) -> None:
+        self._record = record
+        self._around = surroundings(self._notify)
+        self._changed = threading.Condition()
+        self._running: dict[int, _Running] = {}
+        self._lines: dict[int, list[str]] = {}
+        self._closing = False
+
+    def resume(self) -> None:
+        """Go on with what was running when the daemon ended."""
+        for row in self._record.jobs():
+            if row.state is JobState.RUNNING:
+                log.info("job %d (%s) goes on", row.id, row.job.name)
+                with contextlib.suppress(LocalError):  # it is recorded as failed
+                    self._start(row)
+
+    def submit(self, job: Job, code: dict[str, str]) -> int:
+        """Start a job; returns its number."""
+        number = self._record.add_job(job, code)
+        self._start(self._row(number))
+        return number
+
+    def _start(self, row: JobRow) -> None:
+        """Raises LocalError if it cannot be started; it is then recorded as failed."""
+        try:
+            running = _Running(row, self._around, self._around.fleet.job_directory(row.id) / "job.log")
+        except OSError as error:
+            text = f"the job cannot be started: {error}"
+            log.error("job %d: %s", row.id, text)
+            self._record.end_job(row.id, JobState.FAILED, error=text)
+            raise LocalError(text) from None
+        running.thread = threading.Thread(
+            target=self._run, args=(row.id, running), name=f"job {row.id}", daemon=True
+        )
+        with self._changed:
+            self._running[row.id] = running
+        running.thread.start()
+
+    def _run(self, number: int, running: _Running) -> None:
+        state, error, model = self._finish(running)
+        while state is not None and not self._closing:
+            try:
+                self._record.end_job(number, state, error=error, model=model)
+                break
+            except MillpondError as problem:  # a full disk, most likely: until it is recorded, it runs
+                log.error("job %d: its end cannot be recorded: %s", number, problem)
+                running.closing.wait(RECORD_SECONDS)
+        running.log.close()
+        with self._changed:
+            del self._running[number]
+            self._lines[number] = list(running.log.lines)
+            while len(self._lines) > KEPT_LOGS:
+                del self._lines[min(self._lines)]
+            self._changed.notify_all()
+
+    def _finish(self, running: _Running) -> tuple[JobState | None, str, str]:
+        """Run the job. Its last state (None if the daemon interrupts it by closing), error and model."""
+        try:
+            return JobState.DONE, "", str(running.runner.run())
+        except Exception as error:
+            if self._closing:
+                return None, "", ""
+            if running.stop.is_set():
+                return JobState.STOPPED, "", ""
+            ours = isinstance(error, (MillpondError, OSError))
+            running.runner.log.error("%s", error, exc_info=not ours)
+            return JobState.FAILED, str(error) if ours else f"internal error: {error!r}", ""
+
+    def stop(self, number: int) -> None:
+        """Stop a running job. Raises Refused for one that does not run."""
+        running = self._running.get(number)
+        if self._row(number).state is not JobState.RUNNING or running is None:
+            raise Refused("", "state", f"job {number} is not running")
+        self._end(running)
+
+    def close(self) -> None:
+        """Interrupt all jobs; they stay recorded as running, and the next daemon resumes them."""
+        self._closing = True
+        for running in list(self._running.values()):
+            running.closing.set()
+            self._end(running)
+
+    def _end(self, running: _Running) -> None:
+        running.stop.set()
+        running.runner.abort()
+        if running.thread:
+            running.thread.join(timeout=30)
+
+    def infos(self) -> tuple[JobInfo, ...]:
+        """All jobs, oldest first."""
+        return tuple(self._info(row) for row in self._record.jobs())
+
+    def follow(self, number: int) -> Iterator[JobProgress]:
+        """What has happened so far, then what happens, until the job has ended. Raises Refused."""
+        rounds_seen = lines_seen = 0
+        while True:
+            row = self._row(number)
+            rounds = self._record.rounds(number)[rounds_seen:]
+            lines = self._lines_of(number)[lines_seen:]
+            yield JobProgress(self._info(row), tuple(rounds), tuple(lines))
+            rounds_seen, lines_seen = rounds_seen + len(rounds), lines_seen + len(lines)
+            if row.state is not JobState.RUNNING:
+                return
+            if number not in self._running and self._row(number).state is JobState.RUNNING:
+                raise Refused("", "state", f"job {number} is recorded as running, but is not")
+            with self._changed:
+                self._changed.wait(0.5)
+
+    def _lines_of(self, number: int) -> list[str]:
+        with self._changed:
+            running = self._running.get(number)
+            return list(running.log.lines if running else self._lines.get(number, ()))
+
+    def log(self, number: int, lines: int) -> tuple[str, ...]:
+        """The last ``lines`` lines of a job's log. Raises Refused, LocalError."""
+        path = self._around.fleet.job_directory(self._row(number).id) / "job.log"
+        try:
+            found = path.read_text(errors="replace").splitlines()
+        except OSError as error:
+            raise LocalError(f"{path}: {error.strerror}") from None
+        return tuple(found[-lines:]) if lines > 0 else ()
+
+    def new_log(self, number: int, lines: int, after: int | None) -> NewLog:
+        """Whole lines of a job's log from byte ``after`` on; the last ``lines`` without it. Raises Refused,
+        LocalError.
+        """
+        row = self._row(number)  # before its log is read: what has ended writes no more
+        path = self._around.fleet.job_directory(number) / "job.log"
+        try:
+            with path.open("rb") as file:
+                file.seek(after or 0)
+                data = file.read()
+        except OSError as error:
+            raise LocalError(f"{path}: {error.strerror}") from None
+        whole = data[: data.rfind(b"\n") + 1]
+        found = whole.decode(errors="replace").splitlines()
+        position = LogPosition("", (after or 0) + len(whole))
+        shown = found if after is not None else found[-lines:]
+        return NewLog(tuple(shown), position, ended=row.state is not JobState.RUNNING)
+
+    def curves(self, number: int) -> Curves:
+        """What the workers of a synchronous job were measured to do. Raises Refused."""
+        curves = read_curves(self._around.fleet.job_directory(self._row(number).id))
+        if curves is None:
+            raise Refused("", "state", f"the workers of job {number} were not measured")
+        return curves
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _row(self, number: int) -> JobRow:
+        row = self._record.job(number)
+        if row is None:
+            raise Refused("", "unknown", f"there is no job {number}")
+        return row
+
+    def _info(self, row: JobRow) -> JobInfo:
+        rounds = self._record.rounds(row.id)
+        return JobInfo(
+            id=row.id,
+            name=row.job.name,
+            state=str(row.state),
+            error=row.error,
+            model=row.model,
+            round=rounds[-1].round if rounds else 0,
+            rounds=row.job.synchronous.epochs if row.job.synchronous else row.job.federated.rounds,
+            accuracy=rounds[-1].accuracy if rounds else None,
+            created=row.created,
+            ended=row.ended,
+        )

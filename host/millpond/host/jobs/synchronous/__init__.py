@@ -1,0 +1,1 @@
+"""Synchronous training: one gradient exchange per step."""

@@ -1,0 +1,1 @@
+"""Launched scripts across host and devices."""

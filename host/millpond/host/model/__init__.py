@@ -1,0 +1,1 @@
+"""Plain results that are recorded, sent and shown."""

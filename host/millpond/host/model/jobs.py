@@ -1,0 +1,67 @@
+"""Pure: jobs and rounds as they are recorded, sent and shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from millpond.train.job.spec import Job
+
+
+class JobState(StrEnum):
+    """A job's life: running, then one of the others for good."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """What a job settles at its first start and keeps when it resumes, so that the bits stay the same.
+
+    ``sources`` are the devices whose public data the host trains on; ``most_samples`` bounds exact sums.
+    """
+
+    sources: tuple[str, ...]
+    most_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job as recorded; ``code`` maps file names to the user's source, times are Unix seconds."""
+
+    id: int
+    job: Job
+    code: dict[str, str]
+    plan: JobPlan | None
+    state: JobState
+    error: str
+    model: str
+    created: float
+    ended: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A finished round: the average's score on held-out data (no loss if not finite), and who took part.
+
+    ``samples`` were trained on in ``seconds``; ``workers`` maps names to samples, ``missing`` to reasons,
+    ``tunnel`` devices to the bytes (to, from) that crossed their tunnels in this round. ``joules`` is what
+    the host and the devices took, as far as it is known, and ``energy`` where that is known from.
+    """
+
+    round: int
+    accuracy: float
+    loss: float | None
+    seconds: float
+    samples: int
+    workers: dict[str, int]
+    missing: dict[str, str]
+    tunnel: dict[str, tuple[int, int]]
+    joules: dict[str, float] = field(default_factory=dict)
+    energy: dict[str, str] = field(default_factory=dict)
+
+
+HOST = "host"

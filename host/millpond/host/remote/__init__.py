@@ -1,0 +1,1 @@
+"""What commands do on devices over SSH, and with their volumes."""

@@ -1,0 +1,99 @@
+"""Edge (RAUC): an image as a signed bundle, which a device installs into the slot that does not run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from millpond.base.errors import LocalError
+from millpond.host.fleet.authority import Authority, signer
+from millpond.host.fleet.directory import Fleet
+from millpond.images.format.manifest import Manifest
+from millpond.linux.files import sha256_of
+
+_IMAGES = {"rootfs": "root.squashfs", "esp": "esp.vfat"}
+"""In the order in which they are written: the firmware finds the new slot only when all of it is there."""
+
+_SETTINGS = "[system]\ncompatible=millpond\nbootloader=noop\n[keyring]\ncheck-purpose=codesign\n"
+"""RAUC checks what it has signed as a device will; without this it wants a certificate for mail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle's file, its SHA-256 and what it brings."""
+
+    path: Path
+    sha256: str
+    manifest: Manifest
+
+
+def make(fleet: Fleet, image: Path, manifest: Manifest) -> Bundle:
+    """The bundle of an image for the devices of ``fleet``, made once and kept. Raises LocalError."""
+    target = _place(fleet, manifest)
+    if not target.exists():
+        certificate, key = signer(Authority.load(fleet.directory / "ca"), fleet.directory / "ca")
+        target.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder, "made.raucb")
+            _bundle(_content(Path(folder), image.parent, manifest), made, certificate, key, fleet)
+            with made.open("rb") as file:
+                os.fsync(file.fileno())  # what lies at ``target`` is taken for whole
+            made.replace(target)
+        _forget_others(target, manifest.board)
+    return Bundle(target, sha256_of(target), manifest)
+
+
+def _place(fleet: Fleet, manifest: Manifest) -> Path:
+    digest = hashlib.sha256("".join(file.sha256 for file in manifest.files).encode()).hexdigest()
+    return fleet.directory / "updates" / f"{manifest.board}-{manifest.serial}-{digest[:16]}.raucb"
+
+
+def _forget_others(kept: Path, board: str) -> None:
+    for path in kept.parent.glob(f"{board}-*.raucb"):
+        if path != kept:
+            path.unlink(missing_ok=True)
+
+
+def _content(folder: Path, images: Path, manifest: Manifest) -> Path:
+    """What RAUC packs: its manifest and the two file systems, each checked against ours."""
+    content = folder / "content"
+    content.mkdir()
+    lines = [
+        "[update]",
+        f"compatible=millpond-{manifest.board}",
+        f"version={manifest.version}+{manifest.serial}",
+    ]
+    lines += ["", "[bundle]", "format=verity"]
+    digests = {file.file: file.sha256 for file in manifest.files}
+    for slot, name in _IMAGES.items():
+        source, target = images / name, content / f"{slot}.img"
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copyfile(source, target)
+        if sha256_of(target) != digests.get(name):
+            raise LocalError(f"{source} is not what its manifest says: run 'make image' again")
+        lines += ["", f"[image.{slot}]", f"filename={target.name}"]
+    (content / "manifest.raucm").write_text("\n".join(lines) + "\n")
+    return content
+
+
+def _bundle(content: Path, target: Path, certificate: Path, key: Path, fleet: Fleet) -> None:
+    authority, settings = fleet.directory / "ca" / "ca.pem", target.with_suffix(".conf")
+    settings.write_text(_SETTINGS)
+    # The root is compressed already: this is about the kernel beside it.
+    squash = "-comp zstd -Xcompression-level 12 -b 1M"
+    argv = ["rauc", f"--conf={settings}", "bundle", f"--cert={certificate}", f"--key={key}"]
+    argv += [f"--signing-keyring={authority}", f"--mksquashfs-args={squash}", str(content), str(target)]
+    for tool, package in (("rauc", "rauc"), ("mksquashfs", "squashfs-tools")):
+        if not shutil.which(tool):
+            raise LocalError(f"an update needs {tool} on this host: sudo apt install {package}")
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise LocalError(f"rauc cannot make the bundle: {said[-1][-500:]}")

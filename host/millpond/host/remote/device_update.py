@@ -1,0 +1,171 @@
+"""Edge (SSH): one device is updated: a signed bundle into the other slot, a trial, a confirmation.
+
+The device decides: it checks the signature itself, starts the new slot on trial, and keeps it only when this
+host has greeted its agent. Whatever happens in between, the slot that worked is started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import paramiko
+
+from millpond.base.errors import LocalError, MillpondError, RemoteError
+from millpond.base.text import printable
+from millpond.host.client import DaemonClient
+from millpond.host.remote import ssh
+from millpond.host.remote.bundles import Bundle
+from millpond.images.ondevice.sshd_config import ADMIN
+from millpond.wire.control_messages import SSH_ADMIN_PORT
+
+Phase = Literal["sending", "installing", "restarting", "confirming"]
+Watch = Callable[[Phase, int], None]
+"""Told of the phase, and of so many more bytes sent."""
+
+_FOLDER = "/var/lib/millpond-update"
+_BUNDLE = f"{_FOLDER}/bundle.raucb"
+_ROOM = 16 << 20
+"""Bytes that a device's state needs beside the bundle."""
+_STATUS = "python3 -m millpond.images.ondevice.boot_entries status"
+_CHUNK = 1 << 18
+_POLL_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a device runs; ``boot`` is another after every restart."""
+
+    version: str
+    serial: int
+    board: str
+    slot: str
+    trial: bool
+    boot: str
+
+
+class Update:
+    """The update of ``device`` by ``bundle``. ``patience`` is how long its restart may take, in seconds."""
+
+    def __init__(self, directory: Path, device: str, bundle: Bundle, watch: Watch, patience: float) -> None:
+        self._directory, self.device, self._bundle = directory, device, bundle
+        self._watch, self._patience = watch, patience
+
+    def run(self, *, allow_older: bool = False) -> Running:
+        """Until the new slot is kept; what runs then. Raises RemoteError, LocalError: the device is as
+        before, or has fallen back to that.
+        """
+        before = self.check(allow_older=allow_older)
+        with self._connected() as transport:
+            self._send(transport)
+            self._watch("installing", 0)
+            self._command(transport, f"rauc install {_BUNDLE}", "it did not install the update")
+            self._watch("restarting", 0)
+            restart = f"rm -f {_BUNDLE}; systemctl reboot"
+            self._command(transport, restart, "it did not restart", may_vanish=True)
+        return self._wait(before)
+
+    def check(self, *, allow_older: bool = False) -> Running:
+        """What runs now. Raises LocalError if the image is not for it, RemoteError."""
+        with self._connected() as transport:
+            running = self._running(transport)
+        manifest = self._bundle.manifest
+        if running.board != manifest.board:
+            raise LocalError(f"{self.device} is a {running.board}, the image is for a {manifest.board}")
+        if running.trial:
+            raise RemoteError(f"{self.device} has its last update on trial still; wait for its end")
+        if running.serial > manifest.serial and not allow_older:
+            raise LocalError(
+                f"{self.device} runs a later image ({running.serial}) than this one ({manifest.serial}); "
+                "--allow-older installs it nevertheless"
+            )
+        return running
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[paramiko.Transport]:
+        with (
+            DaemonClient(self._directory) as client,
+            client.dial(self.device, SSH_ADMIN_PORT) as sock,
+            ssh.connected(client.fleet, self.device, sock, ADMIN) as transport,
+        ):
+            yield transport
+
+    def _command(
+        self, transport: paramiko.Transport, line: str, complaint: str, *, may_vanish: bool = False
+    ) -> str:
+        """What it prints. Raises RemoteError; not for a connection that is lost, if it ``may_vanish``."""
+        out, err = io.BytesIO(), io.BytesIO()
+        result = ssh.RemoteCommand(transport, line).run(None, out, err, timeout=self._patience)
+        if result.exit_code > 0 or (result.exit_code < 0 and not may_vanish):
+            said = (out.getvalue() + err.getvalue()).decode(errors="replace").strip().splitlines()
+            prefix = "LastError: "  # by which RAUC tells the reason, before it says that it failed
+            reasons = [line.removeprefix(prefix) for line in said if line.startswith(prefix)] or said
+            why = result.error or (reasons[-1] if reasons else f"exit code {result.exit_code}")
+            raise RemoteError(f"{self.device}: {complaint}: {printable(why, 300)}")
+        return out.getvalue().decode(errors="replace")
+
+    def _running(self, transport: paramiko.Transport) -> Running:
+        text = self._command(transport, _STATUS, "it does not say what it runs")
+        try:
+            return Running(**json.loads(text))
+        except (ValueError, TypeError):
+            raise RemoteError(f"{self.device} says something strange of what it runs") from None
+
+    def _send(self, transport: paramiko.Transport) -> None:
+        """The bundle, whole or not at all: the device compares its digest before anything is installed."""
+        self._make_room(transport)
+        self._watch("sending", 0)
+        self._copy(transport)
+        check = f"echo {shlex.quote(self._bundle.sha256)}  {_BUNDLE} | sha256sum --check --status"
+        self._command(transport, check, "the bundle did not arrive as it was sent")
+
+    def _make_room(self, transport: paramiko.Transport) -> None:
+        needed = self._bundle.path.stat().st_size + _ROOM
+        self._command(transport, f"rm -rf {_FOLDER} && mkdir -m 700 {_FOLDER}", "its state cannot be written")
+        told = self._command(transport, f"df --output=avail -B1 {_FOLDER} | tail -n 1", "its room is unknown")
+        free = int(told) if told.strip().isdigit() else 0
+        if free < needed:
+            raise RemoteError(
+                f"{self.device} has {free >> 20} MiB for updates, this one needs {needed >> 20}"
+            )
+
+    def _copy(self, transport: paramiko.Transport) -> None:
+        with contextlib.closing(transport.open_session(timeout=ssh.CONNECT_SECONDS)) as channel:
+            channel.exec_command(f"cat >{_BUNDLE}")
+            with self._bundle.path.open("rb") as source:
+                while data := source.read(_CHUNK):
+                    channel.sendall(data)
+                    self._watch("sending", len(data))
+            channel.shutdown_write()
+            if channel.recv_exit_status():
+                raise RemoteError(f"{self.device}: the bundle was not taken")
+
+    def _wait(self, before: Running) -> Running:
+        """Until the device runs something for good again. Raises RemoteError if that is what ran before."""
+        end, reason = time.monotonic() + self._patience, "it has not come back"
+        self._watch("confirming", 0)
+        while time.monotonic() < end:
+            time.sleep(_POLL_SECONDS)
+            try:
+                with self._connected() as transport:
+                    running = self._running(transport)
+            except MillpondError as error:
+                reason = str(error)
+                continue
+            if self._is_kept(running, before):
+                return running
+            reason = "its new slot is on trial still"
+        raise RemoteError(f"{self.device}: no confirmation in {self._patience:.0f} s: {reason}")
+
+    def _is_kept(self, running: Running, before: Running) -> bool:
+        """Whether the new slot runs for good. Raises RemoteError if the one before it has come back."""
+        if running.slot == before.slot and running.boot != before.boot:
+            raise RemoteError(f"{self.device} fell back to slot {before.slot}: the new one did not work")
+        return running.slot != before.slot and not running.trial

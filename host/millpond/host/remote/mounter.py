@@ -1,0 +1,55 @@
+"""Entry: mounts the public part of a device's volume on the host, and serves it until it is unmounted."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import LocalError, MillpondError, Refused
+from millpond.fs.mount.host import BINDINGS, mount_and_serve
+from millpond.host.client import DaemonClient
+from millpond.host.fleet import directory
+from millpond.linux.syscalls import die_with_parent
+from millpond.wire.channel import Channel
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Mount and serve. Exit code 0 when unmounted; else one line on stderr: 2 a mistake, 1 all others."""
+    parser = argparse.ArgumentParser(prog="millpond.host.remote.mounter")
+    parser.add_argument("fleet", type=Path)
+    parser.add_argument("device")
+    parser.add_argument("mountpoint", type=Path)
+    parser.add_argument("--allow-other", action="store_true", help="let other users in")
+    parser.add_argument("--die-with-parent", action="store_true", help="unmount when the caller ends")
+    parser.add_argument("--binding", choices=BINDINGS, default="auto", help="how the kernel is talked to")
+    arguments = parser.parse_args(argv)
+    if arguments.die_with_parent:
+        die_with_parent(signal.SIGTERM)
+
+    def dial(deadline: Deadline) -> Channel:
+        with DaemonClient(arguments.fleet) as daemon:
+            return daemon.volume(arguments.device, deadline)
+
+    try:
+        dial(Deadline.after(10)).close()  # a wrong name or an absent device is told now, not by the first ls
+        mount_and_serve(
+            dial,
+            arguments.mountpoint,
+            name=arguments.device,
+            allow_other=arguments.allow_other,
+            binding=arguments.binding,
+            numbers=directory.read(arguments.fleet).mount_numbers,
+            on_ready=lambda how: print(f"ready: {how}", flush=True),
+        )
+    except (MillpondError, OSError) as error:
+        print(error, file=sys.stderr)
+        mistake = isinstance(error, LocalError) or (isinstance(error, Refused) and error.code == "unknown")
+        return 2 if mistake else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""Edge (paramiko): commands and shells on a device, over SSH through its tunnel, its host key pinned."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import paramiko
+
+from millpond.base.errors import LocalError, RemoteError
+from millpond.host.fleet.directory import Fleet
+from millpond.images.ondevice.sshd_config import ADMIN, USER, SshServer
+
+# What it has to say comes as exceptions and exit codes; without a handler its log would be on stderr, too.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+CONNECT_SECONDS = 15.0
+HANG_UP_SECONDS = 3.0
+TIMED_OUT = 124
+"""The exit code of a command that was ended for taking too long, as of timeout(1)."""
+
+_ON_A_BOARD = Path("/etc/millpond")
+_CHUNK = 1 << 16
+# Each command of a connection leads a process group of its own, and all have one parent. This works for root,
+# too, whose commands OpenSSH sends no signals.
+_SIGNAL_ALL = (
+    "read -r all < /proc/$PPID/task/$PPID/children; "
+    "for p in $all; do [ $p = $$ ] || kill -s {} -- -$p; done 2>/dev/null"
+)
+
+
+class SshFailed(RemoteError):
+    """No SSH connection; nothing was run."""
+
+
+class Sink(Protocol):
+    """Where output goes."""
+
+    def write(self, data: bytes, /) -> object:
+        """Take some of it."""
+
+    def flush(self) -> None:
+        """It may be a while until more comes."""
+
+
+@contextlib.contextmanager
+def connected(
+    fleet: Fleet, device: str, sock: socket.socket, server: SshServer = USER
+) -> Iterator[paramiko.Transport]:
+    """An authenticated SSH connection to ``server`` over ``sock``. Raises RemoteError, also for another host
+    key, and LocalError without a key to show.
+    """
+    key = key_for(fleet, server)
+    transport = paramiko.Transport(sock)
+    try:
+        sock.settimeout(CONNECT_SECONDS)
+        transport.start_client(timeout=CONNECT_SECONDS)
+        if transport.get_remote_server_key() != _pinned(fleet.known_hosts, device):
+            raise SshFailed(f"{device}: it shows another SSH host key than it was provisioned with")
+        transport.auth_publickey(server.user, key)
+        yield transport
+    except BrokenPipeError:  # of our own output; the connection's are raised in the transport's thread
+        raise
+    except paramiko.AuthenticationException:
+        advice = f": {_advice(fleet, device)}" if server == ADMIN else ""
+        raise SshFailed(f"{device}: its SSH server does not accept the fleet's key{advice}") from None
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise SshFailed(f"{device}: SSH failed: {error or type(error).__name__}") from error
+    finally:
+        transport.close()
+
+
+def key_for(fleet: Fleet, server: SshServer) -> paramiko.PKey:
+    """The key that opens ``server``. Raises LocalError."""
+    path = fleet.admin_key if server == ADMIN else fleet.ssh_key
+    try:
+        return paramiko.Ed25519Key.from_private_key_file(str(path))
+    except FileNotFoundError:
+        make = f": ssh-keygen -q -t ed25519 -N '' -f {path}, then {_advice(fleet)}" if server == ADMIN else ""
+        raise LocalError(f"{path} is missing{make}") from None
+    except paramiko.SSHException as error:
+        raise LocalError(f"{path}: {error}") from None
+
+
+def _advice(fleet: Fleet, device: str = "NAME") -> str:
+    """For fleets that were made before there was an admin key."""
+    target = fleet.device_directory(device) / "etc" / ADMIN.authorized
+    return f"copy {fleet.admin_key.name}.pub to {target} (on a real board: {_ON_A_BOARD / ADMIN.authorized})"
+
+
+def _pinned(known_hosts: Path, device: str) -> paramiko.PKey:
+    try:
+        keys = paramiko.HostKeys(str(known_hosts)).lookup(device)
+    except OSError as error:
+        raise LocalError(f"{known_hosts}: {error.strerror}") from None
+    if not keys:
+        raise LocalError(f"{known_hosts} has no key of {device}")
+    return next(iter(keys.values()))
+
+
+class RemoteCommand:
+    """A command that runs on a device. Raises SSHException, which ``connected`` translates."""
+
+    def __init__(self, transport: paramiko.Transport, line: str) -> None:
+        self._transport = transport
+        self._channel = transport.open_session(timeout=CONNECT_SECONDS)
+        self._channel.exec_command(line)
+        self._timed_out = False
+
+    def run(self, stdin: int | None, out: Sink, err: Sink, timeout: float | None = None) -> CommandResult:
+        """Pass on input and output until it ends, or is ended after ``timeout`` seconds.
+
+        Its exit code is TIMED_OUT then; -1 if it was ended by a signal or the connection is lost.
+        """
+        if stdin is None:
+            self._channel.shutdown_write()
+        else:
+            threading.Thread(target=_feed, args=(stdin, self._channel), daemon=True).start()
+        timer = threading.Timer(timeout or 0.0, self._expire)
+        timer.daemon = True
+        if timeout is not None:
+            timer.start()
+        try:
+            self._pass_on(out, err)
+            return self._result(self._channel.recv_exit_status())
+        except BaseException:
+            self.hang_up()
+            raise
+        finally:
+            timer.cancel()
+
+    def _result(self, code: int) -> CommandResult:
+        if self._timed_out:
+            return CommandResult(TIMED_OUT, "it was ended at its time limit")
+        if code < 0:
+            alive = self._transport.is_active()
+            return CommandResult(code, "it was ended by a signal" if alive else "the connection was lost")
+        return CommandResult(code)
+
+    def hang_up(self) -> None:
+        """Send SIGHUP to all that the command has started in its process group, and let go of it."""
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+            self._signal("HUP")
+        self._channel.close()
+
+    def _expire(self) -> None:
+        self._timed_out = True
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+            self._signal("HUP")
+            if not self._channel.status_event.wait(HANG_UP_SECONDS):
+                self._signal("KILL")
+        self._channel.close()
+
+    def _signal(self, name: str) -> None:
+        if self._channel.exit_status_ready():
+            return
+        channel = self._transport.open_session(timeout=HANG_UP_SECONDS)
+        channel.exec_command(_SIGNAL_ALL.format(name))
+        channel.status_event.wait(HANG_UP_SECONDS)
+        channel.close()
+
+    def _pass_on(self, out: Sink, err: Sink) -> None:
+        """Until both streams have ended."""
+        errors = threading.Thread(target=_copy, args=(self._channel.recv_stderr, err), daemon=True)
+        errors.start()
+        _copy(self._channel.recv, out)
+        errors.join()
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended. ``error`` says why, where ``exit_code`` is none that it has chosen."""
+
+    exit_code: int
+    error: str = ""
+
+
+def capture(
+    fleet: Fleet,
+    device: str,
+    sock: socket.socket,
+    command: str,
+    server: SshServer = USER,
+    timeout: float | None = None,
+) -> dict[str, str | int]:
+    """Run ``command`` without input; its ``exit_code``, ``stdout`` and ``stderr``, and ``error`` if any."""
+    out, err = io.BytesIO(), io.BytesIO()
+    with connected(fleet, device, sock, server) as transport:
+        result = RemoteCommand(transport, command).run(None, out, err, timeout)
+    return document(result, out, err)
+
+
+def document(result: CommandResult, out: io.BytesIO, err: io.BytesIO) -> dict[str, str | int]:
+    """A result with what was captured, for a program."""
+    error = {"error": result.error} if result.error else {}
+    texts = {
+        name: text.getvalue().decode(errors="replace") for name, text in (("stdout", out), ("stderr", err))
+    }
+    return {"exit_code": result.exit_code, **texts, **error}
+
+
+def _feed(source: int, channel: paramiko.Channel) -> None:
+    with contextlib.suppress(OSError):
+        while data := os.read(source, _CHUNK):
+            channel.sendall(data)
+        channel.shutdown_write()
+
+
+def _copy(receive: Callable[[int], bytes], target: Sink) -> None:
+    while data := receive(_CHUNK):
+        target.write(data)
+        target.flush()
+
+
+def shell(transport: paramiko.Transport) -> int:
+    """An interactive shell on this terminal. Returns its exit code. Raises LocalError without a terminal."""
+    if not sys.stdin.isatty():
+        raise LocalError("a shell needs a terminal; use 'millpond run DEVICE -- COMMAND'")
+    channel = transport.open_session(timeout=CONNECT_SECONDS)
+    size = shutil.get_terminal_size()
+    channel.get_pty(os.environ.get("TERM", "vt100"), size.columns, size.lines)
+    channel.invoke_shell()
+    before = termios.tcgetattr(sys.stdin)
+    previous = signal.signal(signal.SIGWINCH, lambda *_: _resize(channel))
+    try:
+        tty.setraw(sys.stdin, termios.TCSADRAIN)  # keys typed ahead are kept
+        _converse(channel)
+    finally:
+        signal.signal(signal.SIGWINCH, previous)
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+    return channel.recv_exit_status()
+
+
+def _resize(channel: paramiko.Channel) -> None:
+    size = shutil.get_terminal_size()
+    channel.resize_pty(size.columns, size.lines)
+
+
+def _converse(channel: paramiko.Channel) -> None:
+    """Keys to the device, its output to the terminal, until the shell ends."""
+    terminal = sys.stdin.fileno()
+    while True:
+        ready, _, _ = select.select([channel, terminal], [], [])
+        if channel in ready:
+            data = channel.recv(_CHUNK)
+            if not data:
+                return
+            os.write(sys.stdout.fileno(), data)
+        if terminal in ready:
+            channel.sendall(os.read(terminal, _CHUNK))

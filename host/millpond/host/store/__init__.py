@@ -1,0 +1,1 @@
+"""The database of jobs, rounds and profiles."""

@@ -1,0 +1,172 @@
+"""Edge (SQLite): the record of devices, jobs and rounds. What is in it has happened."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from millpond.base import schema
+from millpond.base.errors import LocalError
+from millpond.host.model.jobs import JobPlan, JobRow, JobState, Round
+from millpond.train.balance.profiling import Profile
+from millpond.train.job.spec import Job
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS devices (
+    name TEXT PRIMARY KEY, boot TEXT NOT NULL, software TEXT NOT NULL, seen REAL NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS jobs (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, job TEXT NOT NULL, code TEXT NOT NULL,
+    plan TEXT NOT NULL DEFAULT '', state TEXT NOT NULL, error TEXT NOT NULL DEFAULT '',
+    model TEXT NOT NULL DEFAULT '',
+    created REAL NOT NULL, ended REAL) STRICT;
+CREATE TABLE IF NOT EXISTS rounds (
+    job INTEGER NOT NULL REFERENCES jobs (id), round INTEGER NOT NULL, accuracy REAL NOT NULL,
+    loss REAL, seconds REAL NOT NULL, samples INTEGER NOT NULL, detail TEXT NOT NULL,
+    PRIMARY KEY (job, round)) STRICT;
+CREATE TABLE IF NOT EXISTS profiles (
+    worker TEXT NOT NULL, work TEXT NOT NULL, profile TEXT NOT NULL, PRIMARY KEY (worker, work)) STRICT;
+PRAGMA user_version = 1;
+"""
+
+
+class Store:
+    """The database. Safe to use from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        path.touch(mode=0o600)
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._db.row_factory = sqlite3.Row
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise LocalError(f"{path}: {error}") from None
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._lock:
+            self._db.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                with self._begun():
+                    yield self._db
+            except sqlite3.Error as error:
+                raise LocalError(f"the fleet's record: {error}") from error
+
+    @contextlib.contextmanager
+    def _begun(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def saw_device(self, name: str, boot: str, software: str) -> None:
+        """Note that a device has answered."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO devices VALUES (?, ?, ?, ?)", (name, boot, software, time.time())
+            )
+
+    def add_job(self, job: Job, code: dict[str, str]) -> int:
+        """Record a new running job; returns its number."""
+        with self._transaction() as db:
+            cursor = db.execute(
+                "INSERT INTO jobs (name, job, code, state, created) VALUES (?, ?, ?, ?, ?)",
+                (job.name, json.dumps(schema.dump(job)), json.dumps(code), JobState.RUNNING, time.time()),
+            )
+            return int(cursor.lastrowid or 0)
+
+    def set_plan(self, number: int, plan: JobPlan) -> None:
+        """Record what a job has settled."""
+        with self._transaction() as db:
+            db.execute("UPDATE jobs SET plan = ? WHERE id = ?", (json.dumps(schema.dump(plan)), number))
+
+    def end_job(self, number: int, state: JobState, *, error: str = "", model: str = "") -> None:
+        """Record how a job ended."""
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE jobs SET state = ?, error = ?, model = ?, ended = ? WHERE id = ?",
+                (state, error, model, time.time(), number),
+            )
+
+    def jobs(self) -> list[JobRow]:
+        """All jobs, oldest first."""
+        with self._transaction() as db:
+            return [_job_row(row) for row in db.execute("SELECT * FROM jobs ORDER BY id")]
+
+    def job(self, number: int) -> JobRow | None:
+        """One job, if it is there."""
+        with self._transaction() as db:
+            row = db.execute("SELECT * FROM jobs WHERE id = ?", (number,)).fetchone()
+            return _job_row(row) if row else None
+
+    def add_round(self, job: int, result: Round) -> None:
+        """Record a finished round. From here on the job resumes after it."""
+        kept = ("workers", "missing", "tunnel", "joules", "energy")
+        detail = json.dumps({key: getattr(result, key) for key in kept})
+        values = (job, result.round, result.accuracy, result.loss, result.seconds, result.samples, detail)
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+
+    def set_profile(self, work: str, profile: Profile) -> None:
+        """Keep what a worker's steps of some ``work`` (a fingerprint) were measured to take."""
+        with self._transaction() as db:
+            values = (profile.worker, work, json.dumps(schema.dump(profile)))
+            db.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", values)
+
+    def profile(self, worker: str, work: str) -> Profile | None:
+        """What was kept, if anything."""
+        with self._transaction() as db:
+            query = "SELECT profile FROM profiles WHERE worker = ? AND work = ?"
+            row = db.execute(query, (worker, work)).fetchone()
+            return schema.load(Profile, json.loads(row["profile"]), "profile", strict=False) if row else None
+
+    def rounds(self, job: int) -> list[Round]:
+        """The finished rounds of a job, in order."""
+        with self._transaction() as db:
+            rows = db.execute("SELECT * FROM rounds WHERE job = ? ORDER BY round", (job,))
+            return [_round(row) for row in rows]
+
+
+def _job_row(row: sqlite3.Row) -> JobRow:
+    return JobRow(
+        id=row["id"],
+        job=schema.load(Job, json.loads(row["job"]), f"job {row['id']}", strict=False),
+        code=json.loads(row["code"]),
+        plan=schema.load(JobPlan, json.loads(row["plan"]), "plan") if row["plan"] else None,
+        state=JobState(row["state"]),
+        error=row["error"],
+        model=row["model"],
+        created=row["created"],
+        ended=row["ended"],
+    )
+
+
+def _round(row: sqlite3.Row) -> Round:
+    detail: dict[str, Any] = json.loads(row["detail"])
+    return Round(
+        row["round"],
+        row["accuracy"],
+        row["loss"],
+        row["seconds"],
+        row["samples"],
+        detail["workers"],
+        detail["missing"],
+        {name: (to, back) for name, (to, back) in detail["tunnel"].items()},
+        detail.get("joules", {}),
+        detail.get("energy", {}),
+    )

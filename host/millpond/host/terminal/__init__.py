@@ -1,0 +1,1 @@
+"""Tables and live views for a terminal, JSON for programs."""

@@ -1,0 +1,235 @@
+"""Edge (the terminal): what people see: tables and a live view of a job; JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from millpond.base.schema import dump
+from millpond.host.api.daemon import Curves, DeviceInfo, JobInfo, JobProgress
+from millpond.host.jobs.energy import per_image, rounded
+from millpond.host.model.jobs import Round
+
+COLOURS = {
+    "ready": "green",
+    "up": "green",
+    "down": "red",
+    "connecting": "yellow",
+    "absent": "red",
+    "incompatible": "red",
+    "refused": "red",
+    "running": "yellow",
+    "done": "green",
+    "failed": "red",
+    "stopped": "magenta",
+}
+
+
+def console() -> Console:
+    """Where tables go; wide enough for a whole row when it is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
+
+
+def quiet_console() -> Console:
+    """A console that shows nothing, where standard output is for a program."""
+    return Console(quiet=True)
+
+
+def print_json(value: object) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(dump(value), indent=2, default=_plain, allow_nan=False))
+
+
+def _plain(value: object) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def size(count: float) -> str:
+    """A number of bytes for people: 512 B, 1.4 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def state(name: str) -> Text:
+    """A state in its colour."""
+    return Text(name, COLOURS.get(name, ""))
+
+
+def devices(infos: Sequence[DeviceInfo]) -> Table:
+    """The table of ``millpond devices``."""
+    metered = any(info.watts is not None for info in infos)
+    headings = ["device", "board", "state", "agent", "cores", "cpu", "memory", "flash", "private", "temp"]
+    headings += [*(["power"] if metered else []), "jobs", "tunnel to / from"]
+    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
+    for info in infos:
+        table.add_row(info.name, info.board, state(info.state), *_device_cells(info, metered=metered))
+    return table
+
+
+def plain(infos: Iterable[DeviceInfo]) -> list[str]:
+    """What to say below that table of devices whose private data lie on the flash as they are."""
+    names: dict[str, list[str]] = {}
+    for info in infos:
+        if info.welcome and not info.welcome.at_rest.cipher:
+            names.setdefault(info.welcome.at_rest.reason, []).append(info.name)
+    about = "private data are not encrypted on the flash"
+    return [f"{', '.join(devices)}: {about}: {reason}" for reason, devices in names.items()]
+
+
+def _device_cells(info: DeviceInfo, *, metered: bool) -> list[str]:
+    welcome, load = info.welcome, info.load
+    if welcome is None or load is None:
+        return [info.reason]
+    return [
+        f"{welcome.software} {welcome.machine}",
+        str(welcome.cores),
+        f"{load.cpu:.0%}",
+        _share(load.memory_used, welcome.memory),
+        _share(load.flash_used, welcome.flash),
+        "encrypted" if welcome.at_rest.cipher else "plain",
+        "-" if load.temperature is None else f"{load.temperature:.0f} C",
+        *([_power(info.watts, load.energy)] if metered else []),
+        ", ".join(load.jobs) or "-",
+        f"{size(info.tunnel[0])} / {size(info.tunnel[1])}",
+    ]
+
+
+def _power(watts: float | None, source: str) -> str:
+    return "-" if watts is None else f"{watts:.1f} W ({source})"
+
+
+def _share(used: int, total: int) -> str:
+    return f"{used / max(total, 1):.0%} of {size(total)}"
+
+
+def jobs(infos: Iterable[JobInfo]) -> Table:
+    """The table of ``millpond jobs``."""
+    table = Table(
+        "id", "job", "state", "round", "accuracy", "", box=None, pad_edge=False, header_style="bold"
+    )
+    for info in infos:
+        accuracy = "-" if info.accuracy is None else f"{info.accuracy:.4f}"
+        about = info.error or info.model
+        table.add_row(
+            str(info.id), info.name, state(info.state), f"{info.round}/{info.rounds}", accuracy, about
+        )
+    return table
+
+
+def curves(found: Curves) -> Table:
+    """The table of ``millpond profile``: samples per second and memory by batch, the planned batch marked."""
+    headings = ("worker", "kind", "batch", "seconds", "samples/s", "memory", "")
+    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
+    for profile in found.profiles:
+        planned = found.batches.get(profile.worker, 0)
+        chosen = min((point.batch for point in profile.points if point.batch >= planned), default=None)
+        for number, point in enumerate(profile.points):
+            table.add_row(
+                "" if number else profile.worker,
+                "" if number else profile.kind,
+                str(point.batch),
+                f"{point.seconds:.4f}",
+                f"{point.batch / point.seconds:.1f}",
+                size(point.peak_bytes),
+                f"plan: {planned}" if planned and point.batch == chosen else "",
+            )
+    return table
+
+
+def _joules(figure: float | None) -> str:
+    return "-" if figure is None else rounded(figure)
+
+
+NARROW = 110
+
+
+class JobView:
+    """A job as it goes: a live table on a terminal, a line for each round elsewhere. ``unit`` is what a round
+    is called in it.
+    """
+
+    def __init__(self, output: Console, devices: Sequence[str], unit: str = "round") -> None:
+        self._console, self._devices, self._unit = output, devices, unit
+        self._narrow = output.width < NARROW
+        self._rounds: list[Round] = []
+        self._table = Table()
+        self._metered = False
+
+    def _begin(self, first: Round) -> None:
+        self._metered = bool(first.joules)
+        self._table = self._new_table()
+
+    def _new_table(self) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        joules = ("J/image",) if self._metered else ()
+        for heading in (self._unit, "accuracy", "loss", "seconds", "samples", *joules):
+            table.add_column(heading, justify="right", no_wrap=True)
+        tunnels = ["tunnels"] if self._narrow else self._devices
+        for name in tunnels:
+            table.add_column(f"{name} to / from", justify="right", no_wrap=True)
+        table.add_column("missing")
+        return table
+
+    def follow(self, progresses: Iterable[JobProgress]) -> tuple[JobInfo, list[Round]]:
+        """Show a job until it ends. Returns how it ended, and its rounds."""
+        if not self._console.is_terminal:
+            return self._follow(progresses, None)
+        waiting = Spinner("dots", "starting the workers")
+        with Live(waiting, console=self._console) as live:
+            result = self._follow(progresses, live)
+            if not self._rounds:
+                live.update("")
+            return result
+
+    def _follow(self, progresses: Iterable[JobProgress], live: Live | None) -> tuple[JobInfo, list[Round]]:
+        info: JobInfo | None = None
+        for progress in progresses:
+            info = progress.info
+            for line in progress.lines:
+                if not line.startswith("round") and line != info.error:  # the table and the error tell those
+                    self._console.print(Text(line, "dim"), soft_wrap=live is None)
+            for result in progress.rounds:
+                self._show(result, live)
+        assert info is not None
+        return info, self._rounds
+
+    def _show(self, result: Round, live: Live | None) -> None:
+        if not self._rounds:
+            self._begin(result)
+        self._rounds.append(result)
+        cells = self._cells(result)
+        if live:
+            self._table.add_row(*cells)
+            live.update(self._table)
+            return
+        headings = [str(column.header) for column in self._table.columns]
+        widths = [max(len(heading), 9) for heading in headings[:-1]] + [0]
+        for row in ([headings] if len(self._rounds) == 1 else []) + [cells]:
+            line = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            self._console.print(line.rstrip(), soft_wrap=True)
+
+    def _cells(self, result: Round) -> list[str]:
+        tunnels = [result.tunnel.get(device, (0, 0)) for device in self._devices]
+        if self._narrow:
+            tunnels = [(sum(to for to, _ in tunnels), sum(back for _, back in tunnels))]
+        return [
+            str(result.round),
+            f"{result.accuracy:.4f}",
+            "not finite" if result.loss is None else f"{result.loss:.4f}",
+            f"{result.seconds:.2f}",
+            str(result.samples),
+            *([_joules(per_image(result))] if self._metered else []),
+            *(f"{size(to)} / {size(back)}" for to, back in tunnels),
+            ", ".join(result.missing),
+        ]

@@ -1,0 +1,1 @@
+"""Workers as the host sees them, wherever they run, and the parameter server."""

@@ -1,0 +1,149 @@
+"""Edge: one worker's part in a job: prepares in the background, and comes back after a loss."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import MillpondError, Refused
+from millpond.host.workers.worker import Worker
+from millpond.train.protocol import Ready
+
+log = logging.getLogger(__name__)
+
+PREPARE_SECONDS = 300.0
+RETRY_SECONDS = 0.5
+LOSSES = 3
+
+
+class WorkerSupervisor:
+    """Keeps a worker prepared, in a thread of its own.
+
+    ``make`` gives a new worker when its device is there, None while it is not; ``admit`` says why a prepared
+    worker does not fit in the job, or nothing. A worker that cannot prepare
+    because of the job itself (missing data, a model that raises), or is lost three times in a row while it
+    prepares, is out of the job: ``failure`` says why.
+    """
+
+    def __init__(
+        self, name: str, make: Callable[[], Worker | None], admit: Callable[[Ready], str] = lambda _ready: ""
+    ) -> None:
+        self.name, self._make, self._admit = name, make, admit
+        self.failure = ""
+        self.ready: Ready | None = None
+        self._worker: Worker | None = None
+        self._prepared = False
+        self._lost = ""
+        self._losses = 0
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._keep_prepared, name=f"worker {name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to prepare."""
+        self._thread.start()
+
+    def wait_settled(self, deadline: Deadline) -> bool:
+        """Wait until it is prepared or out of the job for good; False if the deadline passes first."""
+        with self._changed:
+            while not self._prepared and not self.failure and not self._stopped:
+                if deadline.passed:
+                    return False
+                self._changed.wait(0.2)
+            return True
+
+    @property
+    def worker(self) -> Worker | None:
+        """The prepared worker, if there is one now."""
+        with self._changed:
+            return self._worker if self._prepared else None
+
+    @property
+    def reason(self) -> str:
+        """Why there is no prepared worker."""
+        with self._changed:
+            return self.failure or self._lost or "not ready"
+
+    def lose(self, worker: Worker, reason: str) -> None:
+        """Give ``worker`` up; another is prepared as soon as can be."""
+        with self._changed:
+            if self._worker is worker:
+                self._worker, self._prepared, self._lost, self.ready = None, False, reason, None
+                self._changed.notify_all()
+        worker.close()
+
+    def expel(self, worker: Worker, reason: str) -> None:
+        """Give ``worker`` up, for good: what it says or sends is no good to the job."""
+        with self._changed:
+            self.failure = self.failure or reason
+        self.lose(worker, reason)
+
+    def stop(self) -> None:
+        """Leave the job, also in the middle of preparing."""
+        with self._changed:
+            self._stopped = True
+            worker, self._worker, self._prepared = self._worker, None, False
+            self._changed.notify_all()
+        if worker:
+            worker.close()
+
+    def _keep_prepared(self) -> None:
+        """A local worker dies with this thread, so the thread stays until the end of the job."""
+        while self._wait_until_needed():
+            if not self._prepare():
+                with self._changed:
+                    self._changed.wait(RETRY_SECONDS)
+
+    def _wait_until_needed(self) -> bool:
+        with self._changed:
+            while not self._stopped and (self._worker or self.failure):
+                self._changed.wait()
+            return not self._stopped
+
+    def _prepare(self) -> bool:
+        worker = None
+        try:
+            worker = self._make()
+            if worker is None or not self._adopt(worker):
+                return False
+            ready = worker.prepare(Deadline.after(PREPARE_SECONDS))
+            if complaint := self._admit(ready):
+                raise Refused("", "data", complaint)
+        except Exception as error:
+            if not isinstance(error, (MillpondError, OSError)):
+                log.exception("worker %s: internal error", self.name)
+            self._give_up(worker, error)
+            return False
+        with self._changed:
+            if self._worker is worker:
+                self.ready, self._prepared, self._lost, self._losses = ready, True, "", 0
+                self._changed.notify_all()
+                return True
+        worker.close()
+        return False
+
+    def _adopt(self, worker: Worker) -> bool:
+        """Make it this one's worker, unless it has left the job meanwhile."""
+        with self._changed:
+            if not self._stopped:
+                self._worker = worker
+                return True
+        worker.close()
+        return False
+
+    def _give_up(self, worker: Worker | None, error: Exception) -> None:
+        with self._changed:
+            self._lost = str(error)
+            self._losses += not self._stopped
+            if isinstance(error, Refused) and error.code in ("data", "model"):
+                self.failure = str(error)
+            elif self._losses == LOSSES:
+                self.failure = f"{self.name} was lost {LOSSES} times while it prepared: {error}"
+            log.info("worker %s could not be prepared: %s", self.name, error)
+            if self._worker is worker:
+                self._worker = None
+            self._changed.notify_all()
+        if worker:
+            worker.close()
