@@ -16,6 +16,7 @@ from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.power import LATE_SECONDS, DevicePower
 from millpond.host.jobs import energy
 from millpond.host.jobs.energy import FleetMeters, JobEnergy, Reading, Readings
+from millpond.host.model.energy import described, per_image
 from millpond.host.model.jobs import Round
 from millpond.wire.control_messages import Load
 
@@ -73,14 +74,14 @@ def test_joules_per_image_are_over_those_who_are_known() -> None:
         joules={"host": 100.0, "csd0": 20.0, "csd1": 12.0},
         energy={"host": "rapl", "csd0": "declared", "csd1": "declared"},
     )
-    assert energy.described(whole) == "1.32 J per image (RAPL, declared watts)"
+    assert described(whole) == "1.32 J per image (RAPL, declared watts)"
     partly = replace(
         whole, joules={"csd0": 0.3}, energy={"host": "unknown", "csd0": "declared", "csd1": "unknown"}
     )
-    assert energy.per_image(partly) == pytest.approx(0.01)
-    assert energy.described(partly) == "0.0100 J per image (declared watts; without host, csd1)"
-    assert energy.described(replace(ROUND, energy={"host": "unknown"})) == ""
-    assert energy.per_image(replace(whole, workers={"csd2": 5})) is None
+    assert per_image(partly) == pytest.approx(0.01)
+    assert described(partly) == "0.0100 J per image (declared watts; without host, csd1)"
+    assert described(replace(ROUND, energy={"host": "unknown"})) == ""
+    assert per_image(replace(whole, workers={"csd2": 5})) is None
 
 
 def test_the_host_reads_its_own_meter(tmp_path: Path) -> None:

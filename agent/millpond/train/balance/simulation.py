@@ -2,10 +2,11 @@
 
 It follows what ``millpond.host.jobs.synchronous.step_engine`` does. Each step, who is free begins with its
 batch, and who sits out with one that nobody waits for. The step ends when all others are done, or at the
-deadline. Who is late goes on, its sums count in the step in which it is done, and it begins again with what it
-can do in the rest of that step. What other work takes of a processor is known from answers alone, and is that of when the batch
-began. The policy hears of a step's late answers first, and then of the others. That is all at once, where the
-host tells of each late answer by itself: among few workers it is the same, among 10,000 it takes no time.
+deadline. Who is late goes on, its sums count in the step in which it is done, and it begins again with what
+it can do in the rest of that step. What other work takes of a processor is known from answers alone, and is
+that of when the batch began. The policy hears of a step's late answers first, and then of the others. That
+is all at once, where the host tells of each late answer by itself: among few workers it is the same, among
+10,000 it takes no time.
 
 Exchange and optimizer are part of the curves. Time is that of the simulation alone; the generator is seeded.
 """

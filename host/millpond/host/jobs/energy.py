@@ -11,9 +11,6 @@ from millpond.energy.joules import Source
 from millpond.energy.sensors import EnergyMeter
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.lifecycle import DeviceState
-from millpond.host.model.jobs import Round
-
-_NAMES = {"rapl": "RAPL", "hwmon": "hwmon", "declared": "declared watts"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,25 +91,3 @@ def _taken(before: Reading, after: Reading, seconds: float) -> float | None:
     if after.at > before.at:
         return (after.joules - before.joules) / (after.at - before.at) * seconds
     return None if after.watts is None else after.watts * seconds
-
-
-def per_image(result: Round) -> float | None:
-    """Joules of a sample in a round, over those whose energy is known; None if there are none."""
-    samples = sum(result.workers.get(name, 0) for name in result.joules)
-    return sum(result.joules.values()) / samples if samples else None
-
-
-def rounded(figure: float) -> str:
-    """Joules for people: 1.32, 0.0410."""
-    return f"{figure:.2f}" if figure >= 1 else f"{figure:#.3g}"
-
-
-def described(result: Round) -> str:
-    """The same for people, with where it is known from and whose is not; nothing if there is nothing."""
-    figure = per_image(result)
-    if figure is None:
-        return ""
-    sources = sorted({_NAMES[result.energy[name]] for name in result.joules})
-    unknown = [name for name, source in result.energy.items() if source == "unknown"]
-    without = f"; without {', '.join(unknown)}" if unknown else ""
-    return f"{rounded(figure)} J per image ({', '.join(sources)}{without})"

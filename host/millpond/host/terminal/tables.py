@@ -15,7 +15,7 @@ from rich.text import Text
 
 from millpond.base.schema import dump
 from millpond.host.api.daemon import Curves, DeviceInfo, JobInfo, JobProgress
-from millpond.host.jobs.energy import per_image, rounded
+from millpond.host.model.energy import per_image, rounded
 from millpond.host.model.jobs import Round
 
 COLOURS = {

@@ -27,6 +27,7 @@ from millpond.host.jobs.synchronous.shards import Shards
 from millpond.host.jobs.synchronous.step_engine import StepEngine, StepOutcome
 from millpond.host.jobs.synchronous.worker_group import SynchronousGroup
 from millpond.host.jobs.worker_group import EVALUATE_SECONDS, TRIES, JobContext, JobFailed, Traffic, since
+from millpond.host.model.energy import described
 from millpond.host.model.jobs import JobRow, Round
 from millpond.host.store.profiles import write_curves
 from millpond.train.protocol import Ready
@@ -245,7 +246,7 @@ class SynchronousTrainer:
         return {source: ", ".join(texts) for source, texts in missing.items()}
 
     def _report(self, result: Round) -> None:
-        energy = job_energy.described(result)
+        energy = described(result)
         told = f"{self._epoch.described()}{f'; {energy}' if energy else ''}"
         self.log.info("epoch %d: accuracy %.4f, %s", result.round, result.accuracy, told)
         for text in result.missing.values():

@@ -1,0 +1,29 @@
+"""Pure: the energy of a round, as people read it."""
+
+from __future__ import annotations
+
+from millpond.host.model.jobs import Round
+
+_NAMES = {"rapl": "RAPL", "hwmon": "hwmon", "declared": "declared watts"}
+
+
+def per_image(result: Round) -> float | None:
+    """Joules of a sample in a round, over those whose energy is known; None if there are none."""
+    samples = sum(result.workers.get(name, 0) for name in result.joules)
+    return sum(result.joules.values()) / samples if samples else None
+
+
+def rounded(figure: float) -> str:
+    """Joules for people: 1.32, 0.0410."""
+    return f"{figure:.2f}" if figure >= 1 else f"{figure:#.3g}"
+
+
+def described(result: Round) -> str:
+    """Return the joules per image, their sources and whose energy is unknown, for people; "" if there is none."""
+    figure = per_image(result)
+    if figure is None:
+        return ""
+    sources = sorted({_NAMES[result.energy[name]] for name in result.joules})
+    unknown = [name for name, source in result.energy.items() if source == "unknown"]
+    without = f"; without {', '.join(unknown)}" if unknown else ""
+    return f"{rounded(figure)} J per image ({', '.join(sources)}{without})"
