@@ -19,7 +19,7 @@ def rounded(figure: float) -> str:
 
 
 def described(result: Round) -> str:
-    """Return the joules per image, their sources and whose energy is unknown, for people; "" if there is none."""
+    """Describe the joules per image, their sources and whose energy is unknown; "" if none is known."""
     figure = per_image(result)
     if figure is None:
         return ""
