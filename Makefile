@@ -15,9 +15,14 @@ UNITS = host/millpond-host.service agent/millpond-agent.service
 CONFIGS = $(wildcard host/*.toml agent/*.toml)
 COMMANDS = millpond millpond-agent
 STAMP = .venv/.millpond-installed
+COVERAGE_STAMP = .venv/.millpond-coverage
+
+# Of make's command line alone: a variable of the environment changes no run.
+ARGS =
+EFFORT = quick
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check guest install uninstall clean system bench-tunnel bench-balance bench-volume conformance
+.PHONY: help demo test test-all coverage check guest install uninstall clean system bench-tunnel bench-balance bench-volume conformance
 .PHONY: image image-lock qemu test-image bench-image
 
 help:  ## this list
@@ -26,15 +31,26 @@ help:  ## this list
 demo: $(STAMP) system  ## an emulated fleet trains on real data, on this machine alone
 	@.venv/bin/millpond demo
 
-test: $(STAMP) system  ## all tests
-	@.venv/bin/pytest
+test: $(STAMP) system  ## the tests, each with few repetitions (ARGS="tests/fs -k lease")
+	@.venv/bin/python tests/run.py quick $(ARGS)
 
-check: $(STAMP)  ## style, types and layers
+test-all: $(STAMP) system  ## the tests with all their repetitions, and in the guest if it is built (ARGS=-x)
+	@.venv/bin/python tests/run.py full $(ARGS)
+
+coverage: $(COVERAGE_STAMP) system  ## which lines of the product the tests run (EFFORT=full ARGS=tests/fs)
+	@# A sandboxed process has another uid, and loses what it has measured if it may not write here. One that has
+	@# another root directory, such as a worker on a device, does not see this folder and always loses it.
+	@rm -rf .coverage-data && mkdir -m 0777 .coverage-data
+	@.venv/bin/python tests/run.py --coverage $(EFFORT) $(ARGS); result=$$?; \
+	  .venv/bin/coverage combine --quiet && .venv/bin/coverage report && exit $$result
+
+check: $(STAMP)  ## style, types, layers and house rules
 	@# Its cache does not notice when an imported module has become one of ours.
 	@.venv/bin/ruff check --no-cache
 	@.venv/bin/ruff format --check
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
+	@.venv/bin/pytest tests/rules -q
 
 guest: $(STAMP)  ## a small Debian for those tests that need a machine of their own, in .guest
 	@images/prerequisites.sh guest
@@ -86,6 +102,10 @@ $(STAMP): pyproject.toml constraints.txt hatch_build.py tunnel/millpond/tunnel/d
 	@.venv/bin/python $(PIP_INSTALL) -e '.[agent,host,train,demo,dev]'
 	@touch $@
 
+$(COVERAGE_STAMP): $(STAMP)
+	@.venv/bin/python $(PIP_INSTALL) -e '.[coverage]'
+	@touch $@
+
 install:  ## the daemons for good, as systemd services: sudo make install
 	@images/prerequisites.sh python "$(PYTHON)"
 	@test ! -e "$(PREFIX)" || test -e "$(PREFIX)/.millpond-installed" || \
@@ -125,5 +145,5 @@ uninstall:  ## removes what `make install` wrote; keeps /var/lib/millpond
 	@echo "millpond is removed; its fleet and data stay in /var/lib/millpond"
 
 clean:  ## removes what the other targets made in this folder
-	rm -rf .venv .demo .bench .guest .image .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist build
+	rm -rf .venv .demo .bench .guest .image .coverage-data .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist build
 	find agent fs host images tests tunnel -name __pycache__ -prune -exec rm -rf {} +

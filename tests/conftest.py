@@ -13,12 +13,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from millpond.linux.confinement.sandbox import Sandbox, spawn
 
-from . import effort
+from . import effort, schedule
 
 InNamespace = Callable[[Callable[[], None]], None]
+
+settings.register_profile("any machine", deadline=None)  # an example may take long because others compute
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,8 +33,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the effort before test modules read it."""
+    """Choose the effort before test modules read it, and divide the tests if several processes share them."""
     effort.choose(config.getoption("--effort"))
+    if plugin := schedule.plugin(config):
+        config.pluginmanager.register(plugin)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

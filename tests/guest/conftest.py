@@ -10,6 +10,12 @@ from .guest import Guest
 from .machine import why_no_guest
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Boot guests in full runs only, as that takes minutes on an emulated processor, and in one process."""
+    item.add_marker(pytest.mark.full)
+    item.add_marker(pytest.mark.xdist_group("guest"))
+
+
 @pytest.fixture(scope="session")
 def guest_works() -> None:
     """For tests that start guests of their own."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import shutil
 import socket
 import subprocess
@@ -16,7 +18,15 @@ from .repository import ROOT, make_image
 
 IMAGE = ROOT / ".guest"
 QEMU = "qemu-system-x86_64"
+KVM = Path("/dev/kvm")
+_PROBE_SECONDS = 15.0
 KERNEL_COMMAND = "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off nokaslr intel_iommu=on iommu=pt"
+
+
+ACCELERATORS = {
+    "kvm": ("-machine", "q35,accel=kvm,kernel-irqchip=split", "-cpu", "host"),  # split, for the IOMMU
+    "tcg": ("-machine", "q35,accel=tcg", "-cpu", "max"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,31 @@ def why_no_wheels() -> str:
     return "" if has_wheels(IMAGE) else "the guest's packages are not there, or others are needed: make guest"
 
 
+@functools.cache
+def accelerator() -> str:
+    """The key of what runs the guest's processor: KVM only where it has booted this kernel once.
+
+    Below another hypervisor /dev/kvm may be there and QEMU abort, or the kernel hang. Without a root file
+    system a kernel that has come so far panics, which ends QEMU.
+    """
+    if not os.access(KVM, os.R_OK | os.W_OK):
+        return "tcg"
+    argv = [*_kernel("kvm"), "-m", "256", "-append", KERNEL_COMMAND]
+    try:
+        done = subprocess.run(
+            argv,
+            preexec_fn=killed_with_parent(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_PROBE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "tcg"
+    return "kvm" if b"Kernel panic - not syncing: VFS" in done.stdout else "tcg"
+
+
 class Machine:
     """A running QEMU; ``port`` is the command port's other end. Its files are in ``folder``."""
 
@@ -96,11 +131,21 @@ class Machine:
 
 
 def _basics(hardware: Hardware) -> list[str]:
-    argv = [QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
-    argv += ["-machine", "q35,accel=tcg", "-cpu", "max", "-device", "intel-iommu,intremap=on"]
-    argv += ["-serial", "stdio", "-kernel", str(IMAGE / "vmlinuz"), "-initrd", str(IMAGE / "initrd")]
     init = [f"init={hardware.init}"] if hardware.init else []
-    return [*argv, "-append", " ".join([KERNEL_COMMAND, *init])]
+    return [
+        *_kernel(accelerator()),
+        "-initrd",
+        str(IMAGE / "initrd"),
+        "-append",
+        " ".join([KERNEL_COMMAND, *init]),
+    ]
+
+
+def _kernel(accelerator: str) -> list[str]:
+    """The board and the kernel; ``accelerator`` is one of :data:`ACCELERATORS`."""
+    argv = [QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
+    argv += [*ACCELERATORS[accelerator], "-device", "intel-iommu,intremap=on"]
+    return [*argv, "-serial", "stdio", "-kernel", str(IMAGE / "vmlinuz")]
 
 
 def _disks(hardware: Hardware, folder: Path) -> list[str]:

@@ -45,7 +45,7 @@ def test_a_manager_that_is_gone_takes_nobody_with_it(monkeypatch: pytest.MonkeyP
     [
         (None, None, None),
         ("30000000", None, 15.0),
-        ("30000000", str(os.getpid()), 15.0),
+        pytest.param("30000000", str(os.getpid()), 15.0, id="its-own"),  # the same id in all processes
         ("30000000", "1", None),
         ("0", None, None),
         ("soon", None, None),

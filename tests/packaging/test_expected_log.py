@@ -1,15 +1,12 @@
-"""The hook of all tests that turns an unexpected warning in the log into a failure."""
+"""The hooks and the configuration of all tests: what fails a test does so in every process of xdist, too."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
-from pathlib import Path
+import pytest
 
-CONFTEST = Path(__file__).parents[1] / "conftest.py"
+from .suite import SHARED, run_suite
 
-TESTS = """
+LOGS = """
 import logging
 import threading
 import pytest
@@ -44,20 +41,61 @@ def noisy():
 def test_fixture(noisy):
     pass
 """
+WARNS = """
+import warnings
+
+def test_warns():
+    warnings.warn("old")
+"""
+MARKED = """
+import pytest
+
+@pytest.mark.unheard_of
+def test_marked():
+    pass
+"""
+HANGS = """
+import pytest
+import threading
+
+@pytest.mark.timeout(1)
+def test_hangs():
+    threading.Event().wait()
+
+def test_next():
+    pass
+"""
+
+SUITE = {"test_logs.py": LOGS, "test_warns.py": WARNS, "test_marked.py": MARKED, "test_hangs.py": HANGS}
 
 
-def test_unexpected_log_records_fail(tmp_path: Path) -> None:
-    shutil.copy(CONFTEST, tmp_path)
-    (tmp_path / "test_it.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  expected_log(regex): allowed\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", tmp_path],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert "6 passed, 4 errors" in done.stdout
+@pytest.fixture(scope="module", params=[(), SHARED], ids=["one process", "two processes"])
+def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What pytest says of all of them."""
+    argv = ("--continue-on-collection-errors", *request.param)
+    done = run_suite(tmp_path_factory.mktemp("suite"), SUITE, *argv)
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_unexpected_log_records_fail(report: str) -> None:
     for name in ("test_unexpected", "test_from_a_thread", "test_another", "test_fixture"):
-        assert f"ERROR test_it.py::{name}" in done.stdout
-    assert "WARNING some.part: the flash is full" in done.stdout
-    assert done.returncode == 1
+        assert f"ERROR tests/test_logs.py::{name} - Failed: unexpected in the log" in report
+    assert "WARNING some.part: the flash is full" in report
+
+
+def test_a_warning_is_an_error(report: str) -> None:
+    assert "FAILED tests/test_warns.py::test_warns - UserWarning: old" in report
+
+
+def test_an_unknown_mark_is_an_error(report: str) -> None:
+    assert "ERROR tests/test_marked.py - Failed: 'unheard_of' not found in `markers`" in report
+
+
+def test_a_test_that_hangs_fails(report: str) -> None:
+    assert "FAILED tests/test_hangs.py::test_hangs - Failed: Timeout" in report
+
+
+def test_all_others_pass(report: str) -> None:
+    """Every record is reported once its test has passed, at the end of the fixture that listens."""
+    assert "2 failed, 7 passed, " in report

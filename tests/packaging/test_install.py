@@ -46,6 +46,7 @@ def checkout(target: Path) -> Path:
             "__pycache__",
             ".demo",
             ".bench",
+            ".coverage-data",
             ".hypothesis",
             "_datapath.so",
         )
@@ -247,7 +248,7 @@ def test_a_changed_configuration_is_kept(source: Path, tmp_path: Path) -> None:
 
 def test_help_names_every_target() -> None:
     said = call("make", "-C", ROOT, "--no-print-directory")
-    for target in ("demo", "test", "check", "install", "uninstall", "clean"):
+    for target in ("demo", "test", "test-all", "coverage", "check", "install", "uninstall", "clean"):
         assert f"make {target}" in said
     assert "\x1b" not in said
     assert os.linesep in said

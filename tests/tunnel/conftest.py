@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from millpond.base.deadline import Deadline
 from millpond.linux.confinement.sandbox import Sandbox, spawn
@@ -28,9 +27,6 @@ HOST_ADDRESS, DEVICE_ADDRESS = "10.77.0.1", "10.77.0.2"
 INTERFACE = "mp-test0"
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-settings.register_profile("any machine", deadline=None)  # an example may take long because others compute
-settings.load_profile("any machine")
 
 
 def eventually(condition: Callable[[], Any], what: str, seconds: float = 5) -> Any:
