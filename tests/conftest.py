@@ -20,6 +20,7 @@ from millpond.linux.confinement.sandbox import Sandbox, spawn
 from . import effort, schedule
 
 InNamespace = Callable[[Callable[[], None]], None]
+SKIPPED = 77
 
 settings.register_profile("any machine", deadline=None)  # an example may take long because others compute
 settings.load_profile("any machine")
@@ -85,6 +86,9 @@ def in_namespace(tmp_path: Path) -> InNamespace:
         def inside() -> int:
             try:
                 body()
+            except pytest.skip.Exception as why:
+                report.write_text(str(why))
+                return SKIPPED
             except BaseException:  # noqa: BLE001 - the parent raises it
                 report.write_text(traceback.format_exc())
                 return 1
@@ -97,6 +101,8 @@ def in_namespace(tmp_path: Path) -> InNamespace:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+        if status == SKIPPED << 8:
+            pytest.skip(report.read_text())
         if status != 0:
             pytest.fail(report.read_text() if report.exists() else f"the namespace ended with {status}")
 

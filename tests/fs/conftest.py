@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import traceback
@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from millpond.base.deadline import Deadline
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.coherence.device_server import accept_all
 from millpond.fs.coherence.lease_file import LEASE_SECONDS, PersistentLeases, open_leases
 from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.mount import device
 from millpond.fs.mount.host import mount_and_serve
 from millpond.fs.server.connection import serve
 from millpond.fs.server.sessions import SessionTable
@@ -33,30 +35,46 @@ from millpond.wire.channel import Channel
 from .support import SOON, Cutting, Server, listening
 
 InNamespace = Callable[[Callable[[], None]], None]
+settings.register_profile(
+    "volume",
+    deadline=None,  # a machine that is busy is no failure
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("volume")
 
 
-def served(serve: Callable[[Callable[[], None]], None]) -> int:
-    """A process that serves something, once it has said that it is ready."""
+def forked(body: Callable[[int], int]) -> tuple[int, str]:
+    """A process that runs ``body``, and the first line that it writes to the pipe that it is given."""
     reading, writing = os.pipe()
-
-    def ready() -> None:
-        os.write(writing, b"ready\n")
-        os.close(writing)
-
     pid = os.fork()
     if pid == 0:
         code = 70
         try:
+            gc.freeze()  # or the first collection copies all that pytest has in memory
             os.close(reading)
-            serve(ready)
-            code = 0
+            code = body(writing)
         except BaseException:  # noqa: BLE001 - shown, and the exit code tells
             traceback.print_exc()
         finally:
             os._exit(code)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        assert pipe.readline() == "ready\n"
+        return pid, pipe.readline()
+
+
+def served(serve: Callable[[Callable[[], None]], None]) -> int:
+    """A process that serves something, once it has said that it is ready."""
+
+    def body(pipe: int) -> int:
+        def ready() -> None:
+            os.write(pipe, b"ready\n")
+            os.close(pipe)
+
+        serve(ready)
+        return 0
+
+    pid, said = forked(body)
+    assert said == "ready\n"
     return pid
 
 
@@ -72,6 +90,7 @@ class World:
     binding: str = "auto"
     host_binding: str = "auto"
     lease: float = LEASE_SECONDS
+    timeout: float = 10.0
     server_uid: int = 65534
     how: str = ""
     device_pid: int = 0
@@ -79,15 +98,22 @@ class World:
     host_pid: int = 0
     leases: int = -1
 
-    def mount_device(self) -> None:
-        argv = [sys.executable, "-m", "millpond.fs.mount.device", self.backing, self.device, "--name", "csd0"]
-        argv += ["--binding", self.binding, "--locks", self.locks]
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-        assert process.stdout
-        self.how = process.stdout.readline()
+    def mount_device(self, *, as_command: bool = False) -> None:
+        """Mount by ``python -m millpond.fs.mount.device``, or by a fork that calls its ``main``: an
+        interpreter takes longer to start than all else that a test mounts.
+        """
+        argv = [*map(str, (self.backing, self.device)), "--name", "csd0"]
+        argv += ["--binding", self.binding, "--locks", str(self.locks)]
+
+        def body(pipe: int) -> int:
+            if as_command:
+                os.dup2(pipe, 1)
+                os.execv(sys.executable, [sys.executable, "-m", "millpond.fs.mount.device", *argv])
+            sys.stdout = os.fdopen(pipe, "w")
+            return device.main(argv)
+
+        self.device_pid, self.how = forked(body)
         assert self.how.startswith("ready: ")
-        self.device_pid = process.pid
-        process.returncode = 0  # waited for by pid
 
     def start_server(self) -> None:
         """The confined server: another user, a root that holds the public part and no network."""
@@ -123,7 +149,7 @@ class World:
         """Where the host's mounts tell their numbers."""
         return self.backing.with_name("n")
 
-    def mount_host(self, timeout: float = 3.0, read_only: bool = False, *, at: Path | None = None) -> int:
+    def mount_host(self, read_only: bool = False, *, at: Path | None = None) -> int:
         """The process that serves it."""
 
         def serve(ready: Callable[[], None]) -> None:
@@ -134,7 +160,7 @@ class World:
                 allow_other=True,
                 read_only=read_only,
                 binding=self.host_binding,
-                timeout=timeout,
+                timeout=self.timeout,
                 numbers=self.numbers,
                 on_ready=lambda _: ready(),
             )

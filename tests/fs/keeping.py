@@ -10,33 +10,54 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import pytest
+
 from millpond.base.deadline import Deadline
+from millpond.fs.client import callbacks as recalling
 from millpond.fs.client.callbacks import CallbackChannel
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.coherence.coherent_fs import CoherentFs, Revoking
 from millpond.fs.coherence.delegation_table import DEVICE, Holder
 from millpond.fs.coherence.device_server import serve
+from millpond.fs.coherence.lease_file import LEASE_SECONDS
 from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.filelocks import remote
+from millpond.fs.server import connection as serving
 from millpond.fs.vfs.inode_api import ROOT, CacheMode, Node
 from millpond.fs.vfs.path_api import Handle
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Head
 
-from .support import SOON, Doing, Server, eventually, listening
+from ..waiting import eventually
+from .support import SOON, Doing, Server, listening
 
 WHOLE = 1 << 20
 LONG_LEASE = 30.0  # so long that nothing that is tested ends by it
 
 
 @contextlib.contextmanager
+def brisk(lease: float = LEASE_SECONDS) -> Iterator[None]:
+    """Shorten pauses of client and server to a tenth of a second: between recalls, by the next of which the
+    server sees that a connection has gone; before the client attends again; between questions of file locks.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving, "_CALLS_PER_LEASE", max(serving._CALLS_PER_LEASE, 10 * lease))
+        patch.setattr(recalling, "_AGAIN_SECONDS", 0.05)
+        patch.setattr(remote, "_AWAIT_SECONDS", 0.1)
+        patch.setattr(remote, "_AGAIN_SECONDS", 0.05)
+        yield
+
+
+@contextlib.contextmanager
 def shared(top: Path, lease: float) -> Iterator[Server]:
     """The server of a volume with a public part, while it lives."""
-    (top / "public").mkdir()
-    made = Server(top, public=b"public", lease=lease)
-    yield made
-    made.drop()
-    made.sessions.close()
-    os.close(made.root)
+    (top / "public").mkdir(exist_ok=True)
+    with brisk(lease):
+        made = Server(top, public=b"public", lease=lease)
+        yield made
+        made.drop()
+        made.sessions.close()
+        os.close(made.root)
 
 
 class Kernel:
@@ -149,7 +170,7 @@ class Client:
         return known is not None and self.server.sessions.master.may_hold(known.holder)
 
     def await_lease(self) -> None:
-        assert eventually(lambda: self.attended() and self.kept(self.public))
+        eventually(lambda: self.attended() and self.kept(self.public), "the client has a lease")
 
 
 class Device:

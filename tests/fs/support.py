@@ -42,14 +42,14 @@ def errno_of(call: Callable[..., object], *arguments: object, **more: object) ->
     return None
 
 
-def eventually(condition: Callable[[], object], seconds: float = 4 * SOON) -> bool:
-    """Whether it comes true before long. Machines are slow at times: nothing is said of how long it takes."""
+def lasts(condition: Callable[[], object], seconds: float = 0.2) -> bool:
+    """Whether it stays true for so long."""
     end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
+    while time.monotonic() < end:
+        if not condition():
             return False
         time.sleep(0.005)
-    return True
+    return bool(condition())
 
 
 class Doing:
@@ -83,6 +83,17 @@ class Doing:
         if self._failure:
             raise self._failure
         return self._result
+
+
+def below(top: Path) -> list[Path]:
+    """Return all that is below a directory, sorted by path. Each directory is listed once. Raises OSError."""
+    found: list[Path] = []
+    with os.scandir(top) as entries:
+        for entry in entries:
+            found.append(Path(entry.path))
+            if entry.is_dir(follow_symlinks=False):
+                found += below(found[-1])
+    return sorted(found)
 
 
 def listening(path: Path) -> socket.socket:

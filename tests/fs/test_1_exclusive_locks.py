@@ -12,7 +12,7 @@ from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.coherence.shared_bitmap import SharedBitmap, SharedBitmapView
 from millpond.fs.vfs.inode_api import WouldBlock
 
-from .support import Doing, errno_of, eventually
+from .support import Doing, errno_of, lasts
 
 ONE, OTHER = Holder(1), Holder(2)
 D, E = Inode(10), Inode(11)
@@ -131,7 +131,7 @@ def test_nobody_waits_longer_than_the_lease(master: DelegationManager, clock: Ti
     number = master.take(one, 5)
     looking = Doing(master.settle, DEVICE, 5)
     clock.now += 9.9
-    assert not eventually(lambda: looking.done, 0.5)
+    assert lasts(lambda: not looking.done)
     clock.now += 0.2
     looking.result()
     with pytest.raises(OSError) as raised, master.telling(one, {5: number}):
@@ -149,7 +149,7 @@ def test_a_word_of_who_lost_it_in_the_middle_is_waited_for(master: DelegationMan
             Doing(master.settle, DEVICE, 5),
             Doing(lambda: master.change(other, 5).__enter__()),
         )
-        assert not eventually(lambda: looking.done or changing.done, 0.5)
+        assert lasts(lambda: not (looking.done or changing.done))
     looking.result()
     changing.result()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from millpond.fs.coherence.delegation_table import DEVICE, DelegationTable, Holder, Inode, WriteIntent
+
+from ..effort import scaled
 
 ONE, OTHER = Holder(1), Holder(2)
 F, G = Inode(10), Inode(11)
@@ -271,6 +273,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=scaled(quick=30, full=100))
 
 
 @given(st.lists(st.tuples(st.sampled_from([ONE, OTHER]), st.booleans()), max_size=12))

@@ -19,6 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from millpond.fs.filelocks.table import LockAnswer, LockOutcome, LockTable
 from millpond.fs.vfs.lock_types import OFFSET_MAX, Family, Lock, LockOwner, Mode
 
+from ..effort import scaled
+
 SIZE = 6
 """Bytes in a modelled file. The last one stands for all that follow, too."""
 
@@ -206,11 +208,13 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(deadline=None, max_examples=100, stateful_step_count=30)
+TestHistories.settings = settings(
+    deadline=None, max_examples=scaled(quick=30, full=100), stateful_step_count=30
+)
 
 
 @given(some.lists(some.tuples(owners, some.integers(1, 2), modes, ranges), max_size=40))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=scaled(quick=30, full=100))
 def test_whoever_waits_waits_for_one_who_does_not(steps: list[tuple[LockOwner, int, Mode, Range]]) -> None:
     """Processes of one thread, which wait for each lock until they have it, are never all stuck."""
     model, table, waiting = Model(99, 99), LockTable(), set[LockOwner]()
@@ -321,7 +325,7 @@ def test_as_the_kernel_locks(processes: list[Process], tmp_path: Path) -> None:
     files = iter(range(1 << 30))
 
     @given(some.lists(some.tuples(some.integers(0, 2), requests), max_size=40))
-    @settings(deadline=None, max_examples=150)
+    @settings(deadline=None, max_examples=scaled(quick=50, full=150))
     @example([(n, ("setlk", Mode.READ, (m, m))) for n, m in ((0, 4), (1, 2), (0, 0))] + [(2, GETLK)])
     def check(history: list[tuple[int, tuple[Any, ...]]]) -> None:
         table, file = LockTable(), tmp_path / str(next(files))

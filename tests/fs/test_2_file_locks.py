@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from millpond.base.errors import ProtocolError
 from millpond.fs.coherence.delegation_table import DEVICE
 from millpond.fs.coherence.device_client import DeviceDelegationBreaker
 from millpond.fs.coherence.device_server import serve
+from millpond.fs.coherence.lease_file import LEASE_SECONDS
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.filelocks.local import LocalLocks, RoutedLocks
 from millpond.fs.filelocks.remote import RemoteLocks
@@ -27,8 +28,10 @@ from millpond.fs.vfs.lock_types import OFFSET_MAX, Family, Lock, LockOwner, Mode
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
-from .keeping import Client
-from .support import SOON, Doing, Server, errno_of, eventually, listening
+from ..waiting import eventually
+from . import keeping
+from .keeping import Client, brisk
+from .support import SOON, Doing, Server, errno_of, listening
 
 WRITE, READ, UNLOCK = Mode.WRITE, Mode.READ, Mode.UNLOCK
 FAMILIES = pytest.mark.parametrize("family", Family)
@@ -68,11 +71,8 @@ def top(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def served(top: Path) -> Iterator[Server]:
-    made = Server(top, public=b"public")
-    yield made
-    made.drop()
-    made.sessions.close()
-    os.close(made.root)
+    with keeping.shared(top, LEASE_SECONDS) as made:
+        yield made
 
 
 @pytest.fixture
@@ -192,14 +192,23 @@ def test_a_server_that_forgot_all_is_asked_again(
     served.forget()
     served.cut()
     one.await_lease()
-    assert eventually(lambda: _held(served) == 1)
+    eventually(lambda: len(_ranges(served)) == 1, "the lock is asked for again")
     assert told.error is None
     one.tree.locks.release(one.find(b"f"), family, BIG)
+    end_grace(other.tree.locks)
     assert told.answer() == 0
 
 
-def _held(served: Server) -> int:
-    return sum(1 for _ in served.sessions.master.files._table.locks())
+def end_grace(locks: Locking) -> None:
+    """Have it ask for what is new in an instant, while it lets others ask again for what they had."""
+    assert isinstance(locks, RemoteLocks)
+    eventually(lambda: locks._free_at > time.monotonic() + 1, "it lets others ask first")
+    locks._free_at = time.monotonic() + 0.2
+
+
+def _ranges(served: Server) -> list[tuple[int, int]]:
+    """The start and the end of each lock that the server knows of."""
+    return [(each.start, each.end) for _, _, each in served.sessions.master.files._table.locks()]
 
 
 @LOST
@@ -211,11 +220,12 @@ def test_what_somebody_else_has_got_meanwhile_is_lost(
     assert ask(one, family, lock(WRITE)) == 0
     one.recalls.stop()  # as if it were gone
     assert ask(other, family, lock(WRITE)) == 0
-    assert eventually(lambda: errno_of(one.tree.locks.require, node) == errno.EIO)
+    eventually(lambda: errno_of(one.tree.locks.require, node) == errno.EIO, "the loss of the lock is known")
     assert one.tree.locks.lock(node, family, lock(READ), None) == errno.EIO
     assert one.tree.locks.lock(node, family, lock(UNLOCK), None) == 0
     one.tree.locks.release(node, family, BIG)
     one.tree.locks.require(node)
+    end_grace(one.tree.locks)
     assert Doing(one.tree.locks.lock, node, family, lock(READ), None).result() == errno.EAGAIN
 
 
@@ -231,11 +241,7 @@ def test_a_request_that_nobody_answers_fails_and_leaves_nothing(one: Client, ser
     one.tree.locks._ask = lost
     assert errno_of(one.tree.locks.lock, node, Family.POSIX, lock(WRITE, 5, 9), None) == errno.EIO
     one.tree.locks._ask = ask
-    assert eventually(
-        lambda: (
-            [(each.start, each.end) for _, _, each in served.sessions.master.files._table.locks()] == [(0, 0)]
-        )
-    )
+    eventually(lambda: _ranges(served) == [(0, 0)], "the server has the lock of before alone")
 
 
 H, J = 1, 2
@@ -337,7 +343,6 @@ def test_files_of_ones_own(top: Path) -> None:
         locks.require(node)
         locks.release(node, Family.POSIX, BIG)
         assert late.error == 0
-    assert ROOT
 
 
 def test_a_device_without_a_server_has_its_own_which_the_server_then_learns(tmp_path: Path) -> None:
@@ -348,14 +353,15 @@ def test_a_device_without_a_server_has_its_own_which_the_server_then_learns(tmp_
     assert locks.lock(ROOT, Family.POSIX, lock(WRITE, 0, 0, owner=1), None) == errno.EAGAIN
     assert locks.lock(ROOT, Family.POSIX, lock(WRITE, 0, 0, owner=2), told.waiting) is None
     master = DelegationManager(30.0)
-    with listening(tmp_path / "locks") as listener:
+    with brisk(), listening(tmp_path / "locks") as listener:
         threading.Thread(target=_accept, args=(listener, master), daemon=True).start()
         with guard:
-            assert eventually(lambda: master.files.count(DEVICE) == 1)
+            eventually(lambda: master.files.count(DEVICE) == 1, "the server knows the device's lock")
             assert told.error is None
             locks.release(ROOT, Family.POSIX, BIG)
+            end_grace(locks)
             assert told.answer() == 0
-            assert eventually(lambda: master.files.count(DEVICE) == 1)
+            eventually(lambda: master.files.count(DEVICE) == 1, "the lock went to the device's other owner")
             locks.close()
         listener.shutdown(socket.SHUT_RDWR)
 

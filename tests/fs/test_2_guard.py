@@ -23,8 +23,9 @@ from millpond.fs.proto import delegations as m
 from millpond.fs.vfs.inode_api import WouldBlock
 from millpond.wire.channel import Channel
 
+from ..waiting import eventually
 from .keeping import LONG_LEASE, Listening, mastered
-from .support import SOON, Doing, errno_of, eventually
+from .support import SOON, Doing, errno_of
 
 D, F, G = 1, 10, 11
 
@@ -75,7 +76,10 @@ def test_a_change_is_announced(server: Listening, guard: DeviceDelegationBreaker
         change.revoke(G)
         assert doing.result() == {G}
         assert master.share(client, G) == master.share(client, F) == 0
-    assert eventually(lambda: master.share(client, D) and master.share(client, F) and master.share(client, G))
+    eventually(
+        lambda: master.share(client, D) and master.share(client, F) and master.share(client, G),
+        "the change has ended",
+    )
 
 
 def test_a_change_waits_until_nobody_keeps_it(server: Listening, guard: DeviceDelegationBreaker) -> None:
@@ -95,7 +99,7 @@ def test_who_cannot_wait_is_told_so(server: Listening, guard: DeviceDelegationBr
     master.share(client, F)
     with pytest.raises(WouldBlock):
         Doing(changed, guard, D, inodes=(F,), may_wait=False).result()
-    assert eventually(lambda: master.share(client, D))  # nothing has begun
+    eventually(lambda: master.share(client, D), "no change has begun")  # nothing has begun
 
     def revoke() -> None:
         with guard.change(D + 1) as change:
@@ -103,7 +107,7 @@ def test_who_cannot_wait_is_told_so(server: Listening, guard: DeviceDelegationBr
 
     with pytest.raises(WouldBlock):
         Doing(revoke, may_wait=False).result()
-    assert eventually(lambda: master.share(client, D + 1))
+    eventually(lambda: master.share(client, D + 1), "no change has begun")
     doing = Doing(revoke)
     assert give_up(master, client) == {D + 1}
     assert give_up(master, client) == {F}
@@ -132,7 +136,10 @@ def test_marks_are_those_of_the_master_that_is_there(server: Listening, path: Pa
         other = Listening(path, device=True)
         client = other.client()
         # once the mount has seen its marks
-        assert eventually(lambda: other.master.heard(client) or other.master.take(client, F))
+        eventually(
+            lambda: other.master.heard(client) or other.master.take(client, F),
+            "the new master knows the mount",
+        )
         looking = Doing(guard.settle, F)
         assert give_up(other.master, client) == {F}
         assert looking.result() and not guard.settle(D)
@@ -157,8 +164,8 @@ def test_what_is_granted_before_the_marks_have_come_is_asked_for(
     )  # of a master that is gone
     arriving = Doing(made.__enter__)
     client = server.client()
-    assert eventually(lambda: server.accepted and server.master.take(client, F))
-    assert eventually(lambda: made._marks is None)
+    eventually(lambda: server.accepted and server.master.take(client, F), "the master grants a directory")
+    eventually(lambda: made._marks is None, "the marks of the earlier master are dropped")
     looking = Doing(made.settle, F)
     assert give_up(server.master, client) == {F}
     assert looking.result()
@@ -184,14 +191,16 @@ def test_what_the_kernel_writes_is_granted_to_nobody(
     for inode in (F, F, G):
         with guard.change(inodes=(inode,)):
             assert guard.begin_writing(inode)
-    assert eventually(lambda: master.share(client, D))
+    eventually(lambda: master.share(client, D), "the change has ended")
     assert master.share(client, F) == 0 and not master.opened(client, F)
     guard.end_writing(F)
     guard.end_writing(G)
-    assert eventually(lambda: master.share(client, G))  # and so the master has heard of F as well
+    eventually(
+        lambda: master.share(client, G), "the kernel writes the file no more"
+    )  # and so the master has heard of F as well
     assert master.share(client, F) == 0
     guard.end_writing(F)
-    assert eventually(lambda: master.share(client, F))
+    eventually(lambda: master.share(client, F), "the kernel writes the file no more")
 
 
 def test_the_kernel_may_not_write_what_a_client_keeps_or_has_open(
@@ -208,7 +217,7 @@ def test_the_kernel_may_not_write_what_a_client_keeps_or_has_open(
     doing.result()
     assert not guard.begin_writing(G)
     assert guard.begin_writing(F)
-    assert eventually(lambda: master.share(client, G))
+    eventually(lambda: master.share(client, G), "the change has ended")
 
 
 def test_a_mount_that_dies_leaves_nothing(server: Listening, path: Path) -> None:
@@ -221,7 +230,10 @@ def test_a_mount_that_dies_leaves_nothing(server: Listening, path: Path) -> None
         channel.send(m.EndWriting(99), Deadline.after(SOON))  # of which it knows nothing
         assert channel.call(m.BeginWriting(G), m.WritingBegun, Deadline.after(SOON)).by_kernel
         assert [master.share(client, inode) for inode in (D, F, G)] == [0, 0, 0]
-    assert eventually(lambda: all(master.share(client, inode) for inode in (D, F, G)))
+    eventually(
+        lambda: all(master.share(client, inode) for inode in (D, F, G)),
+        "all that the mount had begun has ended",
+    )
 
 
 def test_a_master_that_was_started_again_is_told_what_is_written(
@@ -233,12 +245,14 @@ def test_a_master_that_was_started_again_is_told_what_is_written(
     guard.end_writing(F)
     again = Listening(path, device=True)
     client = again.client()
-    assert eventually(lambda: again.master.share(client, F))  # nothing before it knows what is written
+    eventually(
+        lambda: again.master.share(client, F), "the new master knows the mount"
+    )  # nothing before it knows what is written
     assert again.master.share(client, G) == 0 and not again.master.opened(client, G)
     guard.end_writing(G)
     assert again.master.share(client, G) == 0
     guard.end_writing(G)
-    assert eventually(lambda: again.master.share(client, G))
+    eventually(lambda: again.master.share(client, G), "the kernel writes the file no more")
     again.kill()
 
 
@@ -262,7 +276,7 @@ def test_a_change_is_announced_to_a_master_that_was_started_again(
         assert again.master.share(client, D) == 0
         change.revoke(F)
         assert again.master.share(client, F) == 0
-    assert eventually(lambda: again.master.share(client, D))
+    eventually(lambda: again.master.share(client, D), "the change has ended")
     again.kill()
 
 
@@ -276,7 +290,7 @@ def test_a_change_in_the_middle_of_which_the_master_is_started_again(
         client = again.client()
         change.revoke(F)
         assert [again.master.share(client, inode) for inode in (F, D, G)] == [0, 0, 0]
-    assert eventually(lambda: again.master.share(client, F))
+    eventually(lambda: again.master.share(client, F), "the change has ended")
     again.kill()
 
 
@@ -297,7 +311,7 @@ def test_a_master_that_is_away_is_waited_for(
 def test_a_master_that_does_not_come_back_is_waited_for_as_long_as_a_lease(
     server: Listening, path: Path
 ) -> None:
-    lease = 1.0
+    lease = 0.5
     start = time.monotonic()
     with DeviceDelegationBreaker(path, lease=lease) as guard:
         changed(guard, D)

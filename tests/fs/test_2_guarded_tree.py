@@ -20,8 +20,9 @@ from millpond.fs.store.mmap_writers import has_writers
 from millpond.fs.vfs.inode_api import ROOT, CacheMode, Node, SetAttr
 from millpond.fs.vfs.path_api import Handle
 
+from ..waiting import eventually
 from .keeping import LONG_LEASE, Listening, mastered
-from .support import Doing, eventually
+from .support import Doing
 
 
 @pytest.fixture
@@ -56,7 +57,10 @@ class OnDevice:
 
     def keep(self, *nodes: Node) -> None:
         inodes = [self.inodes.inode(node) for node in nodes]
-        assert eventually(lambda: all(self.master.share(self.client, inode) for inode in inodes))
+        eventually(
+            lambda: all(self.master.share(self.client, inode) for inode in inodes),
+            "the client keeps the files",
+        )
 
     def given_up(self, doing: Doing) -> set[int]:
         """All that was recalled until the operation was done."""
@@ -155,7 +159,7 @@ def test_who_writes_a_file_that_the_kernel_reads(device: OnDevice) -> None:
     tree, master = device.tree, device.master
     f = device.made(b"f")
     inode = device.inodes.inode(f)
-    assert eventually(lambda: master.opened(device.client, inode))
+    eventually(lambda: master.opened(device.client, inode), "the client may open the file")
     reading = tree.open(f, os.O_RDONLY)
     device.keep(f)
     doing = Doing(tree.open, f, os.O_WRONLY)
@@ -172,7 +176,7 @@ def test_who_reads_a_file_that_the_daemon_writes(device: OnDevice) -> None:
     tree, master = device.tree, device.master
     f = device.made(b"f")
     inode = device.inodes.inode(f)
-    assert eventually(lambda: master.opened(device.client, inode))
+    eventually(lambda: master.opened(device.client, inode), "the client may open the file")
     handles = [tree.open(f, flags) for flags in (os.O_WRONLY, os.O_RDONLY, os.O_RDWR)]
     assert [tree.access(handle) for handle in handles] == [CacheMode.DIRECT] * 3
     master.closed(device.client, inode)
@@ -199,7 +203,10 @@ def test_a_file_that_is_still_mapped_is_written(device: OnDevice) -> None:
     assert master.device[1] == 1
     mapping.close()
     device.keep(f)
-    assert eventually(lambda: "mappings" not in [thread.name for thread in threading.enumerate()])
+    eventually(
+        lambda: "mappings" not in [thread.name for thread in threading.enumerate()],
+        "the thread that looks for mappings has ended",
+    )
 
 
 def test_who_opens_a_file_while_it_is_looked_at(device: OnDevice) -> None:
@@ -215,4 +222,4 @@ def test_who_opens_a_file_while_it_is_looked_at(device: OnDevice) -> None:
         handle, known = [one.result() for one in doing]
         assert known.attributes.size == 3 and has_writers(looked_at.fileno())
         device.tree.release(handle)
-        assert eventually(lambda: not has_writers(looked_at.fileno()))
+        eventually(lambda: not has_writers(looked_at.fileno()), "the file is written no more")

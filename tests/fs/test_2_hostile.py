@@ -35,6 +35,7 @@ from millpond.fs.vfs.path_api import MAX_TRANSFER, Owner
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure, Message
 
+from ..effort import scaled
 from .hostile_world import HIDDEN, THROWN_OUT, World, world
 from .hostility import NUMBERS, REPLIES, any_of, kinds, others
 from .support import LANE, NAME, SOON, Doing, Server
@@ -337,7 +338,7 @@ def test_who_may_not_wait_for_the_device_has_done_nothing(tmp_path: Path) -> Non
     os.close(server.root)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=scaled(quick=100, full=300), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     said=st.lists(st.one_of([any_of(kind) for kind in GOOD]), min_size=1, max_size=6),
     payload=st.binary(max_size=9),

@@ -33,9 +33,10 @@ from millpond.fs.vfs.lock_types import Family, Lock, LockOwner, Mode
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
+from ..waiting import eventually
 from .hostility import ATTRIBUTES, REPLIES, varied
-from .keeping import Kernel
-from .support import SOON, Doing, errno_of, eventually
+from .keeping import Kernel, brisk
+from .support import SOON, Doing, errno_of
 
 _DIRECTORY = replace(ATTRIBUTES, inode=78, mode=stat.S_IFDIR | 0o755)
 _LINK = replace(ATTRIBUTES, inode=79, mode=stat.S_IFLNK | 0o777)
@@ -383,7 +384,7 @@ def test_recalls_of_anything(mounted: Mounted) -> None:
     device.recalls = [(recall, b"") for recall in varied(p.Recall((77,), 1))]
     recalls = CallbackChannel(mounted.tree, device.dial, Kernel(), SOON)
     recalls.start()
-    assert eventually(lambda: device.recalled > len(device.recalls))
+    eventually(lambda: device.recalled > len(device.recalls), "all recalls are answered")
     recalls.stop()
 
 
@@ -392,10 +393,11 @@ def test_recalls_of_anything(mounted: Mounted) -> None:
 )
 def test_whoever_keeps_up_the_lease_lives_on(mounted: Mounted, said: tuple[Message, bytes]) -> None:
     mounted.device.recalls = [said]
-    recalls = CallbackChannel(mounted.tree, mounted.device.dial, Kernel(), 0.1)
-    starting = Doing(recalls.start)
-    assert eventually(lambda: mounted.device.lied)
-    starting.result()
-    mounted.device.recalls = []
-    assert eventually(lambda: mounted.device.recalled > 0)
-    recalls.stop()
+    with brisk():
+        recalls = CallbackChannel(mounted.tree, mounted.device.dial, Kernel(), 0.1)
+        starting = Doing(recalls.start)
+        eventually(lambda: mounted.device.lied, "the device has lied")
+        starting.result()
+        mounted.device.recalls = []
+        eventually(lambda: mounted.device.recalled > 0, "a recall is answered")
+        recalls.stop()

@@ -16,8 +16,9 @@ from millpond.fs.server.handlers import RequestHandlers
 from millpond.fs.vfs.inode_api import CacheMode, NegativeEntry, may_block
 from millpond.wire.framing import Head
 
+from ..waiting import eventually
 from .keeping import Client, Device, shared
-from .support import Doing, Server, errno_of, eventually
+from .support import Doing, Server, errno_of
 
 LEASE = 2.0
 PART = 128 << 10
@@ -96,7 +97,7 @@ def test_what_was_read_ahead_from_an_earlier_server(client: Client, device: Devi
     Device(server).put(b"f", b"b" * 8 * PART)
     server.refusing = False
     client.await_lease()
-    assert eventually(lambda: client.kept(node))
+    eventually(lambda: client.kept(node), "the file may be kept")
     token = may_block.set(False)
     try:
         assert bytes(client.tree.read(handle, PART, PART)) == b"b" * PART
@@ -134,7 +135,9 @@ def test_what_was_closed_is_closed_before_long(client: Client, device: Device, s
     assert server.open_files == before_that + 100
     for handle in handles:
         client.tree.release(handle)
-    assert eventually(lambda: server.open_files == before_that)  # by who keeps up the lease
+    eventually(
+        lambda: server.open_files == before_that, "the server has closed the files"
+    )  # by who keeps up the lease
 
 
 def test_a_great_many_are_forgotten(client: Client) -> None:
@@ -175,5 +178,5 @@ def _recalled_while_open(client: Client, device: Device, data: bytes) -> int:
     handle = client.tree.open(node, os.O_RDONLY)
     assert client.tree._files.get(handle).silent
     Doing(device.put, b"f", data).result()
-    assert eventually(lambda: client.tree._book.file(node).named_open)
+    eventually(lambda: client.tree._book.file(node).named_open, "the server was told that the file is open")
     return handle

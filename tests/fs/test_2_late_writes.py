@@ -14,8 +14,9 @@ from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.vfs.inode_api import page_writeback
 from millpond.fs.vfs.path_api import Handle
 
+from ..waiting import eventually
 from .keeping import Client, Device, shared
-from .support import Doing, Server, errno_of, eventually
+from .support import Doing, Server, errno_of
 
 LONG = 120.0  # so that no lease ends by itself
 
@@ -85,7 +86,9 @@ def test_what_others_have_changed_since_the_lease_was_over_stays(
         assert write_back(client, to_g, b"unchanged") == 9
         assert client.tree.write(to_f, b"l", 0) == 1  # which is done now
         known.caller.shut_down()
-        assert eventually(lambda: not master.is_late(known.holder, client.inode(f)))
+        eventually(
+            lambda: not master.is_late(known.holder, client.inode(f)), "what was late has been given up"
+        )
         client.await_lease()
         assert write_back(client, to_f, b"L") == 1 and client.read(f) == b"Longer"
 

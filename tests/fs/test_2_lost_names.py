@@ -13,8 +13,9 @@ import pytest
 
 from millpond.fs.client import async_create as edge
 
+from ..waiting import eventually
 from .keeping import Client, Device, hold, make, shared
-from .support import SOON, Cutting, Doing, Server, errno_of, eventually
+from .support import SOON, Cutting, Doing, Server, errno_of
 
 LEASE = 1.5
 
@@ -114,10 +115,10 @@ def test_names_that_nobody_missed_are_told_after_the_lease(client: Client, publi
     client.gate.shut("fs.recall")
     client.gate.reached()
     make(client, b"f")
-    time.sleep(1.2 * LEASE)
-    assert not client.tree.naming.granting.of(client.tree.lanes.book.file(client.public))
+    granting, directory = client.tree.naming.granting, client.tree.lanes.book.file(client.public)
+    eventually(lambda: not granting.of(directory), "the lease is over")
     client.gate.open()
-    assert eventually((public / "f").exists)
+    eventually((public / "f").exists, "the name is told")
     client.await_lease()
     assert "f" in client.names()
 
@@ -191,7 +192,7 @@ def test_nobody_waits_for_ever_for_names_to_be_told(server: Server, patience: No
     hold(client)
     client.tree.release(make(client, b"f")[1])
     refused(client)
-    assert eventually(lambda: errno_of(client.tree.naming.settle) is None)
+    eventually(lambda: errno_of(client.tree.naming.settle) is None, "the names are given up")
     assert not client.tree.naming.names.untold
     server.refusing = False
     client.close()

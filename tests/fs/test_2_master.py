@@ -12,7 +12,8 @@ from millpond.fs.coherence.delegation_table import DEVICE, Holder, Inode, WriteI
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.vfs.inode_api import WouldBlock
 
-from .support import SOON, Doing, errno_of, eventually
+from ..waiting import eventually
+from .support import SOON, Doing, errno_of
 
 D, E, F, G = Inode(1), Inode(2), Inode(10), Inode(11)
 LEASE = 10.0
@@ -255,7 +256,7 @@ def test_directories_are_changed_by_one_at_a_time(master: Clocked, one: Holder, 
 def test_who_waits_too_long_for_a_directory_gives_up(master: Clocked, one: Holder) -> None:
     with master.change(DEVICE, E):
         doing = Doing(changed, master, one, E, D)
-        assert eventually(lambda: master._table.is_changing(D))
+        eventually(lambda: master._table.is_changing(D), "the change has begun")
         master.pass_by(3 * LEASE)
         assert errno_of(doing.result) == errno.ETIMEDOUT
     assert master.idle

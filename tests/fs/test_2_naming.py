@@ -22,8 +22,9 @@ from millpond.fs.server.preallocation import PreallocatedFiles
 from millpond.fs.store import backing_fs
 from millpond.fs.vfs.inode_api import NegativeEntry, Node, SetAttr, WouldBlock
 
+from ..waiting import eventually
 from .keeping import Client, Device, hold, make, shared
-from .support import SOON, Doing, Server, errno_of, eventually
+from .support import SOON, Doing, Server, errno_of
 
 LEASE = 1.5
 
@@ -157,7 +158,10 @@ def test_what_depends_on_it_tells_it_first(client: Client, public: Path, how: st
         assert tree.setattr(node, SetAttr(mode=0o600)).attributes.links == 1
     elif how == "getattr of the directory":
         assert tree.getattr(at).attributes.mtime <= time.time_ns()  # an estimate, for an instant
-        assert eventually(lambda: tree.getattr(at).attributes.mtime == public.stat().st_mtime_ns)
+        eventually(
+            lambda: tree.getattr(at).attributes.mtime == public.stat().st_mtime_ns,
+            "the directory's time is the device's",
+        )
     elif how == "list":
         assert client.names() == {"first", "second", "f"}
     elif how == "link":
@@ -213,13 +217,16 @@ def test_what_is_there_is_not_made_again(client: Client, public: Path) -> None:
     assert errno_of(make, client, b"old") == errno.EEXIST
 
 
-def test_it_is_told_before_long(server: Server, public: Path) -> None:
+def test_it_is_told_before_long(server: Server, public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge, "_IDLE_SECONDS", 0.2)
     client = Client(server)
     hold(client)
     make(client, b"f")
-    assert eventually((public / "f").exists)
-    assert eventually(lambda: client.public not in client.tree.naming.names.held)  # nothing more comes
-    assert eventually(lambda: server.open_files == 1)
+    eventually((public / "f").exists, "the name is told")
+    eventually(
+        lambda: client.public not in client.tree.naming.names.held, "an idle directory is given back"
+    )  # nothing more comes
+    eventually(lambda: server.open_files == 1, "only the made file is open")
     client.close()
 
 

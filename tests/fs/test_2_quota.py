@@ -22,9 +22,10 @@ from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.linux.confinement.sandbox import Bind, Sandbox, spawn
 from millpond.wire.channel import Channel
 
+from ..waiting import eventually
 from .conftest import InNamespace, World
 from .keeping import Client
-from .support import SOON, Server, errno_of, eventually, listening
+from .support import SOON, Server, errno_of, listening
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMIT = 2 * MIB
@@ -91,7 +92,7 @@ def test_names_that_are_made_behind_count(backing: Path) -> None:
     assert limited.bounded.quota.files > public_usage(backing)[1]
     tree.unlink(public, b"1")
     client.close()
-    assert eventually(lambda: limited.open_files == 0)
+    eventually(lambda: limited.open_files == 0, "the server has closed all files")
     assert agrees(limited, backing) and len(os.listdir(backing / "public")) == 39  # noqa: PTH208
     limited.drop()
     os.close(limited.root)
@@ -116,7 +117,7 @@ def test_nothing_is_made_behind_once_there_is_hardly_room(backing: Path) -> None
     with pytest.raises(OSError, match="No space"):
         for offset in range(0, 99 * MIB, MIB):
             tree.write(handle, bytes(MIB), offset)
-    assert eventually(lambda: not tree.naming.names.held)
+    eventually(lambda: not tree.naming.names.held, "the directory is given back")
     while (
         errno_of(tree.write, handle, bytes(4 * KIB), tree.getattr(client.find(b"f")).attributes.size) is None
     ):
@@ -314,6 +315,6 @@ def test_through_a_mount_it_is_the_write_that_fails(world: World, in_namespace: 
             told = os.statvfs(public)
             return told.f_bavail * told.f_frsize > LIMIT - 100_000
 
-        assert eventually(is_empty)
+        eventually(is_empty, "the space of removed files is free")
 
     in_namespace(body)

@@ -15,10 +15,12 @@ from millpond.fs.coherence.delegation_table import DEVICE
 from millpond.fs.vfs.inode_api import CacheMode, NegativeEntry, Node, SetAttr
 from millpond.fs.vfs.path_api import Handle
 
+from ..effort import scaled
+from ..waiting import eventually
 from .keeping import WHOLE, Client, Device, shared
-from .support import SOON, Doing, Server, errno_of, eventually
+from .support import SOON, Doing, Server, errno_of
 
-LEASE = 3.0
+LEASE = scaled(quick=1.5, full=3.0)
 LONG = 12.0
 
 
@@ -287,7 +289,7 @@ def test_everything_is_dropped_when_nothing_can_be_recalled(
     if how == "the server forgets it":
         server.forget()
     known.caller.shut_down()
-    assert eventually(lambda: {(node, True), (g, False)} <= set(client.kernel.dropped))
+    eventually(lambda: {(node, True), (g, False)} <= set(client.kernel.dropped), "everything is dropped")
     assert client.kernel.names_dropped > names
     client.await_lease()
     device.put(b"f", b"longer")
@@ -339,7 +341,8 @@ class TestLeases:
         assert time.monotonic() - start > LEASE / 4
         count = len(client.kernel.dropped)
         stuck.set()
-        assert eventually(lambda: node in [dropped for dropped, _ in client.kernel.dropped[count + 1 :]])
+        dropped = client.kernel.dropped
+        eventually(lambda: node in [which for which, _ in dropped[count + 1 :]], "it is dropped once more")
         assert client.size(node) == 6 and client.read(node) == b"longer"
         client.await_lease()
         device.put(b"f", b"again!!")
@@ -358,7 +361,7 @@ class TestLeases:
             return real(*arguments)  # type: ignore[arg-type]
 
         monkeypatch.setattr(server.sessions.master, "next_recall", silent)
-        assert eventually(lambda: (node, True) in client.kernel.dropped)
+        eventually(lambda: (node, True) in client.kernel.dropped, "the file is dropped")
         assert not client.kept(node)  # it is known, but not for long
         assert client.size(node) == 3
         device.put(b"f", b"longer")
@@ -405,7 +408,7 @@ def test_a_file_that_is_closed_while_it_is_recalled(client: Client, device: Devi
     device.put(b"f", b"two")
     assert closed
     client.tree.statfs()
-    assert eventually(lambda: device.written_by_kernel(b"f"))
+    eventually(lambda: device.written_by_kernel(b"f"), "the kernel may write the file")
 
 
 @pytest.mark.parametrize("how", ["its connection is lost", "the server forgets it"])
@@ -420,7 +423,7 @@ def test_a_file_that_is_open_without_a_word_is_named_again(
     if how == "the server forgets it":
         server.forget()
     known.caller.shut_down()
-    assert eventually(lambda: any(dropped == node for dropped, _ in client.kernel.dropped[1:]))
+    eventually(lambda: node in [which for which, _ in client.kernel.dropped[1:]], "the file is dropped")
     client.await_lease()
     assert client.kept(node)
     assert not device.written_by_kernel(b"f")
@@ -436,7 +439,7 @@ def test_a_file_that_the_kernel_came_to_write_can_still_be_read(
     assert known and known.caller
     server.refusing = True
     known.caller.shut_down()
-    assert eventually(lambda: not server.sessions.master.may_hold(known.holder))
+    eventually(lambda: not server.sessions.master.may_hold(known.holder), "the lease is over")
     writing = device.tree.open(device.find(b"f"), os.O_RDWR)
     assert device.tree.access(writing) is CacheMode.KERNEL
     os.pwrite(device.tree.descriptor(writing), b"two", 0)
@@ -490,6 +493,7 @@ def test_a_change_that_failed_nobody_knows_how_is_looked_at(device: Device, serv
     known.requests._tree.unlink = late  # type: ignore[method-assign, assignment]
     assert errno_of(slow.tree.unlink, slow.public, b"f") == errno.ETIMEDOUT
     go_on.set()
-    assert eventually(lambda: not (Path(f"/proc/self/fd/{server.root}") / "public" / "f").exists())
-    assert eventually(lambda: slow.names() == {"g"})
+    named = Path(f"/proc/self/fd/{server.root}") / "public" / "f"
+    eventually(lambda: not named.exists(), "the name is gone after all")
+    eventually(lambda: slow.names() == {"g"}, "the client sees that the name is gone")
     slow.close()

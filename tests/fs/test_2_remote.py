@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.base.deadline import Deadline
@@ -23,25 +23,24 @@ from millpond.fs.proto import file_ops as p
 from millpond.fs.server.connection import serve
 from millpond.fs.vfs.inode_api import ROOT, SetAttr, may_block
 from millpond.fs.vfs.path_adapter import PathAdapter
-from millpond.fs.vfs.path_api import Attributes, DirectoryEntry
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, DirectoryEntry
 from millpond.wire.channel import Channel
 from millpond.wire.framing import PREFIX, encode
 from millpond.wire.messages import Failure, Message
 
+from ..effort import scaled
 from .support import LANE, NAME, SOON, Server, errno_of
 
-names = st.text(min_size=1, max_size=60).filter(lambda n: not set(n) & set("/\0") and n not in (".", ".."))
+printable = st.characters(
+    exclude_categories=("C", "Zl", "Zp", "Zs"), include_characters=" ", exclude_characters="/"
+)
+names = st.text(printable, min_size=1, max_size=60).filter(lambda name: name not in (".", ".."))
 words = st.integers(0, (1 << 32) - 1)
 ABSURD = (-1, -(1 << 63), 1 << 63, (1 << 64) - 1)
 
 
-@given(
-    st.lists(
-        st.builds(
-            DirectoryEntry, names.filter(lambda n: n.isprintable()), st.integers(0, (1 << 64) - 1), words
-        )
-    )
-)
+@settings(max_examples=scaled(quick=40, full=100))
+@given(st.lists(st.builds(DirectoryEntry, names, st.integers(0, (1 << 64) - 1), words)))
 def test_listings_survive_packing(entries: list[DirectoryEntry]) -> None:
     assert dirents.unpack_entries(dirents.pack_entries(entries)) == tuple(entries)
 
@@ -140,10 +139,15 @@ def test_a_mebibyte_at_once_and_no_more(volume: PathAdapter) -> None:
     assert volume.read(handle, 4, 0) == data[:4]
 
 
+_MANY, _LONG = scaled(quick=(5_000, 240), full=(20_000, 60))
+"""Names, and their length: more than goes into one transfer."""
+
+
 def test_a_large_directory(volume: PathAdapter, top: Path) -> None:
-    for number in range(20_000):
-        os.mknod(top / f"a-long-name-to-fill-more-than-one-head-{number:06}")
-    assert len(volume.readdir("")) == 20_000
+    for number in range(_MANY):
+        os.mknod(top / f"{number:0{_LONG}}")
+    assert _MANY * _LONG > MAX_TRANSFER
+    assert len(volume.readdir("")) == _MANY
 
 
 def test_a_listing_that_is_too_long(tree: RemoteFs, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,15 +17,19 @@ from millpond.base.errors import ConnectionLost, MillpondError
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.coherence.lease_file import LEASE_SECONDS
 from millpond.fs.proto import file_ops as p
+from millpond.fs.server import client_state
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.vfs.inode_api import ROOT, may_block
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure
 
-from .support import LANE, NAME, SOON, Cutting, Server, errno_of, eventually
+from ..effort import scaled
+from ..waiting import eventually
+from .support import LANE, NAME, SOON, Cutting, Server, errno_of
 
 LANES = 16
+MOST_FILES = scaled(quick=300, full=4096)
 
 
 class Slow:
@@ -186,9 +190,12 @@ def test_what_was_done_is_not_done_again_though_it_might(
     assert server.open_files == 0
 
 
-def test_a_client_has_so_many_files_open_and_no_more(tree: RemoteFs, volume: PathAdapter, top: Path) -> None:
+def test_a_client_has_so_many_files_open_and_no_more(
+    tree: RemoteFs, volume: PathAdapter, top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (top / "f").touch()
-    handles = [volume.open("f", os.O_RDONLY) for _ in range(4096)]
+    monkeypatch.setattr(client_state, "_MOST_FILES", MOST_FILES)
+    handles = [volume.open("f", os.O_RDONLY) for _ in range(MOST_FILES)]
     assert errno_of(volume.open, "f", os.O_RDONLY) == errno.EMFILE
     assert errno_of(tree.create, ROOT, b"g", os.O_RDWR, 0o644, None) == errno.EMFILE
     assert not (top / "g").exists()
@@ -296,18 +303,20 @@ def test_sessions_end(server: Server, top: Path) -> None:
         client.call(p.Goodbye(), p.Done)
     server.join()
     assert server.open_files == 0
-    server.sessions = SessionTable(server.tree, keep=2.0)
+    server.sessions = SessionTable(server.tree, keep=60.0)
     with server.talk() as client:
         assert client.welcome.memory != memory
         memory = client.welcome.memory
         client.open(b"f")
     server.join()
+    waiting = server.sessions._timers[NAME]
     with server.talk() as client:  # in time
         assert (client.welcome.memory, client.welcome.performed) == (memory, 2)
-        time.sleep(2.5)
-        assert server.open_files == 1
+        waiting.join(SOON)
+        assert not waiting.is_alive() and server.open_files == 1  # it will not be ended after all
+        server.sessions._keep = 0.05
     server.join()
-    assert eventually(lambda: server.open_files == 0)
+    eventually(lambda: server.open_files == 0, "the server has closed the file")
     with server.talk() as client:
         assert client.welcome.memory not in (0, memory) and client.welcome.performed == 0
 

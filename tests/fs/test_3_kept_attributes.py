@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import mmap
 import os
 import random
@@ -24,8 +23,9 @@ from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import prepare
 from millpond.fs.vfs.inode_api import ROOT, SetAttr
 
+from ..effort import scaled
 from .conftest import InNamespace, World, served
-from .support import errno_of
+from .support import below, errno_of
 
 OnDevice = Callable[[Callable[[Path, Path], None]], None]
 KEPT = 60.0  # so long that what is wrong stays so
@@ -128,14 +128,14 @@ def test_what_is_known_is_not_asked_again(world: World, on_device: OnDevice) -> 
         try:
             asking = threading.Thread(target=lambda: sizes.append(os.stat("d/f", dir_fd=here).st_size))
             asking.start()
-            asking.join(10)
+            asking.join(30)
+            answered = not asking.is_alive()
         finally:
             os.kill(world.device_pid, signal.SIGCONT)
         asking.join()
         os.close(here)
-        assert sizes == [5] and time.monotonic() - began < 10
+        assert answered and sizes == [5]
 
-    began = time.monotonic()
     on_device(body)
 
 
@@ -170,7 +170,7 @@ def test_what_is_stored_to_a_map_changes_the_times(on_device: OnDevice) -> None:
             try:
                 view = mmap.mmap(file.fileno(), 8192)
             except OSError:
-                return  # without passthrough there are no shared maps
+                pytest.skip("without passthrough there are no shared maps")
         with view:
             assert described(top / "f") == before
             for number in range(3):
@@ -304,7 +304,7 @@ def seen(top: Path) -> dict[str, tuple[int, ...]]:
     for which the flash has its own time.
     """
     found = {}
-    for path in itertools.chain([top], sorted(top.rglob("*"))):
+    for path in [top, *below(top)]:
         s = path.lstat()
         times = s.st_mtime_ns, s.st_ctime_ns
         found[str(path.relative_to(top))] = s.st_mode, s.st_nlink, s.st_size, *times
@@ -315,7 +315,7 @@ def seen(top: Path) -> dict[str, tuple[int, ...]]:
 def test_it_is_what_the_flash_has(on_device: OnDevice, seed: int) -> None:
     def body(top: Path, flash: Path) -> None:
         histories = Histories(top, seed)
-        for number in range(400):
+        for number in range(scaled(quick=200, full=400)):
             histories.step()
             assert seen(top) == seen(flash), number
         histories.close()

@@ -26,6 +26,7 @@ from millpond.linux.confinement.sandbox import enter_user_namespace
 from millpond.linux.confinement.userns import has_many_uids
 from millpond.linux.syscalls import CLONE_NEWNS
 
+from ..waiting import eventually
 from .conftest import World
 from .support import errno_of
 
@@ -47,7 +48,7 @@ def mounted(path: Path) -> bool:
 def test_a_file_read_in_order_is_asked_for_in_large_parts(world: World, with_both: WithBoth) -> None:
     def body() -> None:
         if not os.access("/sys/class/bdi", os.W_OK):
-            return  # root of this namespace alone cannot say so
+            pytest.skip("root of this namespace alone cannot say how much is read ahead")
         (world.device / "public" / "f").write_bytes(bytes(8 << 20))
         with (world.host / "public" / "f").open("rb", buffering=1 << 16) as file:
             while file.read(1 << 16):
@@ -81,7 +82,7 @@ def test_errors_of_mounting(fuse_usable: None, tmp_path: Path) -> None:
 def test_the_device_alone(world, in_namespace) -> None:  # type: ignore[no-untyped-def]
     def body() -> None:
         prepare(world.backing)
-        world.mount_device()
+        world.mount_device(as_command=True)
         assert sorted(os.listdir(world.device)) == ["private", "public"]  # noqa: PTH208
         (world.device / "private" / "x").write_text("kept here")
         assert (world.backing / "private" / "x").read_text() == "kept here"
@@ -97,13 +98,10 @@ def test_the_device_mount_ends_with_its_parent(world, in_namespace, wait) -> Non
         prepare(world.backing)
         pid = os.fork()
         if pid == 0:
-            world.mount_device()
+            world.mount_device(as_command=True)
             os.kill(os.getpid(), signal.SIGKILL)
         os.waitpid(pid, 0)
-        end = time.monotonic() + 5
-        while mounted(world.device) and time.monotonic() < end:
-            time.sleep(0.01)
-        assert not mounted(world.device)
+        eventually(lambda: not mounted(world.device), "the mount is gone")
 
     in_namespace(body)
 
@@ -317,6 +315,8 @@ def test_the_host_survives_a_restart_of_the_server(world, with_both: WithBoth) -
 
 
 def test_a_stuck_server_does_not_hang_the_host(world, with_both: WithBoth) -> None:  # type: ignore[no-untyped-def]
+    world.timeout = 1.5
+
     def body() -> None:
         (world.host / "public" / "f").write_text("x")
         os.kill(world.server_pid, signal.SIGSTOP)
@@ -340,7 +340,7 @@ def test_a_dead_mount_is_taken_away(world, with_both: WithBoth, kind: str, how: 
         start = time.monotonic()
         unmount(path)
         unmount(path)  # nothing there any more
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 4  # it gives a helper five seconds
         assert not mounted(path)
         assert list(path.iterdir()) == []
 
@@ -353,7 +353,7 @@ def test_in_a_user_namespace(world, in_namespace) -> None:  # type: ignore[no-un
     def body() -> None:
         prepare(world.backing)
         enter_user_namespace(0, CLONE_NEWNS)
-        world.mount_device()
+        world.mount_device(as_command=True)
         (world.device / "public" / "x").write_text("x")
         assert (world.device / "public" / "x").stat().st_uid == 0
         os.kill(world.device_pid, signal.SIGTERM)

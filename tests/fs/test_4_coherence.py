@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import os
 import stat
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from ..waiting import eventually
 from .conftest import World
-from .support import errno_of, eventually
+from .support import below, errno_of
 
 WithBoth = Callable[..., None]
 PAGE = 4096
@@ -37,7 +39,7 @@ def seen(top: Path, unit: int = 1) -> dict[str, tuple[object, ...]]:
     found: dict[str, tuple[object, ...]] = {}
     for name in ("none", "new", "f", "d/f"):
         found[f"{name}?"] = (errno_of(os.lstat, top / name),)
-    for path in [top, *sorted(top.rglob("*"))]:
+    for path in [top, *below(top)]:
         status = path.lstat()
         listed: object = sorted(os.listdir(path)) if stat.S_ISDIR(status.st_mode) else None  # noqa: PTH208
         data: object = path.read_bytes() if stat.S_ISREG(status.st_mode) else None
@@ -136,7 +138,7 @@ def make(top: Path) -> None:
 
 
 def clear(top: Path) -> None:
-    for path in sorted(top.rglob("*"), reverse=True):
+    for path in reversed(below(top)):
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
         else:
@@ -155,8 +157,9 @@ def test_every_change_is_seen_at_once(world: World, with_both: WithBoth, writer:
             if what == "stored to" and writer == "device" and binding == "fuse-python":
                 continue  # which knows no shared mappings
             make(here)
-            for _ in range(2):
-                assert seen(there, unit) == seen(here, unit), what
+            looked, before = seen(there, unit), seen(here, unit)
+            assert looked == before, what
+            assert seen(there, unit) == before, what  # as it has been kept
             change(here)
             assert seen(there, unit) == seen(here, unit), what
             clear(here)
@@ -210,7 +213,8 @@ def test_changes_of_a_file_that_is_held_open(
                 continue
             make(here)
             # That the writer has closed it is heard of an instant later.
-            assert not mapped or eventually(lambda: _can_be_mapped(there / "f")), what
+            if mapped:
+                eventually(functools.partial(_can_be_mapped, there / "f"), "the host can map the file")
             with (
                 Looking(there / "f", mapped=mapped) as there_seen,
                 Looking(here / "f", mapped=False) as truth,
@@ -279,7 +283,7 @@ def test_what_the_device_stores_in_a_mapping(world: World, with_both: WithBoth, 
             libc_map = _Mapping(file.fileno(), PAGE)
             if keeps == "only the mapping":
                 file.close()
-                assert eventually(lambda: (there / "f").read_bytes() == OLD)
+                eventually(lambda: (there / "f").read_bytes() == OLD, "the host reads the file")
             for number in range(20):
                 libc_map.view[:4] = b"%4d" % number
                 assert (there / "f").read_bytes()[:4] == b"%4d" % number
@@ -297,7 +301,7 @@ def test_who_reads_on_the_device_does_not_keep_a_file_written(world: World, with
         (here / "f").write_bytes(OLD)
         with (here / "f").open("r+b") as file, (here / "f").open("rb") as reading:
             file.close()
-            assert eventually(lambda: _can_be_mapped(there / "f"))
+            eventually(lambda: _can_be_mapped(there / "f"), "the host can map the file")
             assert (there / "f").read_bytes() == reading.read() == OLD
 
     with_both(body)

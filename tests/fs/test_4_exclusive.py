@@ -18,16 +18,19 @@ from pathlib import Path
 
 import pytest
 
-from millpond.fs.client import async_create, dir_delegations
+from millpond.fs.client import async_create, callbacks, dir_delegations
 from millpond.fs.coherence import manager
 from millpond.fs.fuse.mounts import unmount
 from millpond.fs.mount.stats_socket import told
 
+from ..effort import scaled
+from ..waiting import eventually
 from .conftest import World
-from .support import errno_of, eventually
+from .support import errno_of
 
 WithBoth = Callable[..., None]
-LEASE = 2.0
+LEASE = scaled(quick=1.0, full=2.0)
+ROUNDS = scaled(quick=5, full=12)
 
 
 def parts(world: World) -> tuple[Path, Path]:
@@ -46,7 +49,22 @@ def begin(world: World) -> tuple[Path, Path]:
 
 def asked(world: World, kind: str) -> int:
     """How often the host's mount has asked for it."""
-    return sum(sum(mount.took.get(kind, ())) for mount in told(world.numbers, "csd0"))
+    (mount,) = eventually(lambda: told(world.numbers, "csd0"), "the host's mount tells its numbers")
+    return sum(mount.took.get(kind, ()))
+
+
+def make_behind(world: World, path: Path) -> None:
+    """Make a file on the host without a word to the device, as soon as the host has the directory exclusively
+    again: the device has just looked.
+    """
+
+    def made() -> bool:
+        path.unlink(missing_ok=True)
+        before = asked(world, "fs.create")
+        path.touch()
+        return asked(world, "fs.create") == before
+
+    eventually(made, "the host has the directory exclusively", every=0.05)
 
 
 def names(directory: Path) -> set[str]:
@@ -57,11 +75,12 @@ def test_what_the_host_makes_behind_the_device_sees_at_once(world: World, with_b
     def body() -> None:
         device, host = begin(world)
         before = names(device)
-        time.sleep(1.1)  # the device has just looked
+        make_behind(world, host / "new")
+        asked_before = asked(world, "fs.create")
         for number in range(300):
             (host / f"{number}").touch()
-        assert names(device) == before | {f"{number}" for number in range(300)}
-        assert asked(world, "fs.create") < 10
+        assert names(device) == before | {"new"} | {f"{number}" for number in range(300)}
+        assert asked(world, "fs.create") - asked_before < 10
 
     with_both(body)
 
@@ -72,10 +91,8 @@ def test_whatever_the_device_does_comes_after_it(world: World, with_both: WithBo
         device, host = begin(world)
         os.umask(0)
         for round_ in range(3):
-            time.sleep(1.1)
             name = f"new{round_}"
-            (host / "warm").touch()
-            (host / name).touch()
+            make_behind(world, host / name)
             if look == "lookup":
                 assert (device / name).stat().st_ino == (host / name).stat().st_ino
             elif look == "list":
@@ -95,7 +112,6 @@ def test_whatever_the_device_does_comes_after_it(world: World, with_both: WithBo
             else:
                 (device / name).unlink()
                 assert name not in names(host)
-            (host / "warm").unlink()
         assert names(device) == names(host)
 
     with_both(body)
@@ -162,11 +178,12 @@ def test_what_is_left_of_names_made_behind(
     monkeypatch.setattr(manager, "_CONTENDED_SECONDS", 0.0)
     monkeypatch.setattr(dir_delegations, "_REFUSED_SECONDS", 0.0)
     monkeypatch.setattr(async_create, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(callbacks, "_AGAIN_SECONDS", 0.05)
     world.lease = LEASE
 
     def body() -> None:
         dice, lost = random.Random(7), 0
-        for round_ in range(12):
+        for round_ in range(ROUNDS):
             device, host = world.device / "public" / f"d{round_}", world.host / "public" / f"d{round_}"
             host.mkdir(mode=0o777)
             done, synced = history(host, dice)
@@ -183,7 +200,7 @@ def test_what_is_left_of_names_made_behind(
                 unmount(world.host)
                 world.mount_host()
             else:
-                assert eventually(functools.partial(_agree, host, found))
+                eventually(functools.partial(_agree, host, found), "the host sees the same names")
         assert lost  # or nothing was kept back
 
     with_both(body)
@@ -202,16 +219,15 @@ def test_a_host_that_stands_still_holds_up_who_looks_for_its_lease_only(
 
     def body() -> None:
         device, host = begin(world)
-        time.sleep(1.1)
-        (host / "told").touch()
-        assert eventually(lambda: (world.backing / "public" / "d" / "told").exists())
+        make_behind(world, host / "told")
+        eventually(lambda: (world.backing / "public" / "d" / "told").exists(), "the name is on the flash")
         os.kill(world.host_pid, signal.SIGSTOP)
         start = time.monotonic()
         assert "told" in names(device)
-        assert time.monotonic() - start < 5 * LEASE
+        assert time.monotonic() - start < 10 * LEASE
         (device / "new").touch()
         os.kill(world.host_pid, signal.SIGCONT)
-        assert eventually(lambda: _agree(host, names(device)))
+        eventually(lambda: _agree(host, names(device)), "the host sees the same names")
 
     with_both(body)
 
@@ -219,11 +235,11 @@ def test_a_host_that_stands_still_holds_up_who_looks_for_its_lease_only(
 def test_nothing_is_lost_by_an_unmount(world: World, with_both: WithBoth) -> None:
     def body() -> None:
         device, host = begin(world)
-        time.sleep(1.1)
+        make_behind(world, host / "new")
         for number in range(50):
             (host / f"{number}").touch()
         os.kill(world.host_pid, signal.SIGTERM)
         os.waitpid(world.host_pid, 0)
-        assert {f"{number}" for number in range(50)} <= names(device)
+        assert {"new"} | {f"{number}" for number in range(50)} <= names(device)
 
     with_both(body)

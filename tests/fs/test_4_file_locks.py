@@ -15,11 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from millpond.fs.filelocks import remote
+
+from ..effort import scaled
+from ..waiting import eventually
 from .conftest import World
-from .support import errno_of, eventually
+from .support import errno_of
 
 WithBoth = Callable[[Callable[[], None]], None]
-LEASE = 2.0
+LEASE = scaled(quick=1.0, full=2.0)
 
 
 def sides(world: World, turned: bool) -> tuple[Path, Path]:
@@ -141,7 +145,10 @@ def test_who_waits_gets_it_when_the_other_closes_or_dies(
             waiting.await_it()
             assert is_locked(here / "f", look)
             assert waiting.end() == 0
-            assert eventually(lambda: not is_locked(here / "f", look) and not is_locked(there / "f", look))
+            eventually(
+                lambda: not is_locked(here / "f", look) and not is_locked(there / "f", look),
+                "nobody has a lock",
+            )
 
     with_both(body)
 
@@ -178,7 +185,9 @@ def test_a_signal_ends_the_waiting(
         assert waiting.end() == errno.EINTR
         killed.kill()
         first.end()
-        assert eventually(lambda: not is_locked(there / "f", look) and not is_locked(here / "f", look))
+        eventually(
+            lambda: not is_locked(there / "f", look) and not is_locked(here / "f", look), "nobody has a lock"
+        )
 
     with_both(body)
 
@@ -230,7 +239,7 @@ def test_who_would_wait_for_ever_is_told_so(world: World, with_both: WithBoth, t
             with (side / first).open("r+b") as one, (side / second).open("r+b") as other:
                 fcntl.lockf(one, fcntl.LOCK_EX)
                 (world.backing / f"has-{first}").touch()
-                assert eventually(lambda: (world.backing / f"has-{second}").exists())
+                eventually(lambda: (world.backing / f"has-{second}").exists(), "the other has its first lock")
                 fcntl.lockf(other, fcntl.LOCK_EX)
 
         one = Program(here / "f", lambda f: both("f", "g", here, f))
@@ -255,6 +264,13 @@ def test_who_waits_for_a_host_whose_mount_dies_gets_it(world: World, with_both: 
     with_both(body)
 
 
+@pytest.fixture
+def brief_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for locks again waits less long for others to do so, too."""
+    monkeypatch.setattr(remote, "_GRACE_SECONDS", scaled(quick=2.0, full=remote._GRACE_SECONDS))
+
+
+@pytest.mark.usefixtures("brief_grace")
 def test_a_host_that_stands_still_loses_its_locks_to_who_wants_them(
     world: World, with_both: WithBoth
 ) -> None:
@@ -269,16 +285,17 @@ def test_a_host_that_stands_still_loses_its_locks_to_who_wants_them(
         with (here / "f").open("r+b") as taking:
             fcntl.flock(taking, fcntl.LOCK_EX)
             os.kill(world.host_pid, signal.SIGCONT)
-            assert eventually(lambda: errno_of(file.write, b"x") == errno.EIO)
+            eventually(lambda: errno_of(file.write, b"x") == errno.EIO, "a write under a lost lock fails")
             assert errno_of(fcntl.flock, file, fcntl.LOCK_EX) == errno.EIO
         file.close()
         with (there / "f").open("r+b", buffering=0) as again:
-            assert eventually(lambda: errno_of(fcntl.flock, again, fcntl.LOCK_EX) is None)
+            eventually(lambda: errno_of(fcntl.flock, again, fcntl.LOCK_EX) is None, "the lock is free")
             again.write(b"x")
 
     with_both(body)
 
 
+@pytest.mark.usefixtures("brief_grace")
 @BOTH_WAYS
 def test_locks_outlive_a_server_that_is_started_again(
     world: World, with_both: WithBoth, turned: bool
@@ -291,7 +308,7 @@ def test_locks_outlive_a_server_that_is_started_again(
         waiting = Program(there / "f", persistently)
         world.kill(world.server_pid)
         world.start_server()
-        assert eventually(lambda: is_locked(there / "f", part))
+        eventually(lambda: is_locked(there / "f", part), "the lock is asked for again")
         assert not waiting.has_it
         assert first.end() == 0
         waiting.await_it()
@@ -317,7 +334,7 @@ def test_private_files_have_locks_too(world: World, with_both: WithBoth) -> None
     with_both(body)
 
 
-TRANSACTIONS = 40
+TRANSACTIONS = scaled(quick=15, full=40)
 
 
 def write_transactions(path: Path) -> None:

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from ..effort import scaled
+from ..waiting import eventually
 from .conftest import World
-from .support import errno_of, eventually
+from .support import errno_of
 from .test_4_coherence import NEW, OLD, PAGE, Looking, WithBoth, parts, write_at
 
-LEASE = 2.0
+LEASE = scaled(quick=1.0, full=2.0)
 
 
 def warmed(top: Path) -> None:
@@ -94,7 +96,7 @@ def test_a_host_that_stands_still_is_waited_for_as_long_as_its_lease(
         os.kill(world.host_pid, signal.SIGCONT)
         assert [os.waitpid(pid, 0)[1] for pid in looking] == [0, 0]
         assert as_changed(there)
-        assert eventually(lambda: _keeps(there / "f"))
+        eventually(lambda: _keeps(there / "f"), "the host's kernel keeps the file again")
         write_at(here / "f", OLD, 0)
         assert (there / "f").read_bytes() == OLD and os.pread(kept, 1 << 20, 0) == OLD
 
@@ -124,7 +126,7 @@ def test_what_a_host_that_stood_still_had_not_written_does_not_land_late(
             os.kill(world.host_pid, signal.SIGSTOP)
             write_at(here / "f", NEW, 0)
             os.kill(world.host_pid, signal.SIGCONT)
-            assert eventually(lambda: view[PAGE : PAGE + 4] == b"new ")
+            eventually(lambda: view[PAGE : PAGE + 4] == b"new ", "the mapping shows what the device wrote")
             with contextlib.suppress(OSError):
                 view.flush()
         assert (here / "f").read_bytes() == NEW
@@ -150,7 +152,10 @@ def test_what_a_host_that_stood_still_had_not_written_is_not_lost_if_nobody_mind
                 os.kill(world.host_pid, signal.SIGSTOP)
                 write_at(here / "g", NEW, 0)
                 os.kill(world.host_pid, signal.SIGCONT)
-                assert eventually(lambda: (here / "f").read_bytes()[:4] == b"kept")
+                eventually(
+                    lambda: (here / "f").read_bytes()[:4] == b"kept",
+                    "what the host stored reaches the device",
+                )
                 view.flush()
         assert (here / "f").read_bytes() == b"kept" + OLD[4:]
 
@@ -174,7 +179,9 @@ def test_what_was_late_is_told_to_whoever_stored_it(world: World, with_both: Wit
                 os.kill(world.host_pid, signal.SIGSTOP)
                 write_at(here / "f", NEW, 0)
                 os.kill(world.host_pid, signal.SIGCONT)
-                assert eventually(lambda: view[PAGE : PAGE + 4] == b"new ")
+                eventually(
+                    lambda: view[PAGE : PAGE + 4] == b"new ", "the mapping shows what the device wrote"
+                )
                 assert errno_of(view.flush) == errno.EIO
                 view[:4] = b"anew"
                 view.flush()
@@ -195,7 +202,7 @@ def test_a_server_that_was_started_again(world: World, with_both: WithBoth, held
         file = os.open(here / "f", os.O_RDWR) if held else -1
         world.kill(world.server_pid)
         world.start_server()
-        for number in range(40):
+        for number in range(round(LEASE / 0.05)):
             if held:
                 os.pwrite(file, b"%4d" % number, 0)
             else:

@@ -32,10 +32,12 @@ from millpond.fs.coherence import manager
 from millpond.fs.coherence.lease_file import LEASE_SECONDS
 from millpond.fs.mount.stats_socket import told
 
+from ..effort import scaled
 from .conftest import World
+from .support import below
 
 WithBoth = Callable[..., None]
-_HISTORIES, _STEPS = 80, 60
+_HISTORIES, _STEPS = scaled(quick=15, full=80), 60
 _OPTIONAL = (0, os.O_CREAT, os.O_CREAT | os.O_EXCL, os.O_TRUNC, os.O_CREAT | os.O_TRUNC, os.O_APPEND)
 
 sides = st.sampled_from(["device", "host"])
@@ -74,7 +76,7 @@ def look(path: Path) -> tuple[object, ...]:
 
 
 def look_at_all(top: Path) -> dict[str, tuple[object, ...]]:
-    return {str(path.relative_to(top)): look(path) for path in [top, *sorted(top.rglob("*"))]}
+    return {str(path.relative_to(top)): look(path) for path in [top, *below(top)]}
 
 
 def look_open(file: int) -> tuple[object, ...]:
@@ -84,7 +86,7 @@ def look_open(file: int) -> tuple[object, ...]:
 
 
 def clear(top: Path) -> None:
-    for path in sorted(top.rglob("*"), reverse=True):
+    for path in reversed(below(top)):
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
         else:

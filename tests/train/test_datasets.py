@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from millpond.train.data import samples as datasets
-from millpond.train.data.samples import DataError
+from millpond.train.data.errors import DataError
 
 PIXELS = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
 LABELS = np.array([7, 0, 2], np.uint8)

@@ -24,30 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.base.errors import LocalError
+from millpond.train.data.errors import DataError
 
 Array = NDArray[Any]
 Pair = tuple[Array, Array]
 
 
 _LARGEST = 16 << 30
-_USUAL = ("images.npy", "labels.npy")
-
-
-class DataError(LocalError):
-    """The samples cannot be used. Names files, those in ``found`` not from the job; never what is in them."""
-
-    def __init__(self, text: str, *found: str) -> None:
-        super().__init__(text)
-        self._found = [name for name in found if Path(name).name not in _USUAL]
-
-    @property
-    def discreet(self) -> str:
-        """The text without names that were only found on the device: a name can tell of a person."""
-        text = str(self)
-        for name in self._found:
-            text = text.replace(name, "a file of the samples")
-        return text
 
 
 @dataclass(frozen=True, slots=True)

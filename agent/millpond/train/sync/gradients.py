@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from millpond.base.errors import LocalError
-from millpond.train.data.samples import DataError, Samples
+from millpond.train.data.errors import DataError
+from millpond.train.data.samples import Samples
 from millpond.train.determinism import generators
 from millpond.train.protocol import Compute, Computed
 from millpond.train.state import layout

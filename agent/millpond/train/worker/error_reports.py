@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 
 from millpond.base.errors import LocalError
-from millpond.train.data.samples import DataError
+from millpond.train.data.errors import DataError
 from millpond.wire.messages import Failure
 
 _HERE = Path(__file__).parents[1]

@@ -16,7 +16,8 @@ from millpond.base.errors import LocalError
 from millpond.linux import memory
 from millpond.train import protocol
 from millpond.train.data import samples
-from millpond.train.data.samples import DataError, Samples
+from millpond.train.data.errors import DataError
+from millpond.train.data.samples import Samples
 from millpond.train.determinism import generators, seeds
 from millpond.train.job.spec import Job
 from millpond.train.local import training

@@ -1,4 +1,4 @@
-"""Pure: options and arguments that several commands have."""
+"""Edge (the user's directories): options and arguments that several commands have."""
 
 from __future__ import annotations
 

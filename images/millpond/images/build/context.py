@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from millpond.images.boards import Board
+if TYPE_CHECKING:
+    from millpond.images.boards import Board
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Pure: the two SSH servers of a device: who enters by which key, and what sshd is told."""
+"""Edge (a sandbox): the two SSH servers of a device: who enters by which key, and what sshd is told."""
 
 from __future__ import annotations
 

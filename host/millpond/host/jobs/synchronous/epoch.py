@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import TYPE_CHECKING
 
-from millpond.host.jobs.synchronous.step_engine import StepOutcome
+if TYPE_CHECKING:
+    from millpond.host.jobs.synchronous.step_engine import StepOutcome
 
 
 @dataclass(slots=True)

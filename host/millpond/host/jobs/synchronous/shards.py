@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from millpond.host.workers.dispatcher import Samples
 from millpond.train.balance.curve import Ints
 from millpond.train.balance.data_plan import DataPlan, Pool, Position, Share
+
+if TYPE_CHECKING:
+    from millpond.host.workers.dispatcher import Samples
 
 
 @dataclass(frozen=True, slots=True)
