@@ -18,7 +18,7 @@ from millpond.base.errors import LocalError
 from millpond.fs.coherence.device_server import accept_all
 from millpond.fs.coherence.manager import DelegationManager
 from millpond.fs.mount.host import mount_and_serve
-from millpond.fs.mount.stats_socket import told
+from millpond.fs.mount.stats_socket import read_stats
 from millpond.fs.server.connection import serve
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.store.backing_fs import BackingFs
@@ -185,7 +185,7 @@ def _numbers(listener: Path) -> Path:
 
 def has_been_exclusive(listener: Path) -> bool:
     """Whether a host that is mounted now has had any directory exclusively."""
-    return any("fs.tell" in mount.took for mount in told(_numbers(listener), "csd0"))
+    return any("fs.tell" in mount.took for mount in read_stats(_numbers(listener), "csd0"))
 
 
 def stop(pid: int, number: signal.Signals) -> None:

@@ -130,7 +130,7 @@ _STRATEGIES: dict[str, st.SearchStrategy[object]] = {
         st.lists(st.sampled_from([*NAMES, b"f", b"g"]), max_size=3).map(tuple), max_size=4
     ).map(tuple),
     "tuple[str, ...]": st.lists(st.sampled_from(TEXTS), max_size=3).map(tuple),
-    "tuple[Naming, ...]": st.lists(st.sampled_from([NAMING, *varied(NAMING)]), max_size=4).map(tuple),
+    "tuple[NameUpdate, ...]": st.lists(st.sampled_from([NAMING, *varied(NAMING)]), max_size=4).map(tuple),
     "tuple[Touched, ...]": st.lists(st.builds(n.Touched, _ints, _ints), max_size=4).map(tuple),
     "length": st.sampled_from((-1, 0, 1, 4096, 1 << 63)),  # the disk is others', too
     "rdev": st.sampled_from((0, -1, (1 << 64) - 1)),  # no device has these

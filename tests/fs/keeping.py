@@ -166,7 +166,7 @@ class Client:
 
     def attended(self) -> bool:
         """Whether the server can recall something."""
-        known = self.server.sessions.known(self.tree.lanes.client)
+        known = self.server.sessions.known(self.tree.rpc.client)
         return known is not None and self.server.sessions.master.may_hold(known.holder)
 
     def await_lease(self) -> None:
@@ -227,8 +227,8 @@ def hold(client: Client, parent: Node | None = None) -> None:
     """Have the directory exclusively: the second file that is made there asks for it."""
     for name in (b"first", b"second"):
         client.tree.release(make(client, name, parent)[1])
-    assert (parent or client.public) in client.tree.naming.names.held
-    client.tree.naming.settle()
+    assert (parent or client.public) in client.tree.async_create.names.held
+    client.tree.async_create.flush()
 
 
 class Listening:

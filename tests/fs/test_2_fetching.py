@@ -44,18 +44,18 @@ def client(server: Server, device: Device) -> Iterator[Client]:
 
 
 def ask(client: Client, names: Sequence[bytes], directory: Node | None = None) -> None:
-    client.tree.fetching.ask(directory or client.public, names)
+    client.tree.prefetcher.ask(directory or client.public, names)
 
 
 def fetch(client: Client, *names: bytes, directory: Node | None = None) -> None:
     """Return once they have come."""
     ask(client, names, directory)
-    assert client.tree.fetching.wait(4 * SOON)
+    assert client.tree.prefetcher.wait(4 * SOON)
 
 
 def asked(client: Client, *kinds: str) -> int:
     """How many requests of these kinds, or of all, the server has answered."""
-    found = client.tree.lanes.meter.kinds
+    found = client.tree.rpc.meter.kinds
     return sum(sum(classes) for kind, classes in found.items() if kind in kinds or not kinds)
 
 
@@ -85,7 +85,7 @@ def test_what_was_fetched_is_read_without_asking(client: Client) -> None:
 def read_some(client: Client, names: Sequence[bytes]) -> None:
     for name in names:
         assert client.read(client.find(name)) == name
-    assert client.tree.fetching.wait(4 * SOON)
+    assert client.tree.prefetcher.wait(4 * SOON)
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_what_was_under_way_while_it_was_changed_does_not_count(
             client.tree.write(handle, b"two", 0)
     assert client.size(client.find(b"f")) == 3  # granted anew, in between
     client.gate.open()
-    assert client.tree.fetching.wait(4 * SOON)
+    assert client.tree.prefetcher.wait(4 * SOON)
     assert client.read(client.find(b"f")) == b"two"
 
 
@@ -212,7 +212,7 @@ def test_hundreds_of_names_in_many_directories(client: Client, device: Device) -
     before = asked(client, "fs.fetch")
     for directory in directories:
         ask(client, [b"%d" % number for number in range(30)], directory)
-    assert client.tree.fetching.wait(4 * SOON)
+    assert client.tree.prefetcher.wait(4 * SOON)
     assert asked(client, "fs.fetch") <= before + 10
     before = asked(client)
     for label, directory in enumerate(directories):
@@ -231,7 +231,7 @@ def test_a_directory_that_is_gone_is_in_nobodys_way(client: Client, device: Devi
     ask(client, [b"x"], gone)
     ask(client, [b"f"])
     client.gate.open()
-    assert client.tree.fetching.wait(4 * SOON)
+    assert client.tree.prefetcher.wait(4 * SOON)
     assert has(client, b"f", b"one")
     client.tree.forget(gone, 1)
     fetch(client, b"x", directory=gone)
@@ -284,7 +284,7 @@ def test_a_reader_that_is_faster(client: Client) -> None:
     client.gate.reached()
     assert client.read(client.find(b"f")) == b"one"
     client.gate.open()
-    assert client.tree.fetching.wait(4 * SOON)
+    assert client.tree.prefetcher.wait(4 * SOON)
     assert has(client, b"g", b"another")
     assert client.size(client.find(b"f")) == 3
 
@@ -296,13 +296,13 @@ def test_what_nobody_reads_is_forgotten_in_the_end(
     public = Path(f"/proc/self/fd/{client.server.root}") / "public"
     for number in range(300):
         (public / str(number)).write_text(str(number))
-    book = client.tree.lanes.book
+    book = client.tree.rpc.inodes
     for begin in range(0, 300, 60):
         fetch(client, *(b"%d" % number for number in range(begin, begin + 60)))
         assert len(book._idle) <= 100
         assert has(client, b"%d" % begin, b"%d" % begin)  # the first of the last ones is still there
     client.tree.statfs()
-    known = client.server.sessions.known(client.tree.lanes.client)
+    known = client.server.sessions.known(client.tree.rpc.client)
     assert known and len(known.requests._nodes) < 250
 
 
@@ -351,8 +351,8 @@ def test_a_directory_that_is_gone_when_its_files_come(client: Client, device: De
         client.tree.write(handle, b"zero", 0)
         client.tree.release(handle)
     client.tree.forget(found.node, 9)
-    book = client.tree.lanes.book
-    with client.tree.lanes.lock:
+    book = client.tree.rpc.inodes
+    with client.tree.rpc.lock:
         book.forget_idle()
     client.gate.shut("fs.fetched")
     ask(client, [b"f0"], d)
@@ -360,11 +360,11 @@ def test_a_directory_that_is_gone_when_its_files_come(client: Client, device: De
     device.tree.unlink(device.find(b"d"), b"f0")
     device.tree.rmdir(device.public, b"d")
     client.tree.forget(d, 9)
-    with client.tree.lanes.lock:
+    with client.tree.rpc.lock:
         book.forget_idle()
     client.gate.open()
-    assert client.tree.fetching.wait(4 * SOON)
-    with client.tree.lanes.lock:
+    assert client.tree.prefetcher.wait(4 * SOON)
+    with client.tree.rpc.lock:
         book.forget_idle()
     assert client.read(client.find(b"f")) == b"one"
     restart(client)
@@ -378,7 +378,7 @@ def test_a_file_that_is_renamed_while_it_comes(client: Client) -> None:
     client.gate.reached()
     client.tree.rename(client.public, b"f", client.public, b"new")
     client.gate.open()
-    assert client.tree.fetching.wait(4 * SOON)
+    assert client.tree.prefetcher.wait(4 * SOON)
     restart(client)
     assert client.tree.write(handle, b"ONE", 0) == 3  # it is found where it is
     assert client.read(client.find(b"new")) == b"ONE"

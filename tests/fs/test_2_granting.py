@@ -66,7 +66,7 @@ def test_two_threads_get_a_directory_by_one_grant(client: Client, server: Server
         client.tree.release(make(client, b"%d" % number)[1])
     client.tree.fsync(client.tree.opendir(client.public), False)
     assert len(list((tmp_path / "public").iterdir())) == 23
-    assert sum(client.tree.lanes.meter.kinds["fs.prepare"]) < 6
+    assert sum(client.tree.rpc.meter.kinds["fs.prepare"]) < 6
 
 
 def test_who_may_not_wait_does_not_wait_for_who_asks(client: Client) -> None:
@@ -83,18 +83,18 @@ def test_who_may_not_wait_does_not_wait_for_who_asks(client: Client) -> None:
 def test_what_comes_for_a_directory_that_was_let_go_is_given_back(client: Client, server: Server) -> None:
     for name in (b"first", b"second"):
         make(client, name)
-    held = client.tree.naming.names.held[client.public]
-    while held.spares:
-        make(client, b"%d" % len(held.spares))
+    held = client.tree.async_create.names.held[client.public]
+    while held.preallocated:
+        make(client, b"%d" % len(held.preallocated))
     client.gate.shut("fs.prepared")
     one = Doing(make, client, b"one")
     client.gate.reached()
-    client.tree.naming.let_go(client.tree.lanes.book.file(client.public))
+    client.tree.async_create.end_if_flushed(client.tree.rpc.inodes.file(client.public))
     client.gate.open()
     one.result()
     client.tree.statfs()
     open_here = len(client.tree._files._open) + sum(
-        len(held.spares) for held in client.tree.naming.names.held.values()
+        len(held.preallocated) for held in client.tree.async_create.names.held.values()
     )
     assert server.open_files == open_here
 
@@ -123,14 +123,14 @@ def test_where_one_name_can_be_written_in_several_ways_nothing_is_made_behind(
     for number in range(5):
         make(client, b"%d" % number)
         assert (tmp_path / "public" / f"{number}").exists()
-    assert not client.tree.naming.names.held
+    assert not client.tree.async_create.names.held
 
 
 def hold(client: Client, parent: Node) -> None:
     for name in (b"first", b"second"):
         client.tree.release(make(client, name, parent)[1])
-    assert client.tree.naming.granting.of(client.tree.lanes.book.file(parent))
-    client.tree.naming.settle()
+    assert client.tree.async_create.delegations.of(client.tree.rpc.inodes.file(parent))
+    client.tree.async_create.flush()
 
 
 def test_who_tells_names_waits_for_nobody(client: Client, server: Server, tmp_path: Path) -> None:
@@ -149,11 +149,11 @@ def test_who_tells_names_waits_for_nobody(client: Client, server: Server, tmp_pa
         hold(other, there)
         other.gate.shut("fs.recall")
         make(client, b"f", below)
-        client.tree.lanes.book.file(below).memory = 0  # as if another request had not found it there
-        told = Doing(client.tree.naming.settle)
+        client.tree.rpc.inodes.file(below).verifier = 0  # as if another request had not found it there
+        told = Doing(client.tree.async_create.flush)
         told.result()  # the other is still being asked for what it has
         assert (tmp_path / "public/above/below/f").exists()
-        assert other.tree.naming.granting.of(other.tree.lanes.book.file(there))
+        assert other.tree.async_create.delegations.of(other.tree.rpc.inodes.file(there))
         other.gate.open()
 
 
@@ -162,10 +162,10 @@ def test_a_directory_that_the_server_has_forgotten_while_no_files_were_prepared(
 ) -> None:
     directory = client.tree.mkdir(client.public, b"d", 0o755, None).node
     hold(client, directory)
-    held = client.tree.naming.names.held[directory]
-    while held.spares:
-        client.tree.release(make(client, b"%d" % len(held.spares), directory)[1])
-    client.tree.naming.settle()
+    held = client.tree.async_create.names.held[directory]
+    while held.preallocated:
+        client.tree.release(make(client, b"%d" % len(held.preallocated), directory)[1])
+    client.tree.async_create.flush()
     for number in range(60):
         (tmp_path / "public" / f"{number}").touch()
     server.tree.most = 20
@@ -173,7 +173,7 @@ def test_a_directory_that_the_server_has_forgotten_while_no_files_were_prepared(
         client.find(b"%d" % number)
     server.tree.most = 1000
     make(client, b"f", directory)
-    assert client.tree.naming.names.held[directory] is held and held.untold
+    assert client.tree.async_create.names.held[directory] is held and held.pending
     client.tree.fsync(client.tree.opendir(directory), False)
     assert (tmp_path / "public/d/f").exists()
 
@@ -188,8 +188,8 @@ def test_who_has_waited_for_others_to_tell_names_has_less_time_left(
     tree = client.tree
     opened = tree.open(make(client, b"f")[0], os.O_RDWR)
     make(client, b"g")
-    while how == "create" and tree.naming.names.held[client.public].spares:
-        make(client, b"%d" % len(tree.naming.names.held[client.public].spares))
+    while how == "create" and tree.async_create.names.held[client.public].preallocated:
+        make(client, b"%d" % len(tree.async_create.names.held[client.public].preallocated))
     tell = PreallocatedFiles.tell
 
     def late(*arguments: Any) -> None:
@@ -197,9 +197,9 @@ def test_who_has_waited_for_others_to_tell_names_has_less_time_left(
         tell(*arguments)
 
     monkeypatch.setattr(PreallocatedFiles, "tell", late)
-    with tree.naming._telling:
+    with tree.async_create._flushing:
         operations: dict[str, Callable[[], object]] = {
-            "settle": tree.naming.settle,
+            "settle": tree.async_create.flush,
             "setattr": lambda: tree.setattr(client.public, SetAttr(mode=0o777)),
             "create": lambda: make(client, b"h"),
             "write": lambda: tree.write(opened, b"data", 0),
@@ -210,5 +210,5 @@ def test_who_has_waited_for_others_to_tell_names_has_less_time_left(
     assert errno_of(doing.result) == errno.ETIMEDOUT
     assert time.monotonic() - start < 1.7  # it would take 1.8 s from a second deadline
     go_on.set()
-    tree.naming.settle()
+    tree.async_create.flush()
     client.close()

@@ -23,7 +23,7 @@ from millpond.fs.client.callbacks import CallbackChannel
 from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.fuse import abi
 from millpond.fs.fuse.abi import Code, Header
-from millpond.fs.fuse.server import _DOES, FuseServer
+from millpond.fs.fuse.server import _HANDLERS, FuseServer
 from millpond.fs.proto import dirents
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
@@ -117,7 +117,7 @@ class Device:
 class Told:
     """What a kernel is told, as far as it can be packed: the kernel's end of a mount."""
 
-    keeps_names, complaint = True, "no passthrough"
+    caches_names, passthrough_refusal = True, "no passthrough"
 
     def __init__(self) -> None:
         self.error, self.parts = 0, b""
@@ -158,10 +158,10 @@ class Mounted:
         header = Header(0, code, 7, node or self.directory, 0, 0)
         token = may_block.set(False)
         try:
-            self.binding._answer(_DOES[code], header, memoryview(body))
+            self.binding._answer(_HANDLERS[code], header, memoryview(body))
         except WouldBlock:
             may_block.set(True)
-            self.binding._answer(_DOES[code], header, memoryview(body))
+            self.binding._answer(_HANDLERS[code], header, memoryview(body))
         finally:
             may_block.reset(token)
         return self.told.error
@@ -169,7 +169,7 @@ class Mounted:
     def requests(self) -> dict[type[Message], list[tuple[Code, bytes, Node]]]:
         """What the kernel asks that each kind of reply answers."""
         d, f = self.directory, self.file
-        self.tree._book.file(self.link).target = None  # it is asked for once
+        self.tree._inodes.file(self.link).target = None  # it is asked for once
         whole = abi.READ.pack(self.handle, 0, 100, 0, 0, 0, 0)
         lock = abi._LOCK.pack(self.handle, 1, 0, 9, fcntl.F_WRLCK, 1, 0)
         return {

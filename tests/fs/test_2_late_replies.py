@@ -141,20 +141,20 @@ def test_what_was_closed_is_closed_before_long(client: Client, device: Device, s
 
 
 def test_a_great_many_are_forgotten(client: Client) -> None:
-    book = client.tree.lanes.book
-    with client.tree.lanes.lock:
-        book.forgotten.extend(range(10**6, 10**6 + 250_000))
+    book = client.tree.rpc.inodes
+    with client.tree.rpc.lock:
+        book.to_forget.extend(range(10**6, 10**6 + 250_000))
     for _ in range(100):
         client.tree.statfs()
-    assert not book.forgotten
+    assert not book.to_forget
 
 
 def test_what_was_said_to_be_closed_is_not_said_again(client: Client, device: Device) -> None:
     """The reply that would tell that it was heard was lost; by now the file is open again."""
     node = client.find(b"f")
     client.tree.release(_recalled_while_open(client, device, b"two"))
-    lane = client.tree.lanes._lane()
-    assert client.tree.lanes.posted and lane._channel
+    lane = client.tree.rpc._slot()
+    assert client.tree.rpc.posted and lane._channel
     original = lane._channel.receive
 
     def lost(deadline: Deadline) -> Head:
@@ -163,7 +163,7 @@ def test_what_was_said_to_be_closed_is_not_said_again(client: Client, device: De
 
     lane._channel.receive = lost  # type: ignore[method-assign]
     client.tree.statfs()
-    assert not lane.posted and not client.tree.lanes.posted
+    assert not lane.posted and not client.tree.rpc.posted
     Doing(client.find, b"f").result()
     handle = _recalled_while_open(client, device, b"three")
     client.tree.statfs()
@@ -176,7 +176,9 @@ def _recalled_while_open(client: Client, device: Device, data: bytes) -> int:
     """The handle of the file, opened without a word, and named when the device wrote it."""
     node = client.find(b"f")
     handle = client.tree.open(node, os.O_RDONLY)
-    assert client.tree._files.get(handle).silent
+    assert client.tree._files.get(handle).local
     Doing(device.put, b"f", data).result()
-    eventually(lambda: client.tree._book.file(node).named_open, "the server was told that the file is open")
+    eventually(
+        lambda: client.tree._inodes.file(node).reported_open, "the server was told that the file is open"
+    )
     return handle

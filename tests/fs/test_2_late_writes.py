@@ -76,7 +76,7 @@ def test_what_others_have_changed_since_the_lease_was_over_stays(
 ) -> None:
     f, g = client.find(b"f"), client.find(b"g")
     client.read(f), client.read(g)
-    known = server.sessions.known(client.tree.lanes.client)
+    known = server.sessions.known(client.tree.rpc.client)
     assert known and known.caller
     with client.opened(f, os.O_RDWR) as to_f, client.opened(g, os.O_RDWR) as to_g:
         master.gone(known.holder)
@@ -113,7 +113,7 @@ def test_what_becomes_late_just_before_it_is_written(
 ) -> None:
     f = client.find(b"f")
     client.read(f)
-    known = server.sessions.known(client.tree.lanes.client)
+    known = server.sessions.known(client.tree.rpc.client)
     assert known
     original = CoherentFs.write
 

@@ -54,13 +54,15 @@ def test_a_lost_answer_is_told_again(client: Client, public: Path) -> None:
     hold(client)
     client.dial = client.server.dial  # type: ignore[method-assign]
     make(client, b"f")
-    client.tree.lanes._dial = client.server.dial
-    for lane in client.tree.lanes._all:
+    client.tree.rpc._dial = client.server.dial
+    for lane in client.tree.rpc._all:
         lane._dial = client.server.dial
-        lane.hang_up()
+        lane.disconnect()
     Cutting.cut_after = "fs.tell"
-    client.tree.naming.settle()
-    assert Cutting.cut_after is None and (public / "f").exists() and not client.tree.naming.names.untold
+    client.tree.async_create.flush()
+    assert (
+        Cutting.cut_after is None and (public / "f").exists() and not client.tree.async_create.names.pending
+    )
 
 
 def test_a_lane_of_before_a_restart_does_not_lose_names_of_after_it(
@@ -72,7 +74,7 @@ def test_a_lane_of_before_a_restart_does_not_lose_names_of_after_it(
         client.tree.statfs()
         done.set()
         assert asked.wait(SOON)
-        client.tree.naming.settle()  # at once: its connection seems to be in use
+        client.tree.async_create.flush()  # at once: its connection seems to be in use
 
     other = Doing(in_another_thread)
     assert done.wait(SOON)
@@ -82,12 +84,12 @@ def test_a_lane_of_before_a_restart_does_not_lose_names_of_after_it(
     client.await_lease()
     hold(client)
     make(client, b"f")
-    for lane in client.tree.lanes._all:
+    for lane in client.tree.rpc._all:
         lane._used = time.monotonic()
     asked.set()
     other.result()
-    assert (public / "f").exists() and client.tree.naming.granting.of(
-        client.tree.lanes.book.file(client.public)
+    assert (public / "f").exists() and client.tree.async_create.delegations.of(
+        client.tree.rpc.inodes.file(client.public)
     )
 
 
@@ -115,7 +117,7 @@ def test_names_that_nobody_missed_are_told_after_the_lease(client: Client, publi
     client.gate.shut("fs.recall")
     client.gate.reached()
     make(client, b"f")
-    granting, directory = client.tree.naming.granting, client.tree.lanes.book.file(client.public)
+    granting, directory = client.tree.async_create.delegations, client.tree.rpc.inodes.file(client.public)
     eventually(lambda: not granting.of(directory), "the lease is over")
     client.gate.open()
     eventually((public / "f").exists, "the name is told")
@@ -157,21 +159,21 @@ def test_the_kernel_hears_of_a_name_that_is_lost_though_nobody_knows_of_the_next
     for name in (b"third", b"one", b"two"):  # with the third, files are prepared for the others
         client.tree.release(make(client, name)[1])
     (public / "one").touch()  # by nobody whom the server hears of
-    before, tell = client.kernel.names_dropped, client.tree.naming._tell
+    before, tell = client.kernel.names_dropped, client.tree.async_create._send
     tries = iter((tell, tell, cut))  # both; each
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client.tree.naming, "_tell", lambda *told: next(tries)(*told))
-        assert errno_of(client.tree.naming.settle) == errno.EIO
+        patch.setattr(client.tree.async_create, "_send", lambda *told: next(tries)(*told))
+        assert errno_of(client.tree.async_create.flush) == errno.EIO
     assert client.kernel.names_dropped == before + 1
-    client.tree.naming.settle()
+    client.tree.async_create.flush()
     assert (public / "two").exists()
 
 
 def refused(client: Client) -> None:
     """Connections are, but for that over which the lease is renewed."""
     client.server.refusing = True
-    for lane in client.tree.lanes._all:
-        lane.hang_up()
+    for lane in client.tree.rpc._all:
+        lane.disconnect()
 
 
 def test_names_are_not_lost_while_connections_are_refused_for_a_moment(
@@ -182,7 +184,7 @@ def test_names_are_not_lost_while_connections_are_refused_for_a_moment(
     refused(client)
     assert {errno_of(client.tree.statfs) for _ in range(9)} == {errno.EIO}
     server.refusing = False
-    client.tree.naming.settle()
+    client.tree.async_create.flush()
     assert (public / "f").exists()
 
 
@@ -192,7 +194,7 @@ def test_nobody_waits_for_ever_for_names_to_be_told(server: Server, patience: No
     hold(client)
     client.tree.release(make(client, b"f")[1])
     refused(client)
-    eventually(lambda: errno_of(client.tree.naming.settle) is None, "the names are given up")
-    assert not client.tree.naming.names.untold
+    eventually(lambda: errno_of(client.tree.async_create.flush) is None, "the names are given up")
+    assert not client.tree.async_create.names.pending
     server.refusing = False
     client.close()

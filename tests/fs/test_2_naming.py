@@ -88,11 +88,11 @@ def test_what_is_taken_away_before_it_was_told_leaves_nothing(client: Client, pu
         with pytest.raises(NegativeEntry):
             client.tree.lookup(client.public, name)
         client.tree.forget(node, 1)
-        assert client.tree.lanes.book.known(node) is None
-    assert not client.tree.naming.names.untold
+        assert client.tree.rpc.inodes.get(node) is None
+    assert not client.tree.async_create.names.pending
     assert len(inodes) < 20 and len(os.listdir("/proc/self/fd")) <= asked  # noqa: PTH208
     assert sorted(os.listdir(public)) == ["first", "second"]  # noqa: PTH208
-    client.tree.naming.settle()
+    client.tree.async_create.flush()
 
 
 @pytest.mark.parametrize("how", ["created", "opened"])
@@ -124,7 +124,7 @@ def test_no_file_is_made_of_one_that_was_changed(client: Client, public: Path) -
     client.tree.forget(node, 1)
     for number in range(20):  # none is made of it
         client.tree.release(make(client, b"%d" % number)[1])
-    client.tree.naming.settle()
+    client.tree.async_create.flush()
     assert {(public / f"{number}").stat().st_size for number in range(20)} == {0}
 
 
@@ -133,18 +133,18 @@ def test_a_write_tells_the_names_in_the_same_request(client: Client, public: Pat
     for name in (b"a", b"b"):
         make(client, name)
     node, handle = make(client, b"c")
-    before = dict(client.tree.lanes.meter.kinds)
+    before = dict(client.tree.rpc.meter.kinds)
     counts = {kind: sum(classes) for kind, classes in before.items()}
     done = Doing(client.tree.write, handle, b"data", 0, may_wait=False)
     assert done.result() == 4
-    after = {kind: sum(classes) for kind, classes in client.tree.lanes.meter.kinds.items()}
+    after = {kind: sum(classes) for kind, classes in client.tree.rpc.meter.kinds.items()}
     asked = {kind for kind in after if after[kind] != counts.get(kind)}
     assert asked - {"fs.hello"} == {"fs.write"}
     assert {path.name for path in public.iterdir()} == {"first", "second", "a", "b", "c"}
-    assert (public / "c").read_bytes() == b"data" and not client.tree.naming.names.untold
+    assert (public / "c").read_bytes() == b"data" and not client.tree.async_create.names.pending
     status, there = client.tree.getattr(node).attributes, (public / "c").stat()
     assert (status.size, status.ctime, status.mtime) == (4, there.st_ctime_ns, there.st_mtime_ns)
-    assert "fs.getattr" not in client.tree.lanes.meter.kinds  # it came with the reply
+    assert "fs.getattr" not in client.tree.rpc.meter.kinds  # it came with the reply
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_directory_that_was_made_here_is_exclusive_at_once(client: Client, pub
     with pytest.raises(NegativeEntry):
         client.tree.lookup(directory, b"f")
     make(client, b"f", directory)
-    assert not list((public / "d").iterdir()) and "fs.create" not in client.tree.lanes.meter.kinds
+    assert not list((public / "d").iterdir()) and "fs.create" not in client.tree.rpc.meter.kinds
     assert errno_of(client.tree.rmdir, client.public, b"d") == errno.ENOTEMPTY
     client.tree.unlink(directory, b"f")
     client.tree.rmdir(client.public, b"d")
@@ -198,8 +198,8 @@ def test_so_many_directories_are_held_at_once(
         directory = client.tree.mkdir(client.public, b"d%d" % number, 0o755, None).node
         errno_of(client.tree.lookup, directory, b"f")
         client.tree.release(make(client, b"f", directory)[1])
-        client.tree.naming.settle()
-    assert len(client.tree.naming.names.held) == 3
+        client.tree.async_create.flush()
+    assert len(client.tree.async_create.names.held) == 3
     client.tree.statfs()
     assert server.open_files == 3  # what was prepared for the others is given back
 
@@ -224,7 +224,7 @@ def test_it_is_told_before_long(server: Server, public: Path, monkeypatch: pytes
     make(client, b"f")
     eventually((public / "f").exists, "the name is told")
     eventually(
-        lambda: client.public not in client.tree.naming.names.held, "an idle directory is given back"
+        lambda: client.public not in client.tree.async_create.names.held, "an idle directory is given back"
     )  # nothing more comes
     eventually(lambda: server.open_files == 1, "only the made file is open")
     client.close()
@@ -234,7 +234,7 @@ def test_more_names_than_files_are_prepared_at_once(client: Client, public: Path
     hold(client)
     for number in range(300):
         client.tree.release(make(client, b"%d" % number)[1])
-    client.tree.naming.settle()
+    client.tree.async_create.flush()
     assert len(os.listdir(public)) == 302  # noqa: PTH208
 
 
@@ -273,7 +273,7 @@ def test_where_no_file_can_be_without_a_name_nothing_is_made_behind(
     for number in range(5):
         make(client, b"%d" % number)
         assert (public / f"{number}").exists()
-    assert not client.tree.naming.names.held and not server.sessions.master.exclusives
+    assert not client.tree.async_create.names.held and not server.sessions.master.exclusives
 
 
 def test_a_directory_with_too_many_names_is_not_exclusive(
@@ -301,10 +301,10 @@ def stocked(client: Client, name: bytes) -> Node:
     """A directory that the client has exclusively, with as many files prepared as there ever are."""
     directory = client.tree.mkdir(client.public, name, 0o755, None).node
     hold(client, directory)
-    held = client.tree.naming.names.held[directory]
-    while len(held.spares) < MOST - 1:
+    held = client.tree.async_create.names.held[directory]
+    while len(held.preallocated) < MOST - 1:
         client.tree.release(make(client, b"s%d" % len(held.names), directory)[1])
-    client.tree.naming.settle()
+    client.tree.async_create.flush()
     return directory
 
 
@@ -322,7 +322,7 @@ def test_a_write_to_a_file_whose_name_is_not_among_the_next_tells_all_first(
     client.tree.unlink(other, b"f")
     client.tree.forget(node, 1)
     client.tree.release(make(client, b"g", other)[1])
-    client.tree.naming.settle()
+    client.tree.async_create.flush()
     assert (public / "other/g").read_bytes() == b"" and not (public / "other/f").exists()
 
 
@@ -364,7 +364,7 @@ def test_a_name_that_is_too_long_is_refused_at_once(client: Client) -> None:
     assert errno_of(client.tree.lookup, client.public, b"f" * 256) == errno.ENAMETOOLONG
     assert errno_of(make, client, b"f" * 256) == errno.ENAMETOOLONG
     make(client, b"f" * 255)
-    client.tree.naming.settle()
+    client.tree.async_create.flush()
 
 
 def test_who_looks_at_a_directory_while_its_change_is_told_waits(
@@ -375,7 +375,7 @@ def test_who_looks_at_a_directory_while_its_change_is_told_waits(
     client.tree.release(handle)
     client.tree.unlink(client.public, b"f")
     client.tree.forget(node, 1)
-    held, tell = client.tree.naming.names.held[client.public], PreallocatedFiles.tell
+    held, tell = client.tree.async_create.names.held[client.public], PreallocatedFiles.tell
     begun, go_on = threading.Event(), threading.Event()
 
     def late(*arguments: Any) -> None:
@@ -385,8 +385,8 @@ def test_who_looks_at_a_directory_while_its_change_is_told_waits(
 
     monkeypatch.setattr(PreallocatedFiles, "tell", late)
     held.estimated = 0.0  # as after a while
-    client.tree.lanes.book.file(client.public).attributes = None
-    telling = Doing(client.tree.naming.settle)
+    client.tree.rpc.inodes.file(client.public).attributes = None
+    telling = Doing(client.tree.async_create.flush)
     assert begun.wait(SOON)
     looking = Doing(client.tree.getattr, client.public)
     time.sleep(0.2)
@@ -398,9 +398,9 @@ def test_who_looks_at_a_directory_while_its_change_is_told_waits(
 
 def test_whether_names_can_be_made_is_asked_again_after_a_change_of_permissions(client: Client) -> None:
     hold(client)
-    held = client.tree.naming.names.held[client.public]
+    held = client.tree.async_create.names.held[client.public]
     client.tree.setattr(client.public, SetAttr(mode=0o700))
-    assert not held.spares and client.public not in client.tree.naming.names.held
+    assert not held.preallocated and client.public not in client.tree.async_create.names.held
     hold_again = make(client, b"f")
     client.tree.fsync(hold_again[1], False)
 
@@ -409,17 +409,17 @@ def test_who_has_waited_for_names_to_be_told_does_not_wait_for_more(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold(client)
-    held = client.tree.naming.names.held[client.public]
-    while held.spares:
-        make(client, b"%d" % len(held.spares))
+    held = client.tree.async_create.names.held[client.public]
+    while held.preallocated:
+        make(client, b"%d" % len(held.preallocated))
 
     def late(*_: object) -> None:
         raise TimeoutError(errno.ETIMEDOUT, "it did not answer")
 
-    asked = len(client.tree.lanes.meter.kinds)
-    monkeypatch.setattr(client.tree.naming.granting, "_settle", late)
+    asked = len(client.tree.rpc.meter.kinds)
+    monkeypatch.setattr(client.tree.async_create.delegations, "_flush", late)
     assert errno_of(make, client, b"f") == errno.ETIMEDOUT
-    assert len(client.tree.lanes.meter.kinds) == asked
+    assert len(client.tree.rpc.meter.kinds) == asked
 
 
 def test_the_first_sync_of_a_file_is_of_its_name_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_names_that_are_made_behind_count(backing: Path) -> None:
         if number % 2:
             tree.write(handle, bytes(KIB), 0)
         tree.release(handle)
-    assert tree.naming.names.held
+    assert tree.async_create.names.held
     limited.bounded.recount()
     assert limited.bounded.recount() == (0, 0)  # with what is prepared and has no name
     assert limited.bounded.quota.files > public_usage(backing)[1]
@@ -112,12 +112,12 @@ def test_nothing_is_made_behind_once_there_is_hardly_room(backing: Path) -> None
     tree, public = client.tree, client.public
     for number in range(5):
         tree.release(tree.create(public, b"%d" % number, NEW, 0o644, None)[1])
-    assert tree.naming.names.held[public].spares
+    assert tree.async_create.names.held[public].preallocated
     _, handle = tree.create(public, b"f", NEW, 0o644, None)
     with pytest.raises(OSError, match="No space"):
         for offset in range(0, 99 * MIB, MIB):
             tree.write(handle, bytes(MIB), offset)
-    eventually(lambda: not tree.naming.names.held, "the directory is given back")
+    eventually(lambda: not tree.async_create.names.held, "the directory is given back")
     while (
         errno_of(tree.write, handle, bytes(4 * KIB), tree.getattr(client.find(b"f")).attributes.size) is None
     ):

@@ -64,7 +64,7 @@ def test_what_is_granted_is_known_without_asking(client: Client, server: Server)
         tree.lookup(public, b"none")
     server.refusing = True
     for channel in server.channels[1:]:  # all but that over which the server recalls: it was the second
-        if channel is not getattr(server.sessions.known(tree.lanes.client), "caller", None):
+        if channel is not getattr(server.sessions.known(tree.rpc.client), "caller", None):
             channel.shut_down()
     found = tree.lookup(public, b"f")
     assert (found.node, found.attributes.size) == (node, 3)
@@ -80,7 +80,7 @@ def test_nothing_is_kept_without_a_keeper(server: Server, device: Device) -> Non
     device.put(b"f", b"one")
     client = Client(server)
     client.recalls.stop()
-    client.tree.keeper = None
+    client.tree.backchannel = None
     assert not client.kept(client.find(b"f"))
     with client.opened(client.find(b"f")) as handle:
         assert client.tree.access(handle) is CacheMode.DIRECT
@@ -283,7 +283,7 @@ def test_everything_is_dropped_when_nothing_can_be_recalled(
 ) -> None:
     node, g = client.find(b"f"), client.find(b"g")
     client.read(node)
-    known = server.sessions.known(client.tree.lanes.client)
+    known = server.sessions.known(client.tree.rpc.client)
     assert known and known.caller
     names = client.kernel.names_dropped
     if how == "the server forgets it":
@@ -375,7 +375,7 @@ def opened_silently(client: Client, node: Node) -> Handle:
     """A handle of which the server knows nothing."""
     assert client.kept(node)
     handle = client.tree.open(node, os.O_RDONLY)
-    assert client.tree._files.get(handle).silent
+    assert client.tree._files.get(handle).local
     return handle
 
 
@@ -418,7 +418,7 @@ def test_a_file_that_is_open_without_a_word_is_named_again(
     node = client.find(b"f")
     opened_silently(client, node)
     assert not device.written_by_kernel(b"f")
-    known = server.sessions.known(client.tree.lanes.client)
+    known = server.sessions.known(client.tree.rpc.client)
     assert known and known.caller
     if how == "the server forgets it":
         server.forget()
@@ -435,7 +435,7 @@ def test_a_file_that_the_kernel_came_to_write_can_still_be_read(
     """It was opened without a word, the lease ended, and the device's kernel writes it by now."""
     node = client.find(b"f")
     handle = opened_silently(client, node)
-    known = server.sessions.known(client.tree.lanes.client)
+    known = server.sessions.known(client.tree.rpc.client)
     assert known and known.caller
     server.refusing = True
     known.caller.shut_down()
@@ -456,8 +456,8 @@ def test_a_file_that_is_forgotten_while_another_lane_finds_it(client: Client, de
     node = client.find(b"f")
     client.tree.forget(node, 1)
     client.gate.shut("fs.found")
-    book = client.tree.lanes.book
-    with client.tree.lanes.lock:
+    book = client.tree.rpc.inodes
+    with client.tree.rpc.lock:
         book.forget_idle()
     doing = Doing(client.find, b"f")  # the server has found it, the client has not heard of it
     client.gate.reached()
@@ -465,7 +465,7 @@ def test_a_file_that_is_forgotten_while_another_lane_finds_it(client: Client, de
     for number in range(64):  # so many that the server is told
         device.put(b"%d" % number, b"")
         client.tree.forget(client.find(b"%d" % number), 1)
-    with client.tree.lanes.lock:
+    with client.tree.rpc.lock:
         book.forget_idle()
     client.tree.statfs()
     client.gate.open()
@@ -482,7 +482,7 @@ def test_a_change_that_failed_nobody_knows_how_is_looked_at(device: Device, serv
     node = slow.find(b"f")
     assert slow.names() == {"f", "g"} and slow.size(node) == 3
     go_on = threading.Event()
-    known = server.sessions.known(slow.tree.lanes.client)
+    known = server.sessions.known(slow.tree.rpc.client)
     assert known
     unlink = known.requests._tree.unlink
 

@@ -225,10 +225,12 @@ def stocked(client: Client, name: bytes) -> Node:
     """A directory that the client has exclusively, with as many files prepared as there ever are."""
     directory = client.tree.mkdir(client.public, name, 0o755, None).node
     number = 0
-    while not (held := client.tree.naming.names.held.get(directory)) or len(held.spares) < MOST - 1:
+    while (
+        not (held := client.tree.async_create.names.held.get(directory)) or len(held.preallocated) < MOST - 1
+    ):
         client.tree.release(make(client, b"s%d" % number, directory))
         number += 1
-    client.tree.naming.settle()
+    client.tree.async_create.flush()
     return directory
 
 
@@ -245,7 +247,9 @@ def test_names_are_told_though_the_device_fills_its_flash_meanwhile(ext4: Path) 
         for number in range(3):
             assert len(os.listdir(ext4 / "public" / f"{number}")) > MOST  # noqa: PTH208
         more = make(client, b"one more", directories[0])  # there is room for it beside the others
-        assert (ext4 / "public/0/one more").exists() and directories[0] not in client.tree.naming.names.held
+        assert (ext4 / "public/0/one more").exists() and directories[
+            0
+        ] not in client.tree.async_create.names.held
         client.tree.release(more)
         client.close()
         server.drop()
@@ -335,10 +339,10 @@ def test_others_see_the_room_without_what_is_put_by(limited: Limited) -> None:
     client = Client(limited)
     before = limited.quota_left
     directory = stocked(client, b"d")
-    held = len(client.tree.naming.names.held[directory].spares)
+    held = len(client.tree.async_create.names.held[directory].preallocated)
     taken = limited.bounded.quota.limit - limited.bounded.quota.used - limited.quota_left
     assert taken == held * limited.bounded.statfs().fragment_size
-    client.tree.naming.let_go(client.tree.lanes.book.file(directory))
+    client.tree.async_create.end_if_flushed(client.tree.rpc.inodes.file(directory))
     client.tree.statfs()
     assert before - limited.quota_left < MIB and limited.bounded.quota._held == 0
     client.close()

@@ -113,7 +113,7 @@ def test_lost_before_sending(
     tree: RemoteFs, volume: PathAdapter, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     volume.statfs()
-    first = tree.lanes._lane()._channel
+    first = tree.rpc._slot()._channel
     monkeypatch.setattr(first, "cut_before", "fs.mkdir", raising=False)
     volume.mkdir("d", 0o755)
     assert server.dialled == 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from millpond.base.deadline import Deadline
 from millpond.fs.client.metrics import MountStats, OperationMeter, answered_here, percentile
 from millpond.fs.client.remote_fs import RemoteFs
-from millpond.fs.mount.stats_socket import offered, told
+from millpond.fs.mount.stats_socket import read_stats, serve_stats
 from millpond.fs.proto.status import GetStatus, StatusIs
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.store.layout import PUBLIC, prepare
@@ -79,7 +79,7 @@ def test_a_client_measures_its_requests(tree: RemoteFs) -> None:
     volume = PathAdapter(tree)
     for _ in range(3):
         volume.statfs()
-    classes = tree.lanes.meter.kinds["fs.statfs"]
+    classes = tree.rpc.meter.kinds["fs.statfs"]
     assert sum(classes) == 3
     assert 0 < percentile(classes, 0.5) <= percentile(classes, 0.99) < 60
 
@@ -88,7 +88,7 @@ def test_a_client_measures_its_requests(tree: RemoteFs) -> None:
 def test_percentiles_are_right_to_within_a_half(seconds: list[float], share: float) -> None:
     meter = OperationMeter()
     for each in seconds:
-        meter.took("kind", each)
+        meter.add("kind", each)
     exact = sorted(seconds)[max(0, -int(-share * len(seconds) // 1) - 1)]
     assert abs(percentile(meter.kinds["kind"], share) - exact) <= exact / 2 + 1e-6
 
@@ -107,12 +107,12 @@ def test_what_was_not_asked_of_the_device_was_answered_here() -> None:
 
 def test_mounts_tell_their_numbers_while_they_live(tmp_path: Path) -> None:
     directory = tmp_path / "mounts"
-    assert told(directory, "csd0") == []
+    assert read_stats(directory, "csd0") == []
     first = MountStats("csd0", "/a", "somehow", {"read": 1}, {"fs.read": (1, 2)}, 3, 2)
-    with offered(directory, lambda: first), offered(directory, lambda: MountStats("csd1", "/b")):
-        assert told(directory, "csd0") == [first]
+    with serve_stats(directory, lambda: first), serve_stats(directory, lambda: MountStats("csd1", "/b")):
+        assert read_stats(directory, "csd0") == [first]
         dead = directory / "0.sock"
         sockets.listen(dead).close()
-        assert told(directory, "csd1") == [MountStats("csd1", "/b")]
+        assert read_stats(directory, "csd1") == [MountStats("csd1", "/b")]
         assert not dead.exists()
     assert list(directory.iterdir()) == []

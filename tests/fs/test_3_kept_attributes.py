@@ -54,7 +54,7 @@ def mount(world: World, complaint: str = "") -> None:
 
     def serve(ready: Callable[[], None]) -> None:
         def mounted(kernel: FuseDevice) -> None:
-            kernel.complaint = kernel.complaint or complaint
+            kernel.passthrough_refusal = kernel.passthrough_refusal or complaint
             ready()
 
         root = os.open(world.backing, os.O_PATH)

@@ -18,7 +18,7 @@ import pytest
 from millpond.base.errors import LocalError
 from millpond.fs.fuse.libfuse2 import mount_and_serve
 from millpond.fs.fuse.mounts import read_ahead, unmount
-from millpond.fs.mount.stats_socket import told
+from millpond.fs.mount.stats_socket import read_stats
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import prepare
 from millpond.fs.vfs.path_adapter import PathAdapter
@@ -53,7 +53,7 @@ def test_a_file_read_in_order_is_asked_for_in_large_parts(world: World, with_bot
         with (world.host / "public" / "f").open("rb", buffering=1 << 16) as file:
             while file.read(1 << 16):
                 pass
-        (mount,) = told(world.numbers, "csd0")
+        (mount,) = read_stats(world.numbers, "csd0")
         assert 8 <= mount.asked["read"] <= 16
 
     with_both(body)

@@ -119,7 +119,7 @@ def test_the_host_reads_the_right_bytes(world: World, with_both: WithBoth) -> No
 
 def requests(world: World, *kinds: str) -> int:
     """How many the host's mount has sent."""
-    (numbers,) = stats_socket.told(world.numbers, "csd0")
+    (numbers,) = stats_socket.read_stats(world.numbers, "csd0")
     return sum(sum(classes) for kind, classes in numbers.took.items() if kind in kinds)
 
 

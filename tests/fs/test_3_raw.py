@@ -17,7 +17,7 @@ import pytest
 
 from millpond.base.errors import LocalError
 from millpond.fs.fuse.device import FuseDevice
-from millpond.fs.fuse.server import FuseServer, why_no_passthrough
+from millpond.fs.fuse.server import FuseServer, passthrough_refusal
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import prepare
 from millpond.fs.vfs.inode_api import ROOT
@@ -56,7 +56,7 @@ def passing_through(world: World, in_namespace: InNamespace, tmp_path: Path) -> 
 
     def ask() -> None:
         world.backing.mkdir()
-        found.write_text(why_no_passthrough(world.device, os.open(world.backing, os.O_PATH)))
+        found.write_text(passthrough_refusal(world.device, os.open(world.backing, os.O_PATH)))
 
     in_namespace(ask)
     if complaint := found.read_text():
@@ -229,7 +229,7 @@ def test_without_passthrough_data_passes_the_daemon(world: World, in_namespace: 
     def body() -> None:
         prepare(world.backing)
         enter_user_namespace(0, CLONE_NEWNS)
-        complaint = why_no_passthrough(world.device, os.open(world.backing, os.O_PATH))
+        complaint = passthrough_refusal(world.device, os.open(world.backing, os.O_PATH))
         assert "refuses" in complaint or "cannot" in complaint
         world.binding = "raw"
         world.mount_device()
@@ -384,7 +384,7 @@ def test_what_cannot_be_mounted_says_why(fuse_usable: None, tmp_path: Path) -> N
         FuseDevice(tmp_path / "none", "csd0", -1)
     (tmp_path / "file").touch()
     with pytest.raises(LocalError, match="empty directory"):
-        why_no_passthrough(tmp_path, -1)
+        passthrough_refusal(tmp_path, -1)
     command = [sys.executable, "-m", "millpond.fs.mount.device", tmp_path, tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)

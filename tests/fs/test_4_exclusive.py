@@ -21,7 +21,7 @@ import pytest
 from millpond.fs.client import async_create, callbacks, dir_delegations
 from millpond.fs.coherence import manager
 from millpond.fs.fuse.mounts import unmount
-from millpond.fs.mount.stats_socket import told
+from millpond.fs.mount.stats_socket import read_stats
 
 from ..effort import scaled
 from ..waiting import eventually
@@ -49,7 +49,7 @@ def begin(world: World) -> tuple[Path, Path]:
 
 def asked(world: World, kind: str) -> int:
     """How often the host's mount has asked for it."""
-    (mount,) = eventually(lambda: told(world.numbers, "csd0"), "the host's mount tells its numbers")
+    (mount,) = eventually(lambda: read_stats(world.numbers, "csd0"), "the host's mount tells its numbers")
     return sum(mount.took.get(kind, ()))
 
 

@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 from millpond.fs.client import async_create, dir_delegations
 from millpond.fs.coherence import manager
 from millpond.fs.coherence.lease_file import LEASE_SECONDS
-from millpond.fs.mount.stats_socket import told
+from millpond.fs.mount.stats_socket import read_stats
 
 from ..effort import scaled
 from .conftest import World
@@ -277,7 +277,7 @@ def test_any_history(world: World, with_both: WithBoth, histories: int) -> None:
         )
         run_state_machine_as_test(Histories, settings=how)
         if histories != _HISTORIES:
-            (mount,) = told(world.numbers, "csd0")
+            (mount,) = read_stats(world.numbers, "csd0")
             assert sum(mount.took["fs.prepare"]) > histories / 4 < 10 * sum(mount.took["fs.tell"])
 
     with_both(body)

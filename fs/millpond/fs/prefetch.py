@@ -1,6 +1,7 @@
-"""Edge: for a program that is about to read many small files of the host's mount, in an order that it knows.
+"""Edge: announces to the host's mount which small files a program is about to read, in an order that it
+knows.
 
-``for path in prefetch(paths): read(path)``: what comes next is on its way while a file is read.
+``for path in prefetch(paths): read(path)``: the next files are fetched while one is read.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from millpond.fs.fuse.abi import PREFETCH_MOST, prefetch_command
 
 Path = str | bytes | os.PathLike[Any]
 P = TypeVar("P", bound=Path)
-_WINDOW = 512  # of the longest files that are fetched, as many as a mount keeps until they are read
-_MOST_OPEN = 32  # descriptors, of the program's own
+_WINDOW = 512  # as many as a mount holds of the largest files that it fetches
+_MOST_OPEN = 32  # descriptors in the program's own table
 
 
 def prefetch(paths: Iterable[P], *, window: int = _WINDOW) -> Iterator[P]:
-    """The same paths in the same order. If they lie on a host's mount, it fetches the small files among the
-    next ``window`` before they are read. Never fails because of that, whatever the paths are. Takes half a
-    window from ``paths`` at a time, and waits for it; what they raise comes after those before it.
+    """Yield the same paths in the same order; a host's mount fetches the small files among the next
+    ``window`` before they are read.
+
+    Never fails because of that, whatever the paths are. Takes half a window from ``paths`` at a time, and
+    waits for it; an exception of ``paths`` comes after the paths before it.
     """
     coming = iter(paths)
     part = max(1, window // 2)
@@ -33,7 +36,7 @@ def prefetch(paths: Iterable[P], *, window: int = _WINDOW) -> Iterator[P]:
         queue: deque[P] = deque()
         while True:
             while failure is None and len(queue) <= part:
-                some, failure = _taken(coming, part)
+                some, failure = _take(coming, part)
                 if not some:
                     break
                 directories.ask(some)
@@ -45,27 +48,27 @@ def prefetch(paths: Iterable[P], *, window: int = _WINDOW) -> Iterator[P]:
             yield queue.popleft()
 
 
-def _taken(coming: Iterator[P], most: int) -> tuple[list[P], Exception | None]:
-    """Some of them, and what the next one raises."""
+def _take(coming: Iterator[P], most: int) -> tuple[list[P], Exception | None]:
+    """Return up to ``most`` paths, and the exception that the next one raises."""
     some: list[P] = []
     try:
         some.extend(islice(coming, most))
-    except Exception as error:  # noqa: BLE001 - the program has it once it has read what came before
+    except Exception as error:  # noqa: BLE001 - raised to the program after the paths before it
         return some, error
     return some, None
 
 
 class _Directories:
-    """Those that files are read from, open; None for one of no mount that fetches."""
+    """The open directories that files are read from; None for one that is not on a prefetching mount."""
 
     def __init__(self) -> None:
         self._open: dict[bytes, int | None] = {}
 
     def ask(self, paths: Sequence[Path]) -> None:
-        """Have these fetched, those of a directory at once."""
+        """Announce these paths, those of one directory at once."""
         names: dict[bytes, list[bytes]] = {}
         for path in paths:
-            with contextlib.suppress(ValueError, TypeError):  # who opens it is told that it is no path
+            with contextlib.suppress(ValueError, TypeError):  # no path: the error belongs to the open
                 directory, name = os.path.split(os.fsencode(path))
                 names.setdefault(directory, []).append(name)
         for directory, some in names.items():
@@ -76,17 +79,17 @@ class _Directories:
             self._make_room()
             self._open[directory] = _opened(directory)
         descriptor = self._open[directory]
-        if descriptor is not None and not _told(descriptor, names):
+        if descriptor is not None and not _announced(descriptor, names):
             os.close(descriptor)
             self._open[directory] = None
 
     def _make_room(self) -> None:
-        """The one that was opened first goes."""
+        """Close the directory that was opened first."""
         if len(self._open) >= _MOST_OPEN:
             _close(self._open.pop(next(iter(self._open))))
 
     def close(self) -> None:
-        """Close them."""
+        """Close all directories."""
         for descriptor in self._open.values():
             _close(descriptor)
         self._open.clear()
@@ -103,8 +106,8 @@ def _close(descriptor: int | None) -> None:
         os.close(descriptor)
 
 
-def _told(descriptor: int, names: Sequence[bytes]) -> bool:
-    """Whether it lies on a mount that fetches."""
+def _announced(descriptor: int, names: Sequence[bytes]) -> bool:
+    """Announce names; return whether the directory is on a prefetching mount."""
     for packed in _packed(names):
         try:
             fcntl.ioctl(descriptor, prefetch_command(len(packed)), packed)
@@ -114,7 +117,7 @@ def _told(descriptor: int, names: Sequence[bytes]) -> bool:
 
 
 def _packed(names: Sequence[bytes]) -> Iterator[bytearray]:
-    """The names with NUL between them, in parts as large as one ioctl takes."""
+    """Yield the names, separated by NUL, in parts as large as one ioctl takes."""
     part = bytearray()
     for name in names:
         if len(part) + 1 + len(name) > PREFETCH_MOST and part:

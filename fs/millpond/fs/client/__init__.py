@@ -1,1 +1,1 @@
-"""The host's client of a volume: RPC, open files, delegations, readahead."""
+"""The host's client of a volume: RPC slots, caches, open files, delegations, async create, readahead."""

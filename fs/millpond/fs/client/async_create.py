@@ -1,8 +1,10 @@
-"""Edge (a thread, the clock): names that a client makes in directories that it has exclusively, told later.
+"""Edge (a thread, the clock): creates and unlinks files under an exclusive directory delegation,
+asynchronously.
 
-A regular file is made, and its name taken away again, without a word to the server, as long as nobody else
-may look. Names are told in their order: before anything else is changed or asked that may depend on them,
-with the first write to one of the files, when a directory is recalled, and in any case before long.
+A regular file is created, and its name removed again, without a request to the server, as long as this client
+holds the directory's delegation (Ceph's asynchronous dirops). The names are flushed in order: before any
+operation that may depend on them, with the first write to one of the files, when the directory is recalled,
+and at the latest after two ticks of the flusher thread.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from typing import Literal
 
 from millpond.base.deadline import Deadline
 from millpond.fs.client.cache.inodes import CachedInode
-from millpond.fs.client.dir_delegations import DirectoryDelegations, moment
-from millpond.fs.client.open_files import OpenFile, OpenFiles, Told, may_keep, nothing_told
+from millpond.fs.client.dir_delegations import DirectoryDelegations, boottime_ns
+from millpond.fs.client.open_files import NameUpdates, OpenFile, OpenFiles, may_keep, no_name_updates
 from millpond.fs.client.pending_creates import ExclusiveDirectory, PendingFile, PendingNames
 from millpond.fs.client.rpc import until
 from millpond.fs.client.rpc_pool import RpcPool, now
@@ -28,21 +30,21 @@ from millpond.fs.vfs.inode_api import may_block
 from millpond.fs.vfs.path_api import Attributes, Handle, os_error
 
 log = logging.getLogger(__name__)
-_TICK_SECONDS = 0.05  # a name is told after one or two
+_TICK_SECONDS = 0.05  # a name is flushed after one or two ticks
 _IDLE_SECONDS = 2.0
 _REST_SECONDS = 0.5
-_BRIEF_SECONDS = 0.1  # for which attributes are kept that change when the name is told
+_BRIEF_SECONDS = 0.1  # the TTL of attributes that the flush of a name will change
 _JOIN_SECONDS = 5.0
 _SYNCED = os.O_SYNC | os.O_DSYNC
 _SPECIAL = 0o7000
 _LONGEST_NAME = 255  # bytes: longer ones are for the server to refuse
 _MOST_FAILURES = 3
-_IN_DOUBT = (errno.EIO, errno.ETIMEDOUT)  # the server may have done it, or was not there
+_IN_DOUBT = (errno.EIO, errno.ETIMEDOUT)  # the server may have done it, or was not reachable
 
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """A file that was made and opened here."""
+    """A file that was created and opened locally."""
 
     file: CachedInode
     attributes: Attributes
@@ -51,20 +53,23 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A file that has lost its name here, which nobody has open."""
+    """A file whose last name was removed locally and that no program has open."""
 
     file: CachedInode
     attributes: Attributes
 
 
 class AsyncCreate:
-    """Of one client. ``may_grant`` says whether it is told what is recalled; ``on_lost`` is called when names
-    that somebody was told of will not be, and must be dropped.
+    """The asynchronous creates and unlinks of one client.
+
+    ``may_grant`` returns whether the client receives recalls and so may hold delegations. ``on_lost`` is
+    called when names that the kernel may have cached will never reach the server, so that the kernel drops
+    them.
     """
 
-    def __init__(self, lanes: RpcPool, files: OpenFiles, may_grant: Callable[[], bool]) -> None:
-        self._lanes, self._files = lanes, files
-        self._book, self._lock = lanes.book, lanes.lock
+    def __init__(self, rpc: RpcPool, files: OpenFiles, may_grant: Callable[[], bool]) -> None:
+        self._rpc, self._files = rpc, files
+        self._inodes, self._lock = rpc.inodes, rpc.lock
         self.names = PendingNames()
         self._working, self._closed = threading.Event(), threading.Event()
 
@@ -72,34 +77,40 @@ class AsyncCreate:
             return may_grant() and not self._closed.is_set()
 
         self._may_grant = may
-        self.granting = DirectoryDelegations(lanes, self.names, self._may_grant, self.settle, self._work)
+        self.delegations = DirectoryDelegations(
+            rpc, self.names, self._may_grant, self.flush, self._start_flusher
+        )
         self.on_lost: Callable[[], None] = lambda: None
-        self._telling, self._failures, self._failing_since = threading.Lock(), 0, 0.0
+        self._flushing, self._failures, self._failing_since = threading.Lock(), 0, 0.0
         self._thread: threading.Thread | None = None
 
     def close(self) -> None:
-        """Tell all, if it can still be told, and make no more."""
+        """Flush all pending names, if the server can still be reached, and accept no more."""
         self._closed.set()
         self._working.set()
         if self._thread:
             self._thread.join(_JOIN_SECONDS)
         try:
-            self.settle()
+            self.flush()
         except OSError as error:
-            log.warning("%d new names are lost: %s", len(self.names.untold), error.strerror)
+            log.warning("%d new names are lost: %s", len(self.names.pending), error.strerror)
 
-    def stands_for(self, directory: CachedInode, name: bytes) -> CachedInode | Literal[False] | None:
-        """With the lock: what a name stands for, None for nothing, False if that is not known."""
-        held = self.granting.of(directory) if len(name) <= _LONGEST_NAME else None
-        if held and (made := held.untold.get(name)):
+    def resolve(self, directory: CachedInode, name: bytes) -> CachedInode | Literal[False] | None:
+        """With the lock: return the inode of a name, None if the name does not exist, False if the cache
+        cannot tell.
+        """
+        held = self.delegations.of(directory) if len(name) <= _LONGEST_NAME else None
+        if held and (made := held.pending.get(name)):
             return made.file
         if held and name not in held.names:
             return None
-        known = self._book.name(directory, name, now())
+        known = self._inodes.lookup(directory, name, now())
         return False if held and known is None else known
 
-    def seconds(self, file: CachedInode, seconds: float) -> float:
-        """With the lock: for how long the attributes of a file may be kept, otherwise for ``seconds``."""
+    def attribute_ttl(self, file: CachedInode, seconds: float) -> float:
+        """With the lock: return for how many seconds a file's attributes may be cached: at most ``seconds``,
+        and briefly while the flush of a name will change them.
+        """
         if file.node in self.names.files:
             return min(seconds, _BRIEF_SECONDS)
         held = self.names.held.get(file.node)
@@ -107,187 +118,213 @@ class AsyncCreate:
             return max(0.0, min(seconds, held.estimated + _BRIEF_SECONDS - now()))
         return seconds
 
-    def asked(self, file: CachedInode) -> None:
-        """With the lock: the attributes of a file are the device's."""
+    def confirm_attributes(self, file: CachedInode) -> None:
+        """With the lock: note that the cached attributes of a file came from the device, not from an
+        estimate.
+        """
         if held := self.names.held.get(file.node):
             held.estimated = 0.0
 
     def create(
         self, directory: CachedInode, name: bytes, flags: int, mode: int, deadline: Deadline
     ) -> Created | None:
-        """Make and open a file; None if the server has to be asked."""
+        """Create and open a file locally. Returns None if the server has to be asked."""
         if flags & _SYNCED or mode & _SPECIAL or len(name) > _LONGEST_NAME or not self._may_grant():
             return None
-        if not self.granting.is_ready(directory, name, deadline):
+        if not self.delegations.has_preallocated(directory, name, deadline):
             return None
         with self._lock:
-            held = self.granting.of(directory)
-            if held is None or name in held.names or not held.spares:
+            held = self.delegations.of(directory)
+            if held is None or name in held.names or not held.preallocated:
                 return None
-            if self._book.has(held.spares[-1].inode):  # it was another file's, or a device says so
-                self.granting.give_back([held.spares.pop()], held.memory)
+            if self._inodes.has(
+                held.preallocated[-1].inode
+            ):  # the inode number is in use: the device reused it, or lies
+                self.delegations.release_files([held.preallocated.pop()], held.verifier)
                 return None
-            made, attributes = self._make(held, name, mode & 0o777)
+            made, attributes = self._create(held, name, mode & 0o777)
             opened = p.Opened(made.spare.handle, direct=not may_keep(flags))
-            handle = self._files.add(made.file, flags, opened, held.memory)
+            handle = self._files.add(made.file, flags, opened, held.verifier)
             return Created(made.file, attributes, handle)
 
-    def _make(self, held: ExclusiveDirectory, name: bytes, mode: int) -> tuple[PendingFile, Attributes]:
-        spare, since = held.spares.pop(), self._book.change()
-        made_at = moment() + held.clock
+    def _create(self, held: ExclusiveDirectory, name: bytes, mode: int) -> tuple[PendingFile, Attributes]:
+        spare, since = held.preallocated.pop(), self._inodes.change()
+        made_at = boottime_ns() + held.clock_offset
         attributes = held.attributes_of(spare, mode, made_at)
         found = p.FoundIs(spare.node, attributes, spare.granted, held.granted, bool(mode & 0o400))
-        file = self._book.found(found, held.file, name, since=since, memory=held.memory)
-        self._book.use(file)
-        self._has_changed(held)
-        return self.names.make(held, spare, file, name, mode, made_at), attributes
+        file = self._inodes.insert(found, held.file, name, since=since, verifier=held.verifier)
+        self._inodes.use(file)
+        self._touch(held)
+        return self.names.create(held, spare, file, name, mode, made_at), attributes
 
-    def _has_changed(self, held: ExclusiveDirectory) -> None:
-        """With the lock: its names were changed here, just now."""
-        directory, time = held.file, moment() + held.clock
+    def _touch(self, held: ExclusiveDirectory) -> None:
+        """With the lock: set the directory's times to now, since one of its names has just been changed
+        locally.
+        """
+        directory, time = held.file, boottime_ns() + held.clock_offset
         held.used = held.estimated = now()
         directory.listing = None
         if directory.attributes:
             directory.attributes = replace(directory.attributes, mtime=time, ctime=time)
 
-    def _work(self) -> None:
+    def _start_flusher(self) -> None:
         self._working.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="names", daemon=True)
             self._thread.start()
 
     def unlink(self, directory: CachedInode, name: bytes) -> Removed | None:
-        """With the lock: take a name away; None if the server has to be asked."""
-        if not self.names.untold or self.granting.of(directory) is None:
+        """With the lock: remove a name locally. Returns None if the server has to be asked."""
+        if not self.names.pending or self.delegations.of(directory) is None:
             return None
-        made = self.names.unmake(directory, name)
+        made = self.names.cancel(directory, name)
         if made is None:
             return None
-        self._book.change()
-        self._has_changed(made.directory)
+        self._inodes.change()
+        self._touch(made.directory)
         held = made.directory
-        return Removed(made.file, held.attributes_of(made.spare, made.mode, moment() + held.clock, links=0))
+        return Removed(
+            made.file, held.attributes_of(made.spare, made.mode, boottime_ns() + held.clock_offset, links=0)
+        )
 
-    def named(self, directory: CachedInode, name: bytes, *, is_there: bool) -> None:
-        """With the lock: what the server has just been asked for."""
+    def note_name(self, directory: CachedInode, name: bytes, *, is_there: bool) -> None:
+        """With the lock: record that the server has just made (``is_there``) or removed a name."""
         if held := self.names.of(directory):
             if is_there:
                 held.names.add(name)
             else:
                 held.names.discard(name)
-        else:  # a listing that is under way may be of before
-            directory.unsure += 1
+        else:  # a listing under way may predate the change
+            directory.name_doubts += 1
 
     def forget(self, file: CachedInode, times: int) -> None:
-        """With the lock: it is about to be forgotten so often."""
+        """With the lock: prepare for the kernel's FORGET of ``times`` lookups of a file.
+
+        The last one ends the delegation of a directory without pending names, and recycles the preallocated
+        inode of a file that was unlinked before its name was flushed.
+        """
         if file.lookups - times > 1:
             return
         held = self.names.held.get(file.node)
-        if held and not held.untold:
+        if held and not held.pending:
             self.names.touched.pop(file.node, None)
-            self.granting.end(held)
+            self.delegations.end(held)
         if made := self.names.reuse(file):
-            reused = made.spare in made.directory.spares
-            file.memory = 0 if reused else file.memory
+            reused = made.spare in made.directory.preallocated
+            file.verifier = 0 if reused else file.verifier
             if not reused and made.closed:
-                self._lanes.posted.append((made.directory.memory, p.Release(made.spare.handle)))
-            self._book.forget(file.node, 1)
+                self._rpc.posted.append((made.directory.verifier, p.Release(made.spare.handle)))
+            self._inodes.forget(file.node, 1)
 
-    def let_go(self, directory: CachedInode) -> None:
-        """Its names are all told; whether more can be made there, the server has to say anew."""
+    def end_if_flushed(self, directory: CachedInode) -> None:
+        """End a directory's delegation unless names are pending there; the next one needs a new grant."""
         with self._lock:
             held = self.names.held.get(directory.node)
-            if held and not held.untold:
-                self.granting.end(held)
+            if held and not held.pending:
+                self.delegations.end(held)
 
-    def spoil(self, file: CachedInode) -> None:
-        """It is about to be changed: if it has lost its name, no other can be made of it."""
+    def forbid_reuse(self, file: CachedInode) -> None:
+        """Keep an unlinked file's preallocated inode from being recycled, because the file is about to be
+        changed.
+        """
         with self._lock:
-            if made := self.names.spoil(file):
-                self._let_go(made)
+            if made := self.names.forbid_reuse(file):
+                self._forget_pending(made)
 
-    def _let_go(self, made: PendingFile) -> None:
-        """With the lock: from now on it is a file like others."""
+    def _forget_pending(self, made: PendingFile) -> None:
+        """With the lock: drop the extra reference to a file whose name is no longer pending."""
         if made.closed:
-            self._lanes.posted.append((made.directory.memory, p.Release(made.spare.handle)))
-        self._book.forget(made.file.node, 1)
+            self._rpc.posted.append((made.directory.verifier, p.Release(made.spare.handle)))
+        self._inodes.forget(made.file.node, 1)
 
-    def closed(self, opened: OpenFile) -> bool:
-        """An open file is closed here; whether the server need not be told yet."""
-        if not self.names.held and not self.names.untold:
+    def note_close(self, opened: OpenFile) -> bool:
+        """Note that an open file was closed locally; return whether the server's handle must stay open for
+        now.
+        """
+        if not self.names.held and not self.names.pending:
             return False
         with self._lock:
             return self.names.close(opened.file, opened.remote)
 
-    def settle(self, changed: CachedInode | None = None, deadline: Deadline | None = None) -> Deadline:
-        """Return once all names that were made are told, before this file is ``changed``, with the deadline
-        of the operation. Raises OSError.
+    def flush(self, changed: CachedInode | None = None, deadline: Deadline | None = None) -> Deadline:
+        """Flush all names that are pending now. Returns the deadline of the operation that waits for it.
+
+        ``changed`` is the file that this operation changes afterwards. Raises OSError.
         """
-        deadline = deadline or self._lanes.deadline()
+        deadline = deadline or self._rpc.deadline()
         if changed and self.names.held:
-            self.spoil(changed)
+            self.forbid_reuse(changed)
         if self.names.are_any:
-            with until(deadline, self._telling):
+            with until(deadline, self._flushing):
                 with self._lock:
                     upto = self.names.last
-                while self._tell_some(upto, deadline):
+                while self._flush_some(upto, deadline):
                     pass
         return deadline
 
-    def _tell_some(self, upto: int, deadline: Deadline) -> bool:
-        """Of those up to this one; False if there were none."""
+    def _flush_some(self, upto: int, deadline: Deadline) -> bool:
+        """Flush the next batch of names up to serial number ``upto``. Returns False if there were none."""
         with self._lock:
-            batch, touched = self.names.begin_telling(upto), self.names.take_touched()
-        told: list[PendingFile] = []
+            batch, touched = self.names.begin_flush(upto), self.names.take_touched()
+        flushed: list[PendingFile] = []
         try:
-            told = self._told(batch, touched, deadline)
+            flushed = self._flush_batch(batch, touched, deadline)
         finally:
             with self._lock:
-                self._are_told(told)
+                self._mark_flushed(flushed)
         return bool(batch)
 
-    def _told(
+    def _flush_batch(
         self, batch: Sequence[PendingFile], touched: Sequence[ExclusiveDirectory], deadline: Deadline
     ) -> list[PendingFile]:
-        """Those that the server has now; what it will not have is lost. Raises OSError: nobody knows."""
+        """Send a batch in one request, or one by one if the server refuses it; return the files that the
+        server has now.
+
+        Names that the server refuses are lost. Raises OSError if the outcome is not known.
+        """
         if not (batch or touched):
             return []
-        is_brief = deadline.earlier(self._lanes.timeout / 2) == deadline  # most of it was spent on waiting
+        # whether most of the time was spent on waiting
+        is_brief = deadline.earlier(self._rpc.timeout / 2) == deadline
         try:
-            self._tell(batch, deadline, touched)
+            self._send(batch, deadline, touched)
         except OSError as error:
-            if error.errno in _IN_DOUBT and (is_brief or not self._has_failed_often()):
+            if error.errno in _IN_DOUBT and (is_brief or not self._count_failure()):
                 with self._lock:
                     self.names.touched.update((held.file.node, held) for held in touched)
                 raise
         else:
             self._failures = 0
             return list(batch)
-        return self._told_each(batch, deadline)
+        return self._flush_each(batch, deadline)
 
-    def _told_each(self, batch: Sequence[PendingFile], deadline: Deadline) -> list[PendingFile]:
-        """The same, one by one: those that were told already are not named again."""
-        told: list[PendingFile] = []
+    def _flush_each(self, batch: Sequence[PendingFile], deadline: Deadline) -> list[PendingFile]:
+        """Send each name of a batch by itself; return the files that the server has now. The server skips
+        repeated serial numbers.
+        """
+        flushed: list[PendingFile] = []
         lost: list[OSError] = []
         try:
             for made in batch:
-                if refusal := self._refused(made, deadline):
+                if refusal := self._flush_one(made, deadline):
                     lost.append(refusal)
                 else:
-                    told.append(made)
-        finally:  # also if nobody knows of the others
+                    flushed.append(made)
+        finally:  # also if the outcome of the others is not known
             if lost:
                 number, why = len(lost), lost[-1].strerror
                 log.warning(
-                    "new names are lost that the device was not told in time: %d, the last: %s", number, why
+                    "new names are lost that did not reach the device in time: %d, the last: %s", number, why
                 )
                 self.on_lost()
-        return told
+        return flushed
 
-    def _refused(self, made: PendingFile, deadline: Deadline) -> OSError | None:
-        """Tell one name; why it is lost, if it is. Raises OSError: nobody knows."""
+    def _flush_one(self, made: PendingFile, deadline: Deadline) -> OSError | None:
+        """Send one name. Returns the error if the name is lost. Raises OSError if the outcome is
+        not known.
+        """
         try:
-            self._tell([made], deadline)
+            self._send([made], deadline)
         except OSError as error:
             if error.errno in _IN_DOUBT and not self._is_hopeless:
                 raise
@@ -295,93 +332,103 @@ class AsyncCreate:
             return error
         return None
 
-    def _has_failed_often(self) -> bool:
-        """Though the server is there: nobody shall have to wait for that for ever."""
-        self._failures = self._failures + 1 if self._book.lease_end > now() else 0
+    def _count_failure(self) -> bool:
+        """Count a failed flush while the lease is valid; return whether to give the names up, so that no
+        client waits forever.
+        """
+        self._failures = self._failures + 1 if self._inodes.lease_end > now() else 0
         if self._failures == 1:
             self._failing_since = now()
         return self._is_hopeless
 
     @property
     def _is_hopeless(self) -> bool:
-        """Not before as long as one operation may take: some fail at once while a connection is refused."""
-        since = self._failing_since + self._lanes.timeout
+        """Whether flushing has failed too often, for at least the timeout of one operation: a refused
+        connection fails at once.
+        """
+        since = self._failing_since + self._rpc.timeout
         return self._failures > _MOST_FAILURES and now() >= since
 
-    def _tell(
+    def _send(
         self, batch: Sequence[PendingFile], deadline: Deadline, touched: Sequence[ExclusiveDirectory] = ()
     ) -> None:
-        """This never waits for others, who may wait for just this: the server waits for nobody when it is
-        told names, and remembers their directories, so that none has to be found again by its path, in
-        which one may be another's exclusively.
+        """Send one request with names and with the directories that were touched.
+
+        The request never waits for another client, which may be waiting for just this flush: the server does
+        not recall anything for it and remembers the directories, so that no path has to be looked up through
+        a directory that another client holds exclusively.
         """
-        with self._lanes.turn(deadline) as turn:
+        with self._rpc.call(deadline) as call:
 
             def request() -> n.FlushNames:
-                if any(held.memory != turn.memory for held in touched):
+                if any(held.verifier != call.verifier for held in touched):
                     raise os_error(errno.ESTALE)
                 others = (n.Touched(held.remote, held.granted) for held in touched)
-                return n.FlushNames(_telling(batch)(turn.memory), tuple(others))
+                return n.FlushNames(_name_updates(batch)(call.verifier), tuple(others))
 
-            turn.ask(request, p.Done, repeat=True)  # the server knows which it has had
+            call.ask(request, p.Done, idempotent=True)  # the server skips serial numbers that it has had
 
-    def _are_told(self, batch: Sequence[PendingFile]) -> None:
-        """With the lock."""
-        self.names.end_telling(batch)
+    def _mark_flushed(self, batch: Sequence[PendingFile]) -> None:
+        """With the lock: treat these files as the server's own from now on."""
+        self.names.end_flush(batch)
         if batch:
-            self._book.change()
+            self._inodes.change()
         for made in batch:
             made.file.attributes, made.file.linked = None, True
             if not made.directory.estimated:
                 made.directory.file.attributes = None
             made.file.durability.change()
             made.directory.file.durability.change()
-            self._let_go(made)
+            self._forget_pending(made)
 
     def _lose(self, made: PendingFile) -> None:
-        """Whoever has it, or its directory, open hears of it when he syncs it."""
+        """Discard a name that the server refused. Each open file of the file or its directory sees EIO once
+        from fsync.
+        """
         directory = made.directory.file
         with self._lock:
             self.names.lose(made)
-            directory.unsure += 1  # it may be there after all
-            self._book.change()
+            directory.name_doubts += 1  # the server may have the name after all
+            self._inodes.change()
             directory.attributes, directory.listing = None, None
             if directory.names.get(made.name) == made.file.node:
                 del directory.names[made.name]
             if (made.file.parent, made.file.name) == (directory.node, made.name):
-                self._book.place(made.file, None, b"")
+                self._inodes.set_location(made.file, None, b"")
             made.file.attributes = None
-            made.file.durability.doubts += 1
-            directory.durability.doubts += 1
-            self._let_go(made)
+            made.file.durability.error_seq += 1
+            directory.durability.error_seq += 1
+            self._forget_pending(made)
 
-    def along(self, file: CachedInode, write: Callable[[Told, Deadline], int]) -> int:
-        """Write to a file, with the names that are to be told first. Raises OSError and WouldWait."""
-        deadline = self._lanes.deadline()
+    def write_with_names(self, file: CachedInode, write: Callable[[NameUpdates, Deadline], int]) -> int:
+        """Write to a file after, or together with, the pending names. Raises OSError and WouldBlock."""
+        deadline = self._rpc.deadline()
         if self.names.held:
-            self.spoil(file)
-        if (
-            self.names.untold and not may_block.get()
-        ):  # who may wait for others must not keep them back so long
-            with until(deadline, self._telling):
-                done = self._told_along(file, write, deadline)
+            self.forbid_reuse(file)
+        if self.names.pending and not may_block.get():  # a blocking thread would hold up the flush meanwhile
+            with until(deadline, self._flushing):
+                done = self._write_with_names(file, write, deadline)
             if done is not None:
                 return done
-        return write(nothing_told, self.settle(deadline=deadline))
+        return write(no_name_updates, self.flush(deadline=deadline))
 
-    def _told_along(
-        self, file: CachedInode, write: Callable[[Told, Deadline], int], deadline: Deadline
+    def _write_with_names(
+        self, file: CachedInode, write: Callable[[NameUpdates, Deadline], int], deadline: Deadline
     ) -> int | None:
-        """None if it was not done: perhaps since a name cannot be told."""
+        """Send the next batch of names with the write itself. Returns None if nothing was written, perhaps
+        since a name was refused.
+        """
         with self._lock:
-            batch = self.names.begin_telling()
+            batch = self.names.begin_flush()
             made = self.names.files.get(file.node)
-        if made is not None and made not in batch:  # naming it sets its times
+        if (
+            made is not None and made not in batch
+        ):  # the flush of its name would set its times after this write
             return None
-        told: list[PendingFile] = []
+        flushed: list[PendingFile] = []
         try:
-            done = write(_telling(batch), deadline)
-            told = batch
+            done = write(_name_updates(batch), deadline)
+            flushed = batch
         except OSError as error:
             if error.errno in _IN_DOUBT:
                 raise
@@ -391,8 +438,8 @@ class AsyncCreate:
         finally:
             with self._lock:
                 kept = file.attributes
-                self._are_told(told)
-                file.attributes = kept  # they came after the names
+                self._mark_flushed(flushed)
+                file.attributes = kept  # the write's reply is newer than the names
 
     def _run(self) -> None:
         last = 0
@@ -403,35 +450,41 @@ class AsyncCreate:
             last = self._tick(last)
 
     def _tick(self, last: int) -> int:
-        """Tell what was made before the tick before, and all that has come since; the last that was made."""
+        """Flush all pending names if the oldest has been pending for a whole tick. Returns the newest serial
+        number.
+        """
         with self._lock:
             oldest = self.names.first
         if self.names.touched or 0 < oldest <= last:
             try:
-                self.settle()
+                self.flush()
             except OSError as error:
-                log.debug("names cannot be told: %s", error)
+                log.debug("pending names cannot be flushed: %s", error)
                 self._closed.wait(_REST_SECONDS)
         with self._lock:
             self._end_idle()
             return self.names.last
 
     def _end_idle(self) -> None:
-        """Directories that were recalled, and those where nothing is made any more."""
+        """End the delegations of directories that were recalled or in which no name has changed for
+        a while.
+        """
         idle = now() - _IDLE_SECONDS
         for held in list(self.names.held.values()):
-            if not self.names.concern(held.file) and (held.used < idle or not held.is_valid):
-                self.granting.end(held)
-        if not self.names.held and not self.names.untold:
+            if not self.names.affect(held.file) and (held.used < idle or not held.is_valid):
+                self.delegations.end(held)
+        if not self.names.held and not self.names.pending:
             self._working.clear()
 
 
-def _telling(batch: Sequence[PendingFile]) -> Told:
-    """What is told of these; ESTALE if the server knows them no more."""
+def _name_updates(batch: Sequence[PendingFile]) -> NameUpdates:
+    """Return the function that packs a batch for a session verifier; it raises OSError: ESTALE if the server
+    has lost the session.
+    """
 
-    def told(memory: int) -> tuple[n.NameUpdate, ...]:
-        if any(made.directory.memory != memory for made in batch):
+    def updates(verifier: int) -> tuple[n.NameUpdate, ...]:
+        if any(made.directory.verifier != verifier for made in batch):
             raise os_error(errno.ESTALE)
-        return tuple(made.naming() for made in batch)
+        return tuple(made.name_update() for made in batch)
 
-    return told
+    return updates

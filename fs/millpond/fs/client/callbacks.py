@@ -1,7 +1,9 @@
-"""Edge (a thread): keeps up a client's lease, and gives up what the server recalls, in the kernel, too.
+"""Edge (a thread): renews the client's lease and answers the server's recalls, also towards the kernel's
+cache.
 
-The lease counts from when the last answer that has certainly arrived was sent. Over its own connection the
-server asks, so that what is under way on others has nothing to wait for.
+The lease counts from the moment at which the last answer that certainly arrived was sent. Recalls come over a
+connection of their own (NFSv4.1's backchannel), so that requests under way on session slots cannot delay
+them.
 """
 
 from __future__ import annotations
@@ -31,191 +33,201 @@ from millpond.wire.messages import Message
 log = logging.getLogger(__name__)
 _AGAIN_SECONDS = 0.5
 _INSTANT = 0.001
-_INSTANTS = 2000  # that a kernel may take to make what it has just been told its own
+_INSTANTS = 2000  # tries until the kernel has taken over a node from a reply that was just sent
 
 
 class KernelCache(Protocol):
-    """A kernel that keeps what it is told."""
+    """The kernel's cache of names, attributes and data, as far as the client has to invalidate it."""
 
     def drop_names(self) -> None:
-        """Ask for every name again. Never waits."""
+        """Invalidate all cached names. Never waits."""
 
     def drop(self, node: int, *, data: bool) -> bool:
-        """Ask for a node's attributes again, and for its data; waits for reads under way. False if it does
-        not know the node.
+        """Invalidate a node's attributes, and with ``data`` its pages; waits for reads under way. Returns
+        False if the kernel does not know the node.
         """
 
 
 class CallbackChannel:
-    """Of one ``tree``, whose server ``dial`` reaches; ``cache`` goes by what it is told, too."""
+    """The backchannel of one client: serves recalls for ``tree`` over what ``dial`` connects, and invalidates
+    ``cache``.
+
+    ``timeout`` is in seconds, for the connection and for waiting for a lease.
+    """
 
     def __init__(self, tree: RemoteFs, dial: Dial, cache: KernelCache, timeout: float) -> None:
         self._tree, self._dial, self._cache, self._timeout = tree, dial, cache, timeout
-        self._book = tree.lanes.book
-        self._moved = threading.Condition(tree.lanes.lock)
+        self._inodes = tree.rpc.inodes
+        self._changed = threading.Condition(tree.rpc.lock)
         self._stopped = threading.Event()
         self._channel: Channel | None = None
-        self._voided: dict[int, CachedInode] = {}
+        self._invalidated: dict[int, CachedInode] = {}
         self._thread = threading.Thread(target=self._run, name="recalls", daemon=True)
-        self._soon: queue.SimpleQueue[CachedInode | None] = queue.SimpleQueue()
-        self._dropping = threading.Thread(target=self._drop_all, name="drops", daemon=True)
-        tree.lanes.on_void = self._void
+        self._drop_queue: queue.SimpleQueue[CachedInode | None] = queue.SimpleQueue()
+        self._drop_thread = threading.Thread(target=self._drop_all, name="drops", daemon=True)
+        tree.rpc.on_invalidate = self._on_invalidate
 
     def start(self) -> None:
-        """From now on what the server grants is kept."""
-        self._tree.keeper = self
-        self._tree.naming.on_lost = functools.partial(self._quietly, self._cache.drop_names)
+        """Start the threads and wait for the first lease; from then on the client caches what the server
+        grants.
+        """
+        self._tree.backchannel = self
+        self._tree.async_create.on_lost = functools.partial(self._unless_unmounted, self._cache.drop_names)
         self._thread.start()
-        self._dropping.start()
-        with self._moved:
-            self._moved.wait_for(lambda: self._book.lease_end > now(), self._timeout)
+        self._drop_thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._inodes.lease_end > now(), self._timeout)
 
     def stop(self) -> None:
-        """Nothing is kept any more, in this process: the mount has gone."""
-        self._tree.naming.close()
+        """Stop the threads and cache nothing any more: the mount has gone."""
+        self._tree.async_create.close()
         self._stopped.set()
-        with self._moved:
-            self._book.void(self._book.memory)
+        with self._changed:
+            self._inodes.invalidate_all(self._inodes.verifier)
             channel = self._channel
         if channel:
             channel.shut_down()
         self._thread.join()
-        self._soon.put(None)
-        self._dropping.join()
+        self._drop_queue.put(None)
+        self._drop_thread.join()
 
     def await_lease(self, file: CachedInode) -> None:
-        """Return once there is a lease, or the file is recalled."""
+        """Return once the lease is valid or the file is being recalled. Raises WouldBlock and OSError."""
         if not may_block.get():
             raise WouldBlock
-        with self._moved:
-            if not self._moved.wait_for(
-                lambda: file.recalling > 0 or self._book.lease_end > now(), self._timeout
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: file.recalling > 0 or self._inodes.lease_end > now(), self._timeout
             ):
                 raise os_error(errno.ETIMEDOUT)
 
     def drop_soon(self, file: CachedInode) -> None:
-        """Have dropped what is about to be told of a file; with the lock."""
+        """With the lock: queue a file for invalidation whose data is about to be returned to the kernel
+        without a grant.
+        """
         file.recalling += 1
-        self._soon.put(file)
+        self._drop_queue.put(file)
 
     def _drop_all(self) -> None:
-        while file := self._soon.get():
+        while file := self._drop_queue.get():
             self._drop_one(file)
 
-    def _void(self, files: Sequence[CachedInode]) -> None:
-        """With the lock: nothing counts any more; what the kernel keeps is dropped by the thread."""
+    def _on_invalidate(self, files: Sequence[CachedInode]) -> None:
+        """With the lock: queue all files for invalidation in the kernel, since no grant is valid any more."""
         for file in files:
-            if file.node not in self._voided:
+            if file.node not in self._invalidated:
                 file.recalling += 1
-                self._voided[file.node] = file
-        self._moved.notify_all()
+                self._invalidated[file.node] = file
+        self._changed.notify_all()
 
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
-                self._tree.statfs()  # so that the server knows this client
-                self._drop_voided()
-                self._attend()
+                self._tree.statfs()  # opens a session, if the server has none
+                self._drop_invalidated()
+                self._serve_recalls()
             except (MillpondError, OSError) as error:
-                log.debug("the server cannot recall anything: %s", error)
-            self._drop_voided()
+                log.debug("no callback channel to the server: %s", error)
+            self._drop_invalidated()
             self._stopped.wait(_AGAIN_SECONDS)
 
-    def _attend(self) -> None:
-        """Answer the server until the connection or the lease ends: by then nothing is kept any more."""
+    def _serve_recalls(self) -> None:
+        """Answer recalls until the connection or the lease ends; then invalidate everything."""
         deadline = Deadline.after(self._timeout)
         with contextlib.closing(self._dial(deadline)) as channel:
             self._channel = channel
             try:
-                self._converse(channel, deadline)
+                self._answer_recalls(channel, deadline)
             finally:
-                with self._moved:
-                    self._void(self._book.void(self._book.memory))
-                self._drop_voided()
-                self._tell_names()  # the server hears them, if nobody has missed them, until this is closed
+                with self._changed:
+                    self._on_invalidate(self._inodes.invalidate_all(self._inodes.verifier))
+                self._drop_invalidated()
+                self._flush_names()  # accepted until this closes, unless another client has waited
 
-    def _converse(self, channel: Channel, deadline: Deadline) -> None:
-        sent, seconds = now(), self._tree.lanes.lease
-        channel.send(p.Attend(self._tree.lanes.client), deadline)
-        heard = _heard(channel, deadline)
+    def _answer_recalls(self, channel: Channel, deadline: Deadline) -> None:
+        sent, seconds = now(), self._tree.rpc.lease
+        channel.send(p.Attend(self._tree.rpc.client), deadline)
+        heard = _receive(channel, deadline)
         if isinstance(heard, p.Recall):
-            with self._moved:
-                self._book.begin_lease(heard.upto)
+            with self._changed:
+                self._inodes.begin_lease(heard.upto)
         while isinstance(heard, p.Recall) and sent + seconds > now() and not self._stopped.is_set():
-            with self._moved:
-                self._book.lease_end = sent + seconds
-                self._moved.notify_all()
-            still_open = self._give_up(heard)
-            self._tree.lanes.flush()
+            with self._changed:
+                self._inodes.lease_end = sent + seconds
+                self._changed.notify_all()
+            still_open = self._recall(heard)
+            self._tree.rpc.flush()
             answered = now()
             try:
                 channel.send(p.Recalled(tuple(f.inode for f in still_open)), Deadline.after(seconds))
-                heard = _heard(channel, Deadline.after(sent + seconds - now()))
+                heard = _receive(channel, Deadline.after(sent + seconds - now()))
             finally:
-                self._tree.named_open(still_open)
+                self._tree.mark_reported_open(still_open)
             sent = answered
 
-    def _give_up(self, recall: p.Recall) -> list[CachedInode]:
-        """Those that are open and the server does not know of."""
+    def _recall(self, recall: p.Recall) -> list[CachedInode]:
+        """Give up the recalled inodes; return the files with local opens that the server does not know of."""
         if not recall.inodes:
             return []
-        with self._moved:
-            files = self._book.recall(recall.inodes, recall.upto)
+        with self._changed:
+            files = self._inodes.recall(recall.inodes, recall.upto)
             for file in files:
                 file.recalling += 1
-            self._moved.notify_all()
-        self._tell_names()
+            self._changed.notify_all()
+        self._flush_names()
         self._drop(files)
-        with self._moved:
-            return [file for file in files if file.opens]
+        with self._changed:
+            return [file for file in files if file.local_opens]
 
-    def _tell_names(self) -> None:
-        """Those that were made without a word to the server."""
-        with contextlib.suppress(OSError):  # they are told later, or lost when others look after the lease
-            self._tree.naming.settle()
+    def _flush_names(self) -> None:
+        """Flush the names of asynchronous creates."""
+        with contextlib.suppress(OSError):  # flushed later, or lost when another client looks after the lease
+            self._tree.async_create.flush()
 
-    def _drop_voided(self) -> None:
-        """What is no longer covered by a lease."""
-        with self._moved:
-            files = list(self._voided.values())
-            self._voided.clear()
+    def _drop_invalidated(self) -> None:
+        """Invalidate in the kernel all files that no lease covers any more."""
+        with self._changed:
+            files = list(self._invalidated.values())
+            self._invalidated.clear()
         self._drop(files)
 
     def _drop(self, files: Iterable[CachedInode]) -> None:
-        """From the kernel; the names first, for that needs no waiting."""
+        """Invalidate files in the kernel; the names first, since that needs no waiting."""
         files = list(files)
         if files:
-            self._quietly(self._cache.drop_names)
+            self._unless_unmounted(self._cache.drop_names)
         for file in files:
             self._drop_one(file)
 
     def _drop_one(self, file: CachedInode) -> None:
-        """Until nothing is left that was read meanwhile."""
+        """Invalidate one file, again and again until no data was read into the kernel meanwhile."""
         while True:
-            with self._moved:
-                file.uncovered, data = False, file.has_data
-            self._quietly(functools.partial(self._drop_known, file, data))
-            with self._moved:
-                if not file.uncovered:
+            with self._changed:
+                file.ungranted_read, data = False, file.has_data
+            self._unless_unmounted(functools.partial(self._drop_known, file, data))
+            with self._changed:
+                if not file.ungranted_read:
                     file.recalling -= 1
                     if not file.recalling:
                         file.has_data = False
                     return
 
     def _drop_known(self, file: CachedInode, data: bool) -> None:
-        """A kernel that has just been told of the file may not have made it its own yet."""
+        """Invalidate one file, waiting a little for a kernel that has just received its node but not used it
+        yet.
+        """
         for _ in range(_INSTANTS):
             if self._cache.drop(file.node, data=data) or file.seen or not file.lookups:
                 return
             time.sleep(_INSTANT)
 
-    def _quietly(self, do: Callable[[], object]) -> None:
+    def _unless_unmounted(self, do: Callable[[], object]) -> None:
         with contextlib.suppress(OSError):  # the mount has gone
             do()
 
 
-def _heard(channel: Channel, deadline: Deadline) -> Message:
-    """What the server says, with nothing behind it."""
+def _receive(channel: Channel, deadline: Deadline) -> Message:
+    """Receive the server's next message; a payload behind it is an error."""
     head = channel.receive(deadline)
     channel.receive_payload(0, deadline)
     return head.message

@@ -1,4 +1,4 @@
-"""Edge: how a client gets directories exclusively and files prepared for them, and gives them back."""
+"""Edge: requests exclusive directory delegations and preallocated files from the server, and returns them."""
 
 from __future__ import annotations
 
@@ -23,198 +23,220 @@ from millpond.fs.vfs.inode_api import Node, WouldBlock, may_block
 from millpond.fs.vfs.path_api import os_error
 
 log = logging.getLogger(__name__)
-_REFUSED_SECONDS = 0.25  # and then twice as long each time
+_REFUSED_SECONDS = 0.25  # first back-off; then twice as long each time
 _LONGEST_REFUSED = 30.0
 _MOST_HELD = 256
-_ENOUGH = 2  # names made in a directory before it is asked for
+_ENOUGH = 2  # files created in a directory before it is requested
 
 
-def moment() -> int:
-    """Nanoseconds of a clock that stands still at no time."""
+def boottime_ns() -> int:
+    """Return the time in nanoseconds of a clock that runs during suspend (CLOCK_BOOTTIME)."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 class DirectoryDelegations:
-    """For the ``names`` of one client. ``may_grant`` says whether it is told what is recalled; ``settle`` has
-    the server know all names that were made; ``on_hold`` is called, with the lock, when it has one more.
+    """The exclusive directory delegations of one client, whose state is ``names``.
+
+    ``may_grant`` returns whether the client receives recalls; ``flush`` sends all pending names to the
+    server; ``on_granted`` is called, with the lock, after each new delegation.
     """
 
     def __init__(
         self,
-        lanes: RpcPool,
+        rpc: RpcPool,
         names: PendingNames,
         may_grant: Callable[[], bool],
-        settle: Callable[[None, Deadline], Deadline],
-        on_hold: Callable[[], None],
+        flush: Callable[[None, Deadline], Deadline],
+        on_granted: Callable[[], None],
     ) -> None:
-        self._lanes, self._names, self._may_grant = lanes, names, may_grant
-        self._settle, self._on_hold = settle, on_hold
-        self._book, self._lock = lanes.book, lanes.lock
-        self._asking: set[Node] = set()
-        self._asked = threading.Condition(lanes.lock)
+        self._rpc, self._names, self._may_grant = rpc, names, may_grant
+        self._flush, self._on_granted = flush, on_granted
+        self._inodes, self._lock = rpc.inodes, rpc.lock
+        self._requested: set[Node] = set()
+        self._request_done = threading.Condition(rpc.lock)
 
     def of(self, directory: CachedInode) -> ExclusiveDirectory | None:
-        """With the lock: a directory whose names may be gone by."""
+        """With the lock: return the valid delegation of a directory, or None."""
         if not self._names.held:
             return None
         held = self._names.of(directory)
-        return held if held and self._book.seconds(directory, now()) else None
+        return held if held and self._inodes.ttl(directory, now()) else None
 
-    def is_ready(self, directory: CachedInode, name: bytes, deadline: Deadline) -> bool:
-        """Whether there is a file prepared for the directory, after the server was asked if there is none."""
+    def has_preallocated(self, directory: CachedInode, name: bytes, deadline: Deadline) -> bool:
+        """Return whether a preallocated file is left for the directory, after requesting more if there is
+        none.
+        """
         with self._lock:
-            directory.made += 1
-            known = self._known(directory, name)
+            directory.creates += 1
+            known = self._answer_at_hand(directory, name)
         if known is not None:
             return known
-        with self._alone(directory, deadline):
-            with self._lock:  # another thread may just have asked
-                known = self._known(directory, name)
-            return self._ask(directory, deadline) if known is None else known
+        with self._one_request(directory, deadline):
+            with self._lock:  # another thread may just have requested it
+                known = self._answer_at_hand(directory, name)
+            return self._request(directory, deadline) if known is None else known
 
-    def _known(self, directory: CachedInode, name: bytes) -> bool | None:
-        """With the lock: the same, None if the server is to be asked."""
+    def _answer_at_hand(self, directory: CachedInode, name: bytes) -> bool | None:
+        """With the lock: the same without a request; None if the server has to be asked."""
         held = self.of(directory)
         if held is not None:
-            return bool(held.spares) if held.spares or name in held.names else None
-        return None if directory.made >= _ENOUGH and self._may_ask(directory) else False
+            return bool(held.preallocated) if held.preallocated or name in held.names else None
+        return None if directory.creates >= _ENOUGH and self._may_request(directory) else False
 
     @contextlib.contextmanager
-    def _alone(self, directory: CachedInode, deadline: Deadline) -> Iterator[None]:
-        """One asks at a time: a second grant would end the first, and names that were made by it be lost.
-        Raises WouldWait and OSError.
+    def _one_request(self, directory: CachedInode, deadline: Deadline) -> Iterator[None]:
+        """Let one thread at a time request a directory: a second grant would end the first, and lose the
+        names created under it.
+
+        Raises WouldBlock and OSError.
         """
-        with self._asked:
-            if directory.node in self._asking and not may_block.get():
-                raise WouldBlock  # who asks may have to wait himself
+        with self._request_done:
+            if directory.node in self._requested and not may_block.get():
+                raise WouldBlock  # the thread that requests may be waiting for a recall
             left = seconds_left(deadline)
-            if not self._asked.wait_for(lambda: directory.node not in self._asking, left):
+            if not self._request_done.wait_for(lambda: directory.node not in self._requested, left):
                 raise os_error(errno.ETIMEDOUT)
-            self._asking.add(directory.node)
+            self._requested.add(directory.node)
         try:
             yield
         finally:
-            with self._asked:
-                self._asking.discard(directory.node)
-                self._asked.notify_all()
+            with self._request_done:
+                self._requested.discard(directory.node)
+                self._request_done.notify_all()
 
-    def _ask(self, directory: CachedInode, deadline: Deadline) -> bool:
+    def _request(self, directory: CachedInode, deadline: Deadline) -> bool:
         held: ExclusiveDirectory | None = None
         try:
-            self._settle(None, deadline)
+            self._flush(None, deadline)
             with self._lock:
                 held = self.of(directory)
-            return self._prepare(directory, held, deadline)
+            return self._preallocate(directory, held, deadline)
         except OSError as error:
-            if error.errno == errno.ETIMEDOUT:  # who asks has waited long enough
+            if error.errno == errno.ETIMEDOUT:  # the operation's time is up
                 raise
-            log.debug("nothing is prepared: %s", error)
+            log.debug("no files preallocated: %s", error)
             with self._lock:
-                self._refused(directory, held)
+                self._back_off(directory, held)
             return False
 
-    def expect(self, directory: CachedInode, deadline: Deadline) -> None:
-        """Somebody looks for the first time into a directory that was made here: he is likely to fill it."""
+    def request_early(self, directory: CachedInode, deadline: Deadline) -> None:
+        """Request a directory that this client has made, when a program first looks into it: it is likely to
+        be filled.
+        """
         directory.fresh = False
-        with self._alone(directory, deadline):
+        with self._one_request(directory, deadline):
             with self._lock:
-                may = self._may_grant() and self.of(directory) is None and self._may_ask(directory)
+                may = self._may_grant() and self.of(directory) is None and self._may_request(directory)
             if may:
-                self._ask(directory, deadline)
+                self._request(directory, deadline)
 
-    def _may_ask(self, directory: CachedInode) -> bool:
-        """Whether it may be granted now; the one that was used longest ago makes room for it."""
+    def _may_request(self, directory: CachedInode) -> bool:
+        """With the lock: return whether a directory may be requested now; ends the least recently used
+        delegation if there are too many.
+        """
         time = now()
-        if time < directory.refused_until or directory is self._book.root:
+        if time < directory.refused_until or directory is self._inodes.root:
             return False
         if len(self._names.held) >= _MOST_HELD:
             oldest = min(self._names.held.values(), key=lambda held: held.used)
-            if self._names.concern(oldest.file):
+            if self._names.affect(oldest.file):
                 return False
             self.end(oldest)
-        return self._book.seconds(directory, time) > 0
+        return self._inodes.ttl(directory, time) > 0
 
-    def _prepare(self, directory: CachedInode, held: ExclusiveDirectory | None, deadline: Deadline) -> bool:
-        """More files, and without ``held`` the directory."""
+    def _preallocate(
+        self, directory: CachedInode, held: ExclusiveDirectory | None, deadline: Deadline
+    ) -> bool:
+        """Request preallocated files, and the delegation itself if ``held`` is None; return whether they can
+        be used.
+        """
         granted, count = (held.granted, held.next_count()) if held else (0, FIRST)
-        unsure, remote = directory.unsure, 0
-        with self._lanes.turn(deadline) as turn:
+        name_doubts, remote = directory.name_doubts, 0
+        with self._rpc.call(deadline) as call:
 
             def request() -> n.Preallocate:
                 nonlocal remote
-                remote = turn.remote(directory)
+                remote = call.remote(directory)
                 return n.Preallocate(remote, granted, count)
 
-            reply, listing = turn.ask(
-                request, n.Preallocated, repeat=True, limit=0 if held else p.MAX_LISTING
+            reply, listing = call.ask(
+                request, n.Preallocated, idempotent=True, limit=0 if held else p.MAX_LISTING
             )
             with self._lock:
-                is_whole = unsure == directory.unsure  # or names may be missing
+                is_whole = name_doubts == directory.name_doubts  # or names may be missing
                 if held is None and is_whole and reply.nodes:
-                    held = self._hold(directory, remote, reply, listing, turn)
-                return self._prepared(directory, held, remote, reply, turn.memory)
+                    held = self._add(directory, remote, reply, listing, call)
+                return self._accept(directory, held, remote, reply, call.verifier)
 
-    def _prepared(
+    def _accept(
         self,
         directory: CachedInode,
         held: ExclusiveDirectory | None,
         remote: int,
         reply: n.Preallocated,
-        memory: int,
+        verifier: int,
     ) -> bool:
-        """With the lock: there are more files; whether they are of use."""
+        """With the lock: add the preallocated files of a reply to the delegation; return whether they can be
+        used.
+        """
         if reply.attributes is None or not reply.granted:
-            self._refused(directory, held)
+            self._back_off(directory, held)
             return False
         places = zip(reply.nodes, reply.handles, reply.inodes, reply.grants, strict=True)
-        spares = [PreallocatedFile(*place) for place in places]
+        preallocated = [PreallocatedFile(*place) for place in places]
         is_held = held is not None and self._names.held.get(directory.node) is held  # not ended meanwhile
-        if held is None or not is_held or (held.granted, held.memory) != (reply.granted, memory):
-            self.give_back(spares, memory)
+        if held is None or not is_held or (held.granted, held.verifier) != (reply.granted, verifier):
+            self.release_files(preallocated, verifier)
             return False
-        held.remote = remote  # the server remembers a directory as long as files are prepared for it
-        held.prepared(spares, reply.attributes, reply.attributes.mtime - moment())
+        held.remote = remote  # the server keeps the node as long as it has preallocated files for it
+        held.add_preallocated(preallocated, reply.attributes, reply.attributes.mtime - boottime_ns())
         return True
 
-    def _refused(self, directory: CachedInode, held: ExclusiveDirectory | None) -> None:
-        """With the lock: each name is asked for, for a while."""
+    def _back_off(self, directory: CachedInode, held: ExclusiveDirectory | None) -> None:
+        """With the lock: request this directory no more for a while, twice as long each time."""
         directory.refused_for = min(max(2 * directory.refused_for, _REFUSED_SECONDS), _LONGEST_REFUSED)
         directory.refused_until = now() + directory.refused_for
-        if held and not held.untold and not held.spares:
+        if held and not held.pending and not held.preallocated:
             self.end(held)
 
-    def _hold(
-        self, directory: CachedInode, remote: int, reply: n.Preallocated, listing: memoryview, turn: RpcCall
+    def _add(
+        self, directory: CachedInode, remote: int, reply: n.Preallocated, listing: memoryview, call: RpcCall
     ) -> ExclusiveDirectory | None:
-        """With the lock: it is the client's, unless it was recalled while the answer was under way."""
+        """With the lock: add a delegation, unless it was recalled while the reply was under way."""
         if reply.attributes is None:
             return None
         try:
             names = {os.fsencode(entry.name) for entry in unpack_entries(listing)}
         except ProtocolError:
             return None
-        if not self._book.learn(directory, None, reply.granted, since=turn.since):
+        if not self._inodes.learn(directory, None, reply.granted, since=call.since):
             return None
         if before := self._names.held.get(directory.node):
             self.end(before)
         directory.refused_for = 0.0
-        granted, attributes, clock = reply.granted, reply.attributes, reply.attributes.mtime - moment()
-        held = ExclusiveDirectory(directory, remote, granted, turn.memory, names, attributes, clock, now())
+        granted, attributes, clock_offset = (
+            reply.granted,
+            reply.attributes,
+            reply.attributes.mtime - boottime_ns(),
+        )
+        held = ExclusiveDirectory(
+            directory, remote, granted, call.verifier, names, attributes, clock_offset, now()
+        )
         self._names.held[directory.node] = held
-        self._book.use(directory)
-        self._on_hold()
+        self._inodes.use(directory)
+        self._on_granted()
         return held
 
-    def give_back(self, spares: Sequence[PreallocatedFile], memory: int) -> None:
-        """With the lock: these files will not be named."""
-        if spares:
-            self._lanes.posted += [(memory, p.Release(spare.handle)) for spare in spares]
-            self._lanes.posted.append((memory, p.Forget(tuple(spare.node for spare in spares))))
+    def release_files(self, preallocated: Sequence[PreallocatedFile], verifier: int) -> None:
+        """With the lock: have the server close and forget preallocated files that will not be used."""
+        if preallocated:
+            self._rpc.posted += [(verifier, p.Release(spare.handle)) for spare in preallocated]
+            self._rpc.posted.append((verifier, p.Forget(tuple(spare.node for spare in preallocated))))
 
     def end(self, held: ExclusiveDirectory) -> None:
-        """With the lock: the client makes no more names there without asking."""
+        """With the lock: end a delegation locally and release its preallocated files."""
         if self._names.held.get(held.file.node) is held:
             del self._names.held[held.file.node]
-            self.give_back(held.spares, held.memory)
-            held.spares = []
-            self._book.forget(held.file.node, 1)
+            self.release_files(held.preallocated, held.verifier)
+            held.preallocated = []
+            self._inodes.forget(held.file.node, 1)

@@ -1,4 +1,4 @@
-"""Edge: the file locks of a mount whose server is reached over its connections."""
+"""Edge: connects a mount's file locks to the server's, over the client's session slots."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from millpond.fs.proto import file_locks as r
 from millpond.fs.vfs.inode_api import Node
 
 
-def over_lanes(lanes: RpcPool) -> RemoteLocks:
-    """Those of a client."""
+def remote_file_locks(rpc: RpcPool) -> RemoteLocks:
+    """Return the file locks of one client."""
 
     def ask(node: Node | None, request: Callable[[int], r.LockRequest]) -> r.LockReply:
-        file = None if node is None else lanes.book.file(node)
-        with lanes.turn() as turn:
-            return turn.ask(
-                lambda: request(0 if file is None else turn.remote(file)), r.LockReply, repeat=True
+        file = None if node is None else rpc.inodes.file(node)
+        with rpc.call() as call:
+            return call.ask(
+                lambda: request(0 if file is None else call.remote(file)), r.LockReply, idempotent=True
             )[0]
 
     return RemoteLocks(ask)

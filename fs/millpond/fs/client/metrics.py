@@ -1,24 +1,26 @@
-"""Pure: what a mount counts of itself, cheaply enough for every request."""
+"""Pure: counts a mount's requests and their durations, cheaply enough to do so for each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_CLASSES = 32  # of durations: the last holds all above half an hour
+_CLASSES = 32  # of durations: the last one holds everything above half an hour
 
 
 class OperationMeter:
-    """How long requests took: of each kind, how many in each class. The class is the number of bits of the
-    microseconds. ``ahead`` are bytes read ahead, ``ahead_used`` those of them that were asked for.
+    """A histogram of request durations for each kind of request: a class is the number of bits of the
+    microseconds.
+
+    ``ahead`` are bytes read ahead, ``ahead_used`` those of them that a program then read.
     """
 
     def __init__(self) -> None:
         self.kinds: dict[str, list[int]] = {}
         self.ahead, self.ahead_used = 0, 0
 
-    def took(self, kind: str, seconds: float) -> None:
-        """One more of this kind. Two threads at once may lose one, which is as well."""
+    def add(self, kind: str, seconds: float) -> None:
+        """Count a request of this kind. Two threads at once may lose one count, which is accepted."""
         classes = self.kinds.get(kind)
         if classes is None:
             classes = self.kinds.setdefault(kind, [0] * _CLASSES)
@@ -26,7 +28,9 @@ class OperationMeter:
 
 
 def percentile(classes: Sequence[int], share: float) -> float:
-    """The seconds that this share of the requests took at most, to within a half; 0 if there are none."""
+    """Return the seconds within which this share of the requests ended, to within a half; 0 if there were
+    none.
+    """
     wanted, seen = share * sum(classes), 0
     for bits, count in enumerate(classes):
         seen += count
@@ -37,8 +41,8 @@ def percentile(classes: Sequence[int], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MountStats:
-    """Of one mount: what its kernel asked, by operation; how long the requests to the device took, by kind;
-    bytes read ahead, and those of them that were used.
+    """The statistics of one mount: kernel requests by operation, durations of requests to the device by kind,
+    bytes read ahead and bytes of them used.
     """
 
     device: str
@@ -58,8 +62,10 @@ _SENT = {
 
 
 def answered_here(numbers: MountStats) -> dict[str, tuple[int, int]]:
-    """Of what the kernel asked: how much was answered without asking the device, and how much there was. What
-    the kernel keeps itself it does not even ask.
+    """Return for each operation how many kernel requests were answered from the cache, and how many there
+    were.
+
+    Requests that the kernel answers from its own cache are not counted at all.
     """
     found = {}
     for operation, kinds in _SENT.items():

@@ -1,4 +1,4 @@
-"""Edge: the directories that a client has open on a device, and their listings."""
+"""Edge: holds the directories that a client has open, and reads their listings."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_api import DirectoryEntry, Handle, os_error
 
 _MOST_KEPT_NAMES = 10_000
-_FIRST = 1 << 62  # of their handles: no open file has such a number
+_FIRST = 1 << 62  # the first handle of a directory: no open file has such a number
 
 
 class OpenDirectories:
-    """All of one client. ``seconds`` tells for how long what is known of one may be gone by; ``settle`` has
-    the server know all that was done here, and tells the operation's deadline.
+    """The open directories of one client.
+
+    ``ttl`` returns for how many seconds the cached state of a directory is valid; ``flush`` sends all pending
+    names to the server and returns the operation's deadline.
     """
 
     def __init__(
-        self, lanes: RpcPool, seconds: Callable[[CachedInode], float], settle: Callable[[], Deadline]
+        self, rpc: RpcPool, ttl: Callable[[CachedInode], float], flush: Callable[[], Deadline]
     ) -> None:
-        self._lanes, self._seconds, self._settle = lanes, seconds, settle
+        self._rpc, self._ttl, self._flush = rpc, ttl, flush
         self._open: dict[Handle, tuple[Node, tuple[DirectoryEntry, ...]]] = {}
         self._numbers = itertools.count(_FIRST)
 
@@ -46,26 +48,26 @@ class OpenDirectories:
         del self._open[handle]
 
     def read(self, handle: Handle, offset: int) -> Iterator[DirectoryEntry]:
-        """The names in it from the one at ``offset`` on."""
+        """Yield the names of a directory from the one at ``offset`` on; offset 0 reads the listing anew."""
         try:
             node, entries = self._open[handle]
         except KeyError:
             raise os_error(errno.EBADF) from None
         if offset == 0:
-            file = self._lanes.book.file(node)
+            file = self._rpc.inodes.file(node)
             file.seen = True
             entries = self.listing(file)
             self._open[handle] = node, entries
         yield from itertools.islice(entries, offset, None)
 
     def listing(self, file: CachedInode) -> tuple[DirectoryEntry, ...]:
-        """All its names. Raises OSError."""
-        with self._lanes.lock:
-            if file.listing is not None and self._seconds(file):
+        """Return all names of a directory, from the cache if it is valid. Raises OSError."""
+        with self._rpc.lock:
+            if file.listing is not None and self._ttl(file):
                 return file.listing
-        with self._lanes.turn(self._settle()) as turn:
-            reply, packed = turn.ask(
-                lambda: p.ReadDirectory(turn.remote(file)), p.Entries, repeat=True, limit=p.MAX_LISTING
+        with self._rpc.call(self._flush()) as call:
+            reply, packed = call.ask(
+                lambda: p.ReadDirectory(call.remote(file)), p.Entries, idempotent=True, limit=p.MAX_LISTING
             )
         try:
             dots = (
@@ -75,10 +77,10 @@ class OpenDirectories:
             listing = (*dots, *unpack_entries(packed))
         except ProtocolError:
             raise os_error(errno.EIO) from None
-        book = self._lanes.book
-        with self._lanes.lock:
-            counts = book.counts(file, reply.granted, since=turn.since)
-            book.learn(file, None, reply.granted, since=turn.since)
+        inodes = self._rpc.inodes
+        with self._rpc.lock:
+            counts = inodes.may_cache(file, reply.granted, since=call.since)
+            inodes.learn(file, None, reply.granted, since=call.since)
             if counts and len(listing) <= _MOST_KEPT_NAMES:
                 file.listing = listing
         return listing

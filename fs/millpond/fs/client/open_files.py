@@ -1,4 +1,4 @@
-"""Edge: the files that a client has open on a device, opened again when the server has forgotten them."""
+"""Edge: holds the files that a client has open, and opens them again when the server has lost the session."""
 
 from __future__ import annotations
 
@@ -24,93 +24,98 @@ R = TypeVar("R", bound=Message)
 _ONCE = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 
 
-Told = Callable[[int], tuple[NameUpdate, ...]]
+NameUpdates = Callable[[int], tuple[NameUpdate, ...]]
 
 
-def nothing_told(_memory: int) -> tuple[NameUpdate, ...]:
-    """No names."""
+def no_name_updates(_verifier: int) -> tuple[NameUpdate, ...]:
+    """Return no names."""
     return ()
 
 
 @dataclass(slots=True)
 class OpenFile:
-    """An open file, ``remote`` in the server's ``memory``. ``direct``: what is read may not be kept;
-    ``silent``: the server has not been told of it. ``doubts``: those of the file that it knows of.
+    """An open file, by its handle ``remote`` on the server under the session ``verifier``.
+
+    ``direct``: the kernel must not cache what is read. ``local``: the server does not know of this open
+    (NFSv4's local open under a delegation). ``seen_seq``: the write errors of the file that this open file
+    has reported (errseq).
     """
 
     file: CachedInode
     flags: int
     remote: int
-    memory: int
+    verifier: int
     direct: bool
-    silent: bool = False
-    doubts: int = field(init=False)
+    local: bool = False
+    seen_seq: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.doubts = self.file.durability.told
+        self.seen_seq = self.file.durability.reported_seq
 
 
 def may_keep(flags: int) -> bool:
-    """Whether a kernel had better keep what is read and written through a file opened so: what is only
-    written it would cut at its pages, and then nobody's appending is done at once.
+    """Return whether the kernel may cache the data of a file that is opened with these flags.
+
+    Write-only files are excluded because the kernel would cut writes at page boundaries, which would make
+    appends non-atomic.
     """
     return flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_APPEND
 
 
 class OpenFiles:
-    """All of one client."""
+    """The open files of one client."""
 
-    def __init__(self, lanes: RpcPool) -> None:
-        self._lanes = lanes
+    def __init__(self, rpc: RpcPool) -> None:
+        self._rpc = rpc
         self._open: dict[Handle, OpenFile] = {}
         self._open_directories: dict[Handle, OpenFile] = {}
         self._numbers = itertools.count(1)
 
-    def add(self, file: CachedInode, flags: int, reply: p.Opened, memory: int) -> Handle:
-        """It was opened."""
+    def add(self, file: CachedInode, flags: int, reply: p.Opened, verifier: int) -> Handle:
+        """Add a file that the server has opened; return its handle."""
         handle = Handle(next(self._numbers))
-        self._open[handle] = OpenFile(file, flags & ~_ONCE, reply.handle, memory, reply.direct)
+        self._open[handle] = OpenFile(file, flags & ~_ONCE, reply.handle, verifier, reply.direct)
         return handle
 
-    def add_silently(self, file: CachedInode, flags: int) -> Handle:
-        """It is open, and the server hears of it when it must. With the book's lock."""
+    def add_local(self, file: CachedInode, flags: int) -> Handle:
+        """With the client's lock: add a file that is opened locally only; return its handle."""
         handle = Handle(next(self._numbers))
-        self._open[handle] = OpenFile(file, flags, 0, 0, direct=False, silent=True)
-        file.opens += 1
+        self._open[handle] = OpenFile(file, flags, 0, 0, direct=False, local=True)
+        file.local_opens += 1
         return handle
 
-    def _told(self, opened: OpenFile) -> None:
-        """The server knows of it, or need not any more."""
-        with self._lanes.lock:
-            opened.silent = False
-            opened.file.opens -= 1
-        self._close_named(opened.file)
+    def _end_local(self, opened: OpenFile) -> None:
+        """Note that the server knows of this open now, or that it was closed."""
+        with self._rpc.lock:
+            opened.local = False
+            opened.file.local_opens -= 1
+        self._report_close(opened.file)
 
-    def named_open(self, files: Sequence[CachedInode]) -> None:
-        """The server may have been told by now that these are open."""
+    def mark_reported_open(self, files: Sequence[CachedInode]) -> None:
+        """Note that a recall reply has reported local opens of these files to the server."""
         for file in files:
-            file.named_open = True
-            self._close_named(file)
+            file.reported_open = True
+            self._report_close(file)
 
-    def _close_named(self, file: CachedInode) -> None:
-        """Tell the server once it is open no more; not before it was named, or it would not be heard."""
-        if not file.named_open:  # who names it calls this, too
+    def _report_close(self, file: CachedInode) -> None:
+        """Report to the server that a file has no local opens any more, if it was reported as open before."""
+        if not file.reported_open:  # mark_reported_open calls this again
             return
-        with self._lanes.lock:
-            closed = file.named_open and not file.opens
-            file.named_open = file.named_open and not closed
+        with self._rpc.lock:
+            closed = file.reported_open and not file.local_opens
+            file.reported_open = file.reported_open and not closed
         if closed:
-            self._lanes.post(p.Closed(file.inode), file.memory)
+            self._rpc.post(p.Closed(file.inode), file.verifier)
 
     def get(self, handle: Handle) -> OpenFile:
-        """Raises OSError: EBADF."""
+        """Return the open file of a handle. Raises OSError: EBADF."""
         try:
             return self._open[handle]
         except KeyError:
             raise os_error(errno.EBADF) from None
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all handles."""
         self._open.clear()
 
     def ask(
@@ -119,112 +124,125 @@ class OpenFiles:
         request: Callable[[int], Message],
         reply: type[R],
         *,
-        repeat: bool = True,
+        idempotent: bool = True,
         payload: Buffer = b"",
         limit: int = 0,
         deadline: Deadline | None = None,
     ) -> tuple[R, memoryview]:
-        """The reply to what is asked of an open file by its number on the server."""
+        """Return the reply to a request that names an open file by its handle on the server."""
         file = self.get(handle)
-        with self._lanes.turn(deadline) as turn:
+        with self._rpc.call(deadline) as call:
 
             def prepare() -> Message:
-                return request(self.remote(turn, file))
+                return request(self.remote(call, file))
 
-            return turn.ask(prepare, reply, repeat=repeat, payload=payload, limit=limit)
+            return call.ask(prepare, reply, idempotent=idempotent, payload=payload, limit=limit)
 
     def write(
-        self, handle: Handle, data: memoryview, offset: int, *, append: bool, told: Told, deadline: Deadline
+        self,
+        handle: Handle,
+        data: memoryview,
+        offset: int,
+        *,
+        append: bool,
+        updates: NameUpdates,
+        deadline: Deadline,
     ) -> p.Written:
-        """Write at ``offset``, or at the file's end; how many bytes were written, and the file since. What is
-        ``told`` is so first.
+        """Write at ``offset``, or at the file's end; return the bytes written and the file's new attributes.
+
+        ``updates`` returns the pending names that the server applies first.
         """
         file, late = self.get(handle), page_writeback.get()
-        with self._lanes.lock:
-            file.file.has_data |= not file.direct  # the kernel keeps what is written, too
-        with self._lanes.turn(deadline) as turn:
+        with self._rpc.lock:
+            file.file.has_data |= not file.direct  # the kernel caches written pages, too
+        with self._rpc.call(deadline) as call:
 
             def prepare() -> Message:
-                return p.Write(self.remote(turn, file), offset, append, late, told(turn.memory))
+                return p.Write(self.remote(call, file), offset, append, late, updates(call.verifier))
 
-            reply, _ = turn.ask(prepare, p.Written, repeat=not append, payload=data)
+            reply, _ = call.ask(prepare, p.Written, idempotent=not append, payload=data)
         if reply.count > len(data):
             raise os_error(errno.EIO)
         return reply
 
-    def remote(self, turn: RpcCall, file: OpenFile) -> int:
-        """The number of an open file on the server, while ``ask`` prepares."""
-        if file.memory != turn.memory:
-            self._open_again(turn, file)
+    def remote(self, call: RpcCall, file: OpenFile) -> int:
+        """Return the server's handle of an open file, opening it again under a new session. Only while
+        ``ask`` prepares.
+        """
+        if file.verifier != call.verifier:
+            self._open_again(call, file)
         return file.remote
 
-    def _open_again(self, turn: RpcCall, file: OpenFile) -> None:
-        """Open a file of a lost memory in the present one. Raises OSError and Lost (never in doubt)."""
-        node = turn.remote(file.file)
+    def _open_again(self, call: RpcCall, file: OpenFile) -> None:
+        """Open a file of a lost session in the present one. Raises OSError and SlotLost (never in doubt)."""
+        node = call.remote(file.file)
         try:
-            reply = turn.exchange(p.Open(node, file.flags, not file.direct), p.Opened)
+            reply = call.exchange(p.Open(node, file.flags, not file.direct), p.Opened)
         except SlotLost:
             raise SlotLost(in_doubt=False) from None
-        if reply.direct and not file.direct:  # the kernel would go by what the device changes unseen
-            self._lanes.post(p.Release(reply.handle), turn.memory)
+        if reply.direct and not file.direct:  # the kernel would cache data that the device changes unseen
+            self._rpc.post(p.Release(reply.handle), call.verifier)
             raise os_error(errno.ESTALE)
-        file.remote, file.memory = reply.handle, turn.memory
-        if file.silent:
-            self._told(file)
+        file.remote, file.verifier = reply.handle, call.verifier
+        if file.local:
+            self._end_local(file)
 
-    def tell(self, handle: Handle) -> None:
-        """Open it on the server, too, if it is not."""
+    def open_on_server(self, handle: Handle) -> None:
+        """Open a local open on the server, too."""
         opened = self.get(handle)
-        if opened.silent:
-            with self._lanes.turn() as turn:
+        if opened.local:
+            with self._rpc.call() as call:
 
                 def prepare() -> Message:
-                    self.remote(turn, opened)
-                    return p.GetAttributes(turn.remote(opened.file))
+                    self.remote(call, opened)
+                    return p.GetAttributes(call.remote(opened.file))
 
-                turn.ask(prepare, p.AttributesAre, repeat=True)
+                call.ask(prepare, p.AttributesAre, idempotent=True)
 
     def sync(self, handle: Handle, data_only: bool, deadline: Deadline) -> None:
-        """Return when the file is on the flash; EIO, once, if a restart of the server may have lost some."""
+        """Return when the file is on the flash. Raises OSError: EIO, once, if a restart of the server may
+        have lost writes.
+        """
         opened = self.get(handle)
-        data_only = data_only and not opened.file.linked  # a file system may have synced such data before
-        with self._lanes.turn(deadline) as turn:
-            self._sync(turn, opened, lambda: p.Sync(self.remote(turn, opened), data_only))
+        # the data of a preallocated file may be synced already, its name not
+        data_only = data_only and not opened.file.linked
+        with self._rpc.call(deadline) as call:
+            self._sync(call, opened, lambda: p.Sync(self.remote(call, opened), data_only))
         opened.file.linked = opened.file.linked and data_only
 
-    def _sync(self, turn: RpcCall, opened: OpenFile, request: Callable[[], Message]) -> None:
+    def _sync(self, call: RpcCall, opened: OpenFile, request: Callable[[], Message]) -> None:
         durability, changed = opened.file.durability, 0
 
         def prepare() -> Message:
             nonlocal changed
-            if (doubts := durability.tell(opened.doubts)) is not None:
-                opened.doubts = doubts
+            if (seen_seq := durability.report(opened.seen_seq)) is not None:
+                opened.seen_seq = seen_seq
                 raise os_error(errno.EIO)
             changed = durability.changed
             return request()
 
-        turn.ask(prepare, p.Done, repeat=True)
+        call.ask(prepare, p.Done, idempotent=True)
         durability.sync(changed)
 
     def add_directory(self, handle: Handle, file: CachedInode) -> None:
-        """A directory was opened, here alone."""
+        """Add a directory that was opened locally."""
         self._open_directories[handle] = OpenFile(file, os.O_RDONLY, 0, 0, direct=True)
 
     def sync_directory(self, handle: Handle, deadline: Deadline) -> None:
-        """Return when the directory's names are on the flash; EIO as of ``sync``."""
+        """Return when the directory's names are on the flash. Raises OSError: EIO as ``sync`` does."""
         opened = self._open_directories[handle]
-        with self._lanes.turn(deadline) as turn:
-            self._sync(turn, opened, lambda: p.SyncDirectory(turn.remote(opened.file)))
+        with self._rpc.call(deadline) as call:
+            self._sync(call, opened, lambda: p.SyncDirectory(call.remote(opened.file)))
 
     def release_directory(self, handle: Handle) -> None:
-        """It was closed."""
+        """Forget an open directory."""
         self._open_directories.pop(handle, None)
 
-    def release(self, handle: Handle, *, silently: bool = False) -> None:
-        """Forget the handle. Nobody waits until the server has been told, if it is to be."""
+    def release(self, handle: Handle, *, keep_on_server: bool = False) -> None:
+        """Forget the handle. The server closes it with a later request, unless ``keep_on_server``."""
         file = self.get(handle)
         del self._open[handle]
-        if file.silent:
-            self._told(file)
-        elif not silently:
-            self._lanes.post(p.Release(file.remote), file.memory)
+        if file.local:
+            self._end_local(file)
+        elif not keep_on_server:
+            self._rpc.post(p.Release(file.remote), file.verifier)

@@ -1,8 +1,7 @@
-"""Pure: the directories that a client has exclusively: all their names, and those that it has made without a
-word to the server yet.
+"""Pure: tables of a client's exclusive directories, their names, and the creates that are not flushed yet.
 
-A name that is taken away before it was told leaves nothing: its file is prepared once more. What the server
-may have been told of is not taken away here, nor told by others meanwhile.
+A name that is removed before it was flushed leaves nothing: its preallocated file is used again. A name that
+the server may already have is never removed locally.
 """
 
 from __future__ import annotations
@@ -18,12 +17,14 @@ from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_api import Attributes
 
 FIRST = 2
-"""Files that are prepared with the grant; then twice as many each time."""
+"""The number of files preallocated with the grant; then twice as many each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreallocatedFile:
-    """A file that the server has prepared: its node and open handle there, the grant of its attributes."""
+    """A nameless file that the server has created: its node and open handle there, its inode number, the
+    grant of its attributes.
+    """
 
     node: int
     handle: int
@@ -33,47 +34,51 @@ class PreallocatedFile:
 
 @dataclass(eq=False, slots=True)
 class ExclusiveDirectory:
-    """One directory, ``remote`` in the server's ``memory``, by a grant of it, and as it was dropped and
-    ``unsure`` then. ``clock`` is how much the device's clock is ahead of the client's, in nanoseconds. The
-    directory's times are ``estimated`` since its names were changed here, at that time; 0 if they are the
-    device's.
+    """An exclusive directory delegation: the directory's node ``remote`` on the server under the session
+    ``verifier``, the grant, and all names.
+
+    ``clock_offset`` is by how many nanoseconds the device's clock is ahead of the client's. ``estimated`` is
+    when the directory's times were last set locally (seconds of the lease clock), 0 if they are the device's.
+    ``drops`` and ``name_doubts`` are the file's counters at the time of the grant.
     """
 
     file: CachedInode
     remote: int
     granted: int
-    memory: int
+    verifier: int
     names: set[bytes]
     attributes: Attributes
-    clock: int
+    clock_offset: int
     used: float
-    spares: list[PreallocatedFile] = field(default_factory=list)
-    untold: dict[bytes, PendingFile] = field(default_factory=dict)
-    wanted: int = 2 * FIRST
+    preallocated: list[PreallocatedFile] = field(default_factory=list)
+    pending: dict[bytes, PendingFile] = field(default_factory=dict)
+    next_size: int = 2 * FIRST
     estimated: float = 0.0
     drops: int = field(init=False)
-    unsure: int = field(init=False)
+    name_doubts: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.drops, self.unsure = self.file.drops, self.file.unsure
+        self.drops, self.name_doubts = self.file.drops, self.file.name_doubts
 
     @property
     def is_valid(self) -> bool:
-        """Whether it was not recalled since, and all its names are known."""
-        return self.drops == self.file.drops and self.unsure == self.file.unsure
+        """Whether the delegation was not recalled and all names of the directory are known."""
+        return self.drops == self.file.drops and self.name_doubts == self.file.name_doubts
 
-    def prepared(self, spares: Iterable[PreallocatedFile], attributes: Attributes, clock: int) -> None:
-        """There are more files."""
-        self.spares += spares
-        self.attributes, self.clock = attributes, clock
+    def add_preallocated(
+        self, preallocated: Iterable[PreallocatedFile], attributes: Attributes, clock_offset: int
+    ) -> None:
+        """Add preallocated files, with the attributes that new files get."""
+        self.preallocated += preallocated
+        self.attributes, self.clock_offset = attributes, clock_offset
 
     def next_count(self) -> int:
-        """How many files are to be prepared next."""
-        count, self.wanted = self.wanted, min(2 * self.wanted, MOST)
+        """Return how many files to preallocate with the next request: twice as many each time."""
+        count, self.next_size = self.next_size, min(2 * self.next_size, MOST)
         return count
 
     def attributes_of(self, spare: PreallocatedFile, mode: int, time: int, links: int = 1) -> Attributes:
-        """Of a file that is made of it with these permissions."""
+        """Return the attributes of a file that is created from a preallocated one with these permissions."""
         return replace(
             self.attributes,
             inode=spare.inode,
@@ -87,7 +92,9 @@ class ExclusiveDirectory:
 
 @dataclass(eq=False, slots=True)
 class PendingFile:
-    """A file with a name that was made here; ``closed`` if its handle is of use only for another file."""
+    """A file whose name is not flushed yet. ``closed``: its handle on the server is of use only if the
+    preallocated file is used again.
+    """
 
     serial: int
     directory: ExclusiveDirectory
@@ -98,53 +105,53 @@ class PendingFile:
     time: int
     closed: bool = False
 
-    def naming(self) -> NameUpdate:
-        """What the server is told."""
+    def name_update(self) -> NameUpdate:
+        """Return the message that tells the server of this name."""
         into, node = self.directory, self.spare.node
         return NameUpdate(self.serial, into.remote, into.granted, node, self.name, self.mode, self.time)
 
 
 class PendingNames:
-    """Those of all directories of one client. One thread may call at once."""
+    """The exclusive directories and pending names of one client. One thread may call at once."""
 
     def __init__(self) -> None:
         self.held: dict[Node, ExclusiveDirectory] = {}
-        self.untold: dict[int, PendingFile] = {}
+        self.pending: dict[int, PendingFile] = {}
         self.files: dict[Node, PendingFile] = {}
         self.touched: dict[Node, ExclusiveDirectory] = {}
-        self._touching: list[ExclusiveDirectory] = []
-        self._loose: dict[Node, PendingFile] = {}
+        self._touched_in_flight: list[ExclusiveDirectory] = []
+        self._unlinked: dict[Node, PendingFile] = {}
         self._serials = itertools.count(1)
-        self._begun = 0
+        self._flushed_upto = 0
 
     def of(self, directory: CachedInode) -> ExclusiveDirectory | None:
-        """A directory that is held, and was not recalled."""
+        """Return the valid delegation of a directory, or None."""
         held = self.held.get(directory.node)
         return held if held is not None and held.is_valid else None
 
-    def concern(self, file: CachedInode) -> bool:
-        """Whether its attributes depend on what was not told."""
+    def affect(self, file: CachedInode) -> bool:
+        """Return whether a file's attributes depend on names that are not flushed."""
         held = self.held.get(file.node)
-        touched = file.node in self.touched or held in self._touching
-        of_names = held is not None and (bool(held.untold) or touched)
+        touched = file.node in self.touched or held in self._touched_in_flight
+        of_names = held is not None and (bool(held.pending) or touched)
         return of_names or file.node in self.files
 
     @property
     def are_any(self) -> bool:
-        """Whether the server does not know of all."""
-        return bool(self.untold or self.touched or self._touching)
+        """Whether the server lacks any name or change of a directory."""
+        return bool(self.pending or self.touched or self._touched_in_flight)
 
     @property
     def first(self) -> int:
-        """The number of the oldest that was not told; 0 if there is none."""
-        return next(iter(self.untold), 0)
+        """The serial number of the oldest pending name; 0 if there is none."""
+        return next(iter(self.pending), 0)
 
     @property
     def last(self) -> int:
-        """The same of the newest."""
-        return next(reversed(self.untold), 0)
+        """The serial number of the newest pending name; 0 if there is none."""
+        return next(reversed(self.pending), 0)
 
-    def make(
+    def create(
         self,
         held: ExclusiveDirectory,
         spare: PreallocatedFile,
@@ -153,73 +160,86 @@ class PendingNames:
         mode: int,
         time: int,
     ) -> PendingFile:
-        """This name now stands for a file that was made of the ``spare`` one."""
+        """Add a pending name for a file that is made of the preallocated ``spare``."""
         made = PendingFile(next(self._serials), held, name, file, spare, mode, time)
         held.names.add(name)
-        held.untold[name] = self.untold[made.serial] = self.files[file.node] = made
+        held.pending[name] = self.pending[made.serial] = self.files[file.node] = made
         return made
 
-    def unmake(self, directory: CachedInode, name: bytes) -> PendingFile | None:
-        """Take away a name that nobody was told, of a file that nobody has open; None if that is not so."""
+    def cancel(self, directory: CachedInode, name: bytes) -> PendingFile | None:
+        """Remove a name that the server cannot have yet, of a file that is not open. Returns None if it
+        cannot be removed locally.
+        """
         held = self.of(directory)
-        made = None if held is None else held.untold.get(name)
-        if held is None or made is None or made.serial <= self._begun:
+        made = None if held is None else held.pending.get(name)
+        if held is None or made is None or made.serial <= self._flushed_upto:
             return None
-        if made.file.opens or not made.closed:  # it lives on, and must be on the device what it is here
+        if (
+            made.file.local_opens or not made.closed
+        ):  # the file lives on, so the server needs it as it is here
             return None
-        self._settled(made)
+        self._remove(made)
         held.names.discard(name)
-        self._loose[made.file.node] = made
+        self._unlinked[made.file.node] = made
         self.touched[directory.node] = held
         return made
 
-    def _settled(self, made: PendingFile) -> None:
-        del self.untold[made.serial], self.files[made.file.node], made.directory.untold[made.name]
+    def _remove(self, made: PendingFile) -> None:
+        del self.pending[made.serial], self.files[made.file.node], made.directory.pending[made.name]
 
     def take_touched(self) -> list[ExclusiveDirectory]:
-        """Directories of which the server is to be told that they were changed, before telling ends."""
+        """Return directories with locally cancelled names, for the server to update their times, until the
+        flush ends.
+        """
         touched = list(self.touched.values())[:MOST]
         for held in touched:
             del self.touched[held.file.node]
-        self._touching = touched
+        self._touched_in_flight = touched
         return touched
 
-    def begin_telling(self, upto: int | None = None) -> list[PendingFile]:
-        """The next that are to be told, in their order; nobody else may tell any until it ends. However that
-        ends, the server may have them from now on.
+    def begin_flush(self, upto: int | None = None) -> list[PendingFile]:
+        """Return the next batch of pending names, in order; no other flush may run until ``end_flush``.
+
+        The server may have these names from now on, however the flush ends.
         """
         batch = [
-            made for made in itertools.islice(self.untold.values(), MOST) if not upto or made.serial <= upto
+            made for made in itertools.islice(self.pending.values(), MOST) if not upto or made.serial <= upto
         ]
-        self._begun = max(self._begun, batch[-1].serial if batch else 0)
+        self._flushed_upto = max(self._flushed_upto, batch[-1].serial if batch else 0)
         return batch
 
-    def end_telling(self, told: Iterable[PendingFile]) -> None:
-        """These are known to the server now; what else was being told, may be."""
-        self._touching = []
-        for made in told:
-            self._settled(made)
+    def end_flush(self, flushed: Iterable[PendingFile]) -> None:
+        """Remove the names that the server has now; the others stay pending."""
+        self._touched_in_flight = []
+        for made in flushed:
+            self._remove(made)
 
     def lose(self, made: PendingFile) -> None:
-        """The server will not have this name."""
-        self._settled(made)
+        """Remove a name that the server has refused."""
+        self._remove(made)
         made.directory.names.discard(made.name)
 
     def close(self, file: CachedInode, handle: int) -> bool:
-        """This handle of the server's was closed here; whether it must not be closed there yet."""
-        made = self.files.get(file.node) or self._loose.get(file.node)
+        """Note that a handle of the server's was closed locally; return whether it must stay open on the
+        server for now.
+        """
+        made = self.files.get(file.node) or self._unlinked.get(file.node)
         if made is None or made.spare.handle != handle:
             return False
         made.closed = True
         return True
 
-    def spoil(self, file: CachedInode) -> PendingFile | None:
-        """A file that has lost its name is changed: no other can be made of it. None if none could."""
-        return self._loose.pop(file.node, None)
+    def forbid_reuse(self, file: CachedInode) -> PendingFile | None:
+        """Return the cancelled create of a file and keep its preallocated file from being used again; None if
+        there is none.
+        """
+        return self._unlinked.pop(file.node, None)
 
     def reuse(self, file: CachedInode) -> PendingFile | None:
-        """A file that has lost its name is known to nobody any more; None if no other can be made of it."""
-        made = self._loose.pop(file.node, None)
+        """Return the cancelled create of a file that the kernel has forgotten, and put its preallocated file
+        back if possible; None if there is none.
+        """
+        made = self._unlinked.pop(file.node, None)
         if made is not None and made.closed and self.held.get(made.directory.file.node) is made.directory:
-            made.directory.spares.append(made.spare)
+            made.directory.preallocated.append(made.spare)
         return made

@@ -1,7 +1,7 @@
-"""Edge: reads a file that is read in order before it is asked for, over a lane of its own.
+"""Edge: reads ahead of a program that reads a file in order, over a session slot of its own.
 
-Requests are sent without waiting for the replies of earlier ones, which come in order: so many at a time that
-the next part has come when it is wanted. What is read counts only if it was granted, and not recalled since.
+Requests are pipelined: so many are under way that the next part has arrived when it is wanted. Data counts
+only if it was granted and not recalled since.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from millpond.fs.vfs.path_api import MAX_TRANSFER, Handle
 from millpond.wire.channel import Channel
 
 EXTENT = MAX_TRANSFER
-_LONG_READ = 128 << 10  # at a file's beginning: it will go on
+_LONG_READ = 128 << 10  # bytes: a read of so many at a file's beginning counts as sequential
 _FIRST_WINDOW, _LAST_WINDOW = 2, 8  # extents
 _SPARE = 4
 
@@ -47,47 +47,51 @@ class _Stream:
 
 
 class Readahead:
-    """Of the client with this name. One thread is served at a time; whoever comes meanwhile is not."""
+    """The readahead of the client with this name. One thread is served at a time; a thread that comes
+    meanwhile gets nothing.
+    """
 
     def __init__(
         self, dial: Dial, client: bytes, timeout: float, meter: OperationMeter | None = None
     ) -> None:
         self._dial, self._client, self._timeout = dial, client, timeout
-        self._lane = os.urandom(16)
+        self._slot_id = os.urandom(16)
         self._lock = threading.Lock()
         self._channel: Channel | None = None
-        self._memory = 0
+        self._verifier = 0
         self._meter = meter or OperationMeter()
         self._streams: dict[Handle, _Stream] = {}
-        self._coming: deque[_Extent] = deque()
+        self._in_flight: deque[_Extent] = deque()
         self._spare: list[memoryview] = []
         self._blocks = BlockCache()
 
     def take(
         self, handle: Handle, opened: OpenFile, size: int, offset: int, end: int
     ) -> tuple[int, memoryview] | None:
-        """What was read ahead of a file that has ``end`` bytes, and by which grant; good until the next is
-        taken. None if it is not read in order, or cannot be had this way.
+        """Return the grant and the data that was read ahead of a file of ``end`` bytes; valid until the next
+        call.
+
+        Returns None if the file is not read in order, or cannot be read this way.
         """
         if not self._lock.acquire(blocking=False):
             return None
         try:
             stream = self._streams.setdefault(handle, _Stream(opened.file))
             deadline = Deadline.after(self._timeout)
-            if not self._goes_on(stream, size, offset, end):
-                return self._around(opened, size, offset, end, deadline)
+            if not self._is_sequential(stream, size, offset, end):
+                return self._read_block(opened, size, offset, end, deadline)
             self._request(
                 stream, opened, range(offset // EXTENT, -(-(offset + size) // EXTENT)), end, deadline
             )
-            return self._part(stream, offset, min(size, end - offset), deadline)
+            return self._read_extents(stream, offset, min(size, end - offset), deadline)
         except (MillpondError, OSError):
-            self._hang_up()
+            self._disconnect()
             return None
         finally:
             self._lock.release()
 
-    def _goes_on(self, stream: _Stream, size: int, offset: int, end: int) -> bool:
-        """Whether it is read in order."""
+    def _is_sequential(self, stream: _Stream, size: int, offset: int, end: int) -> bool:
+        """Return whether the file is read in order; update the stream's state."""
         in_order = offset == stream.next or (offset == 0 and size >= _LONG_READ)
         stream.next = offset + size
         if stream.stale or not in_order:
@@ -100,8 +104,8 @@ class Readahead:
     def _request(
         self, stream: _Stream, opened: OpenFile, wanted: range, end: int, deadline: Deadline
     ) -> None:
-        """Ask for what is wanted, and for what comes behind it."""
-        channel = self._connected(opened.memory, deadline)
+        """Send requests for the wanted extents and for the window behind them."""
+        channel = self._connected(opened.verifier, deadline)
         for index in [index for index in stream.extents if index < wanted.start]:
             self._recycle(stream.extents.pop(index))
         for index in range(wanted.start, wanted.stop + stream.window):
@@ -110,19 +114,21 @@ class Readahead:
                 continue
             extent = stream.extents[index] = _Extent(min(EXTENT, end - start), drops=stream.file.drops)
             channel.send(p.Read(opened.remote, extent.size, start, True), deadline)
-            self._coming.append(extent)
+            self._in_flight.append(extent)
 
-    def _part(
+    def _read_extents(
         self, stream: _Stream, offset: int, size: int, deadline: Deadline
     ) -> tuple[int, memoryview] | None:
-        """The bytes, once they have come; up to the end of an extent, or of several in a copy."""
+        """Return the grant and the bytes once they have arrived: a view of one extent, or a copy from
+        several.
+        """
         parts, grants, at = [], [], offset
         while at < offset + size:
             extent = stream.extents[at // EXTENT]
             if extent.data is None and not extent.failed:
                 stream.window = min(2 * stream.window, _LAST_WINDOW)
                 self._receive(extent, deadline)
-            dropped = extent.drops != stream.file.drops  # a grant of an earlier memory says nothing
+            dropped = extent.drops != stream.file.drops  # a grant of an earlier session is void
             if dropped or extent.failed or extent.data is None or len(extent.data) != extent.size:
                 self._drop(stream)
                 return None
@@ -135,10 +141,12 @@ class Readahead:
         self._meter.ahead_used += at - offset
         return min(grants), parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
-    def _around(
+    def _read_block(
         self, opened: OpenFile, size: int, offset: int, end: int, deadline: Deadline
     ) -> tuple[int, memoryview] | None:
-        """Of a file that is read here and there."""
+        """Return the grant and the bytes of a randomly read file, from the block cache or after reading the
+        whole block.
+        """
         file, index = opened.file, offset // BLOCK
         if not self._blocks.serves(size, offset, end):
             return None
@@ -147,8 +155,8 @@ class Readahead:
             version = self._blocks.version(file)
             extent = _Extent(min(BLOCK, end - index * BLOCK))
             request = p.Read(opened.remote, extent.size, index * BLOCK, True)
-            self._connected(opened.memory, deadline).send(request, deadline)
-            self._coming.append(extent)
+            self._connected(opened.verifier, deadline).send(request, deadline)
+            self._in_flight.append(extent)
             self._receive(extent, deadline)
             if extent.failed or extent.data is None or len(extent.data) != extent.size:
                 return None
@@ -159,10 +167,10 @@ class Readahead:
         return block.granted, block.data[start : start + size]
 
     def _receive(self, wanted: _Extent, deadline: Deadline) -> None:
-        """Take replies until the wanted one has come."""
+        """Receive replies, in order, until the wanted one has arrived."""
         assert self._channel
         while wanted.data is None and not wanted.failed:
-            extent = self._coming.popleft()
+            extent = self._in_flight.popleft()
             head = self._channel.receive(deadline)
             if head.payload_size > EXTENT:
                 raise ProtocolError(f"the server sent {head.payload_size} bytes where {extent.size} belong")
@@ -181,43 +189,43 @@ class Readahead:
         if extent.data is not None and len(self._spare) < _SPARE:
             self._spare.append(memoryview(extent.data.obj))
 
-    def _connected(self, memory: int, deadline: Deadline) -> Channel:
+    def _connected(self, verifier: int, deadline: Deadline) -> Channel:
         if self._channel is None:
             self._channel = self._dial(deadline)
             welcome = self._channel.call(
-                p.SessionHello(self._client, self._lane, False), p.SessionWelcome, deadline
+                p.SessionHello(self._client, self._slot_id, False), p.SessionWelcome, deadline
             )
-            self._memory = welcome.memory
-        if self._memory != memory:
+            self._verifier = welcome.memory
+        if self._verifier != verifier:
             raise ProtocolError("the server has forgotten the file")
         return self._channel
 
     def drop(self, file: CachedInode) -> None:
-        """What was read of this file is not to be used."""
+        """Invalidate all that was read ahead of this file."""
         for stream in list(self._streams.values()):
             if stream.file is file:
                 stream.stale = True
         self._blocks.changed(file)
 
     def forget(self, handle: Handle) -> None:
-        """The file was closed."""
+        """Drop the stream of a handle that was closed."""
         if handle in self._streams:
             with self._lock:
                 self._drop(self._streams.pop(handle))
 
     def _drop(self, stream: _Stream) -> None:
         stream.window = 0
-        stream.extents.clear()  # those under way arrive, and go
+        stream.extents.clear()  # replies under way are received and dropped
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._channel:
             self._channel.close()
             self._channel = None
-        self._coming.clear()
+        self._in_flight.clear()
         for stream in self._streams.values():
             self._drop(stream)
 
     def close(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         with self._lock:
-            self._hang_up()
+            self._disconnect()

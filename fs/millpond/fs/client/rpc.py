@@ -1,7 +1,8 @@
-"""Edge: one lane of a client: a conversation with a volume's server that outlives its connections.
+"""Edge: performs requests over one session slot, which outlives its connections.
 
-Both count the requests that were performed. When a connection is lost after a request was out, the number
-that the server names on the next tells whether it was performed; if so, the server tells its reply again.
+Client and server count the requests that were performed (NFSv4.1's slot sequence). When a connection is lost
+after a request was sent, the count that the server names on the next connection tells whether the request was
+performed; if so, the server sends its reply again from its reply cache.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ from millpond.wire.messages import Message
 R = TypeVar("R", bound=Message)
 Dial = Callable[[Deadline], Channel]
 _TRIES = 3
-_FRESH_SECONDS = 0.5  # a connection that was used just now is tried at once: a loss shows in any case
+_FRESH_SECONDS = 0.5  # a connection that was just used is not probed: the request shows a loss
 
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
-    """A request that was out when its connection was lost: the server's memory then, if it has any, and how
-    many will have been performed with it.
+    """A request that was sent when its connection was lost: the session verifier then (0: no request), and
+    the server's count once it is performed.
     """
 
-    memory: int
+    verifier: int
     performed: int
 
 
 class AbsentName(FileNotFoundError):
-    """There is no such name, by this grant, 0 for none."""
+    """ENOENT of a lookup, cacheable under the grant ``granted``; 0 for none."""
 
     def __init__(self, granted: int) -> None:
         super().__init__(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -59,7 +60,9 @@ class AbsentName(FileNotFoundError):
 
 
 class SlotLost(Exception):
-    """The connection ended. ``in_doubt``: after the whole request was out, so that it may have been done."""
+    """The connection ended. ``in_doubt``: after the whole request was sent, so that it may have been
+    performed.
+    """
 
     def __init__(self, in_doubt: bool) -> None:
         super().__init__("the connection was lost")
@@ -68,7 +71,7 @@ class SlotLost(Exception):
 
 @contextlib.contextmanager
 def until(deadline: Deadline, lock: threading.Lock) -> Iterator[None]:
-    """With the lock. Raises OSError: ETIMEDOUT if it is not free by then."""
+    """Hold the lock. Raises OSError: ETIMEDOUT if it is not free by the deadline."""
     if not lock.acquire(timeout=seconds_left(deadline)):
         raise os_error(errno.ETIMEDOUT)
     try:
@@ -78,7 +81,7 @@ def until(deadline: Deadline, lock: threading.Lock) -> Iterator[None]:
 
 
 def seconds_left(deadline: Deadline) -> float:
-    """Raises OSError: ETIMEDOUT."""
+    """Return the seconds until the deadline. Raises OSError: ETIMEDOUT."""
     try:
         left = deadline.remaining()
     except DeadlineExceeded as error:
@@ -87,13 +90,14 @@ def seconds_left(deadline: Deadline) -> float:
 
 
 class RpcSlot:
-    """Requests and replies, one at a time, over what ``dial`` connects; dialled again when it is lost.
-    ``client`` is the client's name. Who is not ``patient`` gets WouldWait where others would have to give up
-    a lock first. ``meter`` is told how long requests take.
+    """A session slot: requests execute one at a time over what ``dial`` connects; dialled again when the
+    connection is lost.
 
-    ``memory`` names the server's memory of this client: what it knew in an earlier one is gone. ``root`` is
-    the volume's node there, ``lease`` how many seconds a lock is leased for. What is ``posted`` goes out with
-    the next request and is ``answered`` with it; its outcome is of no interest, and once may be twice.
+    ``client`` is the client's name. Unless ``blocking``, a request that would wait for a recall raises
+    WouldBlock. ``meter`` counts how long requests take. ``verifier`` is the session verifier: it changes when
+    the server has lost this client's state. ``root`` is the volume's node on the server, ``lease`` the length
+    of a lease in seconds. Requests in ``posted`` go out with the next request and move to ``answered`` with
+    its reply; their outcome is ignored, and one may be performed twice.
     """
 
     def __init__(
@@ -102,23 +106,23 @@ class RpcSlot:
         timeout: float,
         client: bytes,
         *,
-        patient: bool = True,
+        blocking: bool = True,
         meter: OperationMeter | None = None,
     ) -> None:
         self._dial, self._timeout, self._meter = dial, timeout, meter or OperationMeter()
         self._lock = threading.Lock()
         self._channel: Channel | None = None
-        self._hello = SessionHello(client, os.urandom(16), patient)
+        self._hello = SessionHello(client, os.urandom(16), blocking)
         self._performed = self._sent = 0
         self._buffer = memoryview(bytearray(MAX_TRANSFER))
         self._used = 0.0
         self.posted: list[Message] = []
         self.answered: list[Message] = []
-        self.memory, self.root, self.lease = 0, 0, 0.0
+        self.verifier, self.root, self.lease = 0, 0, 0.0
 
     @contextlib.contextmanager
-    def turn(self, deadline: Deadline | None = None) -> Iterator[Deadline]:
-        """Wait for the threads before this one; the deadline of all that is done inside. Raises OSError."""
+    def acquire(self, deadline: Deadline | None = None) -> Iterator[Deadline]:
+        """Hold the slot for one thread; yields the deadline of everything done inside. Raises OSError."""
         deadline = deadline or Deadline.after(self._timeout)
         with until(deadline, self._lock):
             yield deadline
@@ -129,27 +133,27 @@ class RpcSlot:
         reply: type[R],
         deadline: Deadline,
         *,
-        repeat: bool,
+        idempotent: bool,
         payload: Buffer = b"",
         limit: int = 0,
     ) -> tuple[R, memoryview]:
-        """The reply to what ``prepare`` makes once connected, and up to ``limit`` bytes behind it, which are
-        good until the next request.
+        """Return the reply to the request that ``prepare`` makes once connected, and up to ``limit`` bytes
+        behind it, valid until the next request.
 
-        Within a turn. If the connection is lost, the request is made and sent once more when it was not
-        performed, else its reply is asked for (one with bytes behind it: by sending the request again).
-        Raises OSError: what the server says; ETIMEDOUT; EIO if the server has forgotten this client, and
-        so nobody knows, for what may not be performed twice (``repeat``).
+        The caller holds the slot. If the connection is lost, the request is made and sent once more if it was
+        not performed, else its reply is asked for (one with bytes behind it: by sending the request again).
+        Raises OSError: the server's; ETIMEDOUT; EIO if a request that is not ``idempotent`` was in doubt when
+        the server lost the session.
         """
         doubt = _Doubt(0, 0)
         for _ in range(_TRIES):
             try:
                 self._connect(deadline)
-                forgotten = doubt.memory not in (0, self.memory)
-                if forgotten and not repeat:
+                forgotten = doubt.verifier not in (0, self.verifier)
+                if forgotten and not idempotent:
                     break
-                if not forgotten and doubt.performed == self._performed and doubt.memory and not limit:
-                    return self.exchange(Again(), reply, deadline, counts=False)
+                if not forgotten and doubt.performed == self._performed and doubt.verifier and not limit:
+                    return self.exchange(Again(), reply, deadline, counted=False)
                 doubt = _Doubt(0, 0)  # it was not performed
                 request = prepare(deadline)
             except SlotLost:
@@ -158,7 +162,7 @@ class RpcSlot:
                 return self.exchange(request, reply, deadline, payload=payload, limit=limit)
             except SlotLost as lost:
                 if lost.in_doubt:
-                    doubt = _Doubt(self.memory, self._performed + self._sent + 1)
+                    doubt = _Doubt(self.verifier, self._performed + self._sent + 1)
         raise os_error(errno.EIO)
 
     def exchange(
@@ -169,14 +173,16 @@ class RpcSlot:
         *,
         payload: Buffer = b"",
         limit: int = 0,
-        counts: bool = True,
+        counted: bool = True,
     ) -> tuple[R, memoryview]:
-        """One request, one reply, on the present connection only. Raises Lost, OSError and WouldWait."""
+        """Send one request and receive its reply, on the present connection only. Raises SlotLost, OSError
+        and WouldBlock.
+        """
         channel = self._channel
         if channel is None:
             raise SlotLost(in_doubt=False)
         sent, began = False, time.monotonic()
-        posted = self._posting() if counts else []
+        posted = self._mark_sent() if counted else []
         try:
             channel.send(request, deadline, payload, before=posted)
             sent = True
@@ -184,35 +190,35 @@ class RpcSlot:
             body = self._receive_payload(channel, head.payload_size, limit, deadline)
             require_possible(head.message)
         except DeadlineExceeded as error:
-            self.hang_up()
+            self.disconnect()
             raise os_error(errno.ETIMEDOUT) from error
         except MillpondError as error:
-            self.hang_up()
+            self.disconnect()
             raise SlotLost(in_doubt=sent) from error
         except OverflowError:
             raise os_error(errno.EINVAL) from None
-        except BaseException:  # an interrupt, which leaves the rest of a reply behind
-            self.hang_up()
+        except BaseException:  # an interrupt leaves the rest of a reply in the stream
+            self.disconnect()
             raise
         if not isinstance(head.message, (Error, Pending, reply)):
-            self.hang_up()  # a refusal, or the server is out of step
+            self.disconnect()  # a refusal, or the server is out of step
             raise os_error(errno.EIO)
-        if counts:
+        if counted:
             self._performed += 1
-            self._have_answered(len(posted))
+            self._confirm_posted(len(posted))
         self._used = time.monotonic()
-        self._meter.took(request.NAME, self._used - began)
+        self._meter.add(request.NAME, self._used - began)
         return self._success(head.message, reply), body
 
     def _success(self, answer: Message, reply: type[R]) -> R:
-        """Raises OSError and WouldWait."""
+        """Return the reply of a request that succeeded. Raises OSError and WouldBlock."""
         if isinstance(answer, Error):
             raise _refusal(answer)
         if isinstance(answer, reply):
             return answer
         if not self._hello.patient:
             raise WouldBlock
-        raise os_error(errno.EIO)  # it was asked to wait
+        raise os_error(errno.EIO)  # a blocking slot never gets Pending from an honest server
 
     def _receive_payload(self, channel: Channel, size: int, limit: int, deadline: Deadline) -> memoryview:
         if not size <= min(limit, len(self._buffer)):
@@ -221,18 +227,18 @@ class RpcSlot:
         channel.receive_into(body, deadline)
         return body
 
-    def _posting(self) -> list[Message]:
+    def _mark_sent(self) -> list[Message]:
         self._sent = len(self.posted)
         return self.posted[:]
 
     def unsent(self) -> list[Message]:
-        """What was posted and has not gone out, to be posted elsewhere."""
+        """Remove and return the posted requests that were not sent, to be posted elsewhere."""
         left = self.posted[self._sent :]
         del self.posted[self._sent :]
         return left
 
-    def _have_answered(self, count: int) -> None:
-        """So many of what was posted were performed."""
+    def _confirm_posted(self, count: int) -> None:
+        """Count the first ``count`` posted requests as performed."""
         self._performed += count
         self.answered += self.posted[:count]
         del self.posted[:count]
@@ -243,22 +249,24 @@ class RpcSlot:
         """Whether the server has closed the connection."""
         return self._channel is not None and not self._channel.is_quiet
 
-    def hang_up(self) -> None:
-        """Close the connection. The server waits for the next one for a while."""
+    def disconnect(self) -> None:
+        """Close the connection. The server waits a while for the next one."""
         if self._channel:
             self._channel.close()
             self._channel = None
 
     def close(self, deadline: Deadline) -> None:
-        """Within a turn: close the connection, and all that the server has open for it."""
+        """Close the connection and everything that the server has open for the slot. The caller holds the
+        slot.
+        """
         if self._channel:
             with contextlib.suppress(SlotLost, OSError):
-                self.exchange(Goodbye(), Done, deadline, counts=False)
-        self.hang_up()
+                self.exchange(Goodbye(), Done, deadline, counted=False)
+        self.disconnect()
 
     def _connect(self, deadline: Deadline) -> None:
         if self._channel and time.monotonic() > self._used + _FRESH_SECONDS and not self._channel.is_quiet:
-            self.hang_up()
+            self.disconnect()
         if self._channel:
             return
         try:
@@ -268,18 +276,18 @@ class RpcSlot:
             raise os_error(errno.ETIMEDOUT) from error
         except (MillpondError, OSError) as error:
             raise os_error(errno.EIO) from error
-        self._greet(deadline)
+        self._handshake(deadline)
 
-    def _greet(self, deadline: Deadline) -> None:
-        """Go on with the lane, if the server still knows it."""
+    def _handshake(self, deadline: Deadline) -> None:
+        """Resume the slot, if the server still has the session."""
         sent = self._sent
-        welcome, _ = self.exchange(self._hello, SessionWelcome, deadline, counts=False)
-        if welcome.memory != self.memory:
-            self.memory, self.root = welcome.memory, welcome.root
+        welcome, _ = self.exchange(self._hello, SessionWelcome, deadline, counted=False)
+        if welcome.memory != self.verifier:
+            self.verifier, self.root = welcome.memory, welcome.root
             self.posted.clear()
             self.answered.clear()
-        else:  # what was done must not be done again: by now it may mean something else
-            self._have_answered(min(sent, max(0, welcome.performed - self._performed)))
+        else:  # performed requests must not be repeated: their numbers may mean other files by now
+            self._confirm_posted(min(sent, max(0, welcome.performed - self._performed)))
         self._performed, self.lease = welcome.performed, welcome.lease
 
 

@@ -1,4 +1,6 @@
-"""Edge: a client's conversations with the server, and its files there, found again if it forgot them."""
+"""Edge: gives each thread a session slot, and keeps the client's inodes known to the server across lost
+sessions.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ _FORGET_AT_ONCE = 64
 
 
 class RpcPool:
-    """One lane for threads that may not wait until others give up a lock, and one for each that may.
+    """The session slots of one client: one for all threads that must not block, and one for each thread that
+    may.
 
-    ``book`` is guarded by ``lock``. ``on_void`` is called, with the lock, when the server has forgotten all.
+    ``inodes`` is guarded by ``lock``. ``on_invalidate`` is called, with the lock, when the server has lost
+    the session.
     """
 
     def __init__(self, dial: Dial, timeout: float) -> None:
@@ -37,32 +41,32 @@ class RpcPool:
         self.meter = OperationMeter()
         self.posted: list[tuple[int, Message]] = []
         self.busy: list[RpcSlot] = []
-        self.book, self.lock = InodeCache(), threading.Lock()
-        self.on_void: Callable[[list[CachedInode]], None] = lambda _files: None
+        self.inodes, self.lock = InodeCache(), threading.Lock()
+        self.on_invalidate: Callable[[list[CachedInode]], None] = lambda _files: None
         self._dial, self.timeout = dial, timeout
-        self._first = self._made(patient=False)
+        self._first = self._new_slot(blocking=False)
         self._own = threading.local()
         self._all = [self._first]
         self._owners: list[tuple[threading.Thread, RpcSlot]] = []
 
-    def _made(self, *, patient: bool) -> RpcSlot:
-        return RpcSlot(self._dial, self.timeout, self.client, patient=patient, meter=self.meter)
+    def _new_slot(self, *, blocking: bool) -> RpcSlot:
+        return RpcSlot(self._dial, self.timeout, self.client, blocking=blocking, meter=self.meter)
 
-    def _lane(self) -> RpcSlot:
-        """Of this thread, now."""
+    def _slot(self) -> RpcSlot:
+        """Return the slot of this thread."""
         if not may_block.get():
             return self._first
-        found: RpcSlot | None = getattr(self._own, "lane", None)
+        found: RpcSlot | None = getattr(self._own, "slot", None)
         if found is None:
-            found = self._own.lane = self._left_behind() or self._made(patient=True)
+            found = self._own.slot = self._orphaned_slot() or self._new_slot(blocking=True)
             with self.lock:
                 self._owners.append((threading.current_thread(), found))
                 if found not in self._all:
                     self._all.append(found)
         return found
 
-    def _left_behind(self) -> RpcSlot | None:
-        """By a thread that has ended: the server lets a client have so many lanes only."""
+    def _orphaned_slot(self) -> RpcSlot | None:
+        """Return the slot of a thread that has ended, or None: the server limits the slots of a client."""
         with self.lock:
             for owned in self._owners:
                 if not owned[0].is_alive():
@@ -72,167 +76,175 @@ class RpcPool:
 
     @property
     def lease(self) -> float:
-        """For how many seconds the server leases locks."""
-        return self._lane().lease
+        """The length of a lease in seconds, as the server gives it."""
+        return self._slot().lease
 
     def deadline(self) -> Deadline:
-        """Of an operation that begins now."""
+        """Return the deadline of an operation that begins now."""
         return Deadline.after(self.timeout)
 
     @contextmanager
-    def turn(self, deadline: Deadline | None = None) -> Iterator[RpcCall]:
-        """A lane, for one operation, of which a part may be over. Raises OSError."""
-        lane = self._lane()
-        with lane.turn(deadline) as deadline:
-            self.busy.append(lane)
+    def call(self, deadline: Deadline | None = None) -> Iterator[RpcCall]:
+        """Hold this thread's slot for one operation, of which a part of the time may be over.
+        Raises OSError.
+        """
+        slot = self._slot()
+        with slot.acquire(deadline) as deadline:
+            self.busy.append(slot)
             try:
-                yield RpcCall(self, lane, deadline)
+                yield RpcCall(self, slot, deadline)
             finally:
-                self.busy.remove(lane)
-                self._take_back(lane)
+                self.busy.remove(slot)
+                self._requeue_unsent(slot)
 
-    def _take_back(self, lane: RpcSlot) -> None:
-        """What was posted, and went with no request; where others have gone, it is told who asks next."""
-        if unsent := lane.unsent():
+    def _requeue_unsent(self, slot: RpcSlot) -> None:
+        """Queue again what was posted on a slot and went out with no request."""
+        if unsent := slot.unsent():
             with self.lock:
-                self.posted[:0] = [(lane.memory, message) for message in unsent]
+                self.posted[:0] = [(slot.verifier, message) for message in unsent]
 
-    def post(self, request: Message, memory: int) -> None:
-        """Have something done, before long, whose outcome is of no interest; not by another ``memory``."""
+    def post(self, request: Message, verifier: int) -> None:
+        """Queue a request whose outcome is ignored; it goes out with the next one, unless the session
+        ``verifier`` has changed by then.
+        """
         with self.lock:
-            self.posted.append((memory, request))
+            self.posted.append((verifier, request))
 
     def flush(self) -> None:
-        """Have done now what was posted."""
-        if self.posted or self.book.is_urgent:
+        """Send what was posted now."""
+        if self.posted or self.inodes.forget_is_urgent:
             with suppress(OSError):
-                self._ask_anything()
+                self._send_posted()
 
-    def _ask_anything(self) -> None:
-        """What is posted goes with it."""
-        with self.turn() as turn:
-            turn.ask(p.GetStatistics, p.StatisticsAre, repeat=True)
+    def _send_posted(self) -> None:
+        """Send any request, so that what was posted goes with it."""
+        with self.call() as call:
+            call.ask(p.GetStatistics, p.StatisticsAre, idempotent=True)
 
     def forget_now(self) -> None:
-        """Have the server forget what it is to forget, before something else is asked: the reply to that
-        would not count.
-        """
-        if len(self.book.forgotten) >= _FORGET_AT_ONCE or self.book.is_urgent:
-            self._ask_anything()
+        """Send due FORGETs before another request, whose reply they would make invalid."""
+        if len(self.inodes.to_forget) >= _FORGET_AT_ONCE or self.inodes.forget_is_urgent:
+            self._send_posted()
 
     def make_room(self) -> bool:
-        """Have the server forget, with the next request, all that nobody uses here: what was removed takes
-        space until then. False if there is nothing.
+        """Have the next request forget all idle inodes, since a removed file takes flash space until then.
+        Returns False if there are none.
         """
         with self.lock:
-            self.book.forget_idle()
-            self.book.is_urgent = bool(self.book.forgotten)
-            return self.book.is_urgent
+            self.inodes.forget_idle()
+            self.inodes.forget_is_urgent = bool(self.inodes.to_forget)
+            return self.inodes.forget_is_urgent
 
     def close(self) -> None:
-        """Say farewell on one, and hang up the others."""
-        own = self._lane()
-        for lane in self._all:
-            if lane is not own:
-                lane.hang_up()
-        with own.turn() as deadline:
+        """End the session on this thread's slot, and disconnect the others."""
+        own = self._slot()
+        for slot in self._all:
+            if slot is not own:
+                slot.disconnect()
+        with own.acquire() as deadline:
             own.close(deadline)
 
 
 class RpcCall:
-    """One operation's time on a lane."""
+    """One operation's use of a session slot."""
 
-    def __init__(self, lanes: RpcPool, lane: RpcSlot, deadline: Deadline) -> None:
-        self._lanes, self._lane, self._deadline = lanes, lane, deadline
+    def __init__(self, rpc: RpcPool, slot: RpcSlot, deadline: Deadline) -> None:
+        self._rpc, self._slot, self._deadline = rpc, slot, deadline
         self._used: list[CachedInode] = []
-        self.since = self.memory = 0
-        """How often something had been changed here when the request that was answered was made, and the
-        server's memory of this client then.
-        """
+        self.since = self.verifier = 0
+        """``InodeCache.changes`` and the session verifier when the answered request was made."""
 
     def ask(
         self,
         prepare: Callable[[], Message],
         reply: type[R],
         *,
-        repeat: bool,
+        idempotent: bool,
         payload: Buffer = b"",
         limit: int = 0,
     ) -> tuple[R, memoryview]:
-        """The reply to what ``prepare`` makes once connected; see Connection."""
+        """Return the reply to the request that ``prepare`` makes once connected; see ``RpcSlot.ask``."""
 
         def ready(_deadline: Deadline) -> Message:
-            self._meet()
+            self._sync_session()
             self._used.clear()
-            self.since, self.memory = self._lanes.book.changes, self._lane.memory
+            self.since, self.verifier = self._rpc.inodes.changes, self._slot.verifier
             return prepare()
 
         def once() -> tuple[R, memoryview]:
             try:
-                return self._lane.ask(
-                    ready, reply, self._deadline, repeat=repeat, payload=payload, limit=limit
+                return self._slot.ask(
+                    ready, reply, self._deadline, idempotent=idempotent, payload=payload, limit=limit
                 )
             finally:
-                self._settle()
+                self._note_forgets_done()
 
         try:
-            return self._with_room(once)
+            return self._retry_after_forgetting(once)
         except OSError as error:
             if error.errno != errno.ESTALE or not self._used:
                 raise
-        for file in self._used:  # another lane may have let the server forget what it just found for this one
-            file.memory = 0
-        return self._with_room(once)
+        for file in self._used:  # another slot's FORGET may have come after this lookup
+            file.verifier = 0
+        return self._retry_after_forgetting(once)
 
-    def _with_room(self, once: Callable[[], T]) -> T:
-        """Who was refused for want of room has done nothing, and there may be more by now."""
+    def _retry_after_forgetting(self, once: Callable[[], T]) -> T:
+        """Repeat an operation that failed with ENOSPC, as long as FORGETs may free space: it has had no
+        effect.
+        """
         while True:
             try:
                 return once()
             except OSError as error:
-                if error.errno != errno.ENOSPC or not self._lanes.make_room():
+                if error.errno != errno.ENOSPC or not self._rpc.make_room():
                     raise
 
-    def _settle(self) -> None:
-        """What was forgotten before the request is not in its reply, but may be in those of other lanes."""
-        forgotten = [node for one in self._lane.answered if isinstance(one, p.Forget) for node in one.nodes]
-        self._lane.answered.clear()
+    def _note_forgets_done(self) -> None:
+        """Record performed FORGETs: replies of other slots that are under way may still name those nodes."""
+        forgotten = [node for one in self._slot.answered if isinstance(one, p.Forget) for node in one.nodes]
+        self._slot.answered.clear()
         if forgotten:
-            with self._lanes.lock:
-                self._lanes.book.has_forgotten(forgotten, others_ask=self._lanes.busy != [self._lane])
+            with self._rpc.lock:
+                self._rpc.inodes.forgets_done(forgotten, others_ask=self._rpc.busy != [self._slot])
 
     def exchange(self, request: Message, reply: type[R]) -> R:
-        """While ``ask`` prepares: another request before it."""
-        return self._lane.exchange(request, reply, self._deadline)[0]
+        """Send another request first, while ``ask`` prepares."""
+        return self._slot.exchange(request, reply, self._deadline)[0]
 
-    def _meet(self) -> None:
-        """Go by nothing that the server has forgotten; let it forget what is forgotten here."""
-        book = self._lanes.book
-        if book.memory not in (0, self._lane.memory) and self._lane.has_ended:
-            self._lane.hang_up()  # or it would be taken for the server that has forgotten all
+    def _sync_session(self) -> None:
+        """Invalidate the cache if the session verifier has changed, and add posted requests and due FORGETs
+        to the slot.
+        """
+        inodes = self._rpc.inodes
+        if inodes.verifier not in (0, self._slot.verifier) and self._slot.has_ended:
+            self._slot.disconnect()  # else its old session would look like a new one
             raise SlotLost(in_doubt=False)
-        with self._lanes.lock:
-            if book.memory != self._lane.memory:
-                self._lanes.on_void(book.void(self._lane.memory))
-            self._lane.posted += [message for memory, message in self._lanes.posted if memory == book.memory]
-            self._lanes.posted.clear()
-            if len(book.forgotten) >= _FORGET_AT_ONCE or (book.forgotten and book.is_urgent):
-                self._lane.posted.append(p.Forget(book.forget_remotely()))
+        with self._rpc.lock:
+            if inodes.verifier != self._slot.verifier:
+                self._rpc.on_invalidate(inodes.invalidate_all(self._slot.verifier))
+            self._slot.posted += [
+                message for verifier, message in self._rpc.posted if verifier == inodes.verifier
+            ]
+            self._rpc.posted.clear()
+            if len(inodes.to_forget) >= _FORGET_AT_ONCE or (inodes.to_forget and inodes.forget_is_urgent):
+                self._slot.posted.append(p.Forget(inodes.take_forgets()))
 
     def remote(self, file: CachedInode) -> int:
-        """A file's node on the server, while ``ask`` prepares. Raises OSError: ESTALE if it is gone."""
-        if file is self._lanes.book.root:
-            return self._lane.root
-        if file.memory != self._lane.memory:
+        """Return a file's node on the server, while ``ask`` prepares. Raises OSError: ESTALE if the file is
+        gone.
+        """
+        if file is self._rpc.inodes.root:
+            return self._slot.root
+        if file.verifier != self._slot.verifier:
             self._find_again(file)
         self._used.append(file)
         return file.remote
 
     def _find_again(self, file: CachedInode) -> None:
-        with self._lanes.lock:
-            path = self._lanes.book.path(file)
+        with self._rpc.lock:
+            path = self._rpc.inodes.path(file)
         try:
-            found = self.exchange(p.Walk(self._lane.root, path), p.FoundIs)
+            found = self.exchange(p.Walk(self._slot.root, path), p.FoundIs)
         except SlotLost:
             raise SlotLost(in_doubt=False) from None
         except OSError as error:
@@ -241,8 +253,8 @@ class RpcCall:
             raise
         if found.attributes.inode != file.inode:
             raise os_error(errno.ESTALE)
-        file.remote, file.memory = found.node, self._lane.memory
+        file.remote, file.verifier = found.node, self._slot.verifier
 
 
 now = time.monotonic
-"""Seconds of the clock by which leases are counted."""
+"""Return the seconds of the lease clock (monotonic)."""

@@ -1,7 +1,7 @@
-"""Pure: what the kernel and a file system say to each other over /dev/fuse: <linux/fuse.h>, protocol 7.40.
+"""Pure: packs and parses the messages of /dev/fuse: <linux/fuse.h>, protocol 7.40.
 
-A request is a header and a body that its operation code tells, a reply a header and a body that the request
-tells. All numbers are in this machine's byte order.
+A request is a header and a body whose layout the operation code determines; a reply is a header and a body
+that belongs to the request. All numbers are in this machine's byte order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAJOR, MINOR = 7, 40
 
 
 class Code(IntEnum):
-    """The operations of FUSE that are known here."""
+    """The FUSE operation codes that the server knows."""
 
     LOOKUP = 1
     FORGET = 2
@@ -60,20 +60,20 @@ class Code(IntEnum):
 
 
 class Notice(IntEnum):
-    """What is told to the kernel without being asked."""
+    """The notifications to the kernel (FUSE_NOTIFY_*)."""
 
-    DROP_INODE = 2
-    DROP_NAMES = 8
+    INVAL_INODE = 2
+    INC_EPOCH = 8
 
 
-DROPS_NAMES_SINCE = 44
-"""The minor version of a kernel that drops all names at once when it is told."""
+INC_EPOCH_SINCE = 44
+"""The minor protocol version from which the kernel accepts FUSE_NOTIFY_INC_EPOCH."""
 
 UNANSWERED = frozenset({Code.FORGET, Code.BATCH_FORGET})
 
 
 class Feature(IntFlag):
-    """What both sides must want, in the two words of INIT."""
+    """The INIT flags that both sides must want, of both words."""
 
     POSIX_LOCKS = 1 << 1
     ASYNC_READ = 1 << 0
@@ -88,7 +88,7 @@ class Feature(IntFlag):
 
 
 class Valid(IntFlag):
-    """Which fields of a SETATTR count."""
+    """The flags that tell which fields of a SETATTR are set (FATTR_*)."""
 
     MODE = 1 << 0
     UID = 1 << 1
@@ -112,9 +112,9 @@ WRITE_CACHE = 1 << 0
 WRITE_KILL_SUIDGID = 1 << 2
 
 HEADER = Struct("=IIQQIIIHH")
-"""Length of all, operation, unique number, node; uid, gid and pid of who asks."""
+"""Total length, operation, unique number, node; uid, gid and pid of the caller."""
 REPLY = Struct("=IiQ")
-"""Length of all, negative errno or 0, unique number of the request."""
+"""Total length, negative errno or 0, unique number of the request."""
 
 GETATTR = Struct("=IIQ")
 SETATTR = Struct("=IIQQQQQQIIIIIIII")
@@ -132,12 +132,12 @@ RELEASE = Struct("=QIIQ")
 FLUSH = Struct("=Q8xQ")
 """Handle, lock owner."""
 INTERRUPT = Struct("=Q")
-"""The unique number of the request to be given up."""
+"""The unique number of the request to be interrupted."""
 FSYNC = Struct("=QII")
 FALLOCATE = Struct("=QQQII")
 LSEEK = Struct("=QqII")
 IOCTL = Struct("=QIIQII")
-"""Handle, flags, command, its argument as a number, bytes that come with it, bytes that are wanted."""
+"""Handle, flags, command, its argument as a number, size of the input, size of the output."""
 FORGET = Struct("=Q")
 BATCH_FORGET = Struct("=II")
 FORGOTTEN = Struct("=QQ")
@@ -151,7 +151,7 @@ _WRITTEN = Struct("=II")
 _STATISTICS = Struct("=QQQQQIIII24x")
 _OFFSET = Struct("=Q")
 _IOCTL_IS = Struct("=iIII")
-_DROP = Struct("=Qqq")
+_INVAL_INODE = Struct("=Qqq")
 _LOCK = Struct("=QQQQIII4x")
 _LOCK_IS = Struct("=QQII")
 _INIT_IS = Struct("=IIIIHHIIHHII24x")
@@ -159,7 +159,7 @@ _DIRENT = Struct("=QQII")
 
 
 class Header(NamedTuple):
-    """The head of a request. ``code`` is None for an operation that is not known here."""
+    """The head of a request. ``code`` is None for an unknown operation."""
 
     size: int
     code: Code | None
@@ -189,8 +189,8 @@ _PREFETCH = 1 << 30 | ord("m") << 8 | ord("p")
 
 
 def prefetch_command(size: int) -> int:
-    """The ioctl on an open directory by which so many bytes of names, with NUL between them, are said to be
-    about to be read: _IOW('m', 'p', char[size]).
+    """Return the ioctl on an open directory that announces ``size`` bytes of names, separated by NUL, about
+    to be read: _IOW('m', 'p', char[size]).
     """
     return _PREFETCH | size << 16
 
@@ -199,7 +199,7 @@ _CODES = {code.value: code for code in Code}
 
 
 def parse_header(data: memoryview) -> Header:
-    """Raises OSError: EIO for bytes that are no request."""
+    """Parse a request's header. Raises OSError: EIO for bytes that are no request."""
     if len(data) < HEADER.size:
         raise os_error(errno.EIO)
     size, code, unique, node, uid, gid, _pid, _, _ = HEADER.unpack_from(data)
@@ -209,7 +209,7 @@ def parse_header(data: memoryview) -> Header:
 
 
 def names(data: memoryview, count: int = 1) -> list[bytes]:
-    """``count`` strings that end with NUL. Raises OSError: EIO for others."""
+    """Parse ``count`` strings that end with NUL. Raises OSError: EIO for anything else."""
     *found, rest = bytes(data).split(b"\0")
     if rest or len(found) != count:
         raise os_error(errno.EIO)
@@ -217,7 +217,7 @@ def names(data: memoryview, count: int = 1) -> list[bytes]:
 
 
 def parse_lock(data: memoryview) -> LockBody:
-    """Raises OSError: EIO for bytes that are no lock."""
+    """Parse a lock request. Raises OSError: EIO for bytes that are no lock."""
     if len(data) != _LOCK.size:
         raise os_error(errno.EIO)
     handle, owner, start, end, kind, pid, flags = _LOCK.unpack(data)
@@ -225,26 +225,26 @@ def parse_lock(data: memoryview) -> LockBody:
 
 
 def pack_init(features: Feature, max_write: int, stack_depth: int) -> bytes:
-    """The reply to INIT; ``stack_depth`` is how many file systems of the passthrough lie on each other."""
+    """Pack the reply to INIT; ``stack_depth`` is how many file systems passthrough may stack."""
     low, high = int(features) & 0xFFFFFFFF, int(features) >> 32
     pages = max_write // os.sysconf("SC_PAGESIZE")
     return _INIT_IS.pack(MAJOR, MINOR, max_write, low, 0, 0, max_write, 1, pages, 0, high, stack_depth)
 
 
 def pack_attributes(a: Attributes, seconds: float = 0.0) -> bytes:
-    """Attributes that the kernel may keep for so long."""
+    """Pack attributes that the kernel may cache for ``seconds``."""
     return _ATTRIBUTES_ARE.pack(*_split(seconds), 0) + _packed(a)
 
 
 def pack_entry(node: int, a: Attributes, seconds: float = 0.0, name_seconds: float = 0.0) -> bytes:
-    """A name's node and its attributes, and for how long the kernel may keep them and the name."""
+    """Pack a name's node and attributes, and for how long the kernel may cache them and the name."""
     whole, part = _split(seconds)
     name_whole, name_part = _split(name_seconds)
     return _ENTRY.pack(node, 0, name_whole, whole, name_part, part) + _packed(a)
 
 
 def pack_absence(seconds: float) -> bytes:
-    """There is no such name; the kernel may go by that for so long."""
+    """Pack a negative entry that the kernel may cache for ``seconds``."""
     whole, part = _split(seconds)
     return _ENTRY.pack(0, 0, whole, 0, part, 0) + bytes(_ATTRIBUTES.size)
 
@@ -254,9 +254,11 @@ def _split(seconds: float) -> tuple[int, int]:
     return whole, int((seconds - whole) * 10**9)
 
 
-def pack_drop(node: int, offset: int, length: int) -> bytes:
-    """Keep no attributes of a node, nor these of its pages: none for offset -1, all behind for length 0."""
-    return _DROP.pack(node, offset, length)
+def pack_inval_inode(node: int, offset: int, length: int) -> bytes:
+    """Pack FUSE_NOTIFY_INVAL_INODE: a node's attributes and pages. Offset -1: no pages; length 0: all behind
+    the offset.
+    """
+    return _INVAL_INODE.pack(node, offset, length)
 
 
 def _packed(a: Attributes) -> bytes:
@@ -269,22 +271,22 @@ def _packed(a: Attributes) -> bytes:
 
 
 def pack_opened(handle: int, flags: int = 0, backing: int = 0) -> bytes:
-    """``backing`` is the number of the file that the kernel itself reads and writes, with PASSTHROUGH."""
+    """Pack the reply to OPEN; ``backing`` is the backing file's number, with PASSTHROUGH."""
     return _OPENED.pack(handle, flags, backing)
 
 
 def pack_written(count: int) -> bytes:
-    """How many bytes were written."""
+    """Pack how many bytes were written."""
     return _WRITTEN.pack(count, 0)
 
 
 def pack_offset(offset: int) -> bytes:
-    """Where a seek has come to."""
+    """Pack the offset that a seek found."""
     return _OFFSET.pack(offset)
 
 
 def names_to_prefetch(body: memoryview) -> list[bytes]:
-    """Of the ioctl. Raises OSError: ENOTTY if it is another one."""
+    """Parse the names of the prefetch ioctl. Raises OSError: ENOTTY for another ioctl."""
     _, flags, command, _, size, _ = IOCTL.unpack_from(body)
     if not flags & IOCTL_OF_DIRECTORY or command != prefetch_command(size):
         raise os_error(errno.ENOTTY)
@@ -292,23 +294,23 @@ def names_to_prefetch(body: memoryview) -> list[bytes]:
 
 
 def pack_ioctl() -> bytes:
-    """The ioctl returns 0."""
+    """Pack an ioctl's return value of 0."""
     return _IOCTL_IS.pack(0, 0, 0, 0)
 
 
 def pack_lock(start: int, end: int, kind: int, pid: int) -> bytes:
-    """The reply to GETLK: what is in the way, or F_UNLCK."""
+    """Pack the reply to GETLK: the conflicting lock, or F_UNLCK."""
     return _LOCK_IS.pack(start, end, kind, pid)
 
 
 def pack_statistics(s: Statistics) -> bytes:
-    """How full the file system is."""
+    """Pack how full the file system is."""
     blocks = (s.blocks, s.free, s.available, s.files, s.files_free)
     return _STATISTICS.pack(*blocks, s.block_size, s.name_max, s.fragment_size, 0)
 
 
 def pack_directory(entries: Iterable[tuple[int, DirectoryEntry]], size: int) -> bytes:
-    """As many entries as ``size`` bytes hold, each after the offset that comes behind it."""
+    """Pack as many entries as ``size`` bytes hold, each with the offset of the next one."""
     packed, left = [], size
     for offset, entry in entries:
         name = os.fsencode(entry.name)

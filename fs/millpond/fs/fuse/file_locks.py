@@ -1,5 +1,7 @@
-"""Edge: the kernel's requests for file locks, done on a tree's. One that waits is answered when it is time,
-and nobody else waits for it meanwhile, or is interrupted.
+"""Edge: performs the kernel's file lock requests on a tree's locks.
+
+A request that waits for a lock is answered later; meanwhile no other request waits for it or is interrupted
+with it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from millpond.fs.vfs.path_api import os_error
 
 
 class KernelLocks:
-    """Of one mount. Threads may call at once."""
+    """The file locks of one mount. Threads may call at once."""
 
     def __init__(self, kernel: FuseDevice, locks: Locking) -> None:
         self._kernel, self._locks = kernel, locks
@@ -28,12 +30,12 @@ class KernelLocks:
         self._closed = False
 
     def close(self) -> None:
-        """Answer nobody any more: the kernel has gone."""
+        """Answer no more requests: the kernel has gone."""
         with self._lock:
             self._closed = True
 
     def get(self, header: Header, body: memoryview) -> Sequence[Buffer]:
-        """GETLK."""
+        """Perform GETLK."""
         asked = abi.parse_lock(body)
         found = self._locks.in_the_way(Node(header.node), _wanted(asked))
         if found is None:
@@ -41,7 +43,9 @@ class KernelLocks:
         return [abi.pack_lock(found.start, found.end, found.mode, found.pid)]
 
     def set(self, header: Header, body: memoryview) -> Sequence[Buffer] | None:
-        """SETLK and SETLKW; None: it will be answered. Raises OSError and WouldWait."""
+        """Perform SETLK and SETLKW. Returns None if the request is answered later. Raises OSError and
+        WouldBlock.
+        """
         asked, ticket = abi.parse_lock(body), header.unique
         family = Family.FLOCK if asked.flock else Family.POSIX
         waiting = None
@@ -64,7 +68,7 @@ class KernelLocks:
         return ()
 
     def _was_interrupted(self, ticket: int) -> bool:
-        """Whether it was while it was asked for."""
+        """Return whether the kernel has interrupted a lock request while it was being performed."""
         with self._lock:
             self._asking.discard(ticket)
             interrupted = ticket in self._interrupted
@@ -81,27 +85,33 @@ class KernelLocks:
                 self._kernel.reply(header, ())
 
     def interrupt(self, body: memoryview) -> None:
-        """INTERRUPT: who asked for a lock has got a signal. Other requests go on."""
+        """Perform INTERRUPT: the process that waits for a lock has received a signal. Other requests
+        continue.
+        """
         (ticket,) = abi.INTERRUPT.unpack_from(body)
         with self._lock:
-            if ticket in self._asking:  # by another thread, which will see it
+            if ticket in self._asking:  # another thread is performing it and checks this set
                 self._interrupted.add(ticket)
                 return
         self._locks.cancel(ticket)
 
     def closed(self, header: Header, body: memoryview) -> Sequence[Buffer]:
-        """FLUSH: a descriptor was closed, and with it go all POSIX locks that its process has of the file."""
+        """Perform FLUSH: a descriptor was closed, which releases all POSIX locks of its process on
+        the file.
+        """
         _, owner = abi.FLUSH.unpack_from(body)
         self._locks.release(Node(header.node), Family.POSIX, owner)
         return ()
 
     def released(self, header: Header, body: memoryview) -> None:
-        """RELEASE: the open file is gone, and with it its flock, if it ever had one."""
+        """Perform the lock part of RELEASE: the open file is gone, and with it its flock, if it
+        ever had one.
+        """
         _, _, flags, owner = abi.RELEASE.unpack_from(body)
         if flags & abi.RELEASE_FLOCK_UNLOCK:
             self._locks.release(Node(header.node), Family.FLOCK, owner)
 
 
 def _wanted(asked: abi.LockBody) -> Lock:
-    """Raises OSError: EINVAL."""
+    """Return the lock that a request asks for. Raises OSError: EINVAL."""
     return Lock(LockOwner(HERE, asked.owner), mode_of(asked.kind), asked.start, asked.end, asked.pid)

@@ -1,4 +1,4 @@
-"""Edge: the set-uid helper of FUSE, which lets users unmount what they mounted."""
+"""Edge: runs fusermount, the set-uid helper of FUSE that lets users unmount their own mounts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SECONDS = 5.0
 
 
 def unmount_by_helper(mountpoint: Path) -> None:
-    """As ``mounts.unmount``. Raises LocalError."""
+    """Unmount as ``mounts.unmount`` does, through fusermount. Raises LocalError."""
     helper = shutil.which("fusermount") or shutil.which("fusermount3")
     if helper is None:
         raise LocalError(f"{mountpoint}: cannot unmount: this user may not, and there is no fusermount")

@@ -1,8 +1,8 @@
-"""Edge: a volume mounted through fuse-python; the one module that knows it.
+"""Edge: mounts a volume through fuse-python; the only module that knows it.
 
 The C module is called directly: through its Python wrapper it leaks a tuple for every file opened. Reads and
-writes go past the page cache (``direct_io``) and nothing else is cached, so that each operation sees what the
-other side did.
+writes bypass the page cache (``direct_io``) and nothing else is cached, so that each operation sees the other
+side's changes.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def mount_and_serve(
     require_mountable(mountpoint, name)
     options = _options(name, allow_other, read_only)
     binding = _Binding(volume, has_many_uids())
-    with _libfuse_signals(), _Complaints() as complaints:
+    with _libfuse_signals(), _CapturedErrors() as captured:
 
         def ready() -> None:
-            complaints.stop()
+            captured.stop()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             binding.ready(on_ready)
 
@@ -65,8 +65,8 @@ def mount_and_serve(
                 multithreaded=0,
             )
         except fuse.FuseError:
-            if not binding.served:  # after it, a signal ended the loop, or somebody else unmounted
-                raise LocalError(f"{mountpoint}: cannot mount: {complaints.last_line()}") from None
+            if not binding.served:  # once served, a signal or an unmount has ended the loop
+                raise LocalError(f"{mountpoint}: cannot mount: {captured.last_line()}") from None
     if binding.failure:
         raise binding.failure
 
@@ -75,13 +75,15 @@ def _options(name: str, allow_other: bool, read_only: bool) -> str:
     options = f"{_OPTIONS},fsname={name}{',allow_other' * allow_other}{',ro' * read_only}"
     if has_many_uids():
         return options
-    # the kernel lets nobody write a file of a user who does not exist here: the one who does owns all
+    # the kernel refuses writes to files of unmapped users: the one mapped user owns all
     return f"{options},uid={os.geteuid()},gid={os.getegid()}"
 
 
 @contextlib.contextmanager
 def _libfuse_signals() -> Iterator[None]:
-    """Leave the signals to libfuse, which takes those at their default; hold them until it has them."""
+    """Leave the signals to libfuse, which handles those at their default; block them until libfuse
+    is ready.
+    """
     before = {number: signal.signal(number, signal.SIG_DFL) for number in _SIGNALS}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
@@ -92,24 +94,24 @@ def _libfuse_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-class _Complaints:
-    """What libfuse prints on standard error while it mounts, kept for the one line that is raised."""
+class _CapturedErrors:
+    """Captures the standard error of libfuse while it mounts, for the one line that is raised."""
 
-    def __enter__(self) -> _Complaints:
+    def __enter__(self) -> _CapturedErrors:
         self._file = io.FileIO(os.memfd_create("libfuse"), "r+")
         self._stderr: int | None = os.dup(2)
         os.dup2(self._file.fileno(), 2)
         return self
 
     def stop(self) -> None:
-        """Give standard error back."""
+        """Restore standard error."""
         if self._stderr is not None:
             os.dup2(self._stderr, 2)
             os.close(self._stderr)
             self._stderr = None
 
     def last_line(self) -> str:
-        """The last line printed."""
+        """Return the last line printed."""
         self._file.seek(0)
         lines = self._file.read().decode(errors="replace").splitlines()
         return lines[-1].removeprefix("fuse: ") if lines else "the kernel refused"
@@ -120,9 +122,10 @@ class _Complaints:
 
 
 class _OpenFile:
-    """What libfuse keeps for an open file. Used again and again, with the tuple that says so to the C module.
+    """The object that libfuse holds for an open file. Reused, with the tuple that the C module expects.
 
-    The C module never drops the tuple that ``open`` returns: here that costs a number, not memory.
+    The C module never drops the tuple that ``open`` returns: reuse makes that cost a reference count, not
+    memory.
     """
 
     __slots__ = ("answer", "handle")
@@ -136,7 +139,7 @@ class _OpenFile:
 
 @dataclass(frozen=True, slots=True)
 class _Stat:
-    """struct stat, as the C module reads it: whole seconds, and no negative number (EINVAL)."""
+    """The fields of struct stat, as the C module reads it: whole seconds, and no negative number (EINVAL)."""
 
     st_ino: int
     st_mode: int
@@ -176,7 +179,9 @@ class _StatVfs:
 
 
 class _Binding:
-    """The kernel's requests, as the C module hands them on, done on a volume. Each answers 0 or -errno."""
+    """Performs the requests that the C module passes on, on a volume. Each callback returns a value, 0 or
+    -errno.
+    """
 
     def __init__(self, volume: PathFs, owners: bool) -> None:
         self._volume, self._owners = volume, owners
@@ -185,7 +190,7 @@ class _Binding:
         self.failure: OSError | None = None
 
     def callbacks(self) -> dict[str, Callable[..., Any]]:
-        """The functions by the names that the C module knows."""
+        """Return the functions by the names that the C module knows."""
         v = self._volume
         plain: dict[str, Callable[..., Any]] = {
             "getattr": lambda path: _stat(v.getattr(path[1:])),
@@ -216,7 +221,7 @@ class _Binding:
         return {name: _answering(function) for name, function in plain.items()}
 
     def ready(self, on_ready: Callable[[], None]) -> None:
-        """The kernel uses the mount."""
+        """Call ``on_ready``: the kernel uses the mount."""
         self.served = True
         try:
             on_ready()
@@ -225,7 +230,7 @@ class _Binding:
             signal.raise_signal(signal.SIGTERM)
 
     def _caller(self) -> Owner | None:
-        """Whose request this is, where this process may give files away."""
+        """Return the owner of the request's process, where this process may chown files; else None."""
         if not self._owners:
             return None
         context = fuse.FuseGetContext(None)
@@ -274,10 +279,10 @@ def _stat(a: Attributes) -> _Stat:
 
 
 def _unsigned(value: int) -> int:
-    """The nearest number that the C module takes; a device may send any."""
+    """Return the nearest number that the C module takes; a device may send any."""
     return max(0, min(value, (1 << 63) - 1))
 
 
 def _id(number: int) -> int:
-    """A uid or gid that came through a C int: -1 keeps the old one, others are unsigned."""
+    """Return a uid or gid that came through a C int: -1 keeps the old one, others are unsigned."""
     return number if number == -1 else number & 0xFFFFFFFF

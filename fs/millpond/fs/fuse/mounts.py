@@ -1,4 +1,4 @@
-"""Edge: what a mount needs, and taking mounts away, those of a dead or stuck server too."""
+"""Edge: checks mount points, and unmounts, also mounts of a dead or stuck server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millpond.linux import syscalls
 
 
 def require_mountable(mountpoint: Path, name: str) -> None:
-    """Raises LocalError if ``name`` cannot be mounted there, and says why."""
+    """Raise LocalError, with the reason, if ``name`` cannot be mounted at ``mountpoint``."""
     if not name or any(character in ",\\\n" for character in name):
         raise LocalError(f"'{name}' cannot be the name of a mount")
     if os.geteuid() != 0:
@@ -26,7 +26,7 @@ def require_mountable(mountpoint: Path, name: str) -> None:
 
 
 def unmount(mountpoint: Path) -> bool:
-    """Take away what is mounted on top of ``mountpoint``, without waiting for its server. Tells if it was.
+    """Unmount the top mount at ``mountpoint``, without waiting for its server. Returns whether there was one.
 
     Files open in it stay usable for as long as its server lives. Raises LocalError if it is not permitted.
     """
@@ -37,15 +37,16 @@ def unmount(mountpoint: Path) -> bool:
             return False
         if error.errno != errno.EPERM:
             raise LocalError(f"{mountpoint}: cannot unmount: {error.strerror}") from None
-        from millpond.fs.fuse.fusermount import unmount_by_helper  # processes that last rarely need it
+        from millpond.fs.fuse.fusermount import unmount_by_helper  # lasting processes rarely need it
 
         unmount_by_helper(mountpoint)
     return True
 
 
 def read_ahead(mountpoint: Path, size: int) -> bool:
-    """Have the kernel ask for so many bytes at once of a file on this mount that is read in order: by itself
-    128 KiB. Asks the kernel alone. False if this user may not: it takes root of the whole machine.
+    """Set the kernel's readahead for this mount to ``size`` bytes, instead of 128 KiB. Asks the kernel alone.
+
+    Returns False if this user may not: it takes root of the whole machine.
     """
     try:
         device = _device_of(mountpoint)
@@ -56,20 +57,22 @@ def read_ahead(mountpoint: Path, size: int) -> bool:
 
 
 def _device_of(mountpoint: Path) -> str:
-    """Its number, as MAJOR:MINOR. Raises OSError."""
+    """Return the mount's device number as MAJOR:MINOR. Raises OSError."""
     place = os.open(mountpoint, os.O_PATH | os.O_CLOEXEC)
     try:
-        said = Path(f"/proc/self/fdinfo/{place}").read_text()
+        info = Path(f"/proc/self/fdinfo/{place}").read_text()
     finally:
         os.close(place)
-    number = said.partition("mnt_id:")[2].split()[0]
+    number = info.partition("mnt_id:")[2].split()[0]
     mounts = (line.split(" ", 3) for line in Path("/proc/self/mountinfo").read_text().splitlines())
     return next((device for mount, _, device, _ in mounts if mount == number), "")
 
 
 def is_volume(mountpoint: Path) -> bool:
-    """Whether what is mounted on ``mountpoint`` is a volume, a dead one too, not one that nobody sees below
-    what was mounted later on a directory above it. Asks the kernel alone.
+    """Return whether the top mount on ``mountpoint`` is a volume, also a dead one, but not one hidden below a
+    later mount on a parent directory.
+
+    Asks the kernel alone.
     """
     wanted = os.path.abspath(mountpoint)  # noqa: PTH100 - resolving would ask a server that may be dead
     found = False

@@ -1,7 +1,8 @@
-"""Edge: a tree mounted through /dev/fuse itself, without libfuse.
+"""Edge: serves an InodeFs through /dev/fuse, without libfuse.
 
-What the kernel keeps of names, attributes and data is what the tree lets it keep. Where the tree has the
-files and the kernel can (Linux 6.9), it reads and writes open files itself, as fast as the file system below.
+The kernel caches the names, attributes and data that the InodeFs lets it cache. Where the InodeFs has local
+files and the kernel supports passthrough (Linux 6.9), it reads and writes open files itself, as fast as the
+file system below.
 """
 
 from __future__ import annotations
@@ -48,25 +49,29 @@ log = logging.getLogger(__name__)
 
 _THREADS = 4
 _SLOW = frozenset({Code.FSYNC, Code.FSYNCDIR})
-"""What waits for the flash, and nobody else has to wait for."""
+"""Operations that wait for the flash, and so run in the thread pool at once."""
 
 
 class _Stop(BaseException):
-    """A signal wants the mount to end. No Exception: what goes wrong with one request must not catch it."""
+    """Raised by a signal to end the mount. Not an Exception: the handling of one request's errors must not
+    catch it.
+    """
 
 
-def why_no_passthrough(directory: Path, backing: int) -> str:
-    """Why the kernel would not itself read and write the files of ``backing``, an open directory; nothing, if
-    it would. Tried by a mount on an empty ``directory``. Raises LocalError if nothing can be mounted there.
+def passthrough_refusal(directory: Path, backing: int) -> str:
+    """Return the reason why the kernel cannot pass through the files of ``backing``, an open directory; empty
+    if it can.
+
+    Tried by a mount on an empty ``directory``. Raises LocalError if nothing can be mounted there.
     """
     require_mountable(directory, "millpond")
-    with _signals_held():
+    with _signals_blocked():
         try:
             kernel = FuseDevice(directory, "millpond", backing)
         except LocalError as error:
             return str(error)
         kernel.close()
-        return kernel.complaint
+        return kernel.passthrough_refusal
 
 
 def mount_and_serve(
@@ -79,15 +84,15 @@ def mount_and_serve(
     prefetch: Prefetch | None = None,
     on_ready: Callable[[FuseDevice], None],
 ) -> None:
-    """Mount ``tree`` at ``mountpoint`` as ``name`` and serve it, in this thread, until it is unmounted. Its
-    files may lie in ``backing``, an open directory. ``options`` are of mount(8). ``prefetch`` is told what is
-    about to be read, of a directory these names, and returns at once.
+    """Mount ``tree`` at ``mountpoint`` as ``name`` and serve it, in this thread, until it is unmounted.
 
-    SIGTERM, SIGINT and SIGHUP unmount it. ``on_ready`` is called once it is mounted. The thread must be the
-    main one. Raises LocalError if it cannot mount.
+    Its files may lie in ``backing``, an open directory. ``options`` are of mount(8). ``prefetch`` is called
+    with a directory and the names in it that are about to be read, and returns at once. SIGTERM, SIGINT and
+    SIGHUP unmount it. ``on_ready`` is called once it is mounted. The thread must be the main one. Raises
+    LocalError if it cannot mount.
     """
     require_mountable(mountpoint, name)
-    with _signals_held():
+    with _signals_blocked():
         kernel = FuseDevice(mountpoint, name, backing, options)
         binding = FuseServer(kernel, tree, prefetch)
         try:
@@ -101,8 +106,8 @@ def mount_and_serve(
 
 
 @contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """They wait: what is mounted meanwhile must not be left behind."""
+def _signals_blocked() -> Iterator[None]:
+    """Block the signals: a mount made meanwhile must not be left behind."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
@@ -112,8 +117,10 @@ def _signals_held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stopped_by_signals() -> Iterator[int]:
-    """The first of them ends what is inside, and later ones do not disturb the end of the process. A
-    descriptor that can be read once one has come: it may do so just before the thread begins to wait.
+    """End the context at the first signal; later ones do not disturb the end of the process.
+
+    Yields a descriptor that is readable once a signal has come: it may come just before the thread begins to
+    wait.
     """
 
     def stop(_number: int, _frame: object) -> None:
@@ -125,7 +132,7 @@ def _stopped_by_signals() -> Iterator[int]:
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     wakened = signal.set_wakeup_fd(writing)
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # whoever started it may have blocked them
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # the parent process may have blocked them
         yield reading
     except _Stop:
         before = dict.fromkeys(_SIGNALS, signal.SIG_IGN)
@@ -139,7 +146,7 @@ def _stopped_by_signals() -> Iterator[int]:
 
 
 class FuseServer:
-    """The kernel's requests, done on a tree."""
+    """Performs the kernel's requests on an InodeFs."""
 
     def __init__(self, kernel: FuseDevice, tree: InodeFs, prefetch: Prefetch | None = None) -> None:
         self._kernel, self._tree, self._prefetch = kernel, tree, prefetch
@@ -147,7 +154,7 @@ class FuseServer:
         self._waiting = ThreadPoolExecutor(_THREADS, "fsync")
 
     def serve(self) -> None:
-        """Answer requests until the mount has gone. This thread waits for nobody who holds a lock."""
+        """Answer requests until the mount has gone. This thread never blocks on a recall."""
         may_block.set(False)
         try:
             while True:
@@ -158,36 +165,39 @@ class FuseServer:
 
     def _serve_one(self) -> None:
         header, body = self._kernel.receive()
-        does = _DOES.get(header.code)
-        if does is None:
-            self._serve_another(header, body)
+        handler = _HANDLERS.get(header.code)
+        if handler is None:
+            self._serve_unanswered(header, body)
         elif header.code in _SLOW:
-            self._waiting.submit(self._answer, does, header, memoryview(bytes(body)))
+            self._waiting.submit(self._answer, handler, header, memoryview(bytes(body)))
         else:
             try:
-                self._answer(does, header, body)
+                self._answer(handler, header, body)
             except WouldBlock:
-                self._waiting.submit(self._answer, does, header, memoryview(bytes(body)))
+                self._waiting.submit(self._answer, handler, header, memoryview(bytes(body)))
 
-    def _serve_another(self, header: Header, body: memoryview) -> None:
-        """What is not answered, or not known."""
+    def _serve_unanswered(self, header: Header, body: memoryview) -> None:
+        """Handle requests without a reply, and refuse unknown ones."""
         if header.code in abi.UNANSWERED:
             try:
                 self._forget(header, body)
             except Exception:
-                log.exception("the kernel has forgotten what cannot be forgotten")  # the mount goes on
+                log.exception("a FORGET of the kernel failed")  # the mount goes on
         elif header.code is Code.INTERRUPT:
             self._locks.interrupt(body)
         else:
             self._kernel.fail(header, errno.ENOSYS)
 
     def _answer(
-        self, does: Callable[[FuseServer, Header, memoryview], Reply | None], header: Header, body: memoryview
+        self,
+        handler: Callable[[FuseServer, Header, memoryview], Reply | None],
+        header: Header,
+        body: memoryview,
     ) -> None:
         try:
-            parts = does(self, header, body)
+            parts = handler(self, header, body)
         except NegativeEntry as absent:
-            if absent.seconds and header.code is Code.LOOKUP and self._kernel.keeps_names:
+            if absent.seconds and header.code is Code.LOOKUP and self._kernel.caches_names:
                 self._kernel.reply(header, [abi.pack_absence(absent.seconds)])
             else:
                 self._kernel.fail(header, errno.ENOENT)
@@ -198,16 +208,16 @@ class FuseServer:
         except WouldBlock:
             if not may_block.get():
                 raise
-            self._kernel.fail(header, errno.EIO)  # whoever it waits for breaks the rules
+            self._kernel.fail(header, errno.EIO)  # the other side of a recall breaks the protocol
         except Exception:
-            log.exception("a request of the kernel (%s) failed", header.code)  # the others go on
+            log.exception("a request of the kernel (%s) failed", header.code)  # other requests go on
             self._kernel.fail(header, errno.EIO)
         else:
             if parts is not None:
                 self._kernel.reply(header, parts)
 
     def close(self) -> None:
-        """Wait for what is still being done, but for no file locks."""
+        """Wait for requests under way, but not for file locks."""
         self._locks.close()
         self._waiting.shutdown()
 
@@ -226,7 +236,7 @@ class FuseServer:
         return self._entry(self._tree.lookup(Node(header.node), name))
 
     def _entry(self, found: FoundEntry) -> Reply:
-        name_seconds = found.name_seconds if self._kernel.keeps_names else 0.0
+        name_seconds = found.name_seconds if self._kernel.caches_names else 0.0
         return [abi.pack_entry(found.node, found.attributes, found.seconds, name_seconds)]
 
     def _getattr(self, header: Header, _body: memoryview) -> Reply:
@@ -316,7 +326,9 @@ class FuseServer:
         return [abi.pack_written(self._tree.write(Handle(handle), data, offset, append=append))]
 
     def _drop_privileges(self, node: Node) -> None:
-        """Who writes to a program does not decide as whom it runs."""
+        """Clear the set-id bits of a file that is written to: its writer must not decide as which user it
+        runs.
+        """
         mode = self._tree.getattr(node).attributes.mode
         dropped = stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0)
         if mode & dropped:
@@ -366,7 +378,7 @@ class FuseServer:
         return [abi.pack_ioctl()]
 
 
-_DOES: Mapping[Code | None, Callable[[FuseServer, Header, memoryview], Reply | None]] = {
+_HANDLERS: Mapping[Code | None, Callable[[FuseServer, Header, memoryview], Reply | None]] = {
     Code.LOOKUP: FuseServer._lookup,
     Code.GETATTR: FuseServer._getattr,
     Code.SETATTR: FuseServer._setattr,
@@ -402,7 +414,7 @@ _DOES: Mapping[Code | None, Callable[[FuseServer, Header, memoryview], Reply | N
 
 
 class _Backings:
-    """The files that the kernel reads and writes itself: one for all that have a node open."""
+    """The backing files for passthrough: one for all open files of a node."""
 
     def __init__(self, kernel: FuseDevice) -> None:
         self._kernel = kernel
@@ -411,27 +423,27 @@ class _Backings:
         self._lock = threading.Lock()
 
     def open(self, node: Node, handle: Handle, descriptor: int) -> int | None:
-        """The number of its file; None if the kernel leaves it to this process."""
-        if self._kernel.complaint:
+        """Return the number of a node's backing file; None if the kernel refuses it."""
+        if self._kernel.passthrough_refusal:
             return None
         with self._lock:
             if node not in self._numbers:
                 try:
-                    self._numbers[node] = self._kernel.hand_over(descriptor)
+                    self._numbers[node] = self._kernel.open_backing(descriptor)
                 except OSError:
                     return None
             self._users.setdefault(node, set()).add(handle)
             return self._numbers[node]
 
     def close(self, node: Node, handle: Handle) -> None:
-        """The handle is closed."""
+        """Drop a handle, and with the last one the backing file."""
         if node not in self._users:
             return
         with self._lock:
             users = self._users.get(node, set())
             users.discard(handle)
             if node in self._numbers and not users:
-                self._kernel.take_back(self._numbers.pop(node))
+                self._kernel.close_backing(self._numbers.pop(node))
                 del self._users[node]
 
 
@@ -444,7 +456,7 @@ def _owner(header: Header) -> Owner:
 
 
 def _changes(valid: Valid, fields: Sequence[int]) -> SetAttr:
-    """What SETATTR wants; ``fields`` are those behind the handle."""
+    """Return the attributes that a SETATTR sets; ``fields`` are those behind the handle."""
     size, _lock, atime, mtime, _ctime, atime_ns, mtime_ns, _ctime_ns, mode, _, uid, gid, _ = fields
     return SetAttr(
         mode & 0o7777 if valid & Valid.MODE else None,

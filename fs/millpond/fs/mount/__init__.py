@@ -1,1 +1,1 @@
-"""Mounts of a volume, on the device and on the host."""
+"""The two mounts of a volume: on the device and on the host."""

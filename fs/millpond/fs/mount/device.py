@@ -1,7 +1,7 @@
 """Entry: mount a device's volume on the device: ``python -m millpond.fs.mount.device BACKING MOUNTPOINT``.
 
-Writes one line when the mount is up: ``ready``, and behind it how files are read and written. SIGTERM, or the
-end of the process that started it, unmounts.
+Prints one line when the mount is up: ``ready``, and how files are read and written. SIGTERM, or the end of
+the parent process, unmounts.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from millpond.linux.malloc import trim_heap
 from millpond.linux.syscalls import die_with_parent
 
 _KEPT_SECONDS = 1.0
-"""What is private, by the kernel: only this mount changes it. Not for long: what the file system below does
-by itself, when it finds blocks for what was written, nobody tells.
+"""For how long the kernel caches private names and attributes: only this mount changes them.
+
+Briefly, since the file system below changes block counts by itself when it allocates delayed writes.
 """
 
 
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     parent = os.getppid()
     die_with_parent(signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the kernel knew
+    if os.getppid() != parent:  # the parent died before prctl took effect
         return 0
     try:
         _mount(arguments)
@@ -62,7 +63,9 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="how the kernel is talked to; by itself fuse-python where it cannot read and write files itself",
     )
-    parser.add_argument("--locks", type=Path, help="the socket of the lock master, where others share it")
+    parser.add_argument(
+        "--locks", type=Path, help="the socket of the delegation manager, where hosts share the volume"
+    )
     return parser
 
 
@@ -74,50 +77,52 @@ def _mount(arguments: argparse.Namespace) -> None:
         raise LocalError(f"{backing}: cannot be a volume: {error.strerror}") from None
     with contextlib.ExitStack() as mounted:
         mounted.callback(os.close, root)
-        complaint = "" if binding == "fuse-python" else server.why_no_passthrough(mountpoint, root)
-        by_path = binding == "fuse-python" or (binding == "auto" and bool(complaint))
-        inodes = BackingFs(root, chown_new=_gives_away(), public=PUBLIC.encode(), keep=_KEPT_SECONDS)
-        inodes.most = allow_most()  # each file that the kernel remembers has one here
+        refusal = "" if binding == "fuse-python" else server.passthrough_refusal(mountpoint, root)
+        by_path = binding == "fuse-python" or (binding == "auto" and bool(refusal))
+        inodes = BackingFs(root, chown_new=_may_chown(), public=PUBLIC.encode(), keep=_KEPT_SECONDS)
+        inodes.most = allow_most()  # each file that the kernel has looked up takes one
         tree: InodeFs = inodes
         if arguments.locks:
-            guard = mounted.enter_context(DeviceDelegationBreaker(arguments.locks))
-            tree = _guarded(inodes, guard, by_kernel=not by_path)
+            breaker = mounted.enter_context(DeviceDelegationBreaker(arguments.locks))
+            tree = _coherent(inodes, breaker, by_kernel=not by_path)
         if by_path:
-            _mount_by_fuse_python(tree, mountpoint, arguments.name, complaint)
+            _mount_by_fuse_python(tree, mountpoint, arguments.name, refusal)
         else:
-            _mount_raw(tree, root, mountpoint, arguments.name, complaint)
+            _mount_raw(tree, root, mountpoint, arguments.name, refusal)
 
 
-def _mount_raw(tree: InodeFs, root: int, mountpoint: Path, name: str, complaint: str) -> None:
-    how = f"by this process ({complaint})" if complaint else "by the kernel itself (FUSE passthrough)"
-    server.mount_and_serve(tree, mountpoint, name=name, backing=root, on_ready=lambda _: _say_ready(how))
+def _mount_raw(tree: InodeFs, root: int, mountpoint: Path, name: str, refusal: str) -> None:
+    how = f"by this process ({refusal})" if refusal else "by the kernel itself (FUSE passthrough)"
+    server.mount_and_serve(tree, mountpoint, name=name, backing=root, on_ready=lambda _: _print_ready(how))
 
 
-def _mount_by_fuse_python(tree: InodeFs, mountpoint: Path, name: str, complaint: str) -> None:
-    """A mount has the code of its own binding only: it lasts."""
+def _mount_by_fuse_python(tree: InodeFs, mountpoint: Path, name: str, refusal: str) -> None:
+    """Mount through fuse-python, imported here alone: the process lasts, and holds only the code of its own
+    binding.
+    """
     from millpond.fs.fuse import libfuse2
     from millpond.fs.vfs.path_adapter import PathAdapter
 
-    how = f"through fuse-python{f', since {complaint}' if complaint else ''}"
+    how = f"through fuse-python{f', since {refusal}' if refusal else ''}"
     libfuse2.mount_and_serve(
-        PathAdapter(tree), mountpoint, name=name, allow_other=True, on_ready=lambda: _say_ready(how)
+        PathAdapter(tree), mountpoint, name=name, allow_other=True, on_ready=lambda: _print_ready(how)
     )
 
 
-def _guarded(inodes: BackingFs, guard: DeviceDelegationBreaker, *, by_kernel: bool) -> InodeFs:
+def _coherent(inodes: BackingFs, breaker: DeviceDelegationBreaker, *, by_kernel: bool) -> InodeFs:
     def ask(node: Node | None, request: Callable[[int], LockRequest]) -> LockReply:
         inode = 0 if node is None else inodes.inode(node)
-        return guard.ask_of_locks(inode, request(inode))
+        return breaker.ask_of_locks(inode, request(inode))
 
-    return CoherentFs(inodes, guard, by_kernel=by_kernel, locks=RemoteLocks(ask))
+    return CoherentFs(inodes, breaker, by_kernel=by_kernel, locks=RemoteLocks(ask))
 
 
-def _gives_away() -> bool:
-    """Whether new files can belong to whom they are made for."""
+def _may_chown() -> bool:
+    """Return whether new files can belong to the user that creates them."""
     return os.geteuid() == 0 and has_many_uids()
 
 
-def _say_ready(how: str) -> None:
+def _print_ready(how: str) -> None:
     trim_heap()
     print(f"ready: files are read and written {how}", flush=True)
 

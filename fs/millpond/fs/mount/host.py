@@ -1,4 +1,6 @@
-"""Edge: mounts a device's volume here, through /dev/fuse itself or, where that cannot be, fuse-python."""
+"""Edge: mounts a device's volume on the host, through raw /dev/fuse or, where that is impossible,
+fuse-python.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from millpond.fs.client.remote_fs import RemoteFs
 from millpond.fs.client.rpc import Dial
 from millpond.fs.fuse import libfuse2, server
 from millpond.fs.fuse.device import FuseDevice
-from millpond.fs.mount.stats_socket import offered
+from millpond.fs.mount.stats_socket import serve_stats
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.linux.confinement.userns import has_many_uids
 
@@ -21,21 +23,21 @@ _TIMEOUT = 15.0
 BINDINGS = ("auto", "raw", "fuse-python")
 
 
-class _State:
-    """What a mount can tell of itself."""
+class _StatsSource:
+    """The source of a mount's statistics."""
 
     def __init__(self, tree: RemoteFs, about: MountStats) -> None:
         self._tree, self._about = tree, about
         self._kernel: FuseDevice | None = None
 
     def is_up(self, how: str, kernel: FuseDevice | None = None) -> str:
-        """It is mounted, and how; the same."""
+        """Record that the mount is up, and how it caches; return ``how``."""
         self._about, self._kernel = replace(self._about, how=how), kernel
         return how
 
     def numbers(self) -> MountStats:
-        """Those of now."""
-        meter = self._tree.lanes.meter
+        """Return the present statistics."""
+        meter = self._tree.rpc.meter
         return replace(
             self._about,
             asked={code.name.lower(): count for code, count in self._kernel.asked.items()}
@@ -60,16 +62,17 @@ def mount_and_serve(
     on_ready: Callable[[str], None],
 ) -> None:
     """Mount the volume that ``dial`` reaches at ``mountpoint`` as ``name``, and serve it until it is
-    unmounted. ``on_ready`` is told how names and data are kept. ``timeout`` is in seconds for each operation.
-    Its numbers can be asked for in the directory ``numbers``.
+    unmounted.
 
-    Signals are as of the binding. Raises LocalError if it cannot mount.
+    ``on_ready`` is called with a line on how names and data are cached. ``timeout`` is in seconds for each
+    operation. The mount's statistics are served at a socket in the directory ``numbers``. Signals are as of
+    the binding. Raises LocalError if it cannot mount.
     """
     tree = RemoteFs(dial, timeout)
-    state = _State(tree, MountStats(name, str(mountpoint)))
-    told = contextlib.nullcontext() if numbers is None else offered(numbers, state.numbers)
+    state = _StatsSource(tree, MountStats(name, str(mountpoint)))
+    served = contextlib.nullcontext() if numbers is None else serve_stats(numbers, state.numbers)
     if binding == "fuse-python" or (binding == "auto" and not has_many_uids()):
-        with told:
+        with served:
             libfuse2.mount_and_serve(
                 PathAdapter(tree),
                 mountpoint,
@@ -79,20 +82,20 @@ def mount_and_serve(
                 on_ready=lambda: on_ready(state.is_up("nothing is kept (fuse-python)")),
             )
         return
-    recalls: list[CallbackChannel] = []
+    channels: list[CallbackChannel] = []
 
     def ready(kernel: FuseDevice) -> None:
-        recalls.append(CallbackChannel(tree, dial, kernel, timeout))
-        recalls[0].start()
-        names = "names, " if kernel.keeps_names else ""
+        channels.append(CallbackChannel(tree, dial, kernel, timeout))
+        channels[0].start()
+        names = "names, " if kernel.caches_names else ""
         on_ready(state.is_up(f"{names}attributes and data are kept until they are recalled", kernel))
 
     options = [option for option, wanted in (("allow_other", allow_other), ("ro", read_only)) if wanted]
     try:
-        with told:
+        with served:
             server.mount_and_serve(
-                tree, mountpoint, name=name, options=options, prefetch=tree.fetching.ask, on_ready=ready
+                tree, mountpoint, name=name, options=options, prefetch=tree.prefetcher.ask, on_ready=ready
             )
     finally:
-        for each in recalls:
+        for each in channels:
             each.stop()

@@ -1,4 +1,4 @@
-"""Edge (Unix sockets): a mount tells its numbers to whoever connects."""
+"""Edge (Unix sockets): serves a mount's statistics, and reads those of all mounts of a device."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _MOST = 1 << 20
 
 
 @contextlib.contextmanager
-def offered(directory: Path, numbers: Callable[[], MountStats]) -> Iterator[None]:
-    """Around the life of a mount: tell its numbers at a socket in this directory."""
+def serve_stats(directory: Path, numbers: Callable[[], MountStats]) -> Iterator[None]:
+    """Serve a mount's statistics at a socket in this directory, within the context."""
     path = directory / f"{os.urandom(8).hex()}.sock"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         listener = sockets.listen(path)
-    except OSError:  # a mount is worth more than its numbers
+    except OSError:  # a mount without statistics is better than none
         yield
         return
-    threading.Thread(target=_tell_all, args=(listener, numbers), daemon=True).start()
+    threading.Thread(target=_serve, args=(listener, numbers), daemon=True).start()
     try:
         yield
     finally:
@@ -37,26 +37,26 @@ def offered(directory: Path, numbers: Callable[[], MountStats]) -> Iterator[None
         listener.close()
 
 
-def _tell_all(listener: socket.socket, numbers: Callable[[], MountStats]) -> None:
+def _serve(listener: socket.socket, numbers: Callable[[], MountStats]) -> None:
     while True:
         try:
             connection, _ = listener.accept()
         except OSError:  # the mount has ended
             return
-        with connection, contextlib.suppress(OSError):  # who asked is gone
+        with connection, contextlib.suppress(OSError):  # the client is gone
             connection.settimeout(_SECONDS)
             connection.sendall(json.dumps(dump(numbers())).encode())
 
 
-def told(directory: Path, device: str) -> list[MountStats]:
-    """The numbers of each mount of the device that lives; what dead ones have left is removed."""
+def read_stats(directory: Path, device: str) -> list[MountStats]:
+    """Return the statistics of each live mount of the device; remove the sockets of dead ones."""
     found = []
     for path in sorted(directory.glob("*.sock")):
         try:
             numbers = _ask(path)
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
-        except (OSError, ValueError, ConfigError):  # it ends just now, or is of another version
+        except (OSError, ValueError, ConfigError):  # the mount is ending, or is of another version
             continue
         else:
             found += [numbers] if numbers.device == device else []

@@ -14,7 +14,7 @@ from rich.text import Text
 from millpond.base.deadline import Deadline
 from millpond.fs.client.metrics import MountStats, answered_here, percentile
 from millpond.fs.client.remote_fs import RemoteFs
-from millpond.fs.mount.stats_socket import told
+from millpond.fs.mount.stats_socket import read_stats
 from millpond.fs.proto.status import GetStatus, StatusIs
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.host.client import DaemonClient
@@ -89,7 +89,7 @@ def ask(fleet: Path, device: str) -> VolumeReport:
         found = next(info for info in client.devices() if info.name == device)
         ledger = client.ledgers().get(device)
         lines = client.log(device, _LOG_LINES)
-        numbers = told(client.fleet.mount_numbers, device)
+        numbers = read_stats(client.fleet.mount_numbers, device)
     return VolumeReport(
         device,
         status,

@@ -1,1 +1,1 @@
-"""What a client keeps: inodes, names, blocks, small files, and what ends their validity."""
+"""The client's caches: inodes and names, blocks, small files, and how their entries become invalid."""

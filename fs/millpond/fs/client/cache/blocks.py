@@ -1,7 +1,7 @@
-"""Pure: what was read around places of files that are read here and there, as long as it counts.
+"""Pure: caches blocks of files that are read at random places.
 
-A file that has room here as a whole is read in larger pieces than it is asked for: one takes little longer
-than what was asked for would alone, and the next place is likely to lie in it.
+A file that fits into the cache as a whole is read in larger blocks than requested: one takes little longer
+than the request alone, and the next place is likely to lie in it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from millpond.fs.vfs.inode_api import Node
 BLOCK = 256 << 10
 ROOM = 128 << 20
 LONGEST = 64 << 10
-"""A read of more is not one of many small ones."""
+"""The largest read, in bytes, that counts as a small random one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Read by this grant."""
+    """One block's data, the grant under which it was read, and the file's version then."""
 
     data: memoryview
     granted: int
@@ -28,7 +28,7 @@ class Block:
 
 
 class BlockCache:
-    """The oldest goes if there is no room."""
+    """A cache of blocks that evicts the least recently used one."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[tuple[Node, int], Block] = OrderedDict()
@@ -36,20 +36,20 @@ class BlockCache:
         self._bytes = 0
 
     def serves(self, size: int, offset: int, end: int) -> bool:
-        """Whether a read of a file of ``end`` bytes is to be done so."""
+        """Return whether a read of a file of ``end`` bytes is to be done by whole blocks."""
         fits = BLOCK < end <= ROOM and offset + size <= end
         return fits and size <= LONGEST and offset // BLOCK == (offset + size - 1) // BLOCK
 
     def version(self, file: CachedInode) -> tuple[int, int]:
-        """To be taken before it is read."""
+        """Return the file's version, to be taken before a block is read."""
         return file.drops, self._changes[file.node]
 
     def changed(self, file: CachedInode) -> None:
-        """What was read of it is not to be used."""
+        """Invalidate all blocks of a file."""
         self._changes[file.node] += 1
 
     def get(self, file: CachedInode, index: int) -> Block | None:
-        """One of its blocks."""
+        """Return a valid block, or None."""
         block = self._blocks.get((file.node, index))
         if block is None or block.version != self.version(file):
             return None
@@ -57,7 +57,7 @@ class BlockCache:
         return block
 
     def keep(self, file: CachedInode, index: int, block: Block) -> None:
-        """It was read."""
+        """Add a block that was read; evict others if there is no room."""
         before = self._blocks.pop((file.node, index), None)
         self._bytes += len(block.data) - (len(before.data) if before else 0)
         self._blocks[file.node, index] = block

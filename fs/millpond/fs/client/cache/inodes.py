@@ -1,7 +1,7 @@
-"""Pure: what a client of a volume knows of its files, and for how long it may go by that.
+"""Pure: caches inodes and names on the client, with lease-bounded validity.
 
-What was granted counts until it is recalled, the lease is over or the server has forgotten the client; and
-what a reply tells counts only if nothing was changed here while it was under way.
+Granted state is valid until it is recalled, the lease ends or the server has lost the session. A reply is
+cached only if nothing was changed by this client while it was under way.
 """
 
 from __future__ import annotations
@@ -21,20 +21,26 @@ from millpond.fs.vfs.path_api import Attributes, DirectoryEntry, os_error
 
 _MOST_IDLE = 8192
 _MOST_RECALLS = 8192
-_MOST_FORGOTTEN = 4096  # at once
+_MOST_FORGOTTEN = 4096  # nodes in one FORGET
 _DEEPEST = 4096
 _UNKNOWN = Node(0)
 
 
 @dataclass(slots=True)
 class CachedInode:
-    """One file. ``remote`` is its node in the server's ``memory``; it was last found as ``name``, which may
-    be several with ``/`` between them, in ``parent``. ``lookups`` are those of who uses the client; ``seen``:
-    it has since been used by its number. ``opens`` without the server's knowledge, unless ``named_open`` when
-    it was recalled. Of a directory: ``small_reads`` of files in it, ``made`` by the server there, and until
-    when, and for how long, it is not asked for exclusively; ``fresh``: it was made here, and nothing in it;
-    ``unsure``: how often nobody knows which names were changed. ``linked``: its name was given to a file that
-    was there before, and was not synced since.
+    """One file of the cache, by its number ``node`` for the kernel and its ``inode`` number on the device.
+
+    ``remote`` is its node on the server under the session ``verifier`` (0: to be looked up again); it was
+    last found in ``parent`` as ``name``, which may be a path. ``lookups`` counts the kernel's references;
+    ``seen``: the kernel has used the node since. ``granted`` is the newest grant, 0 for none; ``drops``
+    counts invalidations. ``local_opens`` are opens that the server does not know of; ``reported_open``: a
+    recall reply has reported them. ``recalling`` counts invalidations of the kernel's cache under way;
+    ``ungranted_read``: data was returned to the kernel during one. ``linked``: its name was flushed for a
+    preallocated file and not synced since.
+
+    Of a directory: ``small_reads`` counts reads of small files in it, ``creates`` the creates tried in it;
+    until ``refused_until``, for ``refused_for`` seconds, no delegation is requested; ``fresh``:
+    this client has just made it; ``name_doubts`` counts events after which its set of names is not certain.
     """
 
     node: Node
@@ -42,7 +48,7 @@ class CachedInode:
     parent: Node | None
     name: bytes
     remote: int = 0
-    memory: int = 0
+    verifier: int = 0
     lookups: int = 0
     children: int = 0
     seen: bool = False
@@ -54,13 +60,13 @@ class CachedInode:
     has_data: bool = False
     readable: bool = False
     small_reads: int = 0
-    opens: int = 0
-    named_open: bool = False
+    local_opens: int = 0
+    reported_open: bool = False
     recalling: int = 0
-    uncovered: bool = False
+    ungranted_read: bool = False
     drops: int = 0
-    unsure: int = 0
-    made: int = 0
+    name_doubts: int = 0
+    creates: int = 0
     refused_until: float = 0.0
     refused_for: float = 0.0
     fresh: bool = False
@@ -68,141 +74,153 @@ class CachedInode:
     durability: WriteVerifier = field(default_factory=WriteVerifier)
 
     def drop(self) -> None:
-        """Go by nothing that was known of it."""
+        """Invalidate all cached state of the file."""
         self.drops += 1
         self.granted, self.attributes, self.listing, self.readable = 0, None, None, False
         self.names.clear()
 
 
 class InodeCache:
-    """All files that a client knows. One thread may call at once."""
+    """All inodes that a client knows. One thread may call at once.
+
+    ``lease_end`` is in seconds of the lease clock. ``to_forget`` are nodes that the server is to forget;
+    ``forget_is_urgent``: one of them may be a removed file that still takes flash space.
+    """
 
     def __init__(self) -> None:
         self.root = CachedInode(ROOT, 0, None, b"", lookups=1, seen=True)
         self.lease_end = 0.0
-        self.memory = 0
-        self.forgotten: list[int] = []
-        self.is_urgent = False
-        self._forgetting: set[int] = set()
+        self.verifier = 0
+        self.to_forget: list[int] = []
+        self.forget_is_urgent = False
+        self._forgets_in_flight: set[int] = set()
         self._files = {ROOT: self.root}
         self._by_inode: dict[int, CachedInode] = {}
         self._linked: set[Node] = set()
         self._idle: OrderedDict[Node, None] = OrderedDict()
-        self._places: dict[tuple[Node, bytes], Node] = {}
+        self._by_location: dict[tuple[Node, bytes], Node] = {}
         self._numbers = itertools.count(ROOT + 1)
         self._recalled: dict[int, int] = {}
         self._floor = 0
-        self._changes = self._voided = 0
+        self._changes = self._invalidated_at = 0
 
     def file(self, node: Node) -> CachedInode:
-        """Raises OSError: ESTALE for one that was forgotten."""
+        """Return the inode of a node. Raises OSError: ESTALE for a forgotten one."""
         try:
             return self._files[node]
         except KeyError:
             raise os_error(errno.ESTALE) from None
 
     def has(self, inode: int) -> bool:
-        """Whether a file with this number of the device's is known."""
+        """Return whether an inode number of the device is cached."""
         return inode in self._by_inode
 
-    def known(self, node: Node) -> CachedInode | None:
-        """None for one that was forgotten."""
+    def get(self, node: Node) -> CachedInode | None:
+        """Return the inode of a node, None for a forgotten one."""
         return self._files.get(node)
 
-    def seconds(self, file: CachedInode, now: float) -> float:
-        """For how long what is known of the file may be gone by."""
+    def ttl(self, file: CachedInode, now: float) -> float:
+        """Return for how many seconds the cached state of a file is valid."""
         left = self.lease_end - now if file.granted else 0.0
         return left if left > 0.0 else 0.0
 
-    def name(self, directory: CachedInode, name: bytes, now: float) -> CachedInode | Literal[False] | None:
-        """What the name stands for, None for nothing, False if that is not known."""
-        if not self.seconds(directory, now) or name not in directory.names:
+    def lookup(self, directory: CachedInode, name: bytes, now: float) -> CachedInode | Literal[False] | None:
+        """Return the inode of a name, None if the name is known not to exist, False if the cache
+        cannot tell.
+        """
+        if not self.ttl(directory, now) or name not in directory.names:
             return False
         node = directory.names[name]
         return None if node is None else self._files.get(node, False)
 
-    def named(self, directory: CachedInode, name: bytes) -> CachedInode | None:
-        """What was last found as that, as far as it is known."""
-        node = directory.names.get(name, self._places.get((directory.node, name)))
+    def last_known(self, directory: CachedInode, name: bytes) -> CachedInode | None:
+        """Return the inode that was last found under a name, valid or not, or None."""
+        node = directory.names.get(name, self._by_location.get((directory.node, name)))
         return None if node is None else self._files.get(node)
 
     def parent(self, file: CachedInode) -> CachedInode | None:
-        """The directory that it was last found in, as far as it is known."""
+        """Return the directory in which a file was last found, or None."""
         return None if file.parent is None else self._files.get(file.parent)
 
     @property
     def changes(self) -> int:
-        """How often something was changed here, or began to be."""
+        """How many changes by this client have begun or ended."""
         return self._changes
 
     def change(self) -> int:
-        """A change begins or ends; what is learned from now on may be kept if ``changes`` stays the same."""
+        """Count the beginning or the end of a change; replies to earlier requests are not cached any more."""
         self._changes += 1
         return self._changes
 
-    def found(
-        self, reply: FoundIs, parent: CachedInode, name: bytes, *, since: int, memory: int
+    def insert(
+        self, reply: FoundIs, parent: CachedInode, name: bytes, *, since: int, verifier: int
     ) -> CachedInode:
-        """A file that the server has found."""
+        """Cache a file that the server has found; return its inode.
+
+        ``since`` is ``changes`` at the time of the request, ``verifier`` the session verifier then.
+        """
         file = self._by_inode.get(reply.attributes.inode)
         if file is None:
             node = Node(next(self._numbers))
             file = self._files[node] = CachedInode(node, reply.attributes.inode, None, name)
             self._by_inode[file.inode] = file
-        self.place(file, parent, name)
-        unsure = reply.node in self._forgetting  # the server may forget it after this, and all its grants
-        file.remote, file.memory = reply.node, 0 if unsure else memory
-        if reply.node in self.forgotten:
-            self.forgotten.remove(reply.node)
-        if self.learn(file, reply.attributes, 0 if unsure else reply.granted, since=since):
+        self.set_location(file, parent, name)
+        # the server may still forget the node, and with it all its grants
+        is_being_forgotten = reply.node in self._forgets_in_flight
+        file.remote, file.verifier = reply.node, 0 if is_being_forgotten else verifier
+        if reply.node in self.to_forget:
+            self.to_forget.remove(reply.node)
+        if self.learn(file, reply.attributes, 0 if is_being_forgotten else reply.granted, since=since):
             file.readable = reply.readable
         self.learn_name(parent, name, file.node, reply.name_granted, since=since)
         self._idle_unless_used(file)
         return file
 
-    def refuse(self, reply: FoundIs, memory: int) -> None:
-        """A file that the server has found, of no interest: it may forget it, unless it is known."""
+    def reject(self, reply: FoundIs, verifier: int) -> None:
+        """Have the server forget a node that it has found and that is not cached."""
         file = self._by_inode.get(reply.attributes.inode)
         is_known = file is not None and file.remote == reply.node
-        if memory == self.memory and not is_known and reply.node not in self.forgotten:
-            self.forgotten.append(reply.node)
+        if verifier == self.verifier and not is_known and reply.node not in self.to_forget:
+            self.to_forget.append(reply.node)
 
-    def forget_remotely(self) -> tuple[int, ...]:
-        """What the server is told to forget, now or later."""
-        nodes = tuple(self.forgotten[:_MOST_FORGOTTEN])
-        del self.forgotten[:_MOST_FORGOTTEN]
-        self.is_urgent = bool(self.forgotten)
-        self._forgetting.update(nodes)
+    def take_forgets(self) -> tuple[int, ...]:
+        """Remove and return the nodes that the server is to forget with the next request."""
+        nodes = tuple(self.to_forget[:_MOST_FORGOTTEN])
+        del self.to_forget[:_MOST_FORGOTTEN]
+        self.forget_is_urgent = bool(self.to_forget)
+        self._forgets_in_flight.update(nodes)
         return nodes
 
-    def has_forgotten(self, nodes: Iterable[int], *, others_ask: bool) -> None:
-        """The server has; what replies to ``others`` say that are under way may be of before."""
-        self._forgetting.difference_update(nodes)
+    def forgets_done(self, nodes: Iterable[int], *, others_ask: bool) -> None:
+        """Note that the server has forgotten these nodes. With ``others_ask``, replies under way may predate
+        that and are not cached.
+        """
+        self._forgets_in_flight.difference_update(nodes)
         if others_ask:
             self.change()
 
-    def place(self, file: CachedInode, parent: CachedInode | None, name: bytes) -> None:
-        """It is to be found there from now on; nowhere, without a parent."""
+    def set_location(self, file: CachedInode, parent: CachedInode | None, name: bytes) -> None:
+        """Record the parent and name of a file; None as the parent for a file without a name."""
         if file.parent is not None:
-            if self._places.get((file.parent, file.name)) == file.node:
-                del self._places[file.parent, file.name]
+            if self._by_location.get((file.parent, file.name)) == file.node:
+                del self._by_location[file.parent, file.name]
             if before := self._files.get(file.parent):
                 before.children -= 1
                 self._idle_unless_used(before)
         file.parent, file.name = (None if parent is None else parent.node), name
         if parent is not None:
             parent.children += 1
-            self._places[parent.node, name] = file.node
+            self._by_location[parent.node, name] = file.node
 
     def _idle_unless_used(self, file: CachedInode) -> None:
-        """Nobody knows it, and no file that is known is to be found in it."""
+        """Make a file evictable that the kernel does not know and that is no cached file's parent."""
         if not file.lookups and not file.children:
             self._idle[file.node] = None
             self._idle.move_to_end(file.node)
 
     def learn(self, file: CachedInode, attributes: Attributes | None, granted: int, *, since: int) -> bool:
-        """By this grant; whether it counts."""
-        counts = self._counts(file, granted, since)
+        """Apply a reply's grant and attributes to a file; return whether the grant is valid."""
+        counts = self._is_valid_grant(file, granted, since)
         if counts:
             file.granted = max(file.granted, granted)
             if attributes is not None and since == self._changes:
@@ -214,42 +232,47 @@ class InodeCache:
     def learn_name(
         self, directory: CachedInode, name: bytes, node: Node | None, granted: int, *, since: int
     ) -> None:
-        """What a name stands for, None for nothing."""
-        if self._counts(directory, granted, since) and since == self._changes:
+        """Cache the node of a name under a grant of its directory; None for a name that does not exist."""
+        if self._is_valid_grant(directory, granted, since) and since == self._changes:
             directory.granted = max(directory.granted, granted)
             directory.names[name] = node
 
-    def unname(self, directory: CachedInode, name: bytes, file: CachedInode | None) -> None:
-        """The name stands no longer for this file, but may stand for another by now. If it is not sure that
-        it did (who uses the client may go by what was forgotten here), it was of any file that has several.
+    def remove_name(self, directory: CachedInode, name: bytes, file: CachedInode | None) -> None:
+        """Remove a name of ``file``; the name may already mean another file.
+
+        If the cache cannot tell which inode the name referred to, the attributes of every hard-linked inode
+        are dropped.
         """
         if directory.names.get(name, _UNKNOWN) != (file.node if file else None):
-            for node in self._linked & self._files.keys():  # a late reply may be of one that was forgotten
+            for node in self._linked & self._files.keys():  # a late reply may have added an evicted one
                 self._files[node].attributes = None
             self._linked.clear()
         if file:
             file.attributes = None
-        if self.named(directory, name) is file:
+        if self.last_known(directory, name) is file:
             directory.names.pop(name, None)
             if file and (file.parent, file.name) == (directory.node, name):
-                self.place(file, None, b"")
-        self.is_urgent = bool(self.forgotten)  # it may be among them, and takes space on the flash till then
+                self.set_location(file, None, b"")
+        # the removed file may be among them, and takes flash space until it is forgotten
+        self.forget_is_urgent = bool(self.to_forget)
 
-    def counts(self, file: CachedInode, granted: int, *, since: int) -> bool:
-        """Whether what came by this grant may be kept."""
-        return self._counts(file, granted, since) and since == self._changes
+    def may_cache(self, file: CachedInode, granted: int, *, since: int) -> bool:
+        """Return whether a reply under this grant may be cached."""
+        return self._is_valid_grant(file, granted, since) and since == self._changes
 
-    def _counts(self, file: CachedInode, granted: int, since: int) -> bool:
-        """Another memory of the server numbers its grants anew."""
-        return since >= self._voided and granted > max(self._floor, self._recalled.get(file.inode, 0))
+    def _is_valid_grant(self, file: CachedInode, granted: int, since: int) -> bool:
+        """Return whether a grant was neither recalled nor of an earlier lease or session; a new session
+        numbers its grants anew.
+        """
+        return since >= self._invalidated_at and granted > max(self._floor, self._recalled.get(file.inode, 0))
 
     def use(self, file: CachedInode) -> None:
-        """Who uses the client has found it once more."""
+        """Count a lookup by the kernel."""
         file.lookups += 1
         self._idle.pop(file.node, None)
 
     def forget(self, node: Node, times: int) -> None:
-        """It was found so often and is of no more interest; what is known of it may still be of use."""
+        """Drop ``times`` lookups of a node; its cached state may still be of use."""
         file = self._files.get(node)
         if file is None or file is self.root:
             return
@@ -258,38 +281,38 @@ class InodeCache:
             file.seen, file.has_data = False, False
             self._idle_unless_used(file)
             if file.parent is None and self._idle.pop(node, 0) is None and not file.children:
-                self._remove(file)  # its name is gone: the server keeps it on the flash till it hears so
-                self.is_urgent = bool(self.forgotten)
+                self._remove(file)  # a removed file takes flash space until the server forgets it
+                self.forget_is_urgent = bool(self.to_forget)
             self.forget_old()
 
     def forget_old(self) -> None:
-        """What nobody has used, or found, for long."""
+        """Evict the least recently used idle inodes beyond the limit."""
         self.forget_idle(_MOST_IDLE)
 
     def forget_idle(self, most: int = 0) -> None:
-        """All that nobody uses, but for so many."""
+        """Evict idle inodes, the least recently used first, until at most ``most`` are left."""
         while len(self._idle) > most:
             file = self._files[self._idle.popitem(last=False)[0]]
-            if not file.children:  # else the last one of them brings it back here
+            if not file.children:  # else it becomes idle again with its last child
                 self._remove(file)
 
     def _remove(self, file: CachedInode) -> None:
         parent = self._files.get(file.parent) if file.parent is not None else None
         if parent and parent.names.get(file.name) == file.node:
             del parent.names[file.name]
-        self.place(file, None, b"")
+        self.set_location(file, None, b"")
         del self._files[file.node]
         self._linked.discard(file.node)
         if self._by_inode.get(file.inode) is file:
             del self._by_inode[file.inode]
-        if file.memory == self.memory:
-            self.forgotten.append(file.remote)
+        if file.verifier == self.verifier:
+            self.to_forget.append(file.remote)
 
     def recall(self, inodes: Iterable[int], upto: int) -> list[CachedInode]:
-        """Go no longer by what was granted up to then; the files that are known."""
+        """Invalidate these inodes if they were granted up to ``upto``; return the files that were."""
         known = []
         if len(self._recalled) > _MOST_RECALLS:
-            self._refuse(max(self._recalled.values()))
+            self._raise_floor(max(self._recalled.values()))
         for inode in inodes:
             self._recalled[inode] = upto
             if (file := self._by_inode.get(inode)) and file.granted <= upto:
@@ -297,38 +320,40 @@ class InodeCache:
                 known.append(file)
         return known
 
-    def void(self, memory: int) -> list[CachedInode]:
-        """The server has forgotten this client, or the lease is over: nothing counts any more."""
-        if memory != self.memory:
-            self.memory = memory
-            self.forgotten.clear()
-            self._forgetting.clear()
+    def invalidate_all(self, verifier: int) -> list[CachedInode]:
+        """Invalidate everything: the lease has ended, or the session ``verifier`` is new. Returns
+        all files.
+        """
+        if verifier != self.verifier:
+            self.verifier = verifier
+            self.to_forget.clear()
+            self._forgets_in_flight.clear()
             self._recalled.clear()
             self._floor = 0
-            self._voided = self.change()
+            self._invalidated_at = self.change()
             for file in self._files.values():
-                file.durability.forgotten()
+                file.durability.server_restarted()
         self.lease_end = 0.0
         for file in self._files.values():
             file.drop()
         return list(self._files.values())
 
     def begin_lease(self, upto: int) -> None:
-        """Grants up to this one were of an earlier lease: neither those that have come since it ended count,
-        nor those under way.
+        """Begin a lease: invalidate grants up to ``upto``, which belong to an earlier one, also those still
+        under way.
         """
-        self._refuse(upto)
+        self._raise_floor(upto)
         for file in self._files.values():
             if file.granted <= upto:
                 file.drop()
 
-    def _refuse(self, upto: int) -> None:
-        """Grants up to this one do not count when they arrive."""
+    def _raise_floor(self, upto: int) -> None:
+        """Treat grants up to this one as invalid when they arrive."""
         self._floor = max(self._floor, upto)
         self._recalled.clear()
 
     def path(self, file: CachedInode) -> tuple[bytes, ...]:
-        """The names from the root. Raises OSError: ESTALE for a file without any."""
+        """Return the names from the root. Raises OSError: ESTALE for a file without any."""
         names: list[bytes] = []
         while file is not self.root:
             if file.parent is None or file.parent not in self._files or len(names) == _DEEPEST:

@@ -1,4 +1,4 @@
-"""Pure: a change of files by their client, and what may be gone by of them before, meanwhile and after it."""
+"""Pure: invalidates cached state around a change that this client makes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from millpond.fs.proto.file_ops import AttributesAre
 
 
 class Invalidation:
-    """Around a change of ``files``. What was known of them does not count from its beginning on, nor what
-    replies under way say; what is read ahead of them goes by ``drop``. Once it has ended, what its own reply
-    told counts by ``since``, unless something else was changed meanwhile.
+    """A context around a change of ``files``: invalidates their cached state at its beginning and at its end.
+
+    Replies under way are not cached, and ``drop`` discards what was read ahead. After the context ``since``
+    lets the change's own reply be cached, unless this client has changed anything else meanwhile.
     """
 
     def __init__(
         self,
-        book: InodeCache,
+        inodes: InodeCache,
         lock: AbstractContextManager[bool],
         drop: Callable[[CachedInode], None],
         files: Sequence[CachedInode],
     ) -> None:
-        self._book, self._lock, self._drop, self._files = book, lock, drop, files
+        self._inodes, self._lock, self._drop, self._files = inodes, lock, drop, files
         self.since = 0
 
     def __enter__(self) -> Self:
         with self._lock:
-            self.since = self._book.change()
+            self.since = self._inodes.change()
             self._forget()
         return self
 
@@ -37,13 +38,13 @@ class Invalidation:
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         with self._lock:
-            if isinstance(error, OSError):  # it may have been done, or will be
+            if isinstance(error, OSError):  # the change may have been made, or will be
                 for file in self._files:
                     file.names.clear()
-                    file.unsure += 1
+                    file.name_doubts += 1
             self._forget()
-            alone = self.since == self._book.changes
-            now = self._book.change()
+            alone = self.since == self._inodes.changes
+            now = self._inodes.change()
             self.since = now if alone else -1
             for file in self._files:
                 file.durability.change()
@@ -53,6 +54,6 @@ class Invalidation:
             file.attributes, file.listing = None, None
             self._drop(file)
 
-    def learn(self, file: CachedInode, told: AttributesAre) -> None:
-        """With the lock, after the change: how the file is now."""
-        self._book.learn(file, told.attributes, told.granted, since=self.since)
+    def learn(self, file: CachedInode, reply: AttributesAre) -> None:
+        """With the lock, after the change: cache the attributes that its reply brought."""
+        self._inodes.learn(file, reply.attributes, reply.granted, since=self.since)

@@ -1,4 +1,6 @@
-"""Pure: what of a file is surely on the flash, as far as its client knows, through restarts of the server."""
+"""Pure: tracks per file whether its writes are on the flash, through restarts of the server (NFS's write
+verifier).
+"""
 
 from __future__ import annotations
 
@@ -7,32 +9,35 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class WriteVerifier:
-    """A server that was started again may have lost what was changed and not synced; whoever had the file
-    open, or opens it before anybody was told, is told once.
+    """The unsynced changes of a file and the errors of lost ones, with Linux's errseq semantics.
+
+    A restarted server may have lost changes that were not synced: each open file sees one EIO from fsync,
+    also one opened after the loss but before its first report. ``changed`` and ``synced`` count changes,
+    ``error_seq`` losses; ``reported_seq`` is the last loss that was reported.
     """
 
     changed: int = 0
     synced: int = 0
-    doubts: int = 0
-    told: int = 0
+    error_seq: int = 0
+    reported_seq: int = 0
 
     def change(self) -> None:
-        """A change has ended: one that was under way when a sync began is not in it."""
+        """Count a change that has ended: a sync that began before does not cover it."""
         self.changed += 1
 
     def sync(self, changed: int) -> None:
-        """All is on the flash that was changed by then."""
+        """Record that the flash has the first ``changed`` changes."""
         self.synced = max(self.synced, changed)
 
-    def forgotten(self) -> None:
-        """The server has been started again."""
+    def server_restarted(self) -> None:
+        """Count a loss if there are unsynced changes."""
         if self.changed > self.synced:
-            self.doubts += 1
+            self.error_seq += 1
             self.synced = self.changed
 
-    def tell(self, known: int) -> int | None:
-        """The number of doubts if there are more than those ``known``: somebody is told of them now."""
-        if self.doubts <= known:
+    def report(self, seen: int) -> int | None:
+        """Return the newest loss if it is newer than ``seen``, and mark it as reported; else None."""
+        if self.error_seq <= seen:
             return None
-        self.told = self.doubts
-        return self.doubts
+        self.reported_seq = self.error_seq
+        return self.error_seq
