@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from millpond.base.deadline import Deadline
 from millpond.fs.client.async_create import AsyncCreate
 from millpond.fs.client.cache.inodes import CachedInode
 from millpond.fs.client.cache.invalidation import Invalidation
-from millpond.fs.client.cache.small_files import MOST, SmallFileCache, wanted
+from millpond.fs.client.cache.small_files import SmallFileCache, wanted
 from millpond.fs.client.file_locks import remote_file_locks
 from millpond.fs.client.open_dirs import OpenDirectories
-from millpond.fs.client.open_files import NameUpdates, OpenFile, OpenFiles, may_keep
+from millpond.fs.client.open_files import NameUpdates, OpenFiles, may_keep
 from millpond.fs.client.prefetcher import Prefetcher
 from millpond.fs.client.readahead import Readahead
+from millpond.fs.client.reader import Backchannel, Reader
 from millpond.fs.client.rpc import AbsentName, Dial
 from millpond.fs.client.rpc_pool import RpcCall, RpcPool, now
 from millpond.fs.proto import file_ops as p
@@ -31,7 +31,6 @@ from millpond.fs.vfs.inode_api import (
     NegativeEntry,
     Node,
     SetAttr,
-    may_block,
     one_name,
 )
 from millpond.fs.vfs.path_api import (
@@ -47,21 +46,7 @@ from millpond.wire.messages import Message
 
 R = TypeVar("R", bound=Message)
 _DEFAULT_SECONDS = 15.0
-_REFUSED_SECONDS = 15.0
-_MOMENT = 0.001
 _EXCHANGE = 2  # RENAME_EXCHANGE
-
-
-class Backchannel(Protocol):
-    """The part of the callback channel that reads need: the lease, and invalidation without a recall."""
-
-    def await_lease(self, file: CachedInode) -> None:
-        """Return once the lease is valid or the file is being recalled. Raises WouldBlock and OSError."""
-
-    def drop_soon(self, file: CachedInode) -> None:
-        """With the lock: queue a file for invalidation whose data is about to be returned to the kernel
-        without a grant.
-        """
 
 
 class RemoteFs:
@@ -85,6 +70,7 @@ class RemoteFs:
         self._directories = OpenDirectories(self.rpc, self._ttl, self.async_create.flush)
         self.prefetcher = Prefetcher(self.rpc, self._small_files, self._directories.listing)
         self._readahead = Readahead(dial, self.rpc.client, timeout, self.rpc.meter)
+        self._reader = Reader(self.rpc, self._files, self._small_files, self.prefetcher, self._readahead)
         self.backchannel: Backchannel | None = None
 
     def close(self) -> None:
@@ -379,83 +365,10 @@ class RemoteFs:
 
     def read(self, handle: Handle, size: int, offset: int) -> Buffer:
         """Return up to ``size`` bytes, fewer at the end of the file."""
-        if self.backchannel and self.access(handle) is CacheMode.KEPT:
-            return self._read_granted(handle, min(size, MAX_TRANSFER), offset)
-        return self._read(handle, min(size, MAX_TRANSFER), offset, keep=False)[1]
-
-    def _read(self, handle: Handle, size: int, offset: int, *, keep: bool) -> tuple[p.Data, memoryview]:
-        def request(remote: int) -> Message:
-            return p.Read(remote, size, offset, keep)
-
-        opened = self._files.get(handle)
-        if opened.local and keep:
-            with self.rpc.call() as call:
-                return call.ask(
-                    lambda: p.ReadFile(call.remote(opened.file), size, offset),
-                    p.Data,
-                    idempotent=True,
-                    limit=max(0, size),
-                )
-        return self._files.ask(handle, request, p.Data, limit=max(0, size))
-
-    def _read_granted(self, handle: Handle, size: int, offset: int) -> Buffer:
-        """Read data that the kernel will cache until it is recalled; wait until the read is granted."""
-        assert self.backchannel
-        opened = self._files.get(handle)
-        file = opened.file
-        if (ready := self._read_cached(handle, opened, size, offset)) is not None:
-            return ready
-        end = now() + _REFUSED_SECONDS
-        while now() < end:
-            since = self._inodes.changes
-            reply, data = self._read(handle, size, offset, keep=True)
-            with self._lock:
-                file.has_data = True
-                if self._inodes.learn(file, None, reply.granted, since=since) and self._ttl(file):
-                    return data
-                if reply.unseen:
-                    self.backchannel.drop_soon(file)
-                if file.recalling:  # the callback thread invalidates again if this is set
-                    file.ungranted_read = True
-                    return data
-            self.backchannel.await_lease(file)
-            time.sleep(_MOMENT)  # let the recall reply reach the server first
-        raise os_error(errno.ETIMEDOUT)
-
-    def _read_cached(self, handle: Handle, opened: OpenFile, size: int, offset: int) -> Buffer | None:
-        """Return data that the client already has and may still cache, or None."""
-        with self._lock:
-            file, known = opened.file, opened.file.attributes
-            parent = self._inodes.parent(file)
-            if known is None or not self._ttl(file):
-                return None
-            if parent and offset == 0 and known.size <= MOST:
-                self.prefetcher.note_small_read(parent)
-            if (data := self._small_files.take(file, size, offset)) is not None:
-                file.has_data = True
-                return data
-        if known.size > MOST:
-            self._files.open_on_server(handle)
-            return self._take_readahead(handle, opened, size, offset, known.size)
-        return None
-
-    def _take_readahead(
-        self, handle: Handle, opened: OpenFile, size: int, offset: int, end: int
-    ) -> Buffer | None:
-        """Return data that was read ahead, or None. Only the thread that must not block takes any: it alone
-        uses the buffer.
-        """
-        since = self._inodes.changes
-        found = None if may_block.get() else self._readahead.take(handle, opened, size, offset, end)
-        if found is None:
-            return None
-        with self._lock:
-            opened.file.has_data = True
-            counts = self._inodes.learn(opened.file, None, found[0], since=since)
-            if counts and self._ttl(opened.file):
-                return found[1]
-        self._readahead.drop(opened.file)
-        return None
+        granted = self.access(handle) is CacheMode.KEPT
+        return self._reader.read(
+            handle, min(size, MAX_TRANSFER), offset, self.backchannel if granted else None
+        )
 
     def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
         """Write at ``offset``, or at the file's end, wherever that is; return the bytes written."""
