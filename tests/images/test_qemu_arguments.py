@@ -69,11 +69,11 @@ def test_what_is_missing_is_named_with_its_package(
     spec: QemuSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(qemu, "PROGRAM", "true")
-    assert qemu.why_not() == ""
+    assert qemu.refusal_reason() == ""
     with pytest.raises(LocalError, match=r"qemu0 has no disk\.img: 'millpond emulate --qemu' makes it"):
         QemuBoard(spec).power_on()
     (tmp_path / "code.fd").unlink()
-    assert "apt install qemu-efi-aarch64" in qemu.why_not()
+    assert "apt install qemu-efi-aarch64" in qemu.refusal_reason()
     monkeypatch.setattr(qemu, "PROGRAM", "qemu-system-none")
     with pytest.raises(LocalError, match="qemu-system-none is not installed: sudo apt install"):
         QemuBoard(spec).power_on()

@@ -149,7 +149,7 @@ def test_the_disk_of_this_system_is_refused() -> None:
     if node is None:
         pytest.skip("the root of this system is on no disk")
     disk = node.parent if (node / "partition").exists() else node
-    assert "runs from (/ is on it)" in (DiskInventory().why_not(disk) or "")
+    assert "runs from (/ is on it)" in (DiskInventory().refusal_reason(disk) or "")
     assert "runs from" in refusal(f"/dev/{disk.name}")
 
 
@@ -222,9 +222,9 @@ class Tree:
         with (self.root / "proc/self/mountinfo").open("a") as file:
             file.write(text)
 
-    def why_not(self, disk: Path) -> str:
+    def refusal_reason(self, disk: Path) -> str:
         (self.root / "proc/self/mountinfo").touch()
-        return DiskInventory(self.root).why_not(disk) or ""
+        return DiskInventory(self.root).refusal_reason(disk) or ""
 
 
 @pytest.fixture
@@ -239,29 +239,29 @@ def test_a_system_on_lvm_on_raid_on_a_partition(tree: Tree) -> None:
     tree.on(volume, raid)
     tree.mount("/", "253:0", "/dev/mapper/system-root")
     for node in (disk, raid, volume):
-        assert "the disk that this system runs from (/ is on it)" in tree.why_not(node)
-    assert tree.why_not(other) == ""
+        assert "the disk that this system runs from (/ is on it)" in tree.refusal_reason(node)
+    assert tree.refusal_reason(other) == ""
 
 
 def test_a_system_whose_file_system_has_a_number_of_its_own(tree: Tree) -> None:
     disk = tree.block("nvme0n1", "259:0")
     tree.block("nvme0n1p2", "259:2", disk)
     tree.mount("/", "0:31", "/dev/nvme0n1p2")  # btrfs
-    assert "runs from (/ is on it)" in tree.why_not(disk)
+    assert "runs from (/ is on it)" in tree.refusal_reason(disk)
 
 
 def test_a_disk_of_boot_alone(tree: Tree) -> None:
     disk = tree.block("mmcblk0", "179:0")
     tree.block("mmcblk0p1", "179:1", disk)
     tree.mount("/boot/efi", "179:1", "/dev/mmcblk0p1")
-    assert "(/boot/efi is on it)" in tree.why_not(disk)
+    assert "(/boot/efi is on it)" in tree.refusal_reason(disk)
 
 
 def test_a_disk_that_is_part_of_something(tree: Tree) -> None:
     disk = tree.block("sdb", "8:16")
-    assert tree.why_not(disk) == ""
+    assert tree.refusal_reason(disk) == ""
     tree.on(tree.block("dm-3", "253:3"), tree.block("sdb1", "8:17", disk))
-    assert "sdb1 is part of dm-3 (LVM, RAID or encryption)" in tree.why_not(disk)
+    assert "sdb1 is part of dm-3 (LVM, RAID or encryption)" in tree.refusal_reason(disk)
 
 
 def test_swap_on_a_volume_and_a_mount_with_a_blank(tree: Tree) -> None:
@@ -270,11 +270,11 @@ def test_swap_on_a_volume_and_a_mount_with_a_blank(tree: Tree) -> None:
     (tree.root / "dev/mapper/swap").symlink_to("../dm-1")
     with (tree.root / "proc/swaps").open("a") as file:
         file.write("/dev/mapper/swap partition 1 0 -2\n/my\\040swap file 1 0 -3\n")
-    assert "dm-1 is swap space" in tree.why_not(volume)
+    assert "dm-1 is swap space" in tree.refusal_reason(volume)
     assert "is swap space" in (DiskInventory(tree.root).file_use(Path("/my swap")) or "")
     assert DiskInventory(tree.root).file_use(Path("/other")) is None
     tree.mount("/mnt/my\\040disk", "8:16", "/dev/sdb")
-    assert "sdb is mounted at /mnt/my disk" in tree.why_not(disk)
+    assert "sdb is mounted at /mnt/my disk" in tree.refusal_reason(disk)
 
 
 def test_what_a_disk_calls_itself_and_its_partitions(tree: Tree) -> None:

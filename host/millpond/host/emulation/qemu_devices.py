@@ -12,14 +12,14 @@ from millpond.images.flash.open_target import opened
 from millpond.images.flash.writer import flash
 from millpond.images.format import locate, seed
 from millpond.images.format.manifest import Manifest
-from millpond.images.runtime.qemu import DISK, why_not
+from millpond.images.runtime.qemu import DISK, refusal_reason
 
 
 def ensure(fleet: Fleet, count: int, image: Path) -> Fleet:
     """The fleet with ``qemu0`` and so on, ``count`` of them, each with a disk; those that it has stay as they
     are. Raises LocalError without QEMU, or without an image where one is needed.
     """
-    if count and (reason := why_not()):
+    if count and (reason := refusal_reason()):
         raise LocalError(reason)
     for name in (f"qemu{number}" for number in range(count)):
         known = {device.name: device.board for device in fleet.config.device}

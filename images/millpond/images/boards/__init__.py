@@ -20,8 +20,8 @@ EMULATED = "emulated"
 
 @dataclass(frozen=True, slots=True)
 class TunnelSpec:
-    """How packets cross: "ivshmem", shared memory that QEMU or a hypervisor shows as a PCI device; "nvme",
-    vendor commands to a controller that the board itself is.
+    """The tunnel's transport: "ivshmem" is shared memory that QEMU or a hypervisor shows as a PCI device;
+    "nvme" is vendor commands to the controller that the board itself is.
     """
 
     transport: Literal["ivshmem", "nvme"]
@@ -29,7 +29,9 @@ class TunnelSpec:
 
 @dataclass(frozen=True, slots=True)
 class FlashSpec:
-    """Where the volume lies: ``disk`` a block device of its own, or the rest of the boot disk if empty."""
+    """The place of the volume: ``disk`` names a block device of its own; empty means the rest of the boot
+    disk.
+    """
 
     disk: str = ""
 
@@ -49,11 +51,12 @@ class QemuHardware:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """All that an image depends on the board for.
+    """A board as data: everything in an image that depends on it.
 
-    ``kernel`` is a flavour of Debian's kernel. ``modules`` are those of it that the root has, each with what
-    it needs; ``early`` those with which the root is found. ``console`` are the kernel's names, ``arguments``
-    more of its command line. ``tried`` says on what the image was seen to work.
+    ``kernel`` is a flavour of Debian's kernel. ``modules`` are the kernel modules that the root file
+    system has, each with its dependencies; ``early`` are those that find the root. ``console`` names the
+    kernel's consoles, ``arguments`` extend its command line. ``tried`` says on what hardware the image has
+    been seen to work.
     """
 
     title: str
@@ -71,12 +74,12 @@ class Board:
 
 
 def names() -> list[str]:
-    """Of all boards that have a file here."""
+    """Return the names of all boards that have a file in this folder."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def read(name: str) -> Board:
-    """The board called ``name``. Raises ConfigError."""
+    """Return the board called ``name``. Raises ConfigError."""
     if name not in names():
         raise ConfigError(f"there is no board '{name}'; there are {', '.join([EMULATED, *names()])}")
     board = toml.read(Board, FOLDER / f"{name}.toml")

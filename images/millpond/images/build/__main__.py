@@ -50,7 +50,7 @@ def build(context: Context) -> Path:
 
 
 def make_base(context: Context, base: Path) -> None:
-    """What does not depend on our own code: kept in ``base`` for the next build."""
+    """Build everything that does not depend on millpond's own code; ``base`` keeps it for the next build."""
     unpacked, release = root.make_base(context)
     root.add_recipe(context)
     initrd = kernel.make_initrd(context, release)
@@ -64,7 +64,7 @@ def make_base(context: Context, base: Path) -> None:
 
 
 def write_manifest(context: Context, made: Path) -> Path:
-    """Beside the image, what it is and what it holds."""
+    """Write the manifest beside the image: its ranges, digests and packages."""
     seed = next(part for part in disk.layout() if part.name == "seed")
     manifest = Manifest(
         name="millpond",
@@ -101,7 +101,7 @@ def _step(name: str, work: Callable[[], T]) -> T:
 
 
 def _key(context: Context, recipe: Path = RECIPE) -> str:
-    """Changes with all that the base is made of."""
+    """Return a digest of everything that the base is made of."""
     digest = hashlib.sha256(f"{context.name} {context.board} {context.epoch} {context.level}".encode())
     makers = [Path(__file__).with_name(f"{name}.py") for name in _MAKERS]
     sources = [*recipe.rglob("*"), *makers, context.source / "agent/millpond-agent.service"]
@@ -113,7 +113,7 @@ def _key(context: Context, recipe: Path = RECIPE) -> str:
 
 
 def _report(tree: Path) -> None:
-    """Where the bytes go, before they are compressed."""
+    """Print how many bytes each part of the tree takes before compression."""
     sizes: dict[str, int] = {}
     for path in tree.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -126,7 +126,7 @@ def _report(tree: Path) -> None:
 
 
 def _serial(source: Path) -> int:
-    """The time of the newest change of the working tree, as git knows it; 0 without git."""
+    """Return the time of the working tree's newest change, as git knows it; 0 without git."""
     argv = [find("git"), "-C", str(source), "log", "-1", "--format=%ct"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     return int(done.stdout) if done.returncode == 0 and done.stdout.strip() else 0
@@ -153,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _context(arguments: argparse.Namespace) -> Context:
-    """Raises LocalError."""
+    """Build the context from the command line. Raises LocalError."""
     output = arguments.output.absolute()
     return Context(
         name=arguments.board,
@@ -174,12 +174,12 @@ def _cache(arguments: argparse.Namespace) -> Path:
 
 
 def _lock(arguments: argparse.Namespace) -> str:
-    """What was locked."""
+    """Lock all packages; return a line that says which."""
     return f"locked {debian.lock(_cache(arguments))} Debian and {python.lock()} Python packages"
 
 
 def _make(arguments: argparse.Namespace) -> str:
-    """What was made."""
+    """Make the image; return a line that says where it is."""
     context = _context(arguments)
     manifest = build(context)
     shutil.rmtree(context.work)
@@ -188,7 +188,7 @@ def _make(arguments: argparse.Namespace) -> str:
 
 
 def main() -> int:
-    """Exit codes: 0 made, 1 a step failed, 2 wrong arguments."""
+    """Run the builder. Exit codes: 0 made, 1 a step failed, 2 wrong arguments."""
     arguments = _parser().parse_args()
     try:
         told = _lock(arguments) if arguments.lock else _make(arguments)

@@ -31,13 +31,13 @@ _PE_OFFSET_AT, _PE_TIME, _PE_CHECKSUM = 0x3C, 8, 88
 
 
 def command_line(board: Board) -> str:
-    """The kernel's."""
+    """Return the kernel's command line."""
     consoles = [f"console={name}" for name in reversed(board.console)]  # the last is /dev/console
     return " ".join([*consoles, *_BASICS, *board.arguments])
 
 
 def make_program(context: Context, unpacked: Path, kernel: Path, initrd: Path) -> Path:
-    """A unified kernel image: systemd's stub with sections behind its own."""
+    """Build a unified kernel image: systemd's stub with sections behind its own."""
     work = context.work
     (work / "cmdline").write_text(command_line(context.board))
     parts = {
@@ -56,7 +56,7 @@ def make_program(context: Context, unpacked: Path, kernel: Path, initrd: Path) -
 
 
 def take_time_away(program: Path) -> None:
-    """objcopy notes in a PE file when it ran. Its checksum, which covers that, is 0 where there is none."""
+    """Zero the time stamp that objcopy writes into a PE file, and the checksum that covers it."""
     with program.open("r+b") as file:
         file.seek(_PE_OFFSET_AT)
         (header,) = struct.unpack("<I", file.read(4))
@@ -66,7 +66,7 @@ def take_time_away(program: Path) -> None:
 
 
 def make_esp(context: Context, program: Path) -> Path:
-    """The EFI system partition with ``program``, alone in it."""
+    """Build the EFI system partition, which holds ``program`` alone."""
     made = context.work / "esp.vfat"
     with made.open("wb") as file:
         os.truncate(file.fileno(), ESP_BYTES)

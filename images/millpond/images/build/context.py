@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Context:
     """A build of ``board`` into ``output``. ``cache`` outlives it. ``source`` is the working tree that
-    millpond itself is taken from, and ``serial`` its time, in seconds since 1970: a greater one is later.
+    millpond itself is taken from; ``serial`` is its time in seconds since 1970, so that later images have
+    greater ones.
     """
 
     name: str
@@ -31,15 +32,15 @@ class Context:
 
     @property
     def work(self) -> Path:
-        """Where this build makes things; it begins empty."""
+        """Return the folder for intermediate files, which is empty at the start of a build."""
         return self.output / "work"
 
     @property
     def root(self) -> Path:
-        """The tree that becomes the root file system."""
+        """Return the tree that becomes the root file system."""
         return self.work / "root"
 
     @property
     def clock(self) -> dict[str, str]:
-        """For the environment of tools that would write the present time."""
+        """Return environment variables that keep tools from writing the present time."""
         return {"SOURCE_DATE_EPOCH": str(self.epoch), "TZ": "UTC"}

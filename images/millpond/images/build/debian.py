@@ -42,7 +42,7 @@ _APT_FOLDERS = (
 
 @dataclass(frozen=True, slots=True)
 class DebianPackage:
-    """A locked package; ``path`` is its file below the archive, "main" or "security"."""
+    """A locked package; ``path`` is its file below the archive, which is "main" or "security"."""
 
     name: str
     version: str
@@ -53,13 +53,13 @@ class DebianPackage:
 
 
 def locked() -> list[DebianPackage]:
-    """All packages of the lock. Raises LocalError."""
+    """Return all packages of the lock. Raises LocalError."""
     lines = enumerate(LOCK.read_text().splitlines(), start=1)
     return [parsed(line, f"{LOCK.name}, line {number}") for number, line in lines if not line.startswith("#")]
 
 
 def parsed(line: str, where: str) -> DebianPackage:
-    """A line of the lock. Raises LocalError."""
+    """Parse a line of the lock. Raises LocalError."""
     words = line.split()
     if len(words) != 6 or not re.fullmatch("[0-9a-f]{64}", words[2]) or not words[3].isdecimal():
         raise LocalError(f"{where}: no locked package: 'make image-lock' writes the lock anew")
@@ -68,15 +68,15 @@ def parsed(line: str, where: str) -> DebianPackage:
 
 
 def epoch() -> int:
-    """When the lock was made, in seconds since 1970. Raises ValueError."""
+    """Return when the lock was made, in seconds since 1970. Raises ValueError."""
     return int(LOCK.read_text().partition("\n")[0].removeprefix(_EPOCH))
 
 
 def fetch(
     packages: Iterable[DebianPackage], cache: Path, mirror: Mapping[str, str] | None = None
 ) -> list[Path]:
-    """Their files, in ``cache``, each checked. ``mirror`` has the address of each archive; without it, those
-    of this machine's apt are taken. Raises LocalError.
+    """Download the packages' files to ``cache`` and check each; return their paths. ``mirror`` maps archives
+    to addresses; without it this machine's apt names them. Raises LocalError.
     """
     cache.mkdir(parents=True, exist_ok=True)
     found = []
@@ -106,7 +106,7 @@ def _download(address: str, package: DebianPackage, path: Path) -> None:
 
 
 def unpack(files: Sequence[Path], root: Path) -> None:
-    """Their files below ``root``, where /bin, /lib and /sbin are links into /usr, as Debian has it."""
+    """Unpack the packages below ``root``, where /bin, /lib and /sbin are links into /usr, as in Debian."""
     for name in ("bin", "lib", "sbin"):
         (root / "usr" / name).mkdir(parents=True, exist_ok=True)
         (root / name).symlink_to(f"usr/{name}")
@@ -133,7 +133,7 @@ def lock(cache: Path) -> int:
 
 
 def _chosen(options: Sequence[str], wanted: Mapping[str, Any]) -> list[str]:
-    """What apt would install, as ``name=version``."""
+    """Return the packages that apt would install, as ``name=version``."""
     flavours = {f"linux-image-{boards.read(name).kernel}" for name in boards.names()}
     kernels = [f"{name}/{wanted['kernels']}" for name in sorted(flavours)]
     simulated = run("apt-get", *options, "--simulate", "install", *wanted["include"], *kernels).decode()
@@ -156,7 +156,7 @@ def _described(shown: str) -> Iterator[str]:
 
 
 def _private_apt(folder: Path, suites: Sequence[str]) -> list[str]:
-    """Options of an apt that knows nothing of this machine's packages. Raises LocalError."""
+    """Return options that make apt ignore this machine's packages. Raises LocalError."""
     shutil.rmtree(folder, ignore_errors=True)
     for name in _APT_FOLDERS:
         (folder / name).mkdir(parents=True)
@@ -184,7 +184,7 @@ def _sources(suites: Sequence[str]) -> str:
 
 
 def mirrors() -> dict[str, str]:
-    """Where this machine's apt gets Debian's archives from. Raises LocalError."""
+    """Return the addresses of Debian's archives that this machine's apt uses. Raises LocalError."""
     listed = run("apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME) $(ORIGIN)").decode()
     found: dict[str, str] = {}
     for line in listed.splitlines():

@@ -31,12 +31,12 @@ class Partition:
 
 
 def identifier(name: str) -> str:
-    """Of a partition, or of the ``disk``: the same in every build, for a board has one such disk."""
+    """Return the GUID of a partition or of the ``disk``, which is the same in every build."""
     return str(uuid.uuid5(_NAMESPACE, name)).upper()
 
 
 def layout() -> list[Partition]:
-    """The partitions that every image has; a device adds ``state`` and ``flash`` when it first boots."""
+    """Return the partitions of every image; a device adds ``state`` and ``flash`` at its first boot."""
     kinds = [("espA", _ESP, ESP_BYTES), ("espB", _ESP, ESP_BYTES), ("rootA", _ROOT, ROOT_BYTES)]
     kinds += [("rootB", _ROOT, ROOT_BYTES), ("seed", _SEED, SEED_BYTES)]
     offset, found = MIB, []
@@ -47,7 +47,7 @@ def layout() -> list[Partition]:
 
 
 def image_bytes() -> int:
-    """Of the whole disk, with room for the table's copy at its end."""
+    """Return the size of the whole disk, with room for the backup table at its end."""
     last = layout()[-1]
     return last.offset + last.bytes + MIB
 
@@ -70,7 +70,7 @@ def make_disk(made: Path, esp: Path, root: Path) -> None:
 
 
 def copy_sparse(source: Path, target: Path, offset: int) -> None:
-    """The data of ``source`` at ``offset`` of ``target``; holes and blocks of zeros stay holes."""
+    """Copy ``source`` to ``offset`` of ``target``; holes and blocks of zeros stay holes."""
     block = 4096
     with source.open("rb") as read, target.open("r+b") as write:
         position = 0

@@ -30,19 +30,19 @@ def take_modules(context: Context, unpacked: Path) -> str:
 
 
 def is_kernel(package: str, flavour: str = "") -> bool:
-    """Whether a Debian package holds a kernel, or the one of a flavour such as "arm64" or "cloud-arm64"."""
+    """Return whether a Debian package holds a kernel, optionally of a flavour such as "cloud-arm64"."""
     found = re.fullmatch(r"linux-image-[0-9][^-]*-(.+)", package)
     return found is not None and flavour in ("", found[1])
 
 
 def common() -> list[str]:
-    """The modules that every board has."""
+    """Return the modules that every board has."""
     return list(recipe.read("packages.toml")["modules"])
 
 
 def in_order(modules: Path, names: Iterable[str]) -> list[str]:
-    """The files of the modules and of what they need, those first that others need. Modules that are built
-    into the kernel have none. Raises LocalError for one that the kernel does not have.
+    """Return the files of the modules and of their dependencies, dependencies first. Modules that are built
+    into the kernel have no file. Raises LocalError for a module that the kernel does not have.
     """
     needs = _needs(modules)
     files = {_name(path): path for path in needs}
@@ -59,7 +59,7 @@ def in_order(modules: Path, names: Iterable[str]) -> list[str]:
 
 
 def _needs(modules: Path) -> dict[str, list[str]]:
-    """The modules' files, each with those that it needs."""
+    """Return each module's file with the files that it depends on."""
     lines = (modules / "modules.dep").read_text().splitlines()
     return {path: rest.split() for path, _, rest in (line.partition(":") for line in lines)}
 
@@ -79,7 +79,7 @@ def _decompress(source: Path, target: Path) -> None:
 
 
 def make_initrd(context: Context, release: str) -> Path:
-    """A compressed archive with busybox, the modules that find the root, and the first program."""
+    """Build the compressed initramfs: busybox, the modules that find the root, and its /init."""
     tree = context.work / "initrd"
     _fill(tree, context, release)
     paths = sorted(tree.rglob("*"))

@@ -55,14 +55,14 @@ _PIP = (
 
 
 def install(folder: Path, cache: Path) -> None:
-    """The locked packages below ``folder``. Raises LocalError."""
+    """Install the locked packages below ``folder``. Raises LocalError."""
     places = [f"--cache-dir={cache}", f"--target={folder}", f"--requirement={LOCK}"]
     hint = "'make image-lock' takes what the registry has today"
     run(sys.executable, "-m", "pip", "install", *_PIP, *places, hint=hint)
 
 
 def locked() -> list[tuple[str, str]]:
-    """Names and versions of the lock."""
+    """Return the names and versions of the lock."""
     lines = [line.split()[0] for line in LOCK.read_text().splitlines() if "==" in line]
     return [(name, version) for name, _, version in (line.partition("==") for line in lines)]
 
@@ -94,14 +94,14 @@ def strip(library: Path) -> None:
 
 
 def loadable(segments: str) -> bool:
-    """Whether a loader takes the segments that readelf lists: offset and address agree within a page."""
+    """Return whether a loader takes the segments that readelf lists: offset and address agree in a page."""
     loads = [line.split() for line in segments.splitlines() if line.split()[:1] == ["LOAD"]]
     return bool(loads) and all((int(one[1], 16) - int(one[2], 16)) % int(one[-1], 16) == 0 for one in loads)
 
 
 def compile_all(folder: Path, place: str) -> None:
-    """Byte-code beside the sources, as if they lay at ``place``; never checked, for the root is read-only,
-    and without the columns of errors, for they take memory.
+    """Compile byte-code beside the sources, as if they lay at ``place``. It is unchecked, since the root is
+    read-only, and has no error columns, which take memory.
 
     Raises LocalError without a Python of the device's version.
     """
@@ -110,7 +110,7 @@ def compile_all(folder: Path, place: str) -> None:
 
 
 def interpreter() -> str:
-    """A Python of the device's version. Raises LocalError."""
+    """Return a Python interpreter of the device's version. Raises LocalError."""
     if sys.version_info[:2] == (3, 11):
         return sys.executable
     if found := shutil.which(f"python{VERSION}"):

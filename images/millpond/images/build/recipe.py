@@ -10,6 +10,6 @@ RECIPE = Path(__file__).parents[1] / "recipe"
 
 
 def read(name: str) -> dict[str, Any]:
-    """What its TOML file ``name`` says."""
+    """Read the recipe's TOML file ``name``."""
     with (RECIPE / name).open("rb") as file:
         return tomllib.load(file)

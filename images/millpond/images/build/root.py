@@ -87,7 +87,7 @@ def _prune(root: Path) -> None:
 
 
 def add_recipe(context: Context) -> None:
-    """The recipe's own files, with the board's values in them."""
+    """Add the recipe's own files to the root, with the board's values filled in."""
     board, values = context.board, _values(context)
     source = recipe.RECIPE / "root"
     for path in sorted(source.rglob("*")):
@@ -133,7 +133,7 @@ def _template(unit: str) -> str:
 
 
 def fill_in(source: Path, target: Path, values: dict[str, str]) -> None:
-    """A file of the recipe with values in the place of names, executable if it is."""
+    """Copy a file of the recipe with values in place of their names; it stays executable."""
     text = source.read_text()
     for name, value in values.items():
         text = text.replace(name, value)
@@ -153,7 +153,7 @@ def squash(context: Context, made: Path, *trees: Path) -> None:
 
 
 def make_millpond(context: Context) -> Path:
-    """millpond itself, built for the board's processor, as the content of the root's /opt."""
+    """Build millpond for the board's processor; return the tree that becomes the root's /opt."""
     source, place = context.work / "source", context.work / "last/opt/millpond"
     _copy_source(context.source, source)
     wheels = context.work / "wheel"

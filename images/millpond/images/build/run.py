@@ -31,7 +31,7 @@ _LINES = 12
 
 
 def find(program: str) -> str:
-    """Its path. Raises LocalError that names the package to install."""
+    """Return the path of a program. Raises LocalError that names the package to install."""
     found = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if found is None:
         package = PACKAGES.get(program, program)
@@ -48,8 +48,8 @@ def run(
     environment: Mapping[str, str] | None = None,
     hint: str = "",
 ) -> bytes:
-    """Its output. It reads ``given``. Raises LocalError with the end of what it said, a command line that can
-    be copied, and a hint.
+    """Run a program with ``given`` as its input and return its output. Raises LocalError with the end of its
+    output, a command line that can be copied, and the hint.
     """
     words = [find(str(argv[0])), *map(str, argv[1:])]
     done = subprocess.run(

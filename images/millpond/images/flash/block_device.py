@@ -24,7 +24,7 @@ _REREAD_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class TargetDescription:
-    """A target, for whoever is asked about it; ``new`` if there was nothing before."""
+    """A target as it is shown before it is overwritten; ``new`` if it did not exist."""
 
     bytes: int
     model: str = ""
@@ -33,7 +33,7 @@ class TargetDescription:
 
 
 class BlockMedium:
-    """A block device that is open, for nobody else. Raises OSError."""
+    """A block device that this process has opened exclusively. Raises OSError."""
 
     def __init__(self, path: Path, descriptor: int, about: TargetDescription) -> None:
         self.path, self.about, self.size = path, about, about.bytes
@@ -66,11 +66,11 @@ class BlockMedium:
             left, offset = left[count:], offset + count
 
     def sync(self) -> None:
-        """Until all that was written is on the medium."""
+        """Return when all written data is on the medium."""
         os.fsync(self.descriptor)
 
     def settle(self) -> None:
-        """Likewise, and have what is read from now on come from the medium."""
+        """Sync, and drop caches, so that later reads come from the medium."""
         self.sync()
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         with contextlib.suppress(OSError):  # no disk, or not root; O_DIRECT does without
@@ -81,7 +81,9 @@ class BlockMedium:
             self._direct = os.open(way, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
 
     def read(self, length: int, offset: int) -> memoryview:
-        """What is at ``offset``, until the next call; less at the end. Both are multiples of 4096."""
+        """Return ``length`` bytes at ``offset``, fewer at the end, valid until the next call. Both are
+        multiples of 4096.
+        """
         done = 0
         while done < length:
             count = self._read_once(memoryview(self._buffer)[done:length], offset + done)
@@ -114,7 +116,7 @@ class BlockMedium:
         return False
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Close the medium."""
         self._close_direct()
         os.close(self.descriptor)
 
@@ -125,9 +127,9 @@ class BlockMedium:
 
 
 class FileMedium(BlockMedium):
-    """A file that becomes a disk's image, with holes where nothing is written.
+    """A file that becomes a disk image, with holes where nothing is written.
 
-    With ``secret``, only its owner may read it then.
+    With ``secret`` only its owner may read it.
     """
 
     def __init__(
@@ -145,5 +147,5 @@ class FileMedium(BlockMedium):
         self.sync()
 
     def finish(self) -> bool:
-        """Nobody has read it yet."""
+        """Return True: no kernel keeps a partition table of a file."""
         return True

@@ -31,7 +31,7 @@ _BUILD_SECONDS = 300.0
 
 
 def rshim(target: str, devices: Path = Path("/dev")) -> Path | None:
-    """The file that boots the card, for a target like ``rshim0`` or ``/dev/rshim0``; None for any other.
+    """Return the file that boots the card of a target like ``rshim0`` or ``/dev/rshim0``; None for others.
 
     Raises LocalError if there is no such card.
     """
@@ -47,7 +47,7 @@ def rshim(target: str, devices: Path = Path("/dev")) -> Path | None:
 
 
 def check(file: BinaryIO, where: str) -> int:
-    """The number of images in a boot stream. Raises LocalError unless it is whole, by headers and CRCs."""
+    """Return the number of images in a boot stream. Raises LocalError unless headers and CRCs are right."""
     count, following = 0, 1
     while header := file.read(_HEADER.size):
         if len(header) < _HEADER.size:

@@ -14,17 +14,17 @@ _DEEPEST = 16
 
 
 class DiskInventory:
-    """What the kernel tells of disks below ``root``, which tests make themselves."""
+    """The disks that the kernel lists below ``root``, which is a made-up tree in tests."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root, self._sys, self._proc = root, root / "sys", root / "proc"
 
     def node(self, number: int) -> Path | None:
-        """The folder in sysfs of the block device with this number, as of ``st_rdev``."""
+        """Return the sysfs folder of the block device with this ``st_rdev``."""
         return self._numbered(f"{os.major(number)}:{os.minor(number)}")
 
-    def why_not(self, disk: Path) -> str | None:
-        """Why nothing may be written to a disk, in words that go on behind its name; None if it may."""
+    def refusal_reason(self, disk: Path) -> str | None:
+        """Return why a disk must not be written, as text to follow its name; None if it may be."""
         if (disk / "partition").exists():
             return f"is a partition: an image is for a whole disk, such as {disk.parent.name}"
         if _text(disk / "ro") == "1":
@@ -56,7 +56,7 @@ class DiskInventory:
         return None
 
     def file_use(self, path: Path) -> str | None:
-        """Why nothing may be written to a file, likewise."""
+        """Return why a file must not be written, as text to follow its name; None if it may be."""
         for backing in (self._sys / "block").glob("loop*/loop/backing_file"):
             if _text(backing) == str(path):
                 return f"is in use: it is the disk {backing.parent.parent.name}; 'losetup -d' it first"
@@ -65,7 +65,7 @@ class DiskInventory:
         return None
 
     def _below(self, node: Path, depth: int = 0) -> set[Path]:
-        """A block device and all that it lies on: its disk, what LVM or RAID made it of, a loop's file."""
+        """Return a block device and all that it lies on: its disk, LVM or RAID members, a loop's file."""
         found = {node}
         if depth == _DEEPEST:
             return found
@@ -83,7 +83,7 @@ class DiskInventory:
             return None
 
     def _mounts(self) -> Iterator[tuple[str, set[Path]]]:
-        """Where something is mounted, and the block devices it is on."""
+        """Yield each mount point with the block devices under it."""
         for line in (self._proc / "self" / "mountinfo").read_text(errors="replace").splitlines():
             fields = line.split(" ")
             source = fields[fields.index("-") + 2]
@@ -105,7 +105,7 @@ class DiskInventory:
         return path.resolve() if path.exists() else None
 
     def _named(self, source: str) -> Path | None:
-        """By what was mounted: ``/dev/sda2``, or a link to it as of LVM."""
+        """Return the block device of a mount's source: ``/dev/sda2``, or a link to it as LVM has."""
         if not source.startswith("/dev/"):
             return None
         path = self._sys / "class" / "block" / (self._root / source[1:]).resolve().name
@@ -113,7 +113,7 @@ class DiskInventory:
 
 
 def model(disk: Path) -> str:
-    """What a disk calls itself; "" if it does not."""
+    """Return a disk's vendor and model; "" if it has none."""
     if file := _text(disk / "loop" / "backing_file"):
         return f"loop device of {file}"
     names = [_text(disk / "device" / name) for name in ("vendor", "model", "name")]
@@ -122,7 +122,7 @@ def model(disk: Path) -> str:
 
 
 def contents(disk: Path, directory: Path = Path("/dev")) -> list[str]:
-    """What is on a disk and its partitions, as far as it can be told: names and kinds of file systems."""
+    """Return the names and kinds of the file systems on a disk and its partitions, as far as blkid knows."""
     told = []
     for node in _with_partitions(disk):
         found = _probe(directory / node.name.replace("!", "/"))
@@ -166,5 +166,5 @@ def _text(path: Path) -> str:
 
 
 def _unescaped(name: str) -> str:
-    """/proc writes blanks and the like as octal numbers."""
+    """Decode the octal escapes of /proc/mounts."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), name)

@@ -10,9 +10,10 @@ SECTOR = 512
 class GptEdges:
     """The first and the last MiB of an image of ``size`` bytes, collected while the rest is written.
 
-    A table's two headers are in the image's second and last sector. Kernels and firmware look for them only
-    if the first sector says that there is a table. So that one comes last: with it, and not before, the disk
-    says that all is there. Tools for repair look for the headers alone, so these are the last but one.
+    The headers of a partition table are in the image's second and last sector. Kernels and firmware look
+    for them only if the first sector says that there is a table, so that sector is written last: with it,
+    and not before, the disk claims to be whole. Repair tools look for the headers alone, so these are
+    written last but one.
     """
 
     def __init__(self, size: int) -> None:
@@ -32,23 +33,23 @@ class GptEdges:
         return data, offset
 
     def rest(self) -> list[tuple[bytes, int]]:
-        """All but the three sectors; each with its offset."""
+        """Return all but the three sectors, each piece with its offset."""
         return [
             (bytes(self._tail[:-SECTOR]), self._tail_offset),
             (bytes(self._head[2 * SECTOR :]), 2 * SECTOR),
         ]
 
     def headers(self) -> list[tuple[bytes, int]]:
-        """The last sector and the second."""
+        """Return the last sector and the second, with their offsets."""
         return [
             (bytes(self._tail[-SECTOR:]), self._tail_offset + EDGE - SECTOR),
             (bytes(self._head[SECTOR : 2 * SECTOR]), SECTOR),
         ]
 
     def first_sector(self) -> bytes:
-        """With which the image is whole."""
+        """Return the sector that makes the image whole."""
         return bytes(self._head[:SECTOR])
 
     def first_blocks(self) -> bytes:
-        """The whole first MiB, to be compared."""
+        """Return the first MiB, for comparison."""
         return bytes(self._head)

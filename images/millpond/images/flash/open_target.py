@@ -19,11 +19,11 @@ from millpond.images.flash.block_device import BlockMedium, FileMedium, TargetDe
 def opened(
     target: str, *, least: int, size: int | None = None, secret: bool = False
 ) -> Iterator[BlockMedium]:
-    """A target, for this process alone, once nothing speaks against it; nothing is changed yet but that a
-    file which is not there is made.
+    """Open a target for this process alone after all checks; a missing file is created, nothing else changes.
 
-    It must have ``least`` bytes; a file becomes ``size`` long or, without it, as long as that. With
-    ``secret``, only its owner may read a file. Raises LocalError that says what speaks against it, OSError.
+    The target must have ``least`` bytes; a file becomes ``size`` long or, without it, as long as that.
+    With ``secret`` only its owner may read a file. Raises LocalError that says which check failed,
+    OSError.
     """
     found = _stat(target)
     if found and stat.S_ISBLK(found.st_mode):
@@ -55,7 +55,7 @@ def _block_device(target: str, found: os.stat_result) -> BlockMedium:
     disk = machine.node(found.st_rdev)
     if disk is None:
         raise LocalError(f"{target} belongs to no disk that this machine has")
-    if reason := machine.why_not(disk):
+    if reason := machine.refusal_reason(disk):
         raise LocalError(f"{target} {reason}")
     descriptor = _exclusive(target)
     if os.fstat(descriptor).st_rdev != found.st_rdev:
@@ -67,7 +67,7 @@ def _block_device(target: str, found: os.stat_result) -> BlockMedium:
 
 
 def _exclusive(target: str) -> int:
-    """With O_EXCL the kernel lets nobody mount it, or make it part of anything, from now on."""
+    """Open a block device with O_EXCL, so that the kernel refuses to mount it or make it part of anything."""
     try:
         return os.open(target, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
     except OSError as error:
@@ -106,5 +106,5 @@ def _check_new(target: str) -> None:
 
 
 def _in_dev(target: str) -> bool:
-    """Where a file would be in memory, made by mistake."""
+    """Return whether a file would be created in /dev, in memory, by mistake."""
     return Path(target).resolve().parent.stat().st_dev == Path("/dev").stat().st_dev

@@ -22,7 +22,7 @@ _UNKNOWN = "it could not be wiped, so what was on it may be damaged"
 
 
 def amount(manifest: Manifest) -> int:
-    """The bytes that are written, and read back."""
+    """Return the bytes that are written, and read back."""
     return sum(used.bytes for used in manifest.image.ranges) + manifest.seed.bytes
 
 
@@ -40,7 +40,7 @@ def flash(image: Path, manifest: Manifest, medium: BlockMedium, seed: bytes, wat
 
 
 class _Flashing:
-    """One run. Everything that is written is noted with its digest, and compared by that."""
+    """One run of the writer. Every write is noted with its digest and compared by that."""
 
     def __init__(self, file: BinaryIO, manifest: Manifest, medium: BlockMedium, watch: Watch) -> None:
         self._file, self._manifest, self._medium, self._watch = file, manifest, medium, watch
@@ -50,7 +50,9 @@ class _Flashing:
         self._at = 0
 
     def run(self, seed: bytes) -> None:
-        """In this order: what is verified comes before what makes it count."""
+        """Write and verify in the order that makes a cut at any byte harmless: verify first, then make it
+        count.
+        """
         with self._trouble(_UNKNOWN):
             self._medium.wipe()
         self._write_body(seed)

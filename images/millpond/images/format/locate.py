@@ -16,9 +16,9 @@ _ZEROS = bytes(MAX_RANGE)
 
 
 def find(given: Path) -> tuple[Path, Manifest]:
-    """The file of an image and what its manifest says, from either's path or that of the folder with both.
+    """Find an image and its manifest, from the path of either or of the folder that holds both.
 
-    Raises ConfigError for a manifest that is wrong, LocalError where one of the two is missing.
+    Raises ConfigError for a wrong manifest, LocalError where one of the two is missing.
     """
     path = _manifest_of(given)
     try:
@@ -55,9 +55,9 @@ def _manifest_of(given: Path) -> Path:
 
 
 def describe(path: Path) -> Image:
-    """What a manifest says of the sparse file ``path``: all but its holes is used.
+    """Describe the sparse file ``path`` as a manifest does: all but its holes is used.
 
-    Raises OSError, and ConfigError for what no image can be.
+    Raises OSError, and ConfigError for a file that cannot be an image.
     """
     ranges, whole, end = [], hashlib.sha256(), 0
     with path.open("rb") as file:
@@ -82,7 +82,9 @@ def _update_with_zeros(digest: hashlib._Hash, count: int) -> None:
 
 
 def _used(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Offset and length of what is no hole, in whole blocks, cut where a multiple of the longest range is."""
+    """Yield offset and length of the data between holes, in whole blocks, cut at multiples of the longest
+    range.
+    """
     end = 0
     for start, stop in _data(descriptor, size):
         offset = max(start // BLOCK * BLOCK, end)

@@ -24,7 +24,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,126}")
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Bytes that are used."""
+    """A range of bytes that are used."""
 
     offset: int
     bytes: int
@@ -32,13 +32,13 @@ class ByteRange:
 
     @property
     def end(self) -> int:
-        """Where the next byte lies."""
+        """Return the offset behind the last byte."""
         return self.offset + self.bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The file of an image. What is in none of the ``ranges`` is a hole, and need not be written."""
+    """The file of an image. Bytes outside of ``ranges`` are holes and need not be written."""
 
     file: str
     bytes: int
@@ -48,7 +48,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class SeedPlace:
-    """Where in the image the device's identity goes; a hole of it."""
+    """The hole in the image that takes the device's identity."""
 
     offset: int
     bytes: int
@@ -65,7 +65,7 @@ class ImageFile:
 
 @dataclass(frozen=True, slots=True)
 class PackageRecord:
-    """A package that went into the image, and where it came from."""
+    """A package that went into the image, and its source."""
 
     name: str
     version: str
@@ -74,7 +74,7 @@ class PackageRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """An image and what it is for. Of two images of a board, the one with the greater ``serial`` is later."""
+    """An image and its purpose. Of two images of a board, the one with the greater ``serial`` is later."""
 
     name: str
     version: str
@@ -88,7 +88,7 @@ class Manifest:
 
 
 def loads(text: str, where: str) -> Manifest:
-    """The manifest in a JSON text that ``where`` holds. Raises ConfigError that names the key."""
+    """Parse a manifest from JSON; ``where`` names it in errors. Raises ConfigError that names the key."""
     if len(text) > MAX_TEXT:
         raise ConfigError(f"{where}: too long for a manifest")
     try:
@@ -101,13 +101,13 @@ def loads(text: str, where: str) -> Manifest:
 
 
 def dumps(manifest: Manifest) -> str:
-    """``loads`` gives the same back. Raises ConfigError for what it would refuse."""
+    """Return the manifest as JSON that ``loads`` takes. Raises ConfigError for one that it would refuse."""
     check(manifest, "manifest")
     return json.dumps(dump(manifest), indent=1) + "\n"
 
 
 def check(manifest: Manifest, where: str) -> None:
-    """Raises ConfigError unless every name, digest, offset and length can be so."""
+    """Raise ConfigError unless every name, digest, offset and length is possible."""
     if manifest.name != "millpond":
         raise ConfigError(f"{where}: name: this is no image of millpond")
     check_image(manifest.image, f"{where}: image")
@@ -121,7 +121,7 @@ def check(manifest: Manifest, where: str) -> None:
 
 
 def check_image(image: Image, where: str) -> None:
-    """Raises ConfigError unless its ranges are aligned, bounded, in ascending order and inside the image."""
+    """Raise ConfigError unless the ranges are aligned, bounded, ascending and inside the image."""
     _check_name(image.file, where)
     _check_digest(image.sha256, where)
     if not 2 * EDGE <= image.bytes <= MAX_IMAGE or image.bytes % BLOCK:

@@ -37,9 +37,9 @@ class Member:
 
 
 def seed(directory: Path) -> bytes:
-    """The seed with the files of ``directory``; the same files give the same bytes.
+    """Return the seed with the files of ``directory``; the same files give the same bytes.
 
-    Raises LocalError for what can not be in a seed, OSError.
+    Raises LocalError for a file that no seed may hold, OSError.
     """
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
@@ -67,9 +67,9 @@ def _add(tar: tarfile.TarFile, member: Member) -> None:
 
 
 def read(file: BinaryIO) -> tuple[Member, ...]:
-    """The identity that a seed holds; () if there is none, or none any more.
+    """Return the identity in a seed; () if there is none, or none any more.
 
-    Raises LocalError for a seed that is damaged, of another version, or holds what no identity does.
+    Raises LocalError for a seed that is damaged, of another version, or with files that no identity has.
     """
     header = file.read(HEADER)
     if not header.strip(b"\0") or header == WIPED:

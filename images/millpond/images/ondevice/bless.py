@@ -23,7 +23,7 @@ _RAUC_SECONDS = 120.0
 
 
 def wait(path: Path, seconds: float) -> bool:
-    """Whether ``path`` is there within so many seconds."""
+    """Return whether ``path`` appears within so many seconds."""
     end = time.monotonic() + seconds
     while not path.exists():
         if time.monotonic() > end:
@@ -45,7 +45,7 @@ def keep(slot: str) -> None:
 
 
 def judge(slot: str, greeted: Path, patience: float, keep: Callable[[str], None]) -> bool:
-    """Whether ``slot``, on trial, is kept: when ``greeted`` is there in time."""
+    """Keep ``slot``, which is on trial, if ``greeted`` appears in time; return whether it was kept."""
     print(f"millpond: slot {slot} is on trial until the host greets the agent", flush=True)
     if not wait(greeted, patience):
         print(f"millpond: the host did not greet the agent: slot {slot} is left", flush=True)
@@ -60,7 +60,7 @@ def judge(slot: str, greeted: Path, patience: float, keep: Callable[[str], None]
 
 
 def main() -> int:
-    """Exit codes: 0 it was no trial, or is kept; 1 the machine restarts, which its unit does too."""
+    """Judge a trial slot. Exit codes: 0 no trial, or kept; 1 the machine restarts, as its unit has it do."""
     try:
         slot = boot_entries.running_slot()
         trial = boot_entries.is_trial(slot)

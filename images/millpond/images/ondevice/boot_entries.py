@@ -35,7 +35,7 @@ class BootEntries:
 
 
 def parse(text: str) -> BootEntries:
-    """What efibootmgr prints."""
+    """Parse the output of efibootmgr."""
     numbers: dict[str, str] = {}
     order: tuple[str, ...] = ()
     for line in text.splitlines():
@@ -48,16 +48,17 @@ def parse(text: str) -> BootEntries:
 
 
 def leader(entries: BootEntries) -> str:
-    """The slot that comes first in the order; empty if none is in it."""
+    """Return the slot that comes first in the order; "" if none is in it."""
     names = {number: name for name, number in entries.numbers.items() if name in SLOTS}
     return next((names[number] for number in entries.order if number in names), "")
 
 
 def wanted_order(entries: BootEntries, slot: str, *, had_entry: bool = True) -> tuple[str, ...]:
-    """The order that ``entries`` should have: both slots in it, and first the one that comes first now.
+    """Return the order that ``entries`` should have: both slots, the one that comes first now first.
 
-    If that is not ``slot``, which runs, this boot is a trial, and RAUC decides. Without a slot in the order,
-    or if ``slot`` had no entry, so that this can be no trial, ``slot`` comes first. Raises LocalError.
+    If that is not ``slot``, which runs, this boot is a trial, and RAUC decides. Without a slot in the
+    order, or if ``slot`` had no entry, so that this can be no trial, ``slot`` comes first. Raises
+    LocalError.
     """
     first = (leader(entries) if had_entry else "") or slot
     second = next(name for name in SLOTS if name != first)
@@ -97,12 +98,12 @@ def _efibootmgr(*arguments: str) -> str:
 
 
 def is_trial(slot: str) -> bool:
-    """Whether the next boot would take not ``slot``, which runs, but the other. Raises LocalError."""
+    """Return whether the next boot would take the other slot than ``slot``, which runs. Raises LocalError."""
     return leader(parse(_efibootmgr())) not in ("", slot)
 
 
 def make_first(slot: str) -> None:
-    """The next boots take ``slot``. Raises LocalError."""
+    """Have the next boots take ``slot``. Raises LocalError."""
     entries = parse(_efibootmgr())
     own = entries.numbers.get(slot)
     if own is None:
@@ -113,7 +114,7 @@ def make_first(slot: str) -> None:
 
 
 def status() -> dict[str, str | int | bool]:
-    """What runs. Raises LocalError, OSError."""
+    """Return which slot runs, its contents, and whether it is on trial. Raises LocalError, OSError."""
     with RELEASE.open("rb") as file:
         release = tomllib.load(file)
     slot = running_slot()
@@ -121,12 +122,12 @@ def status() -> dict[str, str | int | bool]:
 
 
 def running_slot() -> str:
-    """The slot that was booted, as the first program found it. Raises OSError."""
+    """Return the slot that was booted, as the initramfs found it. Raises OSError."""
     return SLOT_FILE.read_text().strip().removeprefix("SLOT=")
 
 
 def boot_disk() -> str:
-    """The disk with the slots. Raises LocalError."""
+    """Return the disk with the slots. Raises LocalError."""
     partition = Path("/dev/disk/by-partlabel/espA").resolve()
     parent = Path("/sys/class/block", partition.name).resolve().parent
     if parent.name == "block":
@@ -135,7 +136,7 @@ def boot_disk() -> str:
 
 
 def main() -> int:
-    """Exit codes: 0 the entries are right, 1 they cannot be."""
+    """Mend the entries, or print the status. Exit codes: 0 the entries are right, 1 they cannot be."""
     try:
         if sys.argv[1:] == ["status"]:
             print(json.dumps(status()))

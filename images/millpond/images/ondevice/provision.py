@@ -42,7 +42,7 @@ def take_over(seed: Path, identity: Path) -> bool:
 
 
 def _finish_wiping(file: BinaryIO) -> None:
-    """Also of a seed whose wiping was cut."""
+    """Wipe a seed whose identity was taken, also one whose wiping was cut."""
     file.seek(0)
     header, rest = file.read(seeds.HEADER), file.read(seeds.MAX_TAR)
     if header == seeds.WIPED and rest.strip(b"\0"):
@@ -104,7 +104,7 @@ def _name(identity: Path) -> str:
 
 
 def main() -> int:
-    """Exit codes: 0 the device knows who it is, 1 it does not."""
+    """Take over an identity if there is one. Exit codes: 0 the device has an identity, 1 it has none."""
     try:
         name = refresh(SEED, IDENTITY, SEED_SECONDS)
         HOST_NAME.write_text(name)

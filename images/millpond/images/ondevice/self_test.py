@@ -29,24 +29,24 @@ assert all(part.grad is not None for part in model.parameters())
 
 
 def root_is_read_only() -> None:
-    """The root cannot be written."""
+    """Check that the root cannot be written."""
     assert os.statvfs("/").f_flag & os.ST_RDONLY
 
 
 def nobody_has_a_password() -> None:
-    """No entry of the shadow file is one that a password could match."""
+    """Check that no entry of the shadow file can match a password."""
     hashes = [line.split(":")[1] for line in Path("/etc/shadow").read_text().splitlines()]
     assert hashes and set(hashes) == {"*"}, hashes
 
 
 def units_work() -> None:
-    """No unit has failed, and the agent is ready."""
+    """Check that no unit has failed and that the agent is ready."""
     assert _output("systemctl", "--failed", "--no-legend", "--plain") == ""
     assert _output("systemctl", "is-active", "millpond-agent.service") == "active"
 
 
 def the_volume_works() -> None:
-    """What is written to the volume is there, and lies on the flash."""
+    """Check that data written to the volume is there, and lies on the flash."""
     data = secrets.token_bytes(1 << 20)
     path = Path("/volume/public/self-test")
     path.write_bytes(data)
@@ -58,19 +58,19 @@ def the_volume_works() -> None:
 
 
 def boot_entries_are_right() -> None:
-    """The slot that runs is the one that the firmware starts."""
+    """Check that the firmware starts the slot that runs."""
     assert '"trial": false' in _output(
         sys.executable, "-m", "millpond.images.ondevice.boot_entries", "status"
     )
 
 
 def a_watchdog_runs() -> None:
-    """The machine would be restarted if it hung."""
+    """Check that a watchdog would restart a machine that hangs."""
     assert list(Path("/sys/class/watchdog").glob("watchdog*")), "there is no watchdog"
 
 
 def torch_works() -> None:
-    """Gradients of the digits model."""
+    """Check that torch computes gradients of the digits model."""
     _output(sys.executable, "-c", _STEP)
 
 
@@ -92,7 +92,7 @@ def _output(*argv: str) -> str:
 
 
 def run() -> bool:
-    """Whether all is well; each check has its line."""
+    """Run all checks, each with a line of its own; return whether all passed."""
     good = True
     for check in CHECKS:
         try:
@@ -105,7 +105,7 @@ def run() -> bool:
 
 
 def main() -> int:
-    """Does not return to a machine that goes on."""
+    """Run the checks and power off; does not return to a machine that goes on."""
     good = run()
     print(PASSED if good else FAILED, flush=True)
     subprocess.run(["/usr/bin/systemctl", "poweroff"], check=True)

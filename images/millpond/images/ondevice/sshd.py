@@ -23,7 +23,7 @@ from millpond.linux.confinement.userns import has_many_uids
 
 
 def command(name: str, identity: Path, public: Path) -> list[str]:
-    """The command line that runs server ``name``, "user" or "admin"."""
+    """Return the command line that runs server ``name``, "user" or "admin"."""
     places = ["--identity", str(identity), "--public", str(public)]
     return [sys.executable, "-m", "millpond.images.ondevice.sshd", name, *places]
 
@@ -47,7 +47,7 @@ def _run_admin(identity: Path) -> int:
 
 
 def _rename_root() -> None:
-    """Sshd wants another uid if its own is 0, so it sees another number there. The files stay the same."""
+    """Map uid 0 to another number, since sshd wants another uid than its own. The files stay the same."""
     enter_user_namespace(RENAMED_ROOT, syscalls.CLONE_NEWNS)
     syscalls.mount("none", Path("/"), "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     for name, text in sshd_config.accounts(RENAMED_ROOT).items():

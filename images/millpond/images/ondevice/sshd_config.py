@@ -15,7 +15,7 @@ HOST_KEY = "ssh_host_key"
 
 @dataclass(frozen=True, slots=True)
 class SshServer:
-    """One server: the only user whom it lets in, by the keys in the file ``authorized``, on ``port``."""
+    """One server: the only user that it lets in, by the keys in the file ``authorized``, on ``port``."""
 
     name: str
     user: str
@@ -70,7 +70,7 @@ _COMMON = (
 
 
 def accounts(root: int = 0) -> dict[str, str]:
-    """The device's own /etc files: its users, and nothing of the machine around it."""
+    """Return the device's own /etc files: its users, and nothing of the machine around it."""
     users = (
         (ADMIN.user, root, "/root", "/bin/sh"),
         (USER.user, UID, HOME, "/bin/sh"),
@@ -85,7 +85,7 @@ def accounts(root: int = 0) -> dict[str, str]:
 
 
 def settings(server: SshServer, host_key: Path, authorized: Path) -> list[str]:
-    """Lines as in sshd_config(5)."""
+    """Return lines as in sshd_config(5)."""
     own = (
         f"Port {server.port}",
         f"HostKey {host_key}",
@@ -97,7 +97,7 @@ def settings(server: SshServer, host_key: Path, authorized: Path) -> list[str]:
 
 
 def command(lines: list[str]) -> list[str]:
-    """The command line that runs sshd in the foreground with ``lines`` alone, without any file of them."""
+    """Return the command line that runs sshd in the foreground with ``lines`` as its only configuration."""
     return [SSHD, "-D", "-e", "-f", "/dev/null", *(part for line in lines for part in ("-o", line))]
 
 
@@ -106,9 +106,10 @@ INSIDE = Path("/etc/ssh")
 
 
 def sandbox(identity: Path, public: Path, authorized: str, *, many_uids: bool) -> Sandbox:
-    """Where the user's server runs: ``public`` is all that it shows. ``authorized`` are keys that open it.
+    """Return the sandbox of the user's server, which shows ``public`` alone; ``authorized`` keys enter it.
 
-    With ``many_uids`` it is root's, who keeps the host key to himself; else all in it is the user's.
+    With ``many_uids`` root owns it and keeps the host key unreadable to the user; else the user owns all
+    of it.
     """
     return Sandbox(
         binds=(*system_binds(), Bind(public, public, read_only=False)),

@@ -72,16 +72,16 @@ class EmulatedBoard:
 
     @property
     def name(self) -> str:
-        """The device's."""
+        """Return the device's name."""
         return self.spec.name
 
     @property
     def pids(self) -> set[int]:
-        """The board's outermost process while it is on."""
+        """Return the board's outermost process while it is on."""
         return {self._pid} if self._pid else set()
 
     def died(self) -> bool:
-        """Whether the board has gone off by itself; true once."""
+        """Return whether the board has gone off by itself; true once."""
         if self._pid is None or os.waitpid(self._pid, os.WNOHANG)[0] == 0:
             return False
         self._pid = None

@@ -25,7 +25,9 @@ _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG"
 
 
 class EmulatedInit:
-    """Runs the agent as systemd would (READY=1 by sd_notify), and what needs the agent's volume after it."""
+    """Runs the agent as systemd would (READY=1 by sd_notify), and the SSH servers, which need its volume,
+    after it.
+    """
 
     def __init__(self, agent: Sequence[str], then: Sequence[Sequence[str]]) -> None:
         self._agent_command, self._then = list(agent), [list(command) for command in then]
@@ -34,7 +36,7 @@ class EmulatedInit:
         self._stopping = False
 
     def run(self) -> int:
-        """Until SIGTERM. All other processes of the board die with this one."""
+        """Run until SIGTERM. All other processes of the board die with this one."""
         self._catch_signals()
         with _notify_socket() as notify:
             while not self._stopping:

@@ -36,7 +36,7 @@ _FIRMWARE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class QemuSpec:
-    """A board to run in QEMU: its name, the directory of its ``disk.img`` and ``slot``, and what it is."""
+    """A board to run in QEMU: its name, the directory of its ``disk.img`` and ``slot``, and its hardware."""
 
     name: str
     directory: Path
@@ -45,8 +45,8 @@ class QemuSpec:
     """More arguments for QEMU."""
 
 
-def why_not() -> str:
-    """What this machine lacks for such a board, and what to install; empty if nothing."""
+def refusal_reason() -> str:
+    """Return what this machine lacks to run such a board, and what to install; "" if nothing."""
     if not shutil.which(PROGRAM):
         return f"{PROGRAM} is not installed: sudo apt install qemu-system-arm"
     if not VARIABLES.exists() or not any(path.exists() for path in FIRMWARE):
@@ -67,7 +67,7 @@ class QemuBoard:
     def power_on(self) -> None:
         """Start the board. Raises LocalError if it has no disk, or cannot be."""
         directory = self.spec.directory
-        if reason := why_not():
+        if reason := refusal_reason():
             raise LocalError(reason)
         if not (directory / DISK).exists():
             raise LocalError(
@@ -88,7 +88,7 @@ class QemuBoard:
             self._qemu = self._start(arguments(self.spec), console.fileno())
 
     def _prepare(self) -> None:
-        """Its flash and its firmware's memory, if it has none yet."""
+        """Create the board's flash and its firmware's variables, if it has none yet."""
         directory = self.spec.directory
         assert self.spec.board.qemu
         (directory / "slot").mkdir(exist_ok=True)
@@ -102,7 +102,7 @@ class QemuBoard:
             (directory / "variables.new").rename(variables)
 
     def _start_server(self, console: int) -> None:
-        """QEMU asks the doorbell server once, when it starts: so it must be there."""
+        """Start the doorbell server, which QEMU asks once, at its start."""
         doorbells = self.spec.directory / "slot" / "doorbells"
         doorbells.unlink(missing_ok=True)
         self._server = self._start(
@@ -128,16 +128,16 @@ class QemuBoard:
 
     @property
     def name(self) -> str:
-        """The device's."""
+        """Return the device's name."""
         return self.spec.name
 
     @property
     def pids(self) -> set[int]:
-        """Its processes, while it is on."""
+        """Return the board's processes while it is on."""
         return {process.pid for process in (self._server, self._qemu) if process}
 
     def died(self) -> bool:
-        """Whether the board has gone off by itself; true once. Without its doorbell server it must."""
+        """Return whether the board has gone off by itself, as it must without doorbell server; true once."""
         if self._qemu is None or self._server is None:
             return False
         if self._qemu.poll() is None and self._server.poll() is None:
@@ -147,11 +147,11 @@ class QemuBoard:
 
     @property
     def exit_code(self) -> int | None:
-        """QEMU's, once it has ended and until the next ``died``: 0 if the machine switched itself off."""
+        """Return QEMU's exit code once it has ended: 0 if the machine switched itself off."""
         return self._qemu.poll() if self._qemu else None
 
     def shut_down(self) -> None:
-        """Press the power button; returns at once."""
+        """Press the power button; return at once."""
         if self._qemu is not None:
             with contextlib.suppress(OSError):
                 _command(self.spec.directory / "slot" / "qmp", "system_powerdown")
@@ -176,7 +176,7 @@ class QemuBoard:
 
 
 def _command(path: Path, name: str) -> None:
-    """A command by QMP; what QEMU answers is of no interest. Raises OSError."""
+    """Send a command by QMP and ignore the answer. Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as monitor:
         monitor.settimeout(2.0)
         monitor.connect(str(path))
@@ -189,7 +189,7 @@ def _command(path: Path, name: str) -> None:
 
 
 def arguments(spec: QemuSpec) -> list[str]:
-    """QEMU's command line, run in the board's directory. Raises LocalError for another board."""
+    """Return QEMU's command line, to be run in the board's directory. Raises LocalError for another board."""
     hardware = spec.board.qemu
     if hardware is None:
         raise LocalError(f"{spec.board.title} cannot be run in QEMU")

@@ -14,33 +14,33 @@ RESET_SECONDS = 1.0
 
 
 class BoardRuntime(Protocol):
-    """A board that can be switched on and off; to go off properly takes it up to ``off_seconds``."""
+    """A board that can be switched on and off; an orderly shutdown takes up to ``off_seconds``."""
 
     off_seconds: float
 
     @property
     def name(self) -> str:
-        """The device's."""
+        """Return the device's name."""
 
     @property
     def pids(self) -> set[int]:
-        """Its own processes, children of this one."""
+        """Return the board's own processes, children of this one."""
 
     def power_on(self) -> None:
         """Start it. Raises LocalError."""
 
     def died(self) -> bool:
-        """Whether it has gone off by itself; true once."""
+        """Return whether the board has gone off by itself; true once."""
 
     def shut_down(self) -> None:
         """Tell it to go off; returns at once."""
 
     def power_off(self, patience: float) -> None:
-        """Wait ``patience`` seconds until it is off, then cut its power."""
+        """Shut all boards down."""
 
 
 class BoardSupervisor:
-    """All boards of a fleet that this machine runs. Call from one thread."""
+    """The supervisor of all boards of a fleet that this machine runs. Call from one thread."""
 
     def __init__(self, boards: Sequence[BoardRuntime]) -> None:
         self._boards = list(boards)
@@ -64,7 +64,7 @@ class BoardSupervisor:
                 self._switch_on(board)
 
     def _switch_on(self, board: BoardRuntime) -> None:
-        """One board that cannot be must not take the others with it."""
+        """Switch one board on; a board that fails must not take the others with it."""
         try:
             board.power_on()
         except LocalError as error:
@@ -73,7 +73,7 @@ class BoardSupervisor:
 
     @property
     def pids(self) -> set[int]:
-        """The boards' own processes."""
+        """Return the boards' own processes."""
         return {pid for board in self._boards for pid in board.pids}
 
     def power_off(self) -> None:
