@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ import pytest
 from hypothesis import settings
 
 from millpond.linux.confinement.sandbox import Sandbox, spawn
+from millpond.linux.zygote.client import Zygote
+from millpond.train.worker.start import workers_zygote
 
 from . import effort, schedule
 
@@ -122,6 +125,18 @@ def _wait(pid: int, seconds: float) -> int:
 @pytest.fixture
 def wait() -> Callable[[int, float], int]:
     return _wait
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """The zygote of all workers that tests start: torch is loaded once, before the first of them."""
+    made = workers_zygote(idle=3600.0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        first = made.start(Sandbox(), ["3"], [theirs.fileno()], 2)
+    assert first.wait() == 0
+    yield made
+    made.close()
 
 
 def _why_no_fuse() -> str | None:

@@ -25,14 +25,14 @@ def test_the_smallest_configuration_is_private_by_default(tmp_path: Path) -> Non
     assert (config.name, config.link.interface, config.link.mtu) == ("csd0", "mp0", 65520)
     assert config.privacy == Privacy({}, {}, "location", "auto")
     assert config.users == Users(64001, 64002)
-    assert (config.board, config.watts) == ("real", None)
+    assert (config.board, config.watts, config.zygote_idle) == ("real", None, 600.0)
 
 
 def test_everything_can_be_said(tmp_path: Path) -> None:
-    text = 'board = "emulated"\n' + SMALLEST + "[watts]\nidle = 2\nbusy = 7.5\n"
+    text = 'board = "emulated"\nzygote_idle = 60\n' + SMALLEST + "[watts]\nidle = 2\nbusy = 7.5\n"
     text += '[privacy]\nerrors = "full"\nencrypt = "always"\n[privacy.canaries]\na = "b"\n'
     config = read(write(tmp_path, text))
-    assert (config.board, config.watts) == ("emulated", Watts(2.0, 7.5))
+    assert (config.board, config.watts, config.zygote_idle) == ("emulated", Watts(2.0, 7.5), 60.0)
     assert config.privacy == Privacy({"a": "b"}, {}, "full", "always")
 
 
@@ -60,6 +60,9 @@ def test_the_tunnel_is_a_socket_or_shared_memory(tmp_path: Path) -> None:
         (SMALLEST + "[watts]\nidle = -1\nbusy = 2.0\n", "watts: idle: -1"),
         (SMALLEST + "[watts]\nidle = nan\nbusy = 2.0\n", "watts: idle: nan"),
         (SMALLEST + "[watts]\nidle = 1.0\nbusy = inf\n", "watts: busy: inf"),
+        ("zygote_idle = 0\n" + SMALLEST, "zygote_idle must be 1 to 86400 seconds"),
+        ("zygote_idle = inf\n" + SMALLEST, "zygote_idle"),
+        ("zygote_idle = nan\n" + SMALLEST, "zygote_idle"),
         (SMALLEST + 'ivshmem = "pci"\n', "link: either socket or ivshmem"),
         (SMALLEST.replace('socket = "/run/slot/nvme.sock"\n', ""), "link: either socket or ivshmem"),
         (SMALLEST.replace("socket", "ivshmen"), "did you mean 'ivshmem'"),

@@ -142,7 +142,9 @@ def test_another_process_counts_into_the_same_ledger() -> None:
     counting = both()
     other = counters()
     index = KINDS.index(Kind.VOLUME)
-    code = f"from millpond.agent.gate import Tally; Tally({other.descriptor}).add({index}, 42)"
+    code = (
+        f"from millpond.agent.gate import LedgerCounters; LedgerCounters({other.descriptor}).add({index}, 42)"
+    )
     subprocess.run([sys.executable, "-c", code], pass_fds=[other.descriptor], check=True, timeout=30)
     counting.outlet().passing(Kind.VOLUME, b"12", payload=False)
     assert ledger(counting, [other])[0]["volume"] == 44

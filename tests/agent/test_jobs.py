@@ -18,6 +18,7 @@ from millpond.agent.gate import CanaryError, Gate, LedgerCounters, Pattern, ledg
 from millpond.agent.job_worker import HostLeft, JobWorker
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
+from millpond.linux.zygote.client import Zygote
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec
 from millpond.train.protocol import Compute, Computed, PrepareWorker, Ready
 from millpond.wire.channel import Buffer, Channel
@@ -121,7 +122,7 @@ def Net():
 class Agent:
     """A worker of a device, and hosts that connect to it one after the other."""
 
-    def __init__(self, base: Path, *patterns: Pattern, model: str = MODEL) -> None:
+    def __init__(self, base: Path, zygote: Zygote, *patterns: Pattern, model: str = MODEL) -> None:
         folder = base / "volume" / "private"
         folder.mkdir(parents=True)
         rng = np.random.default_rng(1)
@@ -137,7 +138,7 @@ class Agent:
         self.log = base / "state" / "jobs" / "steps.log"
         self.log.parent.mkdir(parents=True)
         self.outlet = Watched(self.gate)
-        self.worker = JobWorker(config, "steps")
+        self.worker = JobWorker(config, "steps", zygote)
         job = Job(
             "steps",
             DataSpec("private", "test"),
@@ -185,9 +186,9 @@ def soon() -> Deadline:
 
 
 @contextmanager
-def agent_in(folder: Path, *patterns: Pattern) -> Iterator[Agent]:
+def agent_in(folder: Path, zygote: Zygote, *patterns: Pattern) -> Iterator[Agent]:
     before = psutil.Process().children(recursive=True)
-    made = Agent(folder, *patterns)
+    made = Agent(folder, zygote, *patterns)
     own = [process for process in psutil.Process().children(recursive=True) if process not in before]
     assert len(own) == 1  # the worker in its sandbox, for which nothing else waits
     try:
@@ -198,8 +199,8 @@ def agent_in(folder: Path, *patterns: Pattern) -> Iterator[Agent]:
 
 
 @pytest.fixture(scope="module")
-def module_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
-    with agent_in(tmp_path_factory.mktemp("agent"), Pattern("c", CANARY, True)) as made:
+def module_agent(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Iterator[Agent]:
+    with agent_in(tmp_path_factory.mktemp("agent"), zygote, Pattern("c", CANARY, True)) as made:
         yield made
 
 
@@ -272,9 +273,9 @@ def test_forbidden_bytes_among_sums_do_not_leave(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("what", ["state", "sums"])
-def test_memory_that_the_model_has_sealed_is_not_used(tmp_path: Path, what: str) -> None:
+def test_memory_that_the_model_has_sealed_is_not_used(tmp_path: Path, zygote: Zygote, what: str) -> None:
     with pytest.raises(ProtocolError, match=r"steps: .*(Operation not permitted|kept from)"):
-        Agent(tmp_path, model=SEALING.format(what))
+        Agent(tmp_path, zygote, model=SEALING.format(what))
 
 
 def test_what_is_written_after_the_search_is_not_what_is_sent(agent: Agent) -> None:
@@ -300,18 +301,22 @@ def test_what_is_written_after_the_search_is_not_what_is_sent(agent: Agent) -> N
         assert sums == agent.step(host)[1]
 
 
-def test_where_nothing_is_searched_the_same_sums_leave_counted(agent: Agent, tmp_path: Path) -> None:
+def test_where_nothing_is_searched_the_same_sums_leave_counted(
+    agent: Agent, tmp_path: Path, zygote: Zygote
+) -> None:
     with agent.host() as host:
         expected = agent.step(host)[1]
-    with agent_in(tmp_path) as other, other.host() as host:
+    with agent_in(tmp_path, zygote) as other, other.host() as host:
         assert agent.outlet.searches and not other.outlet.searches
         assert [other.step(host)[1] for _ in range(2)] == [expected, expected]
         assert ledger(other.gate, [])[0]["parameters"] == 2 * 4 * other.ready.size
 
 
 @pytest.mark.expected_log("job steps: the worker process hangs")
-def test_a_worker_that_hangs_is_told_and_a_host_that_leaves_is_not_waited_for(tmp_path: Path) -> None:
-    with agent_in(tmp_path) as agent:
+def test_a_worker_that_hangs_is_told_and_a_host_that_leaves_is_not_waited_for(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    with agent_in(tmp_path, zygote) as agent:
         with agent.host() as host:
             host.send(Compute(1, HANG, ((3,),)), soon(), bytes(4 * agent.ready.size))
             time.sleep(0.2)
@@ -323,15 +328,15 @@ def test_a_worker_that_hangs_is_told_and_a_host_that_leaves_is_not_waited_for(tm
         assert isinstance(agent.error, ConnectionLost)
 
 
-def test_a_worker_that_dies_in_a_step_is_told(tmp_path: Path) -> None:
-    with agent_in(tmp_path) as agent, agent.host() as host:
+def test_a_worker_that_dies_in_a_step_is_told(tmp_path: Path, zygote: Zygote) -> None:
+    with agent_in(tmp_path, zygote) as agent, agent.host() as host:
         with pytest.raises(Refused, match="the worker process died") as caught:
             agent.step(host, DIE)
         assert caught.value.code == "worker"
 
 
-def test_what_a_model_says_itself_does_not_leave(tmp_path: Path) -> None:
-    with agent_in(tmp_path) as agent:
+def test_what_a_model_says_itself_does_not_leave(tmp_path: Path, zygote: Zygote) -> None:
+    with agent_in(tmp_path, zygote) as agent:
         with agent.host() as host, pytest.raises(ConnectionLost):
             agent.step(host, SPEAK)
         assert str(agent.error) == "the worker sent 'computed', which may not leave"

@@ -154,7 +154,7 @@ def check(server: GuestProgram, client: Program, total: int) -> None:
 
 def engine_works(board: Board, engine: str) -> bool:
     """The C engine was built for this machine, whose C library may be newer than the guest's."""
-    code = f"from millpond.tunnel import engine; engine.loops({engine!r}, 'device')"
+    code = f"from millpond.tunnel.datapath import native; native.loops({engine!r}, 'device')"
     return board.guest.run(["python3", "-c", code], check=False).code == 0
 
 

@@ -55,6 +55,7 @@ def test_every_device_has_its_own_network(tmp_path: Path) -> None:
         (devices("a") + "watts = { idle = nan, busy = 2 }\n", "device: a: watts: idle: nan"),
         ("watts = { idle = -3, busy = 2 }\n" + devices("a"), "fleet.toml: watts: idle: -3"),
         ("watts = { idle = 3 }\n" + devices("a"), "busy"),
+        ("zygote_idle = 0.5\n" + devices("a"), "fleet.toml: zygote_idle must be 1 to 86400 seconds"),
         ("[[device", "fleet.toml"),
         ("", "name"),
     ],

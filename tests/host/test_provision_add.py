@@ -99,7 +99,7 @@ def test_after_an_attempt_that_was_cut_short_the_last_host_key_counts(tmp_path: 
 @pytest.fixture
 def can_emulate(monkeypatch: pytest.MonkeyPatch) -> None:
     """QEMU itself is not started here, so it need not be there."""
-    monkeypatch.setattr(qemu_devices, "why_not", lambda: "")
+    monkeypatch.setattr(qemu_devices, "refusal_reason", lambda: "")
 
 
 @pytest.mark.usefixtures("can_emulate")

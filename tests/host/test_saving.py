@@ -35,8 +35,8 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from host.test_saving import LOG, TENSORS, saved
-from millpond.host.jobs.checkpoints import Saver
-saver = Saver(Path(sys.argv[1]), "endless", TENSORS, LOG)
+from millpond.host.jobs.checkpoints import CheckpointWriter
+saver = CheckpointWriter(Path(sys.argv[1]), "endless", TENSORS, LOG)
 for step in range(1, 1_000_000):
     saver.save(saved(step))
     saver.wait()

@@ -192,7 +192,7 @@ Answering = Callable[[Answer], None]
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answering:
-    return lambda answer: monkeypatch.setattr(ssh, "Command", lambda _transport, _line: answer)
+    return lambda answer: monkeypatch.setattr(ssh, "RemoteCommand", lambda _transport, _line: answer)
 
 
 def test_an_installation_whose_connection_is_lost_has_failed(tmp_path: Path, answers: Answering) -> None:

@@ -24,6 +24,7 @@ from millpond.host.workers.dispatcher import Dispatcher, GradientTask, WorkerAns
 from millpond.host.workers.parameter_server import ParameterServer
 from millpond.host.workers.worker import DeviceWorker, LocalWorker, ModelState
 from millpond.linux import memory
+from millpond.linux.zygote.client import Zygote
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec
 from millpond.train.protocol import Compute, Computed, PrepareWorker, Ready
 from millpond.wire.channel import Channel
@@ -202,7 +203,7 @@ def states() -> Iterator[memory.SharedBuffer]:
 
 
 @pytest.fixture
-def start(folder: Path, tmp_path: Path, states: memory.SharedBuffer) -> Iterator[Start]:
+def start(folder: Path, tmp_path: Path, states: memory.SharedBuffer, zygote: Zygote) -> Iterator[Start]:
     """Worker processes, of which nothing is left."""
     before, made = psutil.Process().children(recursive=True), list[LocalWorker]()
     descriptors = psutil.Process().num_fds()
@@ -213,7 +214,7 @@ def start(folder: Path, tmp_path: Path, states: memory.SharedBuffer) -> Iterator
             "steps", JOB.data, ModelSpec("net:build", ("net.py",), arguments), synchronous=SynchronousSpec()
         )
         request = PrepareWorker(job, "host", (str(folder),), {"net.py": NET}, role="steps", states=3)
-        made.append(LocalWorker(request, [folder], tmp_path / "host.log", states.descriptor))
+        made.append(LocalWorker(request, [folder], tmp_path / "host.log", zygote, states.descriptor))
         return made[-1]
 
     yield process
@@ -283,10 +284,10 @@ def test_memory_that_cannot_be_kept_is_not_used(start: Start) -> None:
 
 
 @pytest.fixture
-def keeper(folder: Path, tmp_path: Path) -> Iterator[ParameterServer]:
+def keeper(folder: Path, tmp_path: Path, zygote: Zygote) -> Iterator[ParameterServer]:
     request = PrepareWorker(JOB, "keeper", (), {"net.py": NET}, role="keeper", states=3)
     states = memory.make("states")
-    process = ParameterServer(request, [folder], tmp_path / "log", states)
+    process = ParameterServer(request, [folder], tmp_path / "log", zygote, states)
     try:
         process.prepare(soon())
         process.begin(soon())

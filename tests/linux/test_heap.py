@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import os
 from pathlib import Path
-from millpond.linux.malloc import give_back
+from millpond.linux.malloc import trim_heap
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1])
@@ -17,7 +17,7 @@ blocks = [bytes(range(256)) * 32 for _ in range(2000)]  # 16 MB in blocks of the
 last = bytes(20000)  # above them
 blocks.clear()
 before = resident()
-give_back()
+trim_heap()
 print((before - resident()) * os.sysconf("SC_PAGESIZE") > 8 << 20)
 """
 

@@ -119,19 +119,15 @@ def worker_of(fleet: Emulation, device: str) -> psutil.Process:
     """The process that computes on a device: the innermost of the worker's tree."""
 
     def found() -> psutil.Process | None:
-        tree = descendants(fleet.agent(device).pid)
-        workers = [p for p in tree if "millpond.train.worker.process" in " ".join(p.cmdline())]
+        workers = [p for p in descendants(fleet.agent(device).pid) if p.name() == "worker"]
         return workers[-1] if workers else None
 
     return eventually(found, f"the worker of {device}")
 
 
 def own_workers(fleet: Emulation) -> list[psutil.Process]:
-    """The innermost process of each worker on the host."""
-    found = [
-        p for p in descendants(fleet.daemon().pid) if "millpond.train.worker.process" in " ".join(p.cmdline())
-    ]
-    return [p for p in found if not p.children()]
+    """The innermost process of each worker on the host: those around it have the zygote's name."""
+    return [p for p in descendants(fleet.daemon().pid) if p.name() == "worker"]
 
 
 def computing_on_host(fleet: Emulation) -> psutil.Process:

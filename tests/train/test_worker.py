@@ -16,6 +16,8 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, Refused
+from millpond.linux.confinement.sandbox import Sandbox
+from millpond.linux.zygote.client import Child, Zygote
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, TrainingSpec
 from millpond.train.protocol import Evaluate, GetInitial, Initial, PrepareWorker, Ready, Score, Train, Trained
 from millpond.wire.channel import Channel
@@ -69,7 +71,7 @@ exec(text)
 class Started:
     """A worker process and the coordinator's end of its channel."""
 
-    process: subprocess.Popen[bytes]
+    process: Child | subprocess.Popen[bytes]
     channel: Channel
     log: Path
 
@@ -96,20 +98,17 @@ def soon() -> Deadline:
 
 
 @contextmanager
-def started(root: Path, log: Path, *options: str) -> Iterator[Started]:
+def started(zygote: Zygote | None, root: Path, log: Path, *options: str) -> Iterator[Started]:
+    """A fork of the zygote; without one, a process that is started alone."""
     ours, theirs = socket.socketpair()
-    argv = [
-        sys.executable,
-        "-m",
-        "millpond.train.worker.process",
-        str(theirs.fileno()),
-        "--root",
-        str(root),
-        *options,
-    ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdout=output, stderr=output)
-    theirs.close()
+    options = ("--root", str(root), *options)
+    process: Child | subprocess.Popen[bytes]
+    with theirs, log.open("wb") as output:
+        if zygote:
+            process = zygote.start(Sandbox(), ["3", *options], [theirs.fileno()], output.fileno())
+        else:
+            argv = [sys.executable, "-m", "millpond.train.worker.process", str(theirs.fileno()), *options]
+            process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdout=output, stderr=output)
     try:
         with Channel(ours, "worker") as channel:
             yield Started(process, channel, log)
@@ -135,8 +134,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
-    with started(root, tmp_path_factory.mktemp("log") / "worker.log") as worker:
+def shared(root: Path, tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Iterator[Started]:
+    with started(zygote, root, tmp_path_factory.mktemp("log") / "worker.log") as worker:
         yield worker
     assert worker.process.returncode == 0
 
@@ -215,7 +214,7 @@ def test_a_model_that_raises_tells_only_where(shared: Started, fail: str, text: 
             f"import {CANARY[:7]}",
             "ModuleNotFoundError at nets.py:1 in <module>; its message stays on",
         ),
-        (nets("fileless"), NETS, "LocalError at millpond/train/factory.py:"),
+        (nets("fileless"), NETS, "LocalError at millpond/train/worker/user_code.py:"),
         (nets("Nett"), NETS, "model: factory: module nets has no callable 'Nett'"),
         (nets("wide"), NETS, "the model's tensor 'weight' is float64"),
     ],
@@ -232,7 +231,7 @@ def test_labels_that_the_model_has_no_output_for(shared: Started) -> None:
     ready = shared.prepare(nets("few"), "private/digits")
     with pytest.raises(Refused) as caught:
         shared.train(0, shared.initial(ready.size))
-    assert caught.value.text.startswith("IndexError at millpond/train/loop.py:")
+    assert caught.value.text.startswith("IndexError at millpond/train/local/training.py:")
     assert caught.value.text.endswith("in train_round; its message stays on the device")
 
 
@@ -254,10 +253,14 @@ def test_code_of_a_file_that_leads_outside(shared: Started) -> None:
         shared.channel.call(PrepareWorker(nets(), "csd1", (), {"../nets.py": ""}), Ready, soon())
 
 
-def test_two_fresh_processes_train_to_the_same_bits(root: Path, tmp_path: Path) -> None:
+def test_two_fresh_processes_train_to_the_same_bits(root: Path, tmp_path: Path, zygote: Zygote) -> None:
+    """One that has loaded torch itself, and one that is a fork of a process that has."""
     job = replace(nets(), train=TrainingSpec(optimizer="adam", learning_rate=0.01, epochs=2))
     results = []
-    with started(root, tmp_path / "a") as first, started(root, tmp_path / "b", "--errors", "full") as second:
+    with (
+        started(None, root, tmp_path / "a") as first,
+        started(zygote, root, tmp_path / "b", "--errors", "full") as second,
+    ):
         for worker in (first, second):
             ready = worker.prepare(job, "private/digits")
             state = worker.initial(ready.size)
@@ -275,8 +278,8 @@ def test_two_fresh_processes_train_to_the_same_bits(root: Path, tmp_path: Path) 
     assert "forward" in first.log.read_text()
 
 
-def test_a_payload_of_the_wrong_size_ends_the_worker(root: Path, tmp_path: Path) -> None:
-    with started(root, tmp_path / "log") as worker:
+def test_a_payload_of_the_wrong_size_ends_the_worker(root: Path, tmp_path: Path, zygote: Zygote) -> None:
+    with started(zygote, root, tmp_path / "log") as worker:
         ready = worker.prepare(nets(), "private/digits")
         worker.channel.send(Train(0), soon(), bytes(4 * ready.size - 4))
         with pytest.raises(
@@ -289,8 +292,8 @@ def test_a_payload_of_the_wrong_size_ends_the_worker(root: Path, tmp_path: Path)
     assert worker.process.returncode == 1
 
 
-def test_before_prepare_only_the_order_is_said(root: Path, tmp_path: Path) -> None:
-    with started(root, tmp_path / "log") as worker:
+def test_before_prepare_only_the_order_is_said(root: Path, tmp_path: Path, zygote: Zygote) -> None:
+    with started(zygote, root, tmp_path / "log") as worker:
         for request in (GetInitial(), Train(0), Evaluate("held-out")):
             with pytest.raises(Refused, match=f"'{request.NAME}' came before 'prepare'"):
                 worker.channel.call(request, Ok, soon())
@@ -300,14 +303,14 @@ def test_before_prepare_only_the_order_is_said(root: Path, tmp_path: Path) -> No
     assert worker.process.returncode == 0
 
 
-def test_a_message_cut_off_is_not_a_clean_end(root: Path, tmp_path: Path) -> None:
-    with started(root, tmp_path / "log") as worker:
+def test_a_message_cut_off_is_not_a_clean_end(root: Path, tmp_path: Path, zygote: Zygote) -> None:
+    with started(zygote, root, tmp_path / "log") as worker:
         worker.channel.sock.sendall(b"mp\0\1")
     assert worker.process.returncode == 1
 
 
-def test_garbage_ends_the_worker(root: Path, tmp_path: Path) -> None:
-    with started(root, tmp_path / "log") as worker:
+def test_garbage_ends_the_worker(root: Path, tmp_path: Path, zygote: Zygote) -> None:
+    with started(zygote, root, tmp_path / "log") as worker:
         worker.channel.sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
         with pytest.raises(Refused, match="does not speak millpond's protocol"):
             worker.channel.expect(Ready, soon())
@@ -316,7 +319,15 @@ def test_garbage_ends_the_worker(root: Path, tmp_path: Path) -> None:
 
 def test_starting_does_not_wait_for_torch() -> None:
     """The coordinator runs without torch, and a worker ties itself to its parent before it loads it."""
-    names = ("job", "protocol", "layout", "aggregate", "checkpoint", "jobfile", "worker")
+    names = (
+        "job.spec",
+        "protocol",
+        "state.layout",
+        "reduce.exact",
+        "state.checkpoint",
+        "job.file",
+        "worker.process",
+    )
     imports = "; ".join(f"import millpond.train.{name}" for name in names)
     code = f"import sys; {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +18,8 @@ from torch.nn.functional import cross_entropy
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, Refused
 from millpond.linux import memory
+from millpond.linux.confinement.sandbox import Sandbox
+from millpond.linux.zygote.client import Zygote
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec, TrainingSpec
 from millpond.train.protocol import (
     Apply,
@@ -112,22 +112,13 @@ SHRINKS, RAISES, REPLACES, CLAMPS, ADDS, RENEWS, TURNS, FROZEN, RESTORES = range
 class Process:
     """A worker process, the coordinator's end of its channel, and the memory of both."""
 
-    def __init__(self, root: Path, log: Path, *, shared: bool = True) -> None:
+    def __init__(self, zygote: Zygote, root: Path, log: Path, *, shared: bool = True) -> None:
         ours, theirs = socket.socketpair()
         self.shared = [memory.make(f"{what} of the tests") for what in ("states", "sums")]
-        argv = [
-            sys.executable,
-            "-m",
-            "millpond.train.worker.process",
-            str(theirs.fileno()),
-            "--root",
-            str(root),
-        ]
-        argv += ["--shared", *map(str, self.shared)] if shared else []
-        with log.open("wb") as output:
+        options = ["3", "--root", str(root), *(["--shared", "4", "5"] if shared else [])]
+        with theirs, log.open("wb") as output:
             passed = [theirs.fileno(), *self.shared]
-            self.process = subprocess.Popen(argv, pass_fds=passed, stdout=output, stderr=output)
-        theirs.close()
+            self.process = zygote.start(Sandbox(), options, passed, output.fileno())
         self.channel = Channel(ours, "worker")
         self.state = self.sums = np.empty(0, np.float32)
 
@@ -162,8 +153,8 @@ def soon() -> Deadline:
 
 
 @contextmanager
-def started(root: Path, log: Path, *, shared: bool = True) -> Iterator[Process]:
-    process = Process(root, log, shared=shared)
+def started(zygote: Zygote, root: Path, log: Path, *, shared: bool = True) -> Iterator[Process]:
+    process = Process(zygote, root, log, shared=shared)
     try:
         with process.channel:
             yield process
@@ -196,8 +187,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def module_worker(root: Path, folder: Path) -> Iterator[Process]:
-    with started(root, folder / "steps.log") as process:
+def module_worker(root: Path, folder: Path, zygote: Zygote) -> Iterator[Process]:
+    with started(zygote, root, folder / "steps.log") as process:
         yield process
     assert process.process.returncode == 0
 
@@ -210,8 +201,8 @@ def worker(module_worker: Process) -> Process:
 
 
 @pytest.fixture(scope="module")
-def module_keeper(root: Path, folder: Path) -> Iterator[Process]:
-    with started(root, folder / "keeper.log") as process:
+def module_keeper(root: Path, folder: Path, zygote: Zygote) -> Iterator[Process]:
+    with started(zygote, root, folder / "keeper.log") as process:
         yield process
     assert process.process.returncode == 0
 
@@ -298,10 +289,10 @@ def test_a_model_that_changes_its_own_parameters_is_refused(worker: Process, how
 
 @pytest.mark.parametrize(("how", "name"), [(RENEWS, "layers.1.bias"), (TURNS, "square"), (FROZEN, "frozen")])
 def test_a_parameter_that_is_another_or_frozen_is_seen(
-    root: Path, tmp_path: Path, how: int, name: str
+    root: Path, tmp_path: Path, zygote: Zygote, how: int, name: str
 ) -> None:
     more = replace(JOB, model=ModelSpec("nets:Net", ("nets.py",), {"fail": "more"}))
-    with started(root, tmp_path / "log") as process:
+    with started(zygote, root, tmp_path / "log") as process:
         ready = process.prepare("steps", "private/digits", job=more)
         process.state[:] = state_of(1, ready.size)
         process.call(Compute(1, 5, ((1,),)), Computed)
@@ -311,9 +302,9 @@ def test_a_parameter_that_is_another_or_frozen_is_seen(
         assert process.refused(Compute(1, how, ((1,),))) == ("model", told)
 
 
-def test_scoring_does_not_change_the_model(root: Path, tmp_path: Path) -> None:
+def test_scoring_does_not_change_the_model(root: Path, tmp_path: Path, zygote: Zygote) -> None:
     scoring = replace(JOB, model=ModelSpec("nets:Net", ("nets.py",), {"fail": "scores"}))
-    with started(root, tmp_path / "log") as process:
+    with started(zygote, root, tmp_path / "log") as process:
         process.prepare("keeper", job=scoring)
         before = process.state.copy()
         code, told = process.refused(Evaluate("held-out"))
@@ -328,13 +319,16 @@ def test_a_worker_cannot_take_the_memory_away(worker: Process) -> None:
     assert (worker.state == 0.25).all()
     larger = replace(JOB, model=ModelSpec("millpond.train.zoo.models:digits_cnn"))
     request = PrepareWorker(larger, "csd1", ("private/digits",), {}, role="steps")
-    assert worker.refused(request)[1].startswith("PermissionError at millpond/train/session.py:")
+    assert worker.refused(request)[1].startswith("PermissionError at millpond/train/worker/roles.py:")
     assert os.fstat(worker.shared[1]).st_size == 4 * 520
 
 
-def test_memory_that_the_model_has_sealed_is_not_used(root: Path, tmp_path: Path) -> None:
+def test_memory_that_the_model_has_sealed_is_not_used(root: Path, tmp_path: Path, zygote: Zygote) -> None:
     sealing = replace(JOB, model=ModelSpec("nets:Net", ("nets.py",), {"fail": "seal sums"}))
-    with started(root, tmp_path / "log") as process, pytest.raises(ValueError, match="kept from shrinking"):
+    with (
+        started(zygote, root, tmp_path / "log") as process,
+        pytest.raises(ValueError, match="kept from shrinking"),
+    ):
         process.prepare("steps", "private/digits", job=sealing)
 
 
@@ -359,8 +353,8 @@ def test_a_worker_of_one_role_does_nothing_of_another(worker: Process, keeper: P
         assert keeper.refused(other) == ("protocol", f"this worker does not serve '{other.NAME}'")
 
 
-def test_without_shared_memory_there_are_rounds_only(root: Path, tmp_path: Path) -> None:
-    with started(root, tmp_path / "log", shared=False) as process:
+def test_without_shared_memory_there_are_rounds_only(root: Path, tmp_path: Path, zygote: Zygote) -> None:
+    with started(zygote, root, tmp_path / "log", shared=False) as process:
         for role in ("steps", "keeper"):
             request = PrepareWorker(JOB, "csd1", ("private/digits",), {"nets.py": NETS}, role=role)  # type: ignore[arg-type]
             expected = ("model", "this worker has no shared memory for a synchronous job")
@@ -434,8 +428,10 @@ def test_a_held_out_folder_that_is_not_there(keeper: Process) -> None:
     assert keeper.refused(Evaluate("nowhere")) == ("data", "missing data: there is no folder nowhere")
 
 
-def test_a_state_that_comes_with_a_message_ends_the_worker(root: Path, tmp_path: Path) -> None:
-    with started(root, tmp_path / "log") as process:
+def test_a_state_that_comes_with_a_message_ends_the_worker(
+    root: Path, tmp_path: Path, zygote: Zygote
+) -> None:
+    with started(zygote, root, tmp_path / "log") as process:
         process.prepare("steps", "private/digits")
         code, text = process.refused(Compute(1, 5, ((1,),)), bytes(4 * 520))
         assert (code, text) == ("protocol", "'compute' came with 2080 bytes where 0 belong")

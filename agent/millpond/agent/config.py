@@ -70,7 +70,8 @@ class AgentConfig:
 
     ``public_quota`` is how many bytes of the flash the host may fill with public files; None for all.
     ``watts`` are what the board takes, for where nothing measures it. The sensors that an "emulated"
-    ``board`` sees are of the machine that it shares.
+    ``board`` sees are of the machine that it shares. ``zygote_idle`` are the seconds from the end of
+    the last worker to that of the zygote, which holds torch.
     """
 
     name: str
@@ -84,6 +85,7 @@ class AgentConfig:
     board: Literal["emulated", "real"] = "real"
     watts: Watts | None = None
     public_quota: int | None = None
+    zygote_idle: float = 600.0
 
 
 def read(path: Path) -> AgentConfig:
@@ -95,4 +97,6 @@ def read(path: Path) -> AgentConfig:
         raise ConfigError(f"{path.name}: link: either socket or ivshmem")
     if config.public_quota is not None and config.public_quota <= 0:
         raise ConfigError(f"{path.name}: public_quota must be a number of bytes above 0")
+    if not 1 <= config.zygote_idle <= 86400:
+        raise ConfigError(f"{path.name}: zygote_idle must be 1 to 86400 seconds")
     return config

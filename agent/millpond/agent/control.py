@@ -23,6 +23,7 @@ from millpond.base.errors import ConfigError, ConnectionLost, ProtocolError, Ref
 from millpond.fs.store.usage import private_bytes
 from millpond.train.job import spec
 from millpond.train.protocol import PrepareWorker
+from millpond.train.worker.start import workers_zygote
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import (
     AtRest,
@@ -68,6 +69,7 @@ class AgentService:
         self.volume, self.launches, self.log_lines = volume, launches, log_lines
         self.boot = os.urandom(8).hex()
         self.tickets: Tickets[Purpose] = Tickets(lambda: os.urandom(32))
+        self.zygote = workers_zygote(config.zygote_idle)
         self._meter = load.meter(config)
         self._lock = threading.Lock()
         self._workers: list[JobWorker] = []
@@ -157,7 +159,7 @@ class AgentService:
         try:
             spec.check(request.job, "the job")
             check_folders(request.folders)
-            worker = JobWorker(self.config, request.job.name)
+            worker = JobWorker(self.config, request.job.name, self.zygote)
             self._workers.append(worker)
             log.info("job %s: worker started", worker.name)
             ready = worker.prepare(request, host)

@@ -81,6 +81,7 @@ def running(
         launches = LaunchedScripts(config, gate, [volume.tally], lambda: end.counts[0].bytes)
         software = VERSION
         device = AgentService(config, software, gate, volume, launches, lines, at_rest)
+        stack.callback(device.zygote.close)
         context = Identity.in_directory(Path(config.identity)).context(server=True)
         listener = Listener(device, context, ipaddress.IPv4Interface(link.address), CONTROL_PORT)
         stack.callback(listener.stop)

@@ -11,8 +11,6 @@ import logging
 import os
 import select
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path, PurePosixPath
 
@@ -21,9 +19,9 @@ from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
-from millpond.linux.confinement.sandboxed_process import end, start
-from millpond.linux.logs import BoundedLog
+from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.progress import HANG_SECONDS, processor_time
+from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import (
     Compute,
     Computed,
@@ -34,6 +32,7 @@ from millpond.train.protocol import (
     Train,
     Trained,
 )
+from millpond.train.worker.start import start_worker
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Head, Limits
 from millpond.wire.messages import Failure, Message
@@ -62,9 +61,11 @@ def check_folders(folders: tuple[str, ...]) -> None:
 
 
 class JobWorker:
-    """The process of one job. ``prepare`` first; then each bulk request is relayed by ``relay``."""
+    """The process of one job, a fork of ``zygote``. ``prepare`` first; then each bulk request is relayed by
+    ``relay``.
+    """
 
-    def __init__(self, config: AgentConfig, name: str) -> None:
+    def __init__(self, config: AgentConfig, name: str, zygote: Zygote) -> None:
         self.name = name
         ours, theirs = socket.socketpair()
         self._state: memory.SharedBuffer | None = None
@@ -76,24 +77,12 @@ class JobWorker:
             failed.callback(self._channel.close)
             self._shared = [memory.make(f"{what} of {name}") for what in ("state", "sums")]
             failed.callback(self._close_shared)
-            argv = [sys.executable, "-m", "millpond.train.worker.process", str(theirs.fileno())]
-            argv += ["--root", config.volume, "--errors", config.privacy.errors]
-            argv += ["--shared", *map(str, self._shared)]
-            self._process = self._start(config, argv, theirs.fileno())
-            failed.pop_all()
-
-    def _start(self, config: AgentConfig, argv: list[str], descriptor: int) -> subprocess.Popen[bytes]:
-        output = BoundedLog(Path(config.state, "jobs", f"{self.name}.log"))
-        try:
-            return start(
-                _sandbox(config),
-                argv,
-                pass_fds=[descriptor, *self._shared],
-                stdout=output.writer,
-                stderr=output.writer,
+            log_file = Path(config.state, "jobs", f"{name}.log")
+            options = ["--root", config.volume, "--errors", config.privacy.errors]
+            self._process = start_worker(
+                zygote, _sandbox(config), log_file, theirs.fileno(), self._shared, *options
             )
-        finally:
-            output.close_writer()
+            failed.pop_all()
 
     def prepare(self, request: PrepareWorker, host: Channel) -> Ready:
         """Have the worker build the model and load its data. Raises Refused with the worker's reason."""

@@ -27,6 +27,7 @@ from millpond.host.store.store import Store
 from millpond.images.boards import EMULATED
 from millpond.linux.file_lock import locked
 from millpond.linux.notify import notify, watchdog_interval
+from millpond.train.worker.start import workers_zygote
 from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 
 log = logging.getLogger("millpond.host")
@@ -68,10 +69,12 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
         meters = FleetMeters(HOST, meter(fleet), devices)
         volumes = VolumeMounts(fleet)
         stack.callback(volumes.close)
+        zygote = workers_zygote(fleet.config.zygote_idle)
+        stack.callback(zygote.close)
 
         def surroundings(changed: Callable[[], None]) -> JobContext:
             return JobContext(
-                fleet, record, devices, volumes.folder, lambda: traffic(fleet), meters.read, changed
+                fleet, record, devices, volumes.folder, lambda: traffic(fleet), meters.read, changed, zygote
             )
 
         jobs = JobService(record, surroundings)

@@ -22,6 +22,7 @@ from millpond.linux import memory
 from millpond.train.balance.profiling import Probe, Profile
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec, TrainingSpec
 from millpond.train.protocol import PrepareWorker, Ready, Score
+from millpond.train.worker.start import workers_zygote
 
 _PREPARE_SECONDS = 120.0
 PUBLIC = "public"
@@ -61,11 +62,12 @@ class Processes:
     def __init__(self, work: Work, logs: Path, wrap: Callable[[int, Worker], Worker]) -> None:
         self.work, self._logs, self._wrap = work, logs, wrap
         count = len(work.private)
+        self._zygote = workers_zygote(60.0)
         self._states = memory.make("states")
         weakref.finalize(self, os.close, self._states)
         self.locals = [self._start(rank) for rank in range(count)]
         request = PrepareWorker(work.job, "keeper", (), {}, role="keeper", states=count + 1)
-        self.keeper = ParameterServer(request, [work.test], logs / "keeper.log", self._states)
+        self.keeper = ParameterServer(request, [work.test], logs / "keeper.log", self._zygote, self._states)
         self._ready = [worker.prepare(Deadline.after(_PREPARE_SECONDS)) for worker in self.locals]
         self.keeper.prepare(Deadline.after(_PREPARE_SECONDS))
         self.holdings = Shards(work.seed, count)
@@ -84,7 +86,7 @@ class Processes:
         states = len(self.work.private) + 1
         request = PrepareWorker(self.work.job, f"worker{rank}", folders, {}, role="steps", states=states)
         log = self._logs / f"worker{rank}.log"
-        return LocalWorker(request, [Path(folder) for folder in folders], log, self._states)
+        return LocalWorker(request, [Path(folder) for folder in folders], log, self._zygote, self._states)
 
     def _holdings(self, rank: int) -> list[Shard]:
         private, public = self._ready[rank].parts
@@ -142,6 +144,7 @@ class Processes:
             link.end()
         for worker in (*self.locals, self.keeper):
             worker.close()
+        self._zygote.close()
 
 
 def _fail(loss: WorkerLoss) -> None:

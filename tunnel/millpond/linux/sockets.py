@@ -73,15 +73,28 @@ def send_descriptors(sock: socket.socket, descriptors: list[int]) -> None:
 def receive_descriptors(sock: socket.socket, count: int) -> list[int]:
     """Take exactly ``count`` descriptors from the peer; raises ConnectionError if it sent anything else."""
     # Not socket.recv_fds: it drops its flags, and the descriptors would leak into every program started.
-    data, ancillary, flags, _ = sock.recvmsg(1, socket.CMSG_LEN(count * _INT.size), socket.MSG_CMSG_CLOEXEC)
+    data = bytearray(1)
+    _, descriptors = receive_with_descriptors(sock, data, count)
+    if data != b"D" or len(descriptors) != count:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise ConnectionError(f"expected {count} descriptors, got {len(descriptors)}")
+    return descriptors
+
+
+def receive_with_descriptors(sock: socket.socket, into: bytearray, most: int) -> tuple[int, list[int]]:
+    """Receive into a buffer. Returns the number of bytes and the descriptors that came with them, none if
+    there were more than ``most``.
+    """
+    space = socket.CMSG_LEN(most * _INT.size)
+    size, ancillary, flags, _ = sock.recvmsg_into([into], space, socket.MSG_CMSG_CLOEXEC)
     descriptors = [
         number
         for level, kind, packed in ancillary
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
         for (number,) in _INT.iter_unpack(packed[: len(packed) // _INT.size * _INT.size])
     ]
-    if data != b"D" or len(descriptors) != count or flags & socket.MSG_CTRUNC:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        raise ConnectionError(f"expected {count} descriptors, got {len(descriptors)}")
-    return descriptors
+    if flags & socket.MSG_CTRUNC:
+        while descriptors:
+            os.close(descriptors.pop())
+    return size, descriptors

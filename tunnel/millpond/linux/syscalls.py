@@ -42,6 +42,7 @@ CAP_SYS_ADMIN = 21
 CAP_AUDIT_WRITE = 29
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
 _PR_CAPBSET_DROP = 24
 _SECCOMP_MODE_FILTER = 2
@@ -137,6 +138,11 @@ def pivot_root(new_root: Path) -> None:
 def die_with_parent(signal: int) -> None:
     """Have the kernel send this process ``signal`` when the thread that forked it ends."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal), 0, 0, 0), "prctl")
+
+
+def make_dumpable() -> None:
+    """Make /proc/self this user's again after a change of credentials, as execve does."""
+    _check(_libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(1), 0, 0, 0), "prctl")
 
 
 def killed_with_parent() -> Callable[[], None]:

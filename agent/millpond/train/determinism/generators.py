@@ -16,6 +16,11 @@ def plant(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def diverge() -> None:
+    """Reseed numpy's generator, whose state all forks of a zygote share; Python reseeds its own at a fork."""
+    np.random.seed()
+
+
 def be_deterministic(threads: int) -> None:
     """Only reproducible operations, so that the same work with as many threads gives the same bits."""
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))

@@ -58,6 +58,7 @@ class Descriptors:
 
 def make(prepare: PrepareWorker, root: Path, code_dir: Path, shared: Descriptors | None) -> WorkerRole:
     """Build the model and load the samples. Raises LocalError, and what the user's code raises."""
+    generators.diverge()
     generators.be_deterministic(prepare.job.train.threads)
     if prepare.role == "rounds":
         return FederatedRole(prepare, root, code_dir)

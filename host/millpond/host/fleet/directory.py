@@ -37,13 +37,15 @@ class DeviceConfig:
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
     """``network`` is cut into one /30 for each device, in order. ``watts`` are what the host takes, for where
-    nothing measures it.
+    nothing measures it. ``zygote_idle`` are the seconds from the end of the host's last worker to that of
+    the zygote, which holds torch.
     """
 
     name: str
     network: str = "10.77.0.0/16"
     device: tuple[DeviceConfig, ...] = field(default_factory=tuple)
     watts: Watts | None = None
+    zygote_idle: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,8 @@ def checked(config: FleetConfig) -> FleetConfig:
             raise ConfigError(f"fleet.toml: device: '{name}' is named twice")
     if config.watts:
         joules.check(config.watts, "fleet.toml: watts")
+    if not 1 <= config.zygote_idle <= 86400:
+        raise ConfigError("fleet.toml: zygote_idle must be 1 to 86400 seconds")
     for device in config.device:
         if device.board != EMULATED:
             boards.read(device.board)

@@ -19,6 +19,7 @@ from millpond.host.model.jobs import HOST, JobRow
 from millpond.host.store.store import Store
 from millpond.host.workers.supervisor import WorkerSupervisor
 from millpond.host.workers.worker import HostProcess, Worker
+from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import PrepareWorker, Ready
 
 P = TypeVar("P", bound=HostProcess)
@@ -40,7 +41,8 @@ class JobStopped(LocalError):
 @dataclass(frozen=True, slots=True)
 class JobContext:
     """What a job needs of the daemon. ``mount`` gives the folder of a device's volume on the host;
-    ``traffic`` the bytes (to, from) that have crossed each device's tunnel, ``energy`` what meters say.
+    ``traffic`` the bytes (to, from) that have crossed each device's tunnel, ``energy`` what meters say. The
+    workers on the host are forks of ``zygote``.
     """
 
     fleet: Fleet
@@ -50,6 +52,7 @@ class JobContext:
     traffic: Callable[[], Traffic]
     energy: Callable[[], Readings]
     changed: Callable[[], None]
+    zygote: Zygote
 
 
 def since(before: Traffic, now: Traffic) -> Traffic:
@@ -161,7 +164,8 @@ class WorkerGroup:
         mounts = [self._around.fleet.mountpoint(name) for name in self._sources]
         folders = [Path(folder) for folder in request.folders]
         readable = [mount for mount in mounts if any(f.is_relative_to(mount) for f in folders)]
-        return kind(request, [*readable, test], self._directory / f"{request.worker}.log", states)
+        log = self._directory / f"{request.worker}.log"
+        return kind(request, [*readable, test], log, self._around.zygote, states)
 
     def _public_folders(self) -> dict[str, str] | None:
         """Where public data is, by device. None while a volume is away, for a while; then the job does

@@ -90,7 +90,7 @@ class WorkerSupervisor:
             worker.close()
 
     def _keep_prepared(self) -> None:
-        """A local worker dies with this thread, so the thread stays until the end of the job."""
+        """Prepare a worker whenever there is none, until the end of the job."""
         while self._wait_until_needed():
             if not self._prepare():
                 with self._changed:

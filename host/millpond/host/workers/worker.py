@@ -6,8 +6,6 @@ import contextlib
 import os
 import select
 import socket
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +19,9 @@ from millpond.base.errors import ConnectionLost, ProtocolError
 from millpond.host.fleet.device import Device
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
-from millpond.linux.confinement.sandboxed_process import end, start
-from millpond.linux.logs import BoundedLog
+from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.progress import HANG_SECONDS, processor_time
+from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import (
     Compute,
     Computed,
@@ -37,6 +35,7 @@ from millpond.train.protocol import (
     Trained,
 )
 from millpond.train.reduce.exact import Vector
+from millpond.train.worker.start import start_worker
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
 
@@ -152,13 +151,18 @@ class DeviceWorker(_ChannelWorker):
 
 
 class HostProcess(_ChannelWorker):
-    """A process of a job on the host. It runs a user's model, so it sees only ``readable`` and programs, and
-    has no network and no capabilities. Start it from a thread that outlives it: it dies with that thread.
+    """A process of a job on the host, a fork of ``zygote``. It runs a user's model, so it sees only
+    ``readable`` and programs, and has no network and no capabilities.
     ``states`` is the descriptor of the memory where a synchronous job's keeper keeps states.
     """
 
     def __init__(
-        self, request: PrepareWorker, readable: Sequence[Path], log: Path, states: int | None = None
+        self,
+        request: PrepareWorker,
+        readable: Sequence[Path],
+        log: Path,
+        zygote: Zygote,
+        states: int | None = None,
     ) -> None:
         super().__init__(request.worker)
         self._request, self._log = request, log
@@ -169,30 +173,11 @@ class HostProcess(_ChannelWorker):
             if states is not None:
                 self._shared = (states, memory.make(f"sums of {request.worker}"))
                 weakref.finalize(self, os.close, self._shared[1])
-            self._process = self._start(theirs.fileno(), readable)
+            self._process = start_worker(
+                zygote, _sandbox(readable), log, theirs.fileno(), self._shared, "--errors", "full"
+            )
             failed.pop_all()
         self._channel = Channel(ours, f"the worker '{self.name}' on the host", limits=LOCAL_LIMITS)
-
-    def _start(self, descriptor: int, readable: Sequence[Path]) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "millpond.train.worker.process", str(descriptor), "--errors", "full"]
-        argv += ["--shared", *map(str, self._shared)] if self._shared else []
-        sandbox = Sandbox(
-            binds=(*system_binds(), *python_binds(), *(Bind(path, path) for path in readable)),
-            own_network=True,
-            own_pids=True,
-            capabilities=False,
-        )
-        output = BoundedLog(self._log)
-        try:
-            return start(
-                sandbox,
-                argv,
-                pass_fds=[descriptor, *self._shared],
-                stdout=output.writer,
-                stderr=output.writer,
-            )
-        finally:
-            output.close_writer()
 
     def prepare(self, deadline: Deadline) -> Ready:
         """See Worker."""
@@ -259,6 +244,15 @@ class LocalWorker(HostProcess):
             if now is not None and now == seen:
                 raise ConnectionLost(f"the worker '{self.name}' hangs: it does not use its processor")
             seen = now
+
+
+def _sandbox(readable: Sequence[Path]) -> Sandbox:
+    return Sandbox(
+        binds=(*system_binds(), *python_binds(), *(Bind(path, path) for path in readable)),
+        own_network=True,
+        own_pids=True,
+        capabilities=False,
+    )
 
 
 def _checked(computed: Computed, request: Compute, name: str) -> Computed:

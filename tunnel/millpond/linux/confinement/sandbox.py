@@ -116,7 +116,7 @@ def become(
     try:
         for descriptor in keep:
             os.set_inheritable(descriptor, True)
-        code = _inside(sandbox, body, is_first)
+        code = enter(sandbox, body, is_first=is_first)
     except OSError as error:
         os.write(2, f"sandbox: {error}\n".encode())
     except SystemExit as end:
@@ -135,7 +135,8 @@ def _flush() -> None:
                 stream.flush()
 
 
-def _inside(sandbox: Sandbox, body: Callable[[], int], is_first: bool) -> int:
+def enter(sandbox: Sandbox, body: Callable[[], int], *, is_first: bool = False) -> int:
+    """Run ``body`` in the sandbox, which this thread never leaves. Returns its result. Raises OSError."""
     if sandbox.new_session:  # a terminal's Ctrl-C is for whoever started this, who stops it in order
         os.setsid()
     many_uids = os.geteuid() == 0 and has_many_uids()  # only root may become another of them

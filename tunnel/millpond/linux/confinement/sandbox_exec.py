@@ -24,13 +24,18 @@ def confined(sandbox: Sandbox, command: list[str], *, is_first: bool = False) ->
     """The command line that runs ``command`` in ``sandbox``. It dies with the thread that starts it. With
     ``is_first`` this process must start it, as the PID 1 of its own PIDs, see ``starting``.
     """
-    sandbox = dataclasses.replace(sandbox, new_session=True)  # no terminal to type into
-    spec = json.dumps(dataclasses.asdict(sandbox), default=str)
+    spec = serialized(sandbox)
     starter = str(Path("/proc/self").readlink()) if is_first else ""  # the pid that /proc knows it by
     return [sys.executable, "-m", "millpond.linux.confinement.sandbox_exec", starter, spec, *command]
 
 
-def _parse(spec: str) -> Sandbox:
+def serialized(sandbox: Sandbox) -> str:
+    """Serialize a sandbox for ``parsed``, with a session of its own: no terminal to type into."""
+    return json.dumps(dataclasses.asdict(dataclasses.replace(sandbox, new_session=True)), default=str)
+
+
+def parsed(spec: str) -> Sandbox:
+    """Parse a sandbox that ``serialized`` has made."""
     fields: dict[str, Any] = json.loads(spec)
     if fields["binds"] is not None:
         fields["binds"] = tuple(
@@ -46,19 +51,19 @@ def main() -> int:
     """Run the command and exit as it does; SIGTERM is handed on to it."""
     starter, spec, *command = sys.argv[1:]
     if starter:
-        _replace(_parse(spec), command, int(starter))
-    return run(_parse(spec), command)
+        _replace(parsed(spec), command, int(starter))
+    return run(parsed(spec), command)
 
 
 def _replace(sandbox: Sandbox, command: list[str], starter: int) -> NoReturn:
     """The command takes the place of this process, which is the first of its PIDs."""
     syscalls.die_with_parent(signal.SIGKILL)
-    if _parent() != starter:  # it died before the kernel knew
+    if parent_pid() != starter:  # it died before the kernel knew
         sys.exit(70)
     become(sandbox, _execution(command), keep=_descriptors(), is_first=True)
 
 
-def _parent() -> int:
+def parent_pid() -> int:
     """The pid of this process's parent, from a /proc that is the parent's: the kernel tells a PID 1 none."""
     return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -76,11 +81,16 @@ def run(sandbox: Sandbox, command: list[str]) -> int:
     return exit_code(os.waitpid(pid, 0)[1])
 
 
+def kept_environment() -> dict[str, str]:
+    """Select the variables of this process's environment that a sandboxed command gets."""
+    return {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+
+
 def _execution(command: list[str]) -> Callable[[], int]:
     def execute() -> NoReturn:
         accept_signals()
-        kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        os.execvpe(command[0], command, kept | {"HOME": "/tmp"})  # noqa: S606, S108 - no shell; its own /tmp
+        environment = kept_environment() | {"HOME": "/tmp"}  # noqa: S108 - its own
+        os.execvpe(command[0], command, environment)  # noqa: S606 - no shell
 
     return execute
 

@@ -9,12 +9,25 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from millpond.linux import syscalls
 from millpond.linux.confinement.sandbox import HANDED_ON, Sandbox
 from millpond.linux.confinement.sandbox_exec import confined
 
 END_SECONDS = 2.0
+
+
+class SandboxedProcess(Protocol):
+    """A process as its parent sees it."""
+
+    pid: int
+
+    def kill(self) -> None:
+        """Kill it."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, -N for signal N. Raises subprocess.TimeoutExpired."""
 
 
 def start(
@@ -26,8 +39,8 @@ def start(
     stderr: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` in ``sandbox``; it dies with the calling thread. Raises OSError."""
-    is_first = sandbox.own_pids and not sandbox.renames and _may_return()
-    with _new_pids() if is_first else contextlib.nullcontext():
+    is_first = can_be_first(sandbox)
+    with new_pids() if is_first else contextlib.nullcontext():
         return subprocess.Popen(
             confined(sandbox, command, is_first=is_first),
             pass_fds=pass_fds,
@@ -37,7 +50,7 @@ def start(
         )
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: SandboxedProcess) -> None:
     """Kill a command, and all that it started. Waits until they are gone, but not for ever: what reads from a
     file system that does not answer dies only when that does, and the first of its PIDs after it.
     """
@@ -46,6 +59,11 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
         threading.Thread(target=process.wait, name=f"end of {process.pid}", daemon=True).start()
+
+
+def can_be_first(sandbox: Sandbox) -> bool:
+    """Whether a process that starts in ``new_pids`` can be the first of the sandbox's own PIDs."""
+    return sandbox.own_pids and not sandbox.renames and _may_return()
 
 
 def _may_return() -> bool:
@@ -72,7 +90,7 @@ def _own_pids() -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _new_pids() -> Iterator[None]:
+def new_pids() -> Iterator[None]:
     """What this thread starts meanwhile is the first process of PIDs of its own, so that no other process has
     to stay between them, with a Python's 5 MiB, for as long as it runs. Raises OSError.
     """

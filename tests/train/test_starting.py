@@ -1,0 +1,97 @@
+"""Workers as forks of a process that has loaded torch."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from millpond.base.deadline import Deadline
+from millpond.linux.confinement.sandbox import Sandbox
+from millpond.linux.confinement.sandboxed_process import end
+from millpond.linux.zygote.client import Child, Zygote
+from millpond.train.job.spec import DataSpec, Job, ModelSpec
+from millpond.train.protocol import PrepareWorker, Ready
+from millpond.wire.channel import Channel
+
+JOB = Job("draws", DataSpec("private", "test"), ModelSpec("draws:build", ("draws.py",)))
+DRAWS = """
+import random
+import numpy as np
+from torch import nn
+
+print("drawn", random.random(), np.random.random(), flush=True)
+
+def build():
+    return nn.Linear(4, 2)
+"""
+
+
+@contextlib.contextmanager
+def worker(zygote: Zygote, log: Path) -> Iterator[tuple[Child, Channel]]:
+    ours, theirs = socket.socketpair()
+    with Channel(ours, "the worker") as channel:
+        with theirs, log.open("wb") as output:
+            child = zygote.start(Sandbox(), ["3"], [theirs.fileno()], output.fileno())
+        try:
+            yield child, channel
+        finally:
+            end(child)
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def test_workers_have_torch_before_they_prepare(zygote: Zygote, tmp_path: Path) -> None:
+    loader = zygote.pid
+    assert loader and [int(path.name) for path in Path(f"/proc/{loader}/task").iterdir()] == [loader]
+    for number in range(2):
+        with worker(zygote, tmp_path / f"{number}.log") as (child, _):
+            assert (zygote.pid, parent(child.pid)) == (loader, loader)
+            lines = [line.split() for line in Path(f"/proc/{child.pid}/maps").read_text().splitlines()]
+            assert any(line[-1].endswith("/libtorch_cpu.so") for line in lines)
+            assert [line for line in lines if line[1][1] == "w" and line[1][3] == "s"] == []
+
+
+def test_workers_draw_other_numbers_until_they_are_seeded(zygote: Zygote, tmp_path: Path) -> None:
+    drawn = []
+    for number in range(2):
+        log = tmp_path / f"{number}.log"
+        with worker(zygote, log) as (child, channel):
+            channel.call(PrepareWorker(JOB, "csd0", (), {"draws.py": DRAWS}), Ready, Deadline.after(60))
+            channel.close()
+            assert child.wait(30) == 0
+        drawn += log.read_text().split()
+    assert drawn[::3] == ["drawn"] * 2 and len(set(drawn)) == 5
+
+
+PREPARES = """
+    import sys
+    from pathlib import Path
+    import millpond.train.worker.preloaded
+    from millpond.train.worker import roles
+    from millpond.train.job.spec import DataSpec, Job, ModelSpec
+    from millpond.train.protocol import PrepareWorker
+    before = set(sys.modules)
+    job = Job("digits", DataSpec("private", "test"), ModelSpec("millpond.train.zoo.models:digits_cnn"))
+    prepare, folder = PrepareWorker(job, "csd0", ("private",), {}), Path(sys.argv[1])
+    roles.make(prepare, folder, folder, None).ready()
+    new = set(sys.modules) - before - {"millpond.train.zoo", "millpond.train.zoo.models"}
+    print(*{name.partition(".")[0] for name in new})
+"""
+
+
+def test_what_is_loaded_ahead_is_all_that_a_worker_loads(tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    np.save(tmp_path / "private" / "images.npy", np.zeros((4, 8, 8), np.uint8))
+    np.save(tmp_path / "private" / "labels.npy", np.arange(4))
+    command = [sys.executable, "-c", textwrap.dedent(PREPARES), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("\n", "")

@@ -1,0 +1,1 @@
+"""A zygote: a process that has loaded what its forks need, its client, and what it loads."""

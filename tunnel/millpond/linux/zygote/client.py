@@ -1,0 +1,208 @@
+"""Edge: processes that start as forks of a zygote, which has loaded what they need, each in its sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+
+from millpond.linux.confinement.sandbox import Sandbox
+from millpond.linux.confinement.sandbox_exec import kept_environment, serialized
+from millpond.linux.confinement.sandboxed_process import can_be_first, end
+
+log = logging.getLogger(__name__)
+
+MAX_REQUEST = 1 << 17
+FIRST, NESTED = b"F", b"N"
+STARTED, REFUSED = b"S", b"R"
+LOAD_SECONDS = 240.0
+"""The first answer comes when all is loaded: on an ARM board that is busy, after minutes."""
+ANSWER_SECONDS = 30.0
+_STATUS_SECONDS = 5.0
+_Started = queue.SimpleQueue[subprocess.Popen[bytes] | OSError]
+
+
+class Child:
+    """A process that a zygote forked, with the part of ``subprocess.Popen`` that its parent needs. It is
+    thread-safe. The zygote keeps the pid from being used again until it has been waited for.
+    """
+
+    def __init__(self, pid: int, zygote: _Process, connection: socket.socket) -> None:
+        self.pid, self._zygote, self._connection = pid, zygote, connection
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+        self._handle = os.pidfd_open(pid)
+        weakref.finalize(self, os.close, self._handle)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it is still there."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, number)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, -N for signal N. Raises subprocess.TimeoutExpired."""
+        poll = select.poll()
+        poll.register(self._handle, select.POLLIN)
+        if not poll.poll(None if timeout is None else 1000 * timeout):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        with self._lock:
+            if self.returncode is None:
+                self.returncode = self._status()
+                self._connection.close()
+                self._zygote.count(-1)
+            return self.returncode
+
+    def _status(self) -> int:
+        self._connection.settimeout(_STATUS_SECONDS)
+        try:
+            return int(self._connection.recv(16))
+        except (OSError, ValueError):  # the zygote died, which killed this one, or hangs
+            return -signal.SIGKILL
+
+
+class _Process:
+    """The process that is the zygote. The kernel kills it and its children when this process ends."""
+
+    def __init__(self, program: Sequence[str]) -> None:
+        self._lock = threading.Lock()
+        self._children = 0
+        self._left = self._answered = False
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        weakref.finalize(self, self._control.close)
+        self._control.settimeout(ANSWER_SECONDS)
+        started = _Started()
+        with theirs:
+            arguments = (program, theirs.fileno(), started)
+            threading.Thread(target=_keep, args=arguments, name="zygote", daemon=True).start()
+            process = started.get()
+        if isinstance(process, OSError):
+            raise process
+        self.process = process
+
+    def start(self, request: bytes, descriptors: Sequence[int]) -> Child:
+        """See Zygote. Raises ConnectionError if the zygote died, TimeoutError if it does not answer."""
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.ExitStack() as failed:
+            failed.callback(near.close)  # then the zygote kills what it may have started for it
+            with far:
+                socket.send_fds(self._control, [request], [far.fileno(), *descriptors])
+            near.settimeout(ANSWER_SECONDS if self._answered else LOAD_SECONDS)
+            answer = near.recv(MAX_REQUEST)
+            if not answer:
+                raise ConnectionResetError("the zygote died")
+            self._answered = True
+            if answer[:1] == REFUSED:
+                raise OSError(answer[1:].decode(errors="replace"))
+            child = Child(int(answer[1:]), self, near)
+            self.count(1)
+            failed.pop_all()
+        return child
+
+    def count(self, change: int) -> None:
+        """Note that a child has started or ended."""
+        with self._lock:
+            self._children += change
+            if self._left and not self._children:
+                self.process.kill()
+
+    def leave(self) -> None:
+        """Ask nothing more of it; it ends with its last child, if it hangs, too."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)  # not closed: another thread may be about to ask
+        self._left = True
+        self.count(0)
+
+
+def _keep(program: Sequence[str], control: int, started: _Started) -> None:
+    """Start the zygote, which dies with this thread, and wait for its end."""
+    argv = [sys.executable, "-I", "-m", "millpond.linux.zygote.server", str(control), str(os.getpid())]
+    try:
+        process = subprocess.Popen(
+            [*argv, *program],
+            pass_fds=(control,),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=kept_environment() | {"HOME": "/"},
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as error:
+        started.put(error)
+    else:
+        started.put(process)
+        process.wait()
+
+
+class Zygote:
+    """Starts processes that call ``main`` of the module ``entry``; thread-safe. The zygote begins with the
+    first of them, loads ``modules``, which must start no threads, and ends ``idle`` seconds after the last.
+    It runs as this process's user, without network.
+    """
+
+    def __init__(self, entry: str, *modules: str, idle: float) -> None:
+        self._entry, self._program = entry, (str(idle), entry, *modules)
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the zygote, or of the last one; None if there was none."""
+        process = self._process
+        return process.process.pid if process else None
+
+    def start(
+        self, sandbox: Sandbox, arguments: Sequence[str], descriptors: Sequence[int], output: int
+    ) -> Child:
+        """Start a process in ``sandbox``. It has ``descriptors`` as 3, 4 and so on, and writes what it prints
+        to ``output``. It dies with the zygote, and that with this process. Raises OSError.
+        """
+        request = FIRST if can_be_first(sandbox) else NESTED
+        request += json.dumps([serialized(sandbox), arguments]).encode()
+        if len(request) > MAX_REQUEST:
+            raise OSError("the request to the zygote is too long")
+        for _ in range(2):
+            process = self._current()
+            try:
+                return process.start(request, [output, *descriptors])
+            except TimeoutError:
+                self._leave(process)
+                raise TimeoutError(f"the zygote of {self._entry} does not answer") from None
+            except ConnectionError:
+                self._leave(process)
+                log.info("the zygote of %s has ended: another is started", self._entry)
+        raise OSError(f"the zygote of {self._entry} died twice")
+
+    def _current(self) -> _Process:
+        with self._lock:
+            if self._closed:
+                raise OSError(f"the zygote of {self._entry} is closed")
+            self._process = self._process or _Process(self._program)
+            return self._process
+
+    def _leave(self, process: _Process) -> None:
+        with self._lock:
+            if self._process is process:
+                self._process = None
+        process.leave()
+
+    def close(self) -> None:
+        """End it, and all that it started, for good."""
+        with self._lock:
+            self._closed, process = True, self._process
+        if process:
+            end(process.process)
