@@ -1,6 +1,11 @@
 # Run `make` alone for the list of targets.
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3 2>/dev/null) python3)
+# One that is asked for is used, and a .venv of another version made anew; the default takes the .venv that is there.
+ASKED_FOR = $(filter-out file,$(origin PYTHON))
+version = $(shell "$(1)" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)
+same = $(filter $(call version,$(1)),$(call version,$(2)))
+OTHER_PYTHON = $(if $(and $(ASKED_FOR),$(wildcard .venv)),$(if $(call same,$(PYTHON),.venv/bin/python),,other-python))
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # What `make install` writes, and where. DESTDIR is not supported: a virtual environment knows its own path.
@@ -11,6 +16,7 @@ CONFDIR ?= /etc/millpond
 EXTRAS ?= agent,host,train
 BOARD ?= qemu-virt
 
+COMMA = ,
 UNITS = host/millpond-host.service agent/millpond-agent.service
 CONFIGS = $(wildcard host/*.toml agent/*.toml)
 COMMANDS = millpond millpond-agent
@@ -23,7 +29,7 @@ EFFORT = quick
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all coverage check guest install uninstall clean system bench-tunnel bench-balance bench-volume conformance
-.PHONY: image image-lock qemu test-image bench-image
+.PHONY: image image-lock qemu test-image bench-image other-python
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -95,9 +101,10 @@ conformance: $(STAMP) system  ## POSIX tests and power cuts of the volume: .benc
 system:
 	@images/prerequisites.sh system
 
-$(STAMP): pyproject.toml constraints.txt hatch_build.py tunnel/millpond/tunnel/datapath/datapath.c
+$(STAMP): pyproject.toml constraints.txt hatch_build.py tunnel/millpond/tunnel/datapath/datapath.c $(OTHER_PYTHON)
 	@images/prerequisites.sh python "$(PYTHON)"
-	@test -x .venv/bin/pip || "$(PYTHON)" -m venv .venv
+	@images/prerequisites.sh venv "$(PYTHON)" .venv "$(ASKED_FOR)"
+	@images/prerequisites.sh fuse .venv/bin/python
 	@echo "millpond: installing into .venv; torch is large, so the first time takes some minutes"
 	@.venv/bin/python $(PIP_INSTALL) -e '.[agent,host,train,demo,dev]'
 	@touch $@
@@ -114,7 +121,9 @@ install:  ## the daemons for good, as systemd services: sudo make install
 	  if test -e "$$link" && test "$$(readlink "$$link")" != "$(PREFIX)/bin/$$command"; then \
 	    echo "millpond: $$link exists and is not millpond's: choose another BINDIR" >&2; exit 1; fi; done
 	@install -d "$(PREFIX)" && touch "$(PREFIX)/.millpond-installed"
-	@test -x "$(PREFIX)/bin/pip" || "$(PYTHON)" -m venv "$(PREFIX)"
+	@images/prerequisites.sh venv "$(PYTHON)" "$(PREFIX)" "$(ASKED_FOR)" && touch "$(PREFIX)/.millpond-installed"
+	@test -z "$(filter agent host,$(subst $(COMMA), ,$(EXTRAS)))" || \
+	  images/prerequisites.sh fuse "$(PREFIX)/bin/python"
 	@echo "millpond: installing into $(PREFIX)"
 	@# Of a folder pip makes the package anew, also where the same version is installed.
 	@"$(PREFIX)/bin/python" $(PIP_INSTALL) '.$(if $(EXTRAS),[$(EXTRAS)])'

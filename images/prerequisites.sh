@@ -3,6 +3,8 @@
 # otherwise says in one line what is missing and what to do.
 #
 #   prerequisites.sh python PYTHON   a Python that can make virtual environments
+#   prerequisites.sh venv PYTHON FOLDER ASKED  a virtual environment of it; where it was ASKED for, of no other version
+#   prerequisites.sh fuse PYTHON     what pip builds fuse-python with, where that has no wheel for this Python
 #   prerequisites.sh system          openssh-server, TUN, FUSE, user namespaces
 #   prerequisites.sh guest           what builds and runs the guest of the tests: QEMU, mmdebstrap, squashfs-tools, cpio
 #   prerequisites.sh image           what builds the agent image: a cross compiler, and tools for file systems
@@ -47,6 +49,40 @@ need_python() {
     version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     can_install || fail "needs python$version-venv: sudo apt install python$version-venv"
     apt_install "python$version-venv"
+}
+
+version_of() { "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null; }
+
+# One that is there stays, unless its Python is gone or, where a version is asked for, another one.
+make_venv() {
+    python=$1 folder=$2 asked=$3
+    if [ ! -e "$folder/bin" ]; then
+        "$python" -m venv "$folder"
+        return
+    fi
+    found=$(version_of "$folder/bin/python") || found=
+    wanted=$(version_of "$python")
+    [ -n "$found" ] && [ -x "$folder/bin/pip" ] && { [ -z "$asked" ] || [ "$found" = "$wanted" ]; } && return
+    has=${found:+Python $found}
+    echo "millpond: $folder has ${has:-no Python that runs}: it is made anew with Python $wanted"
+    "$python" -m venv --clear "$folder"
+}
+
+# fuse-python 1.0.9 has wheels up to Python 3.12. Where there is none, pip compiles it against libfuse 2.
+need_fuse_python() {
+    python=$1
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 13))' || return 0  # has a wheel
+    version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    missing=
+    command -v cc >/dev/null || missing="$missing gcc libc6-dev"
+    command -v pkg-config >/dev/null || missing="$missing pkg-config"
+    pkg-config --exists fuse 2>/dev/null || missing="$missing libfuse-dev"
+    [ -e "$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] ||
+        missing="$missing python$version-dev"
+    [ -z "$missing" ] && return
+    can_install || fail "needs$missing to build fuse-python for Python $version: sudo apt install$missing"
+    # shellcheck disable=SC2086  # one argument per package
+    apt_install $missing
 }
 
 # The package starts a service when it is installed. millpond runs its own sshd inside each device, so the
@@ -139,6 +175,8 @@ need_compiler() {
 
 case ${1-} in
 python) need_python "$2" ;;
+venv) make_venv "$2" "$3" "${4-}" ;;
+fuse) need_fuse_python "$2" ;;
 system)
     need_device /dev/net/tun tun
     need_device /dev/fuse fuse
@@ -166,5 +204,5 @@ stop)
         fi
     done
     ;;
-*) fail "prerequisites.sh: python PYTHON | system | guest | image | qemu | bench | reload UNITDIR | stop UNITDIR" ;;
+*) fail "prerequisites.sh: see the list at its beginning" ;;
 esac

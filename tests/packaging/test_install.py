@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -122,6 +123,23 @@ def test_every_module_is_in_the_wheel(wheel: list[str]) -> None:
     assert "millpond/images/boards/qemu-virt.toml" in wheel
 
 
+@pytest.mark.registry
+def test_the_licence_is_in_the_wheel(wheel: list[str]) -> None:
+    assert [name for name in wheel if re.fullmatch(r"millpond-[^/]*\.dist-info/licenses/LICENSE", name)]
+
+
+@pytest.mark.registry
+def test_the_licence_is_in_the_source_distribution(source: Path, tmp_path: Path) -> None:
+    pip = (sys.executable, "-m", "pip", "install", "--disable-pip-version-check")
+    call(*pip, "-c", ROOT / "constraints.txt", "--target", tmp_path / "tools", "hatchling")
+    where = {"PYTHONPATH": str(tmp_path / "tools")}
+    call(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=source, **where)
+    (built,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        found = archive.extractfile(f"{built.name.removesuffix('.tar.gz')}/LICENSE")
+        assert found and found.read() == (ROOT / "LICENSE").read_bytes()
+
+
 def test_no_package_has_an_init_above_it() -> None:
     for folder in ("agent", "fs", "host", "images", "tunnel"):
         assert not (ROOT / folder / "__init__.py").exists()
@@ -218,6 +236,29 @@ def test_install_and_uninstall(source: Path, tmp_path: Path) -> None:
     assert left == []
     assert not prefix.exists()
     make(source, "uninstall", **where)  # there is nothing left to remove, and no harm in it
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "anew"),
+    [
+        ([], "3.9.1", False),
+        ([f"PYTHON={sys.executable}"], "3.9.1", True),
+        ([f"PYTHON={sys.executable}"], "{0}.{1}.{2}".format(*sys.version_info), False),
+        ([f"PYTHON={sys.executable}"], "", True),
+    ],
+)
+def test_an_environment_of_another_python_is_noticed(
+    tmp_path: Path, asked: list[str], there: str, anew: bool
+) -> None:
+    """Here nothing is made: ``make`` only says what it would do."""
+    source = checkout(tmp_path / "millpond")
+    python, stamp = source / ".venv/bin/python", source / ".venv/.millpond-installed"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\necho {there}\n")
+    python.chmod(0o755)
+    stamp.touch()
+    said = call("make", "-C", source, "-n", "--no-print-directory", stamp.relative_to(source), *asked)
+    assert ("prerequisites.sh venv" in said) == anew, said
 
 
 def refused(source: Path, target: str, **variables: object) -> str:

@@ -88,6 +88,65 @@ def test_a_failed_installation_shows_why(machine: Path) -> None:
     )
 
 
+PRINTS_VERSION = 'case "$2" in *print*) echo {}; esac; test "$2" != venv || echo "$@" >>{}'
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "anew"),
+    [
+        ("3.11.7", "", False),
+        ("3.11.7", "command line", True),
+        ("3.12.1", "command line", False),
+        ("", "", True),
+    ],
+)
+def test_an_environment_of_another_python(
+    machine: Path, tmp_path: Path, there: str, asked: str, anew: bool
+) -> None:
+    folder, made = tmp_path / "env", tmp_path / "made"
+    (folder / "bin").mkdir(parents=True)
+    fake(machine, "python3", PRINTS_VERSION.format("3.12.1", made))
+    fake(folder / "bin", "python", f"echo {there}" if there else "exit 127")
+    fake(folder / "bin", "pip", "exit 0")
+    done = prerequisites(machine, "venv", "python3", str(folder), asked)
+    assert (done.returncode, done.stderr) == (0, "")
+    has = f"Python {there}" if there else "no Python that runs"
+    said = f"millpond: {folder} has {has}: it is made anew with Python 3.12.1\n"
+    assert done.stdout == (said if anew else "")
+    assert made.exists() == anew
+    if anew:
+        assert made.read_text() == f"-m venv --clear {folder}\n"
+
+
+def test_the_first_environment(machine: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    fake(machine, "python3", PRINTS_VERSION.format("3.12.1", made))
+    done = prerequisites(machine, "venv", "python3", str(tmp_path / "env"), "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert made.read_text() == f"-m venv {tmp_path}/env\n"
+
+
+OF_314 = 'case "$2" in *version_info\\ *) exit 0;; *print*version*) echo 3.14;; *print*) echo /nowhere;; esac'
+
+
+def test_what_fuse_python_is_built_with_is_named(machine: Path) -> None:
+    fake(machine, "id", "echo 1000")
+    fake(machine, "python3", OF_314)
+    done = prerequisites(machine, "fuse", "python3")
+    needs = "gcc libc6-dev pkg-config libfuse-dev python3.14-dev"
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"millpond needs {needs} to build fuse-python for Python 3.14: sudo apt install {needs}\n",
+    )
+
+
+def test_where_fuse_python_has_a_wheel_nothing_is_built(machine: Path) -> None:
+    fake(machine, "id", "echo 1000")
+    fake(machine, "python3", "exit 1")  # it is older
+    done = prerequisites(machine, "fuse", "python3")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_the_tools_of_the_guest_are_named_together(machine: Path) -> None:
     fake(machine, "id", "echo 1000")
     fake(machine, "mksquashfs", "exit 0")

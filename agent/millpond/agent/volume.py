@@ -39,7 +39,7 @@ class DeviceMount:
     def __init__(self, config: AgentConfig) -> None:
         self._mountpoint = Path(config.volume)
         self._clear()  # what an agent that was killed has left
-        self._mountpoint.mkdir(parents=True, exist_ok=True)
+        self._make_mountpoint()
         command = [sys.executable, "-m", "millpond.fs.mount.device", config.flash, config.volume]
         options = ["--name", config.name, "--locks", str(lock_socket(config))]
         self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE)
@@ -49,6 +49,13 @@ class DeviceMount:
             self.stop()
             raise LocalError(f"the volume could not be mounted at {config.volume}")
         log.info("the volume is mounted at %s: %s", config.volume, how)
+
+    def _make_mountpoint(self) -> None:
+        try:
+            self._mountpoint.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            self._mountpoint.stat()  # raises what is wrong with a dead mount, which Python 3.14 takes for a file
+            raise
 
     def stop(self) -> None:
         """Unmount; kill the server if it does not, which would leave a dead mount."""

@@ -92,7 +92,8 @@ def explained(peer: str, error: OSError) -> RemoteError | None:
 
     TLS 1.3 tells a client only at its first read that its certificate was refused.
     """
-    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+    # A broken pipe: OpenSSL 3.6 answers an end that was not announced with an alert, which nobody takes.
+    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, BrokenPipeError)):
         return ConnectionLost(f"{peer} closed the connection")
     return (
         RemoteError(f"{peer}: TLS failed: {error.reason or error}")

@@ -42,11 +42,7 @@ class Store:
         self._lock = threading.Lock()
         path.touch(mode=0o600)
         try:
-            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._db.row_factory = sqlite3.Row
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.executescript(_SCHEMA)
+            self._db = _open(path)
         except sqlite3.Error as error:
             raise LocalError(f"{path}: {error}") from None
 
@@ -140,6 +136,19 @@ class Store:
         with self._transaction() as db:
             rows = db.execute("SELECT * FROM rounds WHERE job = ? ORDER BY round", (job,))
             return [_round(row) for row in rows]
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """The database at ``path``, made if it is not there yet. Raises sqlite3.Error, and leaves nothing open."""
+    with contextlib.ExitStack() as unless_it_opens:
+        database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        unless_it_opens.callback(database.close)
+        database.row_factory = sqlite3.Row
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        database.executescript(_SCHEMA)
+        unless_it_opens.pop_all()
+    return database
 
 
 def _job_row(row: sqlite3.Row) -> JobRow:

@@ -97,6 +97,8 @@ def _download(address: str, package: DebianPackage, path: Path) -> None:
                 digest.update(data)
                 size += target.write(data)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it holds the connection
         reason = getattr(error, "reason", error)
         raise LocalError(f"cannot get {package.name} {package.version}: {reason}; {HINT}") from None
     if (size, digest.hexdigest()) != (package.size, package.sha256):
