@@ -18,7 +18,6 @@ BOARD ?= qemu-virt
 
 COMMA = ,
 UNITS = host/millpond-host.service agent/millpond-agent.service
-CONFIGS = $(wildcard host/*.toml agent/*.toml)
 COMMANDS = millpond millpond-agent
 STAMP = .venv/.millpond-installed
 COVERAGE_STAMP = .venv/.millpond-coverage
@@ -131,8 +130,6 @@ install:  ## the daemons for good, as systemd services: sudo make install
 	@for command in $(COMMANDS); do ln -sfn "$(PREFIX)/bin/$$command" "$(BINDIR)/$$command"; done
 	@for unit in $(UNITS); do sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@CONFDIR@|$(CONFDIR)|g' "$$unit" \
 	  > "$(UNITDIR)/$$(basename "$$unit")"; done
-	@for config in $(CONFIGS); do target="$(CONFDIR)/$$(basename "$$config")"; \
-	  test -e "$$target" || install -m 0644 "$$config" "$$target"; done
 	@images/prerequisites.sh reload "$(UNITDIR)"
 	@echo "millpond is installed. On the host:    millpond init, then systemctl enable --now millpond-host"
 	@echo "                       On a device:    copy FLEET/devices/NAME/etc from the host to $(CONFDIR),"
@@ -146,8 +143,6 @@ uninstall:  ## removes what `make install` wrote; keeps /var/lib/millpond
 	@for unit in $(UNITS); do rm -f "$(UNITDIR)/$$(basename "$$unit")"; done
 	@for command in $(COMMANDS); do link="$(BINDIR)/$$command"; \
 	  test "$$(readlink "$$link")" != "$(PREFIX)/bin/$$command" || rm -f "$$link"; done
-	@for config in $(CONFIGS); do target="$(CONFDIR)/$$(basename "$$config")"; \
-	  if cmp -s "$$config" "$$target"; then rm -f "$$target"; fi; done
 	@rmdir "$(CONFDIR)" 2>/dev/null || test ! -d "$(CONFDIR)" || echo "millpond: kept $(CONFDIR), it was changed"
 	@rm -rf "$(PREFIX)"
 	@images/prerequisites.sh reload "$(UNITDIR)"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from millpond.linux.confinement.sandbox import Sandbox, spawn
 from millpond.linux.zygote.client import Zygote
@@ -25,7 +25,8 @@ from . import effort, schedule
 InNamespace = Callable[[Callable[[], None]], None]
 SKIPPED = 77
 
-settings.register_profile("any machine", deadline=None)  # an example may take long because others compute
+# An example may take long because others compute.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 

@@ -1,4 +1,4 @@
-"""Waiting for a condition that becomes true before long."""
+"""Waiting for a condition, for all tests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ T = TypeVar("T")
 
 
 def eventually(condition: Callable[[], T | None], what: str, seconds: float = 30.0, every: float = 0.01) -> T:
-    """Return the first true value of ``condition``. Raises AssertionError, which names ``what``, if there is
-    none within ``seconds``.
+    """Return the first value of ``condition`` that is true; fail with ``what`` when none is in time.
+
+    The limit is generous, as a machine may do other things: waiting costs nothing when all is well. A test
+    that means "soon" says so with ``seconds`` and is marked ``serial``.
     """
     end = time.monotonic() + seconds
     while True:
+        late = time.monotonic() >= end  # before the last look: this process may have stood still in between
         if value := condition():
             return value
-        assert time.monotonic() < end, f"{what}: not within {seconds:g} s"
+        assert not late, f"{what}: not within {seconds:g} s"
         time.sleep(every)

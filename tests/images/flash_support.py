@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import shutil
@@ -40,6 +41,7 @@ def _gpt(size: int, salt: int) -> tuple[bytes, bytes]:
     return bytes(protective) + header(1, last, 2) + entries, entries + header(last, 1, last - 32)
 
 
+@functools.cache
 def raw(size: int = 8 * MIB, salt: int = 1) -> dict[int, bytes]:
     """What is in such an image, by offset; all else is a hole."""
     begin, end = _gpt(size, salt)

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -14,7 +13,7 @@ from millpond.base.errors import LocalError
 from millpond.images.runtime.emulated import BoardSpec, EmulatedBoard
 from millpond.images.runtime.supervisor import BoardSupervisor
 
-T = TypeVar("T")
+from ..waiting import eventually
 
 
 def _why_not() -> str | None:
@@ -28,14 +27,6 @@ def _why_not() -> str | None:
 
 pytestmark = pytest.mark.expected_log("csd0 does not shut down; its power is cut")
 needs_boards = pytest.mark.skipif(_why_not() is not None, reason=_why_not() or "")
-
-
-def eventually(condition: Callable[[], T], seconds: float = 15) -> T:
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return value
 
 
 def spec(directory: Path, script: str) -> BoardSpec:
@@ -75,7 +66,7 @@ def test_a_board_is_a_machine_of_its_own(board: Callable[[str], EmulatedBoard], 
     outside = tmp_path / "outside"
     outside.touch()
     board(script % outside)
-    seen = eventually(lambda: read(tmp_path / "csd0" / "flash" / "seen")).splitlines()
+    seen = eventually(lambda: read(tmp_path / "csd0" / "flash" / "seen"), "the agent ran").splitlines()
     assert seen[:3] == ["csd0", "csd0", "0"]
     assert int(seen[3]) > 1
     assert int(seen[4]) <= 5
@@ -87,7 +78,7 @@ def test_a_board_is_a_machine_of_its_own(board: Callable[[str], EmulatedBoard], 
 def test_an_agent_that_ends_is_started_again(board: Callable[[str], EmulatedBoard], tmp_path: Path) -> None:
     board("echo started >> /flash/starts; exit 3")
     starts = tmp_path / "csd0" / "flash" / "starts"
-    eventually(lambda: read(starts).count("started") >= 3)
+    eventually(lambda: read(starts).count("started") >= 3, "the agent is started again")
 
 
 @needs_boards
@@ -95,7 +86,7 @@ def test_a_board_that_is_switched_off_lets_its_agent_end(
     board: Callable[[str], EmulatedBoard], tmp_path: Path
 ) -> None:
     on = board("trap 'echo bye > /flash/bye; exit 0' TERM; echo > /flash/on; while :; do sleep 0.1; done")
-    eventually((tmp_path / "csd0" / "flash" / "on").exists)
+    eventually((tmp_path / "csd0" / "flash" / "on").exists, "the agent runs")
     assert not on.died()
     on.shut_down()
     on.power_off(10)
@@ -114,11 +105,11 @@ def test_a_board_without_power_takes_everything_with_it(
         "(trap '' TERM HUP INT; exec setsid sh -c 'while :; do date +%N > /flash/tick; sleep 0.02; done') &"
         "sleep 99"
     )
-    eventually(tick.exists)
+    eventually(tick.exists, "the agent's child runs")
     on.shut_down()
     on.power_off(0)
     assert not on.pids
-    eventually(lambda: _stands_still(tick))
+    eventually(lambda: _stands_still(tick), "the agent's child is gone")
 
 
 def _stands_still(path: Path) -> bool:
@@ -130,10 +121,10 @@ def _stands_still(path: Path) -> bool:
 @needs_boards
 def test_a_board_that_dies_is_noticed_once(board: Callable[[str], EmulatedBoard], tmp_path: Path) -> None:
     on = board("echo > /flash/on; exec sleep 100")
-    eventually((tmp_path / "csd0" / "flash" / "on").exists)
+    eventually((tmp_path / "csd0" / "flash" / "on").exists, "the agent runs")
     (pid,) = on.pids
     os.kill(pid, 9)
-    eventually(on.died)
+    eventually(on.died, "its death is noticed")
     assert not on.pids
     assert not on.died()
 
@@ -147,7 +138,7 @@ def test_a_backplane_switches_a_dead_board_on_again(tmp_path: Path) -> None:
     starts = tmp_path / "csd0" / "flash" / "starts"
     backplane.power_on()
     try:
-        eventually(lambda: read(starts).count("started") == 1)
+        eventually(lambda: read(starts).count("started") == 1, "the agent runs")
         (pid,) = backplane.pids
         os.kill(pid, 9)
 
@@ -155,7 +146,7 @@ def test_a_backplane_switches_a_dead_board_on_again(tmp_path: Path) -> None:
             backplane.tend()
             return read(starts).count("started") == 2
 
-        eventually(twice)
+        eventually(twice, "the board is on again")
         assert backplane.pids
         assert pid not in backplane.pids
     finally:

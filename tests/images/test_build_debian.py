@@ -30,7 +30,7 @@ def mirror(tmp_path: Path) -> Iterator[dict[str, str]]:
     (tmp_path / "main" / "one.deb").write_bytes(CONTENT)
     handler = functools.partial(_Quiet, directory=str(tmp_path / "main"))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield {"main": f"http://127.0.0.1:{server.server_port}"}

@@ -16,6 +16,8 @@ from millpond.base.errors import LocalError
 from millpond.images.format import seed
 from millpond.images.ondevice import provision
 
+from ..effort import scaled
+
 FILES = {"agent.toml": 'name = "csd3"\n', "key.pem": "secret", "ssh_host_key": "s" * 9000}
 _STEPS = {"open", "fsync", "fchmod", "write", "flush", "rename", "mkdir", "rmdir", "unlink", "close", "seek"}
 
@@ -86,7 +88,7 @@ def test_however_it_is_cut_it_is_whole_after_the_next_boot(
     given, identity, step = tmp_path / "seed", tmp_path / "state" / "identity", 0
     cut = True
     while cut:
-        step += 1
+        step += scaled(3, 1)
         assert step < 1000
         make_seed(given)
         if former:
@@ -120,7 +122,7 @@ def test_a_wiping_that_a_power_cut_tears_is_no_damaged_seed(
     assert len(states) > 1
     chance = random.Random(1)
     for before, after in itertools.pairwise(states):
-        for share in (0.0, 0.1, 0.5, 0.9, 1.0) * 4:
+        for share in (0.0, 0.1, 0.5, 0.9, 1.0) * scaled(1, 4):
             sectors = range(0, len(before), 512)
             torn = b"".join((after if chance.random() < share else before)[at : at + 512] for at in sectors)
             given.write_bytes(torn)

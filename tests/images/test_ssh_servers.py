@@ -25,14 +25,15 @@ enter() {{ # key, port, user, command, option
     -o UserKnownHostsFile=/etc/millpond/known -o ConnectionAttempts=60 $3@127.0.0.1 "$4" 2>&1 < /dev/null
   echo "exit code $?"
 }}
-enter user 22 pond "{show}" > /flash/user
-enter admin 2222 root "{show}" > /flash/admin
-enter user 22 pond "tty; exit 7" -tt > /flash/user-at-a-terminal
-enter admin 2222 root "tty; exit 7" -tt > /flash/admin-at-a-terminal
-enter admin 22 pond id > /flash/admin-at-user
-enter admin 22 root id > /flash/root-at-user
-enter user 2222 root id > /flash/user-at-admin
-enter admin 2222 pond id > /flash/pond-at-admin
+enter user 22 pond "{show}" > /flash/user &
+enter admin 2222 root "{show}" > /flash/admin &
+enter user 22 pond "tty; exit 7" -tt > /flash/user-at-a-terminal &
+enter admin 2222 root "tty; exit 7" -tt > /flash/admin-at-a-terminal &
+enter admin 22 pond id > /flash/admin-at-user &
+enter admin 22 root id > /flash/root-at-user &
+enter user 2222 root id > /flash/user-at-admin &
+enter admin 2222 pond id > /flash/pond-at-admin &
+wait
 touch /flash/done
 sleep 1000
 """
@@ -48,7 +49,7 @@ board = EmulatedBoard(BoardSpec("csd0", Path(sys.argv[1]), ("/bin/sh", "-c", sys
 board.power_on()
 end = time.monotonic() + 80
 while not Path(sys.argv[1], "flash", "done").exists() and time.monotonic() < end and not board.died():
-    time.sleep(0.1)
+    time.sleep(0.02)
 board.power_off(0)
 """
 REFUSED = ["Permission denied (publickey).", "exit code 255"]

@@ -21,9 +21,9 @@ from .flash_support import MIB, loop, make_image, mounted, run, tables
 SIZE = 64 * MIB
 
 
-@pytest.fixture
-def device(tmp_path: Path) -> Iterator[Path]:
-    with loop(tmp_path / "backing", SIZE) as made:
+@pytest.fixture(params=[pytest.param(SIZE, id="loop", marks=pytest.mark.serial)])
+def device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    with loop(tmp_path / "backing", request.param) as made:
         yield made
 
 

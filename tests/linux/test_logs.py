@@ -3,19 +3,17 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from millpond.linux.logs import BoundedLog
 
+from ..waiting import eventually
+
 
 def wait_for(folder: Path, text: bytes) -> None:
-    deadline = time.monotonic() + 10
-    while not any(text in path.read_bytes() for path in folder.iterdir()):
-        assert time.monotonic() < deadline, f"{text!r} is in no log in {folder}"
-        time.sleep(0.01)
+    eventually(lambda: any(text in path.read_bytes() for path in folder.iterdir()), f"{text!r} is in a log")
 
 
 def test_keeps_what_a_process_writes(tmp_path: Path) -> None:

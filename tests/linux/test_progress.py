@@ -5,35 +5,49 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from millpond.linux.progress import processor_time
+
+from ..waiting import eventually
 
 BUSY = "while True: pass"
 SLEEPING = "import time; time.sleep(100)"
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+LOOK = 0.2
+START = 500_000_000
+"""Nanoseconds, far more than two interpreters take to start."""
 
 
-def advanced(program: str) -> bool:
-    """Whether a child of a process that waits for it does anything, once it has started."""
+@contextmanager
+def child_of_a_child(program: str) -> Iterator[int]:
+    """The process ID of one that waits for another, which runs ``program``."""
     with subprocess.Popen([sys.executable, "-c", PARENT, program]) as process:
         try:
-            time.sleep(0.7)
-            before = processor_time(process.pid)
-            time.sleep(0.5)
-            after = processor_time(process.pid)
+            yield process.pid
         finally:
             subprocess.run(["pkill", "-KILL", "-P", str(process.pid)], check=False)
             process.kill()
+
+
+def advances(pid: int) -> bool:
+    before = processor_time(pid)
+    time.sleep(LOOK)
+    after = processor_time(pid)
     assert before is not None and after is not None
     return after > before
 
 
 def test_a_busy_child_makes_progress() -> None:
-    assert advanced(BUSY)
+    with child_of_a_child(BUSY) as pid:
+        eventually(lambda: (processor_time(pid) or 0) > START, "the child takes processor time")
+        eventually(lambda: advances(pid), "progress is seen")
 
 
 def test_a_sleeping_child_makes_none() -> None:
-    assert not advanced(SLEEPING)
+    with child_of_a_child(SLEEPING) as pid:
+        eventually(lambda: not advances(pid) and not advances(pid), "no progress is seen any more")
 
 
 def test_nothing_is_known_of_nobody() -> None:

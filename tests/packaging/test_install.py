@@ -8,13 +8,18 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from ..effort import is_full
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("agent", "fs", "host", "images", "linux", "train", "tunnel", "wire")
+QUIET = ("--quiet", "--disable-pip-version-check")
 UNITS = ("millpond-host.service", "millpond-agent.service")
 WORST = {"millpond-host.service": 3.5, "millpond-agent.service": 5.6}  # of 10; an ordinary service has 9.6
 
@@ -37,22 +42,20 @@ def call(*command: object, cwd: Path | None = None, **environment: str) -> str:
 
 
 def checkout(target: Path) -> Path:
-    """What git would give a user: no virtual environment, no caches."""
-    ignored = shutil.ignore_patterns(
-        *(
-            ".venv",
-            ".git",
-            ".guest",
-            ".*_cache",
-            "__pycache__",
-            ".demo",
-            ".bench",
-            ".coverage-data",
-            ".hypothesis",
-            "_datapath.so",
-        )
+    """What git would give a user, and what is new; without git, all that has no dot before its name."""
+    listed = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        check=False,
     )
-    shutil.copytree(ROOT, target, ignore=ignored)
+    if listed.returncode:
+        ignored = shutil.ignore_patterns(".*", "__pycache__", "_datapath.so", "dist", "build", "*.egg-info")
+        shutil.copytree(ROOT, target, ignore=ignored, symlinks=True)
+        return target
+    for name in filter(None, os.fsdecode(listed.stdout).split("\0")):
+        if (ROOT / name).exists():  # it may have been removed
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
     return target
 
 
@@ -61,33 +64,56 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkout(tmp_path_factory.mktemp("source") / "millpond")
 
 
-def build(source: Path, target: Path, **environment: str) -> tuple[str, list[str]]:
-    """The wheel's name and what is in it, built as a user's pip does it: the build backend comes from the
-    registry into an environment of its own.
+@dataclass(frozen=True, slots=True)
+class Pip:
+    """How pip is called. A full run does as a user does: whatever is missing comes from the registry, and so
+    does the build backend, into an environment of its own for each wheel. A quick run gets the backend once.
     """
-    pip = (sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-deps")
-    call(*pip, "-w", target, source, **environment)
+
+    options: tuple[str, ...]
+    environment: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def pip(tmp_path_factory: pytest.TempPathFactory) -> Pip:
+    if is_full():
+        return Pip((), {})
+    backend = tmp_path_factory.mktemp("backend")
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    call(sys.executable, "-m", "pip", "install", *QUIET, "--target", backend, *required)
+    return Pip(("--no-deps", "--no-build-isolation"), {"PYTHONPATH": str(backend)})
+
+
+def build(pip: Pip, source: Path, target: Path, **environment: str) -> tuple[str, list[str]]:
+    """The wheel's name and what is in it."""
+    command = (sys.executable, "-m", "pip", "wheel", *QUIET, "--no-deps", *pip.options)
+    call(*command, "-w", target, source, **pip.environment, **environment)
     (built,) = target.iterdir()
     with zipfile.ZipFile(built) as archive:
         return built.name, archive.namelist()
 
 
 @pytest.fixture(scope="module")
-def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return build(source, tmp_path_factory.mktemp("wheel"))[1]
+def built(pip: Pip, source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[str]]:
+    return build(pip, source, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def wheel(built: tuple[str, list[str]]) -> list[str]:
+    return built[1]
 
 
 @pytest.mark.registry
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_the_wheel_has_the_c_engine_and_is_for_this_platform(source: Path, tmp_path: Path) -> None:
-    name, files = build(source, tmp_path)
+def test_the_wheel_has_the_c_engine_and_is_for_this_platform(built: tuple[str, list[str]]) -> None:
+    name, files = built
     assert "millpond/tunnel/datapath/_datapath.so" in files
     assert "-py3-none-linux_" in name
 
 
 @pytest.mark.registry
-def test_without_a_compiler_the_wheel_is_pure(source: Path, tmp_path: Path) -> None:
-    name, files = build(source, tmp_path, CC="no-such-compiler")
+def test_without_a_compiler_the_wheel_is_pure(pip: Pip, source: Path, tmp_path: Path) -> None:
+    name, files = build(pip, source, tmp_path, CC="no-such-compiler")
     assert "millpond/tunnel/datapath/_datapath.so" not in files
     assert "millpond/tunnel/datapath/datapath.c" in files
     assert name.endswith("-py3-none-any.whl")
@@ -206,14 +232,19 @@ def make(source: Path, target: str, **variables: object) -> str:
 
 @pytest.mark.registry
 @pytest.mark.timeout(600)
-def test_install_and_uninstall(source: Path, tmp_path: Path) -> None:
+def test_install_and_uninstall(
+    pip: Pip, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prefix, binaries = tmp_path / "opt/millpond", tmp_path / "bin"
     units, config = tmp_path / "units", tmp_path / "etc"
-    state = tmp_path / "state"
-    state.mkdir()
-    where = {"PREFIX": prefix, "BINDIR": binaries, "UNITDIR": units, "CONFDIR": config}
+    where: dict[str, object] = {"PREFIX": prefix, "BINDIR": binaries, "UNITDIR": units, "CONFDIR": config}
+    how: dict[str, object] = {"EXTRAS": "", "PYTHON": sys.executable}
+    if pip.options:
+        how["PIP_INSTALL"] = " ".join(("-m pip install --no-compile", *QUIET, *pip.options))
+    for name, value in pip.environment.items():
+        monkeypatch.setenv(name, value)
 
-    said = make(source, "install", EXTRAS="", PYTHON=sys.executable, **where)
+    said = make(source, "install", **how, **where)
     assert "systemctl enable --now millpond-host" in said
     installed = call(
         prefix / "bin/python", "-I", "-c", "import millpond.wire; print(millpond.wire.__file__)", cwd=tmp_path
@@ -227,14 +258,14 @@ def test_install_and_uninstall(source: Path, tmp_path: Path) -> None:
         assert not re.search(r"@[A-Z]+@", text)
     with (source / "tunnel/millpond/wire/__init__.py").open("a") as module:
         module.write("NEW = True\n")
-    make(source, "install", EXTRAS="", PYTHON=sys.executable, **where)  # an update is the same command
+    make(source, "install", **how, **where)  # an update is the same command
     call(prefix / "bin/python", "-I", "-c", "from millpond.wire import NEW", cwd=tmp_path)
 
     said = make(source, "uninstall", **where)
-    assert "/var/lib/millpond" in said
+    assert "/var/lib/millpond" in said and "kept" not in said
     left = [path for path in tmp_path.rglob("*") if not path.is_dir()]
     assert left == []
-    assert not prefix.exists()
+    assert not prefix.exists() and not config.exists()
     make(source, "uninstall", **where)  # there is nothing left to remove, and no harm in it
 
 
@@ -243,7 +274,7 @@ def test_install_and_uninstall(source: Path, tmp_path: Path) -> None:
     [
         ([], "3.9.1", False),
         ([f"PYTHON={sys.executable}"], "3.9.1", True),
-        ([f"PYTHON={sys.executable}"], "{0}.{1}.{2}".format(*sys.version_info), False),
+        ([f"PYTHON={sys.executable}"], "{}.{}.{}".format(*sys.version_info[:3]), False),
         ([f"PYTHON={sys.executable}"], "", True),
     ],
 )
@@ -278,18 +309,22 @@ def test_what_is_not_ours_is_left_alone(source: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
-def test_a_changed_configuration_is_kept(source: Path, tmp_path: Path) -> None:
+def test_a_configuration_is_kept(source: Path, tmp_path: Path) -> None:
     config = tmp_path / "etc"
     config.mkdir()
     (config / "agent.toml").write_text("name = 'mine'\n")
     empty = {name: tmp_path / name for name in ("PREFIX", "BINDIR", "UNITDIR")}
-    assert "kept" in make(source, "uninstall", CONFDIR=config, **empty)
+    assert f"kept {config}" in make(source, "uninstall", CONFDIR=config, **empty)
     assert (config / "agent.toml").read_text() == "name = 'mine'\n"
 
 
 def test_help_names_every_target() -> None:
+    """But for what others do first."""
+    rules = (ROOT / "Makefile").read_text()
+    declared = {name for line in re.findall(r"^\.PHONY:(.*)$", rules, re.M) for name in line.split()}
+    assert declared == set(re.findall(r"^([a-z][a-z-]*):", rules, re.M))
     said = call("make", "-C", ROOT, "--no-print-directory")
-    for target in ("demo", "test", "test-all", "coverage", "check", "install", "uninstall", "clean"):
-        assert f"make {target}" in said
+    shown = dict(re.findall(r"^make (\S+) +(\S.*)$", said, re.M))
+    assert len(shown) == len(said.splitlines())
+    assert shown.keys() == declared - {"system", "other-python"}
     assert "\x1b" not in said
-    assert os.linesep in said

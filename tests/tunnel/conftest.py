@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,24 +20,47 @@ from typing import Any
 
 import pytest
 
-from millpond.base.deadline import Deadline
 from millpond.linux.confinement.sandbox import Sandbox, spawn
 from millpond.linux.syscalls import CLONE_NEWNET, CLONE_NEWUSER
 from millpond.tunnel.datapath import native
+
+from ..effort import scaled
+from ..waiting import eventually
 
 TRAFFIC = Path(__file__).with_name("traffic.py")
 HOST_ADDRESS, DEVICE_ADDRESS = "10.77.0.1", "10.77.0.2"
 INTERFACE = "mp-test0"
 
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def eventually(condition: Callable[[], Any], what: str, seconds: float = 5) -> Any:
-    deadline = Deadline.after(seconds)
-    while not (value := condition()):
-        assert not deadline.passed, f"{what}: not within {seconds} s"
-        time.sleep(0.005)
-    return value
+def each_with_itself() -> list[str]:
+    """The engines of host and device, the same at both.
+
+    A quick run has the one that users have: supervision and transports are the same code for both, and that
+    both carry packets in the same way is tested where they are compared.
+    """
+    return scaled([_with_itself()], ["python-python", "c-c"])
+
+
+def each_with_each(*mixed: str) -> list[str]:
+    """All engines of host and device; a quick run has ``mixed`` besides one with itself."""
+    return scaled([_with_itself(), *mixed], ["python-python", "c-c", "python-c", "c-python"])
+
+
+def _with_itself() -> str:
+    best = native.resolve("auto")
+    return f"{best}-{best}"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give ``engines`` where a test does not say which; not as the fixture's ``params``, for this module may
+    be imported before the effort is chosen.
+    """
+    said = any(mark.args[0] == "engines" for mark in metafunc.definition.iter_markers("parametrize"))
+    if "engines" in metafunc.fixturenames and not said:
+        metafunc.parametrize("engines", each_with_itself(), indirect=True)
 
 
 class Program:
@@ -69,14 +95,14 @@ class Program:
                     self.times.append(time.monotonic())
                 lines.append(line.rstrip("\n"))
 
-    def says(self, text: str, seconds: float = 10) -> None:
+    def says(self, text: str, seconds: float = 30) -> None:
         def said() -> bool:
             assert self.process.poll() is None or text in self.lines, self.errors
             return text in self.lines
 
         eventually(said, f"{self.process.args!r} saying {text!r}", seconds)
 
-    def result(self, seconds: float = 25) -> str:
+    def result(self, seconds: float = 60) -> str:
         assert self.process.wait(seconds) == 0, self.errors
         self.close()
         return self.lines[-1]
@@ -84,7 +110,7 @@ class Program:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(30)
         for thread in self._threads:
             thread.join(10)
         assert self.process.stdout
@@ -102,7 +128,7 @@ class End(Program):
     def status(self) -> dict[str, Any]:
         return json.loads(self.lines[-1]) if self.lines else {"state": "starting"}
 
-    def wait_up(self, after: int = 0, seconds: float = 5) -> dict[str, Any]:
+    def wait_up(self, after: int = 0, seconds: float = 30) -> dict[str, Any]:
         """The status once it is up with a generation beyond ``after``."""
 
         def up() -> dict[str, Any] | None:
@@ -126,7 +152,7 @@ class End(Program):
         )
         return next(ups)
 
-    def wait_down(self, reason: str, seconds: float = 5) -> dict[str, Any]:
+    def wait_down(self, reason: str, seconds: float = 30) -> dict[str, Any]:
         def down() -> list[dict[str, Any]]:
             return [status for status in self.statuses if reason in status.get("reason", "")]
 
@@ -149,11 +175,13 @@ class End(Program):
 class Namespace:
     """A network namespace, and a user namespace around it where that takes one."""
 
-    def __init__(self, undo: ExitStack, engine: str = "auto") -> None:
+    def __init__(self, undo: ExitStack, engine: str = "auto", *, loopback: bool = False) -> None:
         self._undo, self.engine = undo, engine
         reader, writer = os.pipe()
 
         def hold() -> int:
+            if loopback:
+                _bring_loopback_up()
             os.write(writer, b"x")
             signal.pause()
             return 0
@@ -186,10 +214,10 @@ class Namespace:
     def traffic(self, role: str, address: str, number: int) -> Program:
         return self.program(sys.executable, str(TRAFFIC), role, address, "7000", str(number))
 
-    def end(self, role: str, socket: Path, *options: str, interface: str = INTERFACE) -> End:
+    def end(self, role: str, path: Path, *options: str, interface: str = INTERFACE) -> End:
         address = HOST_ADDRESS if role == "host" else DEVICE_ADDRESS
         reader, writer = os.pipe()
-        argv = [sys.executable, "-P", "-W", "error", "-m", "millpond.tunnel", role, "--socket", str(socket)]
+        argv = [sys.executable, "-P", "-W", "error", "-m", "millpond.tunnel", role, "--socket", str(path)]
         argv += ["--interface", interface, "--address", f"{address}/30", "--engine", self.engine]
         argv += [*options, "--status-fd", str(writer)]
         end = End(argv, self.enter, reader)
@@ -208,11 +236,16 @@ class Namespace:
         return [line.split(":")[0].strip() for line in table]
 
 
+def _bring_loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))
+
+
 class Pair:
     """The two sides of one tunnel."""
 
-    def __init__(self, undo: ExitStack, socket: Path, host_engine: str, device_engine: str) -> None:
-        self.socket = socket
+    def __init__(self, undo: ExitStack, path: Path, host_engine: str, device_engine: str) -> None:
+        self.socket = path
         self.host_side = Namespace(undo, host_engine)
         self.device_side = Namespace(undo, device_engine)
 
@@ -234,7 +267,7 @@ def _why_no_tunnel() -> str:
                 "from millpond.tunnel.netdev.tun import Tun, Deadline; Tun('mp-probe', 12, Deadline.after(1))"
             )
             program = Namespace(undo).program(sys.executable, "-c", probe)
-            return "" if program.process.wait(10) == 0 else "no TUN interface can be made here"
+            return "" if program.process.wait(60) == 0 else "no TUN interface can be made here"
     except (AssertionError, OSError, subprocess.SubprocessError) as error:
         return f"no network namespace can be made here: {error}"
 
@@ -251,9 +284,9 @@ def undo() -> Iterator[ExitStack]:
         yield stack
 
 
-@pytest.fixture(params=["python-python", "c-c"])
+@pytest.fixture
 def engines(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """The engines of host and device; a test may ask for others."""
+    """The engines of host and device; a test may ask for others than ``each_with_itself``."""
     host, device = request.param.split("-")
     if "c" in (host, device) and native.resolve("auto") != "c":
         pytest.skip("the C engine was not built: there was no C compiler")

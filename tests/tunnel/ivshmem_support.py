@@ -13,7 +13,8 @@ from pathlib import Path
 from millpond.linux import sockets
 from millpond.tunnel.transports.ivshmem.server_protocol import Roster, ServerMessage
 
-from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, INTERFACE, End, Namespace, Program, eventually
+from ..waiting import eventually
+from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, INTERFACE, End, Namespace, Program
 
 VECTORS = 3
 PYTHON = (sys.executable, "-P", "-W", "error", "-m")
@@ -54,7 +55,7 @@ class RawClient:
 
     def __init__(self, undo: ExitStack, path: Path) -> None:
         self._socket = undo.enter_context(sockets.connect(path))
-        self._socket.settimeout(5)
+        self._socket.settimeout(30)
         self.roster = Roster(VECTORS)
         undo.callback(self._release)
 

@@ -30,7 +30,7 @@ from millpond.tunnel.transports.ring_connection import RingConnection
 from .conftest import End
 
 VNET_HEADER = 12
-PATIENCE = 5.0
+PATIENCE = 30.0
 REGISTERS = (
     nvme_defs.CAP,
     nvme_defs.VS,

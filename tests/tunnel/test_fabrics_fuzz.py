@@ -16,6 +16,7 @@ from millpond.nvmet.pdu import MAX_TRANSFER, PduReader
 from millpond.nvmet.queue import MAX_BACKLOG, Queue
 from millpond.tunnel.ring.nvme_defs import Opcode
 
+from ..effort import scaled
 from .nvme_initiator import ICREQ, capsule, connect_data
 from .nvme_rig import OFFER, Rig, collect, feed
 
@@ -76,7 +77,7 @@ def mutate(data: bytes, chance: random.Random) -> bytes:
     return bytes(found)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scaled(100, 300))
 @given(seed=st.integers(0, 1 << 64))
 def test_mutated_conversations_on_an_io_queue(seed: int) -> None:
     chance = random.Random(seed)
@@ -98,7 +99,7 @@ def test_mutated_conversations_on_an_io_queue(seed: int) -> None:
     assert rig.open(again)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=scaled(70, 200))
 @given(seed=st.integers(0, 1 << 64))
 def test_mutated_conversations_from_the_first_byte(seed: int) -> None:
     chance = random.Random(seed)
@@ -121,7 +122,7 @@ def test_mutated_conversations_from_the_first_byte(seed: int) -> None:
     rig.up()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scaled(100, 300))
 @given(
     entries=st.lists(
         st.tuples(

@@ -14,7 +14,8 @@ from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.tunnel.transports.ivshmem.doorbell_client import DoorbellClient
 from millpond.tunnel.transports.ivshmem.server_protocol import MEMORY, Roster, ServerMessage, Switchboard
 
-from .conftest import Program, eventually
+from ..waiting import eventually
+from .conftest import Program
 from .ivshmem_support import VECTORS, RawClient, start_server, start_strange_server
 
 
@@ -173,7 +174,7 @@ def test_the_server_keeps_no_privilege_and_removes_its_socket(server: tuple[Path
     status = Path(f"/proc/{program.process.pid}/status").read_text()
     assert "\nCapEff:\t0000000000000000\n" in status and "\nNoNewPrivs:\t1\n" in status
     program.process.terminate()
-    assert program.process.wait(5) == 0
+    assert program.process.wait(30) == 0
     assert not path.exists()
 
 

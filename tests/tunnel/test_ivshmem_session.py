@@ -27,6 +27,8 @@ from millpond.tunnel.transports.ivshmem.pairing import (
 )
 from millpond.tunnel.transports.ivshmem.polling import pause
 
+from ..effort import scaled
+
 HOST_ID, DEVICE_ID = 7, 65535
 
 
@@ -98,7 +100,7 @@ class Device:
 
 
 @given(st.lists(st.sampled_from(["host", "device", "kill host", "kill device"]), max_size=80), st.integers())
-@settings(max_examples=1000)
+@settings(max_examples=scaled(250, 1000))
 @example(["device", "device", "device", "host", "kill device", "device", "host", *["device"] * 4], 0)
 @example(["device", "device", "host", "kill host", "device", "host", *["device", "host"] * 3], 0)
 def test_no_end_is_ever_mixed_with_a_former_self_of_the_other(steps: list[str], seed: int) -> None:
@@ -142,7 +144,6 @@ def test_whatever_is_written_there_only_costs_the_link(writes: list[tuple[int, i
 )
 def test_words_keep_all_fields(word: Word) -> None:
     assert Word.unpack(word.pack()) == word
-    assert 0 <= word.pack() < 1 << 64
 
 
 def test_a_restarted_end_never_draws_its_former_number() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, INTERFACE, End, Namespace, Program, eventually
+from ..waiting import eventually
+from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, INTERFACE, End, Namespace, Program
 from .nvme_initiator import NQN
 from .test_tunnel_ends import expected
 
@@ -31,11 +32,9 @@ class Fabric:
 
     def __init__(self, undo: ExitStack, folder: Path) -> None:
         self._undo, self._folder = undo, folder
-        self.host_side, self.device_side = Namespace(undo), Namespace(undo)
+        self.host_side, self.device_side = Namespace(undo), Namespace(undo, loopback=True)
         self.backing = folder / "backing"
         self.backing.write_bytes(bytes(MB))
-        loopback_up = "import pyroute2 as p; n = p.IPRoute(); n.link('set', index=1, state='up'); n.close()"
-        assert self.device_side.program(sys.executable, "-c", loopback_up).process.wait(10) == 0
         dialler = self.device_side.program(sys.executable, str(INITIATOR), "dial", str(folder / "dial"), PORT)
         dialler.says("listening")
 
@@ -58,7 +57,7 @@ class Fabric:
 
     def start(self, *options: str) -> tuple[End, End]:
         target, host = self.target(*options), self.host()
-        host.wait_up(seconds=10)
+        host.wait_up()
         target.wait_up()
         return target, host
 
@@ -81,7 +80,7 @@ def check(server: Program, client: Program, total: int) -> None:
 def stopped(target: End) -> dict[str, Any]:
     """Its last status."""
     target.process.terminate()
-    assert target.process.wait(5) == 0
+    assert target.process.wait(30) == 0
     return target.wait_down("stopped")
 
 
@@ -109,7 +108,7 @@ def test_tcp_crosses_both_ways_in_vendor_commands(fabric: Fabric) -> None:
 @pytest.mark.parametrize(("target_mtu", "host_mtu"), [(65520, 1500), (1500, 65520)])
 def test_the_smaller_mtu_is_set_at_both_ends(fabric: Fabric, target_mtu: int, host_mtu: int) -> None:
     target, host = fabric.target("--mtu", str(target_mtu)), fabric.host(host_mtu)
-    assert host.wait_up(seconds=10)["mtu"] == target.wait_up()["mtu"] == 1500
+    assert host.wait_up()["mtu"] == target.wait_up()["mtu"] == 1500
     for side in (fabric.host_side, fabric.device_side):
         assert side.program(sys.executable, "-c", KERNEL_MTU).result() == "1500"
     total = 8 * MB
@@ -149,7 +148,7 @@ def test_a_killed_end_comes_back_and_the_same_connection_finishes(fabric: Fabric
 def test_a_second_target_is_refused_its_port(fabric: Fabric) -> None:
     fabric.start()
     second = fabric.target()
-    assert second.process.wait(10) == 1
+    assert second.process.wait(30) == 1
     assert second.status["reason"].startswith("cannot listen at 127.0.0.1:4420")
 
 

@@ -19,7 +19,8 @@ from millpond.tunnel.ring.link_params import LinkParameters
 from millpond.tunnel.ring.region import Region
 from millpond.tunnel.transports.ring_connection import RingConnection
 
-from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, End, eventually
+from ..waiting import eventually
+from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, End
 from .robust_mallory import Mallory, cpu_seconds, sealed_region
 
 SECONDS = 2.0
@@ -96,7 +97,7 @@ def test_a_bell_that_never_falls_silent_costs_little(pair: Any, undo: ExitStack)
     Region.create(memory, layout)
     server = undo.enter_context(sockets.listen(pair.socket))
     host = pair.host_side.end("host", pair.socket)
-    assert select.select([server], [], [], 5)[0]
+    assert select.select([server], [], [], 30)[0]
     with server.accept()[0] as client:
         client.sendall(b"+")
         before = cpu_seconds(host)
@@ -152,16 +153,16 @@ def test_an_end_whose_bells_are_jammed_stops_when_asked(pair: Any, undo: ExitSta
     end, _, link = attack(pair, undo, victim)
     with jammed(link, victim):
         end.process.terminate()
-        assert end.process.wait(1) == 0
+        assert end.process.wait(10) == 0
 
 
 @pytest.mark.parametrize("victim", ["device", "host"])
 def test_an_end_whose_bells_were_jammed_serves_the_next_peer(pair: Any, undo: ExitStack, victim: str) -> None:
     end, mallory, link = attack(pair, undo, victim)
     with jammed(link, victim):
-        end.wait_down("did not open the link in time", 3)
+        end.wait_down("did not open the link in time")
     link.__exit__(None, None, None)
     mallory.close()
     role, side = ("host", pair.host_side) if victim == "device" else ("device", pair.device_side)
     side.end(role, pair.socket).wait_up()
-    end.wait_up(seconds=2)
+    end.wait_up()

@@ -17,7 +17,8 @@ from millpond.base.deadline import Deadline
 from millpond.linux.syscalls import die_with_parent
 from millpond.tunnel.datapath import native
 
-from .conftest import eventually
+from ..effort import scaled
+from ..waiting import eventually
 from .robust_engine import RunningLoop, why_not_observable
 from .robust_half import Half
 from .robust_half_controller import ControllerHalf
@@ -31,11 +32,11 @@ HALVES: dict[str, type[Half]] = {"host": ControllerHalf, "device": HostHalf}
 ADDRESSES = ("10.77.0.1/30", "10.77.0.2/30", "10.1.2.3/31", "fd00::/127", "fd00::1/127")
 PEERS = {"10.77.0.1/30": ["", "10.77.0.0/16", "10.77.0.0/29"], "10.77.0.2/30": ["", "10.64.0.0/11"]}
 """Networks that the device may speak with; other addresses have the host alone."""
-ROUNDS = 6
+ROUNDS = scaled(2, 6)
 """Scripts per loop and kind of mischief."""
 LENGTHS = (60, 1500, 65000)
 IMPOSSIBLE = 2**32 - 1
-ENOUGH, RACES = 1000, 60
+ENOUGH, RACES = 1000, scaled(10, 60)
 QUIET, MOST_CPU = 0.5, 0.1
 """Seconds, and how many of them a loop may take that has nothing to do; one that spins takes them all."""
 MOST_TURNS = 20
@@ -196,7 +197,7 @@ def race(name: str, setting: Setting, change: Change) -> tuple[list[bytes], int]
 
 
 @each_engine
-@pytest.mark.parametrize("address", ["10.77.0.1/30", "fd00::1/127"])
+@pytest.mark.parametrize("address", scaled(["10.77.0.1/30"], ["10.77.0.1/30", "fd00::1/127"]))
 @pytest.mark.parametrize("loop", INWARD)
 def test_nothing_foreign_passes_however_packets_change_meanwhile(loop: str, address: str, name: str) -> None:
     setting, deadline, passed, dropped = Setting(loop, depth=4, address=address), Deadline.after(60), 0, 0

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,10 @@ import pytest
 from millpond.base.deadline import Deadline
 from millpond.linux.confinement.sandbox import Sandbox, exit_code, spawn
 from millpond.tunnel.endpoint.handle import spawn_endpoint
+
+from ..waiting import eventually
+from .conftest import each_with_each
+from .processes import cpu_share, runs
 
 HOST, DEVICE, INTERFACE = "10.77.0.1", "10.77.0.2", "mp-test0"
 PEER = "10.77.9.1"
@@ -32,9 +35,8 @@ for source, target in (('10.77.0.2', '10.77.9.1'), ('10.77.0.6', '10.77.9.1'), (
 print('sent')
 """
 
-every_combination = pytest.mark.parametrize(
-    "engines", ["python-python", "c-c", "python-c", "c-python"], indirect=True
-)
+every_combination = pytest.mark.parametrize("engines", each_with_each("python-c", "c-python"), indirect=True)
+every_combination_if_full = pytest.mark.parametrize("engines", each_with_each(), indirect=True)
 
 
 def expected(seed: int, total: int) -> str:
@@ -68,18 +70,18 @@ def test_tcp_crosses_both_ways_and_the_interfaces_counted_it(pair: Any) -> None:
         received, sent = side.counters()
         assert received > total and sent > total
     device.process.terminate()
-    assert device.process.wait(3) == 0
+    assert device.process.wait(30) == 0
     figures = host.wait_down("the peer is gone")
     assert figures["out"]["bytes"] > total and figures["in"]["bytes"] > total
     assert figures["in"]["dropped"] == 0 and figures["resets"] == 0
 
 
-@every_combination
+@every_combination_if_full
 @pytest.mark.skipif(shutil.which("ip") is None, reason="there is no 'ip' to set the scene with")
 def test_with_peers_a_device_speaks_with_their_network_in_its_own_name(pair: Any) -> None:
     """Other addresses of the host stand for the peers; its machine forwards everything by default."""
     prepare = "echo 1 > /proc/sys/net/ipv4/conf/default/forwarding && ip address add 10.77.9.1/32 dev lo"
-    pair.host_side.program("sh", "-c", f"ip link set lo up && {prepare}").process.wait(10)
+    pair.host_side.program("sh", "-c", f"ip link set lo up && {prepare}").process.wait(30)
     device = pair.device_side.end("device", pair.socket, "--peers", "10.77.0.0/16")
     host = pair.host_side.end("host", pair.socket, "--peers", "10.77.0.0/16")
     device.wait_up()
@@ -95,7 +97,7 @@ def test_with_peers_a_device_speaks_with_their_network_in_its_own_name(pair: Any
     send += f'{sys.executable} -c "{SEND_THREE}"'
     assert pair.device_side.program("sh", "-c", send).result() == "sent"
     device.process.terminate()
-    assert device.process.wait(3) == 0
+    assert device.process.wait(30) == 0
     assert host.wait_down("the peer is gone")["in"]["dropped"] == 2
 
 
@@ -106,7 +108,7 @@ def test_ping_pong(pair: Any) -> None:
     assert 0 < float(pair.host_side.traffic("pingpong", DEVICE, 2000).result()) < 20_000
 
 
-@every_combination
+@every_combination_if_full
 def test_the_ends_settle_on_the_smaller_mtu_and_depth(pair: Any) -> None:
     device = pair.device_side.end("device", pair.socket, "--depth", "2", "--mtu", "1500")
     host = pair.host_side.end("host", pair.socket, "--depth", "8", "--mtu", "9000")
@@ -114,7 +116,8 @@ def test_the_ends_settle_on_the_smaller_mtu_and_depth(pair: Any) -> None:
     check_exchange(*start_exchange(pair, 2 * MB), 2 * MB)
 
 
-@every_combination
+@pytest.mark.serial
+@every_combination_if_full
 @pytest.mark.parametrize("victim", ["device", "host"])
 def test_a_killed_end_comes_back_and_the_same_connection_finishes(pair: Any, victim: str) -> None:
     host, device = pair.start()
@@ -143,8 +146,8 @@ def test_pumps_and_interface_go_with_a_killed_end(pair: Any) -> None:
     pumps = host.pumps()
     assert len(pumps) == 2 and INTERFACE in pair.host_side.interfaces()
     host.kill()
-    _eventually(lambda: not any(map(_runs, pumps)), "pumps still run")
-    _eventually(lambda: INTERFACE not in pair.host_side.interfaces(), "the interface is still there")
+    eventually(lambda: not any(map(runs, pumps)), "pumps still run")
+    eventually(lambda: INTERFACE not in pair.host_side.interfaces(), "the interface is still there")
 
 
 def test_sigterm_ends_an_end_cleanly(pair: Any) -> None:
@@ -152,8 +155,8 @@ def test_sigterm_ends_an_end_cleanly(pair: Any) -> None:
     pumps = host.pumps() + device.pumps()
     for end in (host, device):
         end.process.terminate()
-        assert end.process.wait(3) == 0
-    assert not any(map(_runs, pumps))
+        assert end.process.wait(30) == 0
+    assert not any(map(runs, pumps))
     assert not pair.socket.exists()
 
 
@@ -192,16 +195,14 @@ def test_a_second_host_is_refused_until_the_first_leaves(pair: Any) -> None:
 def test_an_idle_link_costs_next_to_nothing(pair: Any) -> None:
     host, device = pair.start()
     pids = [end.process.pid for end in (host, device)] + host.pumps() + device.pumps()
-    before = sum(map(_cpu_ticks, pids))
-    time.sleep(1)
-    assert (sum(map(_cpu_ticks, pids)) - before) / os.sysconf("SC_CLK_TCK") < 0.1
+    assert cpu_share(1.0, *pids) < 0.1
 
 
 def test_a_deleted_interface_ends_the_end(pair: Any) -> None:
     host, device = pair.start()
     code = "import sys, pyroute2 as p; ip = p.IPRoute(); ip.link('del', ifname=sys.argv[1]); ip.close()"
-    pair.host_side.program(sys.executable, "-c", code, INTERFACE).process.wait(10)
-    assert host.process.wait(5) == 1
+    pair.host_side.program(sys.executable, "-c", code, INTERFACE).process.wait(30)
+    assert host.process.wait(30) == 1
     host.wait_down(f"interface {INTERFACE} was deleted")
     device.wait_down("the peer is gone")
 
@@ -220,7 +221,7 @@ def test_wrong_arguments_are_named(options: list[str], complaint: str) -> None:
 def test_an_interface_that_exists_is_not_taken_over(pair: Any) -> None:
     host, _ = pair.start()
     other = pair.host_side.end("host", pair.socket)
-    assert other.process.wait(6) == 1
+    assert other.process.wait(30) == 1
     other.wait_down(f"interface {INTERFACE} cannot be made")
     assert host.status["state"] == "up"
 
@@ -229,8 +230,8 @@ def test_spawned_ends_come_up_and_stop(tmp_path: Path, undo: ExitStack, tun_work
     def body() -> int:
         device = spawn_endpoint("device", tmp_path / "s", "mp-dev", "10.77.0.2/30", name="csd7")
         host = spawn_endpoint("host", tmp_path / "s", "mp-host", "10.77.0.1/30", mtu=9000)
-        assert host.wait_up(Deadline.after(5))["peer"] == "csd7"
-        assert device.wait_up(Deadline.after(5))["mtu"] == 9000
+        assert host.wait_up(Deadline.after(30))["peer"] == "csd7"
+        assert device.wait_up(Deadline.after(30))["mtu"] == 9000
         host.stop()
         device.stop()
         assert not host.alive and not device.alive
@@ -245,7 +246,7 @@ def test_spawned_ends_die_with_whoever_spawned_them(tmp_path: Path, tun_works: N
 
     def body() -> int:
         spawn_endpoint("device", tmp_path / "s", "mp-dev", "10.77.0.2/30")
-        spawn_endpoint("host", tmp_path / "s", "mp-host", "10.77.0.1/30").wait_up(Deadline.after(5))
+        spawn_endpoint("host", tmp_path / "s", "mp-host", "10.77.0.1/30").wait_up(Deadline.after(30))
         tasks = Path("/proc/self/task").iterdir()
         pids.write_text(" ".join((task / "children").read_text() for task in tasks))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -254,24 +255,4 @@ def test_spawned_ends_die_with_whoever_spawned_them(tmp_path: Path, tun_works: N
     os.waitpid(spawn(Sandbox(own_network=True), body), 0)
     ends = [int(pid) for pid in pids.read_text().split()]
     assert len(ends) == 2
-    _eventually(lambda: not any(map(_runs, ends)), "the ends still run")
-
-
-def _runs(pid: int) -> bool:
-    """Whether the process still runs; a zombie that waits for init does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def _cpu_ticks(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return int(fields[11]) + int(fields[12])
-
-
-def _eventually(condition: Callable[[], bool], what: str) -> None:
-    deadline = Deadline.after(3)
-    while not condition():
-        assert not deadline.passed, what
-        time.sleep(0.01)
+    eventually(lambda: not any(map(runs, ends)), "the ends still run")

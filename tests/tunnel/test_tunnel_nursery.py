@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,24 +14,12 @@ from millpond.linux.confinement.sandbox import Sandbox, exit_code, spawn
 from millpond.tunnel.endpoint.handle import EndpointHandle, spawn_endpoint
 from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 
-from .conftest import eventually
+from ..waiting import eventually
+from .processes import children, runs
 
 
 def in_a_namespace(body: Callable[[], int]) -> int:
     return exit_code(os.waitpid(spawn(Sandbox(own_network=True), body), 0)[1])
-
-
-def children(pid: int) -> list[int]:
-    with suppress(FileNotFoundError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def host_end(nursery: EndpointZygote, folder: Path, number: int) -> EndpointHandle:
@@ -51,17 +38,17 @@ def test_ends_of_one_nursery_are_apart(tmp_path: Path, tun_works: None) -> None:
         devices = [device_end(tmp_path, number) for number in range(3)]
         hosts = [host_end(nursery, tmp_path, number) for number in range(3)]
         for end in (*devices, *hosts):
-            assert end.wait_up(Deadline.after(10))["generation"] == 1
+            assert end.wait_up(Deadline.after(30))["generation"] == 1
         assert len(children(nursery.pid)) == 3
         hosts[1].stop()
         assert not hosts[1].alive and hosts[0].alive and hosts[2].alive
-        assert len(children(nursery.pid)) == 2, "the one that ended was not buried"
+        eventually(lambda: len(children(nursery.pid)) == 2, "the one that ended is buried")
         again = host_end(nursery, tmp_path, 1)
-        assert again.wait_up(Deadline.after(10))["generation"] == 2
+        assert again.wait_up(Deadline.after(30))["generation"] == 2
         process = nursery.pid
         nursery.close()
-        eventually(lambda: not runs(process), "the nursery still runs")
-        eventually(lambda: not any(end.alive for end in (*hosts, again)), "its ends still run")
+        eventually(lambda: not runs(process), "the nursery has ended")
+        eventually(lambda: not any(end.alive for end in (*hosts, again)), "its ends have ended")
         for end in devices:
             end.stop()
         return 0
@@ -75,12 +62,12 @@ def test_a_killed_nursery_takes_its_ends_with_it_and_is_followed_by_another(
     def body() -> int:
         nursery = EndpointZygote()
         device, host = device_end(tmp_path, 0), host_end(nursery, tmp_path, 0)
-        host.wait_up(Deadline.after(10))
+        host.wait_up(Deadline.after(30))
         first = nursery.pid
         os.kill(first, signal.SIGKILL)
-        eventually(lambda: not host.alive, "the end outlived its nursery")
+        eventually(lambda: not host.alive, "the end has died with its nursery")
         again = host_end(nursery, tmp_path, 0)
-        assert again.wait_up(Deadline.after(10))["generation"] == 2
+        assert again.wait_up(Deadline.after(30))["generation"] == 2
         assert nursery.pid != first and not runs(first)
         nursery.close()
         device.stop()
@@ -102,14 +89,14 @@ def test_a_nursery_dies_with_whoever_began_it(tmp_path: Path, tun_works: None) -
     in_a_namespace(body)
     processes = [int(pid) for pid in pids.read_text().split()]
     assert len(processes) == 2
-    eventually(lambda: not any(map(runs, processes)), "they still run")
+    eventually(lambda: not any(map(runs, processes)), "they have ended")
 
 
 def test_an_end_that_ends_at_once_harms_no_other(tmp_path: Path, tun_works: None) -> None:
     def body() -> int:
         nursery = EndpointZygote()
         device, host = device_end(tmp_path, 0), host_end(nursery, tmp_path, 0)
-        host.wait_up(Deadline.after(10))
+        host.wait_up(Deadline.after(30))
         reader, closed = os.pipe()
         os.close(reader)  # nobody listens to its status: it ends with the first word
         counters = os.memfd_create("counters")
@@ -117,9 +104,10 @@ def test_an_end_that_ends_at_once_harms_no_other(tmp_path: Path, tun_works: None
         told = ["host", "--socket", str(tmp_path / "1"), "--interface", "pond1", "--address", "10.77.1.1/30"]
         for child in [nursery.start(told, closed, counters) for _ in range(20)]:
             child.wait()
-        assert host.alive and host.status["state"] == "up" and len(children(nursery.pid)) == 1
+        eventually(lambda: len(children(nursery.pid)) == 1, "those that ended are buried")
+        assert host.alive and host.status["state"] == "up"
         os.kill(children(nursery.pid)[0], signal.SIGKILL)
-        eventually(lambda: host.status["state"] == "down", "a dead end is called up")
+        eventually(lambda: host.status["state"] == "down", "a dead end is called down")
         nursery.close()
         device.stop()
         return 0

@@ -16,7 +16,7 @@ def server() -> socket.socket:
 
 
 def connect(server: socket.socket) -> socket.socket:
-    return socket.create_connection(server.getsockname(), timeout=5)
+    return socket.create_connection(server.getsockname(), timeout=30)
 
 
 def echo(connection: socket.socket) -> None:
@@ -65,7 +65,7 @@ def test_outlives_a_lack_of_descriptors(server: socket.socket) -> None:
     client = socket.socket()
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, hard))
-        client.settimeout(5)
+        client.settimeout(30)
         client.connect(server.getsockname())  # the kernel accepts; the process has no descriptor for it
         threading.Event().wait(0.5)
     finally:

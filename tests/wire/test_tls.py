@@ -116,8 +116,8 @@ def handshake(
 
 
 def stranger(fleet: Fleet) -> ssl.SSLContext:
-    """A client's context, not millpond's, that trusts the fleet. Python 3.13's default one is strict and wants
-    more of certificates than these have.
+    """A client's context, not millpond's, that trusts the fleet. Python 3.13's default one is strict and
+    wants more of certificates than these have.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(fleet.host.authority)

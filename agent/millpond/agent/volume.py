@@ -54,7 +54,7 @@ class DeviceMount:
         try:
             self._mountpoint.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
-            self._mountpoint.stat()  # raises what is wrong with a dead mount, which Python 3.14 takes for a file
+            self._mountpoint.stat()  # raises what is wrong with a dead mount, a file to Python 3.14
             raise
 
     def stop(self) -> None:

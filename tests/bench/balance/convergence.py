@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import mean
 
 import numpy as np
-import torch
-from torch.nn.functional import cross_entropy
 
 from bench.balance.experiment import Experiment, Findings, Run
 from bench.balance.processes import Work, processes
@@ -17,13 +15,9 @@ from bench.rows import summary
 from millpond.base.deadline import Deadline
 from millpond.host.emulation.demo import data
 from millpond.host.workers.worker import ModelState, Worker
-from millpond.train.data import samples as datasets
-from millpond.train.determinism import generators
 from millpond.train.job.spec import SynchronousSpec, TrainingSpec
-from millpond.train.local import training
 from millpond.train.protocol import Compute, Computed, Ready, Trained
 from millpond.train.reduce.exact import Vector
-from millpond.train.zoo import models
 
 WORKERS, EPOCHS, BATCH = 3, 10, 36
 _SLOWER = (1.0, 4.0, 1.0, 1.0, 2.0, 1.0)
@@ -119,6 +113,14 @@ def _work(folder: Path, seed: int) -> Work:
 
 def _alone(work: Work, epochs: int) -> float:
     """One process with all samples, the same optimizer and batches of the same size."""
+    import torch  # slow to import, also for those who want another experiment
+    from torch.nn.functional import cross_entropy
+
+    from millpond.train.data import samples as datasets
+    from millpond.train.determinism import generators
+    from millpond.train.local import training
+    from millpond.train.zoo import models
+
     folders = [str(path) for path in (*work.private, work.public)]
     samples = datasets.load(Path(), folders, "npy")
     generators.plant(work.seed)

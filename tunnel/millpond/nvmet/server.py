@@ -17,7 +17,8 @@ from millpond.nvmet.vendor_commands import VendorCommands
 
 log = logging.getLogger(__name__)
 
-_HANDSHAKE_SECONDS = 10.0
+HANDSHAKE_SECONDS = 10.0
+"""How long a connection may take until it is a queue."""
 _PACKETS_PER_ROUND = 32
 _BUFFERS_PER_CALL = 64
 _ROUNDS = 4
@@ -29,7 +30,7 @@ class _Client:
 
     def __init__(self, sock: socket.socket, queue: Queue) -> None:
         self.sock, self.queue = sock, queue
-        self.deadline = time.monotonic() + _HANDSHAKE_SECONDS
+        self.deadline = time.monotonic() + HANDSHAKE_SECONDS
         self.interest = selectors.EVENT_READ
         self.unfinished = False
         """Whether commands may wait in its reader for the next round, which it may be full of."""

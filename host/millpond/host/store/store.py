@@ -139,7 +139,7 @@ class Store:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """The database at ``path``, made if it is not there yet. Raises sqlite3.Error, and leaves nothing open."""
+    """Open the database at ``path``, made if need be. Raises sqlite3.Error, and leaves nothing open."""
     with contextlib.ExitStack() as unless_it_opens:
         database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         unless_it_opens.callback(database.close)

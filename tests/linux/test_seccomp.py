@@ -1,0 +1,58 @@
+"""What seccomp programs make of system calls, worked out as the kernel does."""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+import pytest
+
+from millpond.linux.confinement import seccomp
+
+LOAD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
+ALLOWED, REFUSED, KILLED = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
+CALLS = ("read", "write", "epoll_pwait", "exit_group")
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+NUMBERS = {"x86_64": {0, 1, 281, 231}, "aarch64": {63, 64, 22, 94}}
+
+
+def outcome(program: bytes, architecture: int, number: int) -> int:
+    """What a program returns for a system call."""
+    steps = list(struct.iter_unpack("=HBBI", program))
+    word, at = 0, 0
+    while True:
+        code, if_equal, if_not, value = steps[at]
+        at += 1
+        if code == LOAD:
+            word = {0: number, 4: architecture}[value]
+        elif code == JUMP_IF_EQUAL:
+            at += if_equal if word == value else if_not
+        else:
+            assert code == RETURN
+            return int(value)
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_what_is_named_is_allowed_and_nothing_else(machine: str) -> None:
+    program = seccomp.program(machine, CALLS)
+    allowed = {number for number in range(600) if outcome(program, ARCHITECTURES[machine], number) == ALLOWED}
+    assert allowed == NUMBERS[machine]
+    assert outcome(program, ARCHITECTURES[machine], 599) == REFUSED
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_calls_of_another_architecture_end_the_process(machine: str) -> None:
+    program, other = seccomp.program(machine, CALLS), 0x40000003  # 32-bit x86
+    assert {outcome(program, other, number) for number in range(600)} == {KILLED}
+
+
+def test_a_call_that_a_processor_does_not_have_is_left_out() -> None:
+    assert len(seccomp.program("aarch64", ["read", "poll"])) == len(seccomp.program("aarch64", ["read"]))
+
+
+def test_other_processors_are_not_known() -> None:
+    assert seccomp.known("x86_64") and seccomp.known("aarch64") and not seccomp.known("riscv64")
+    with pytest.raises(ValueError, match="riscv64"):
+        seccomp.program("riscv64", CALLS)
+    with pytest.raises(KeyError):
+        seccomp.program("x86_64", ["teleport"])
