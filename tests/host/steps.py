@@ -117,13 +117,13 @@ class Team:
         self.size = max(ends[-1], 1)
         self.mean = np.empty(self.size, np.float32)
         self._places = [range(start, end) for start, end in itertools.pairwise(ends)]
-        self.holdings = Shards(1, len(private))
-        self.look_around: Callable[[], None] = lambda: None
-        self.stepping = StepEngine(len(private), self.mean, self.holdings, lambda: self.look_around())
+        self.shards = Shards(1, len(private))
+        self.on_wait: Callable[[], None] = lambda: None
+        self.engine = StepEngine(len(private), self.mean, self.shards, lambda: self.on_wait())
         self.counted: Counter[int] = Counter()
         self.steps = 0
         self.states: list[ModelState] = []
-        self.holdings.begin(1)
+        self.shards.begin(1)
         self.workers: dict[int, CountingWorker] = {}
         self._made: list[Dispatcher] = []
         for rank in range(len(private)):
@@ -134,10 +134,10 @@ class Team:
         private, public = self._places[rank], self._places[-1]
         worker = CountingWorker(f"w{rank}", (private, public), self.size)
         found = [Shard(worker.name, False, len(private)), Shard("all", True, len(public))]
-        assert self.holdings.add(rank, found) == ""
-        link = Dispatcher(rank, worker, self.stepping.events)
-        self.workers[rank], self.stepping.links[rank] = worker, link
-        self._made.append(link)
+        assert self.shards.add(rank, found) == ""
+        dispatcher = Dispatcher(rank, worker, self.engine.events)
+        self.workers[rank], self.engine.dispatchers[rank] = worker, dispatcher
+        self._made.append(dispatcher)
         return worker
 
     def step(self, policy: Given, rest: Sequence[int] = ()) -> StepOutcome:
@@ -146,9 +146,9 @@ class Team:
         beside = np.array(rest or np.zeros_like(policy.plan.batches), np.int64)
         state = zero_state(self.size)
         self.states.append(state)
-        outcome = self.stepping.step(self.steps, 7, state, policy, beside)
+        outcome = self.engine.step(self.steps, 7, state, policy, beside)
         if outcome.samples:
-            self.stepping.average()
+            self.engine.average()
             sums = self.mean * outcome.samples
             often = np.rint(sums).astype(int)
             assert np.allclose(sums, often, atol=1e-3)
@@ -170,6 +170,6 @@ class Team:
 
     def close(self) -> None:
         """End all threads."""
-        for link in self._made:
-            link.worker.close()
-            link.end()
+        for dispatcher in self._made:
+            dispatcher.worker.close()
+            dispatcher.end()

@@ -16,7 +16,7 @@ from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.power import LATE_SECONDS, DevicePower
 from millpond.host.jobs import energy
 from millpond.host.jobs.energy import FleetMeters, JobEnergy, Reading, Readings
-from millpond.host.model.energy import described, per_image
+from millpond.host.model.energy import describe, per_image
 from millpond.host.model.jobs import Round
 from millpond.wire.control_messages import Load
 
@@ -74,13 +74,13 @@ def test_joules_per_image_are_over_those_who_are_known() -> None:
         joules={"host": 100.0, "csd0": 20.0, "csd1": 12.0},
         energy={"host": "rapl", "csd0": "declared", "csd1": "declared"},
     )
-    assert described(whole) == "1.32 J per image (RAPL, declared watts)"
+    assert describe(whole) == "1.32 J per image (RAPL, declared watts)"
     partly = replace(
         whole, joules={"csd0": 0.3}, energy={"host": "unknown", "csd0": "declared", "csd1": "unknown"}
     )
     assert per_image(partly) == pytest.approx(0.01)
-    assert described(partly) == "0.0100 J per image (declared watts; without host, csd1)"
-    assert described(replace(ROUND, energy={"host": "unknown"})) == ""
+    assert describe(partly) == "0.0100 J per image (declared watts; without host, csd1)"
+    assert describe(replace(ROUND, energy={"host": "unknown"})) == ""
     assert per_image(replace(whole, workers={"csd2": 5})) is None
 
 
@@ -96,7 +96,7 @@ def test_the_host_reads_its_own_meter(tmp_path: Path) -> None:
     found = energy.between(before, after, [])
     assert found.joules == {"host": pytest.approx(4.0)}
     assert found.energy == {"host": "hwmon"}
-    assert FleetMeters("host", EnergyMeter(None), {}).read().of == {}
+    assert FleetMeters("host", EnergyMeter(None), {}).read().by_worker == {}
 
 
 def test_the_host_of_emulated_devices_counts_what_is_declared(tmp_path: Path) -> None:

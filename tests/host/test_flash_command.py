@@ -226,7 +226,7 @@ def test_a_card_is_told_of_as_untested(millpond: Millpond, tmp_path: Path) -> No
         flash.push(stream, boot, Console(file=out), asked.append)
     assert bluefield.UNTESTED in asked[0] and "The card is reset" in asked[0] and str(boot) in asked[0]
     done = flash.Flashed(str(boot), 10, 1.0, False, None, untested=bluefield.UNTESTED)
-    text = "\n".join(flash._told(done))
+    text = "\n".join(flash._summary_lines(done))
     assert "can not be verified" in text and text.endswith(f"{bluefield.UNTESTED}.")
     with pytest.raises((LocalError, RemoteError), match=r"mlx-mkbfb|default\.bfb|kernel"):
         flash.push(tmp_path, boot, Console(file=out), asked.append)

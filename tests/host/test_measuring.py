@@ -24,38 +24,38 @@ class Measured:
     def __init__(self, count: int) -> None:
         self.events: queue.SimpleQueue[WorkerAnswer | WorkerLoss] = queue.SimpleQueue()
         self.workers = [CountingWorker(f"w{n}", (range(30), range(30, 100)), 100) for n in range(count)]
-        self.links = [Dispatcher(rank, w, self.events) for rank, w in enumerate(self.workers)]
+        self.dispatchers = [Dispatcher(rank, w, self.events) for rank, w in enumerate(self.workers)]
         self.done: dict[str, Profile] = {}
         self.lost: list[WorkerLoss] = []
-        self.measuring = Profiler(self._done, self.lost.append)
+        self.profiler = Profiler(self._done, self.lost.append)
 
-    def _done(self, link: Dispatcher, profile: Profile) -> None:
-        assert link not in self.measuring and link.task is None
-        self.done[link.worker.name] = profile
+    def _done(self, dispatcher: Dispatcher, profile: Profile) -> None:
+        assert dispatcher not in self.profiler and dispatcher.task is None
+        self.done[dispatcher.worker.name] = profile
 
     def begin(self, most: int = 100, seconds: float = 0.5) -> None:
-        for link in self.links:
-            self.measuring.begin(link, "virtual", Probe(seconds, most), (30, 70), STATE)
+        for dispatcher in self.dispatchers:
+            self.profiler.begin(dispatcher, "virtual", Probe(seconds, most), (30, 70), STATE)
 
     def finish(self) -> None:
-        while len(self.measuring):
-            self.measuring.take(self.events.get(timeout=20))
+        while len(self.profiler):
+            self.profiler.handle(self.events.get(timeout=20))
 
 
 @pytest.fixture
 def two() -> Iterator[Measured]:
     measured = Measured(2)
     yield measured
-    for link in measured.links:
-        link.worker.close()
-        link.end()
+    for dispatcher in measured.dispatchers:
+        dispatcher.worker.close()
+        dispatcher.end()
 
 
 def test_profiles_tell_batches_seconds_and_memory(two: Measured) -> None:
     for factor, worker in enumerate(two.workers, 1):
         worker.seconds = lambda samples, factor=factor: factor * (0.004 + 0.0005 * samples)
     two.begin()
-    assert len(two.measuring) == 2 and two.measuring.ranks == {0, 1}
+    assert len(two.profiler) == 2 and two.profiler.ranks == {0, 1}
     two.finish()
     first, second = two.done["w0"], two.done["w1"]
     assert (first.worker, first.kind) == ("w0", "virtual")
@@ -87,7 +87,9 @@ def test_one_that_is_lost_meanwhile_is_told_and_others_go_on(two: Measured) -> N
     two.workers[0].fail_at(MEASURE, ConnectionLost("w0 was switched off"))
     two.begin()
     two.finish()
-    assert [(loss.link, loss.reason) for loss in two.lost] == [(two.links[0], "w0 was switched off")]
+    assert [(loss.dispatcher, loss.reason) for loss in two.lost] == [
+        (two.dispatchers[0], "w0 was switched off")
+    ]
     assert set(two.done) == {"w1"}
 
 
@@ -101,22 +103,22 @@ def test_sums_that_are_not_finite_show_here_already(two: Measured) -> None:
 def test_with_too_few_samples_it_is_done_at_once_without_points(two: Measured) -> None:
     two.begin(most=1)
     assert {name: profile.points for name, profile in two.done.items()} == {"w0": (), "w1": ()}
-    assert not len(two.measuring) and not two.workers[0].asked
+    assert not len(two.profiler) and not two.workers[0].asked
 
 
 def test_steps_go_on_while_a_newcomer_is_measured_and_its_sums_count_for_nothing() -> None:
     team = Team([60, 60])
     joined: list[Profile] = []
-    newcomer = team.stepping.links.pop(1)
-    team.stepping.measuring = measuring = Profiler(lambda _, profile: joined.append(profile), print)
+    newcomer = team.engine.dispatchers.pop(1)
+    team.engine.profiler = profiler = Profiler(lambda _, profile: joined.append(profile), print)
     team.workers[0].seconds = lambda samples: 0.02
     state = zero_state(team.size)
-    measuring.begin(newcomer, "virtual", Probe(0.05, 120), (60, 0), state)
+    profiler.begin(newcomer, "virtual", Probe(0.05, 120), (60, 0), state)
     try:
-        while not joined and team.holdings.left:
+        while not joined and team.shards.left:
             assert set(team.step(Given(2, 0)).counted) <= {0}
-        assert joined and not len(measuring)
-        team.stepping.links[1] = newcomer
+        assert joined and not len(profiler)
+        team.engine.dispatchers[1] = newcomer
         team.finish(Given(4, 4))
         assert team.once
     finally:

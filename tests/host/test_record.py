@@ -29,25 +29,25 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def record(path: Path) -> Iterator[Store]:
+def store(path: Path) -> Iterator[Store]:
     opened = Store(path)
     yield opened
     opened.close()
 
 
-def test_a_job_is_what_was_submitted(record: Store) -> None:
-    number = record.add_job(JOB, CODE)
-    (row,) = record.jobs()
+def test_a_job_is_what_was_submitted(store: Store) -> None:
+    number = store.add_job(JOB, CODE)
+    (row,) = store.jobs()
     assert (row.id, row.job, row.code, row.state) == (number, JOB, CODE, JobState.RUNNING)
     assert (row.plan, row.model, row.error, row.ended) == (None, "", "", None)
     assert row.created > 0
 
 
-def test_numbers_are_never_used_again(record: Store) -> None:
-    assert [record.add_job(JOB, {}) for _ in range(3)] == [1, 2, 3]
-    record.end_job(2, JobState.FAILED, error="no data")
-    assert [(row.id, row.state, row.error) for row in record.jobs()][1] == (2, JobState.FAILED, "no data")
-    assert record.jobs()[1].ended is not None
+def test_numbers_are_never_used_again(store: Store) -> None:
+    assert [store.add_job(JOB, {}) for _ in range(3)] == [1, 2, 3]
+    store.end_job(2, JobState.FAILED, error="no data")
+    assert [(row.id, row.state, row.error) for row in store.jobs()][1] == (2, JobState.FAILED, "no data")
+    assert store.jobs()[1].ended is not None
 
 
 def test_everything_survives_a_restart(path: Path) -> None:
@@ -66,11 +66,11 @@ def test_everything_survives_a_restart(path: Path) -> None:
 
 
 def test_rounds_from_before_energy_was_known_load(path: Path) -> None:
-    record = Store(path)
-    number = record.add_job(JOB, {})
-    record.add_round(number, METERED)
-    assert record.rounds(number) == [METERED]
-    record.close()
+    store = Store(path)
+    number = store.add_job(JOB, {})
+    store.add_round(number, METERED)
+    assert store.rounds(number) == [METERED]
+    store.close()
     with sqlite3.connect(path) as db:
         detail = json.loads(db.execute("SELECT detail FROM rounds").fetchone()[0])
         older = {key: value for key, value in detail.items() if key not in ("joules", "energy")}
@@ -81,44 +81,44 @@ def test_rounds_from_before_energy_was_known_load(path: Path) -> None:
     again.close()
 
 
-def test_rounds_are_in_order_and_of_their_job(record: Store) -> None:
-    one, two = record.add_job(JOB, {}), record.add_job(JOB, {})
+def test_rounds_are_in_order_and_of_their_job(store: Store) -> None:
+    one, two = store.add_job(JOB, {}), store.add_job(JOB, {})
     for number in (3, 1, 2):
-        record.add_round(one, dataclasses.replace(ROUND, round=number))
-    assert [result.round for result in record.rounds(one)] == [1, 2, 3]
-    assert record.rounds(two) == []
-    record.add_round(one, dataclasses.replace(ROUND, round=3, accuracy=0.9))
-    assert [result.accuracy for result in record.rounds(one)] == [0.5, 0.5, 0.9]
+        store.add_round(one, dataclasses.replace(ROUND, round=number))
+    assert [result.round for result in store.rounds(one)] == [1, 2, 3]
+    assert store.rounds(two) == []
+    store.add_round(one, dataclasses.replace(ROUND, round=3, accuracy=0.9))
+    assert [result.accuracy for result in store.rounds(one)] == [0.5, 0.5, 0.9]
 
 
-def test_a_round_of_no_job_is_refused_or_of_no_consequence(record: Store) -> None:
-    assert record.rounds(99) == []
+def test_a_round_of_no_job_is_refused_or_of_no_consequence(store: Store) -> None:
+    assert store.rounds(99) == []
 
 
-def test_many_threads_may_write(record: Store) -> None:
-    number = record.add_job(JOB, {})
+def test_many_threads_may_write(store: Store) -> None:
+    number = store.add_job(JOB, {})
 
     def write(first: int) -> None:
         for offset in range(10):
-            record.add_round(number, dataclasses.replace(ROUND, round=first + offset))
+            store.add_round(number, dataclasses.replace(ROUND, round=first + offset))
 
     threads = [threading.Thread(target=write, args=(first,)) for first in (0, 10, 20, 30)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(record.rounds(number)) == 40
+    assert len(store.rounds(number)) == 40
 
 
-def test_a_failed_transaction_leaves_nothing(record: Store) -> None:
-    number = record.add_job(JOB, {})
+def test_a_failed_transaction_leaves_nothing(store: Store) -> None:
+    number = store.add_job(JOB, {})
     with pytest.raises(LocalError, match="NOT NULL"):
-        record.add_round(number, dataclasses.replace(ROUND, accuracy=None))  # type: ignore[arg-type]
-    assert record.rounds(number) == []
-    record.add_round(number, ROUND)
+        store.add_round(number, dataclasses.replace(ROUND, accuracy=None))  # type: ignore[arg-type]
+    assert store.rounds(number) == []
+    store.add_round(number, ROUND)
 
 
-def test_only_its_owner_reads_it(record: Store, path: Path) -> None:
+def test_only_its_owner_reads_it(store: Store, path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

@@ -50,7 +50,7 @@ def test_a_file_that_means_nothing_is_refused_in_one_line(tmp_path: Path, text: 
     file = tmp_path / "fleet.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=complaint) as error:
-        simulate.crew_of(simulate.read(file), file.name)
+        simulate.cohort_of(simulate.read(file), file.name)
     assert "\n" not in str(error.value)
 
 

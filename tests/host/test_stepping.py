@@ -47,12 +47,12 @@ def test_a_step_waits_for_all_and_its_mean_is_over_samples(make: Make) -> None:
     held = team.workers[1].hold_at(1)
     looked: list[list[int]] = []
 
-    def look_around() -> None:
-        looked.append([link.rank for link in team.stepping.at_work()])
+    def on_wait() -> None:
+        looked.append([dispatcher.rank for dispatcher in team.engine.outstanding()])
         if looked[-1] == [1]:
             held.set()
 
-    team.look_around = look_around
+    team.on_wait = on_wait
     outcome = team.step(Given(4, 10, 2))
     assert looked[-1] == [1]
     assert outcome.counted == {0: 4, 1: 10, 2: 2}
@@ -63,14 +63,14 @@ def test_a_step_waits_for_all_and_its_mean_is_over_samples(make: Make) -> None:
 
 def test_at_its_deadline_a_step_goes_on_without_who_is_late(make: Make) -> None:
     team, _ = late_in_first_step(make)
-    assert [link.rank for link in team.stepping.at_work()] == [1]
+    assert [dispatcher.rank for dispatcher in team.engine.outstanding()] == [1]
     assert set(team.counted) <= set(range(100))
 
 
 def test_a_step_without_any_answer_goes_on_beyond_its_deadline(make: Make) -> None:
     team = make(100, 100)
     first, second = team.workers[0].hold_at(1), team.workers[1].hold_at(1)
-    team.look_around = first.set
+    team.on_wait = first.set
     outcome = team.step(Given(4, 10, deadline=0.01))
     assert outcome.counted == {0: 4}
     second.set()
@@ -78,12 +78,12 @@ def test_a_step_without_any_answer_goes_on_beyond_its_deadline(make: Make) -> No
 
 def test_a_state_is_held_until_all_that_are_at_it_have_answered(make: Make) -> None:
     team, held = late_in_first_step(make)
-    assert team.stepping.held == {team.states[0]}
+    assert team.engine.states_in_use == {team.states[0]}
     assert team.step(Given(4, 10, deadline=0.05)).counted == {0: 4}
-    assert team.stepping.held == {team.states[0]}
+    assert team.engine.states_in_use == {team.states[0]}
     held.set()
     assert team.step(Given(4, 0)).late == 10
-    assert team.stepping.held == set()
+    assert team.engine.states_in_use == set()
 
 
 def test_what_comes_late_counts_later_and_its_worker_begins_with_a_part(make: Make) -> None:
@@ -129,19 +129,19 @@ def test_samples_of_a_lost_worker_go_back_and_others_take_them(make: Make) -> No
     assert set(team.step(policy).counted) == {0, 1}
     outcome = team.step(policy)
     (loss,) = outcome.lost
-    assert (loss.link.rank, loss.reason, loss.for_good) == (1, "w1 was switched off", False)
-    assert outcome.counted == {0: 6} and 1 not in team.stepping.links
+    assert (loss.dispatcher.rank, loss.reason, loss.for_good) == (1, "w1 was switched off", False)
+    assert outcome.counted == {0: 6} and 1 not in team.engine.dispatchers
     lost = {20 + index for index in loss.task.request.samples[1]}
     assert lost and not lost & set(team.counted)
     team.finish(policy)
-    assert team.once and not team.holdings.left
+    assert team.once and not team.shards.left
 
 
 def test_private_samples_of_a_lost_worker_wait_for_it(make: Make) -> None:
     team = make(20, 20)
     team.workers[1].fail_at(1, ConnectionLost("gone"))
     team.finish(Given(6, 4))
-    assert {held.source: count for held, count in team.holdings.left.items()} == {"w1": 20}
+    assert {held.source: count for held, count in team.shards.left.items()} == {"w1": 20}
     team.join(1)
     team.finish(Given(6, 4))
     assert team.once
@@ -153,8 +153,8 @@ def test_a_step_whose_workers_are_all_lost_counts_nothing(make: Make) -> None:
         worker.fail_at(1, ConnectionLost("gone"))
     outcome = team.step(Given(4, 4))
     assert (outcome.samples, len(outcome.lost), outcome.whole) == (0, 2, 0)
-    assert not team.stepping.links
-    assert sum(team.holdings.left.values()) == 20
+    assert not team.engine.dispatchers
+    assert sum(team.shards.left.values()) == 20
     for rank in (0, 1):
         team.join(rank)
     team.finish(Given(4, 4))
@@ -169,7 +169,7 @@ def test_sums_that_are_not_finite_refuse_the_worker_for_good(make: Make, value: 
     (loss,) = outcome.lost
     assert loss.for_good and "w1: update refused" in loss.reason and "not finite" in loss.reason
     assert outcome.counted == {0: 4}
-    assert sum(team.holdings.left.values()) == 200 - 4
+    assert sum(team.shards.left.values()) == 200 - 4
 
 
 @pytest.mark.parametrize(
@@ -227,13 +227,13 @@ def test_who_sits_out_works_beside_the_plan_and_nobody_waits_for_it(make: Make) 
 def release_when_idle(team: Team) -> None:
     """The first worker's next answer waits until the second's is there: then both are of one step."""
     held = team.workers[0].hold_at(team.steps + 1)
-    second = team.stepping.links[1]
+    second = team.engine.dispatchers[1]
 
-    def look_around() -> None:
+    def on_wait() -> None:
         if second.task is None:
             held.set()
 
-    team.look_around = look_around
+    team.on_wait = on_wait
 
 
 def test_when_nobody_else_has_anything_to_do_who_sits_out_is_waited_for(make: Make) -> None:
@@ -241,7 +241,7 @@ def test_when_nobody_else_has_anything_to_do_who_sits_out_is_waited_for(make: Ma
     held = team.workers[1].hold_at(1)
     policy = Given(2, 0, deadline=600.0)
     assert team.step(policy, rest=(0, 6)).counted == {0: 2}
-    team.look_around = held.set
+    team.on_wait = held.set
     assert team.step(policy, rest=(0, 6)).counted == {1: 6}
     assert team.step(policy, rest=(0, 6)).counted == {1: 6}
     assert team.step(policy, rest=(0, 6)).samples == 0
@@ -256,15 +256,15 @@ def test_without_a_deadline_who_sits_out_is_waited_for_in_every_step(make: Make)
 
 def test_what_a_dropped_link_says_is_ignored(make: Make) -> None:
     team, held = late_in_first_step(make)
-    old = team.stepping.links[1]
+    old = team.engine.dispatchers[1]
     assert old.task
-    team.stepping.lose(WorkerLoss(old, old.task, "given up", for_good=False))
+    team.engine.lose(WorkerLoss(old, old.task, "given up", for_good=False))
     second = team.join(1)
     answered = second.hold_at(2)
     held.set()
-    while team.stepping.events.empty():
+    while team.engine.events.empty():
         time.sleep(0.001)
-    team.look_around = answered.set
+    team.on_wait = answered.set
     outcome = team.step(Given(4, 10))
     assert (outcome.counted, outcome.late, outcome.lost) == ({0: 4, 1: 10}, 0, [])
     team.finish(Given(4, 10))
@@ -278,7 +278,7 @@ def test_what_looking_around_raises_ends_the_step(make: Make) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
-    team.look_around = stop
+    team.on_wait = stop
     with pytest.raises(KeyboardInterrupt):
         team.step(Given(4, 10))
 
@@ -288,7 +288,7 @@ def test_the_last_samples_of_an_epoch_are_counted_though_late(make: Make) -> Non
     held = team.workers[1].hold_at(1)
     policy = Given(4, 4, deadline=0.05)
     assert team.step(policy).counted == {0: 4}
-    team.look_around = held.set
+    team.on_wait = held.set
     assert team.step(policy).counted == {1: 4}
     assert team.step(policy).samples == 0
     assert team.once
@@ -309,11 +309,11 @@ def test_exactly_once_whatever_happens(make: Make, seed: int) -> None:
     for worker in team.workers.values():
         troubled(worker)
     late = lost = 0
-    while team.holdings.left or team.stepping.at_work():
+    while team.shards.left or team.engine.outstanding():
         policy = Given(*(chance.choice((0, 3, 6, 10)) for _ in range(3)), seconds=0.02, deadline=0.008)
         outcome = team.step(policy, rest=(2, 2, 2))
         late, lost = late + outcome.late, lost + len(outcome.lost)
         for loss in outcome.lost:
-            troubled(team.join(loss.link.rank))
+            troubled(team.join(loss.dispatcher.rank))
     assert late and lost
     assert team.once

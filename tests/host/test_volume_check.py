@@ -23,7 +23,7 @@ from millpond.fs.store.layout import PUBLIC, prepare
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.fs.vfs.path_api import Attributes, os_error
 from millpond.host.cli.volume import Checked, VolumeReport, how_mounted, lines, of_mount, show
-from millpond.host.remote.volume_check import TreeWalk, of_status, probe
+from millpond.host.remote.volume_check import TreeWalk, check_status, probe
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import AtRest
 
@@ -145,10 +145,10 @@ def test_a_server_that_shows_the_private_part_is_found_out(backing: Path, root: 
 
 
 def test_what_a_server_reports_is_judged() -> None:
-    assert list(of_status(STATUS)) == []
+    assert list(check_status(STATUS)) == []
     gone = ClientIs(1, None, 5, 0, False)
     bad = replace(STATUS, device=False, wrong=512, quota=4000, clients=(gone, CLIENT))
-    told = [finding.what for finding in of_status(bad)]
+    told = [finding.problem for finding in check_status(bad)]
     assert [text.split()[0] for text in told] == ["the", "client", "the", "the"]
     assert "5 files" in told[1] and "512 bytes" in told[2] and "96 bytes more" in told[3]
 

@@ -245,7 +245,7 @@ def test_a_process_computes_at_the_state_that_it_is_given(start: Start, states: 
     numbered(states, 2).values[:] = np.random.default_rng(1).normal(size=520)
     elsewhere = compute(worker, states, state=2)
     assert elsewhere[1] != at_zeros[1] and elsewhere[0].loss != at_zeros[0].loss
-    numbered(states).values[:] = numbered(states, 2).values  # the keeper goes on in the same memory
+    numbered(states).values[:] = numbered(states, 2).values  # the parameter server goes on in the same memory
     assert compute(worker, states)[1] == elsewhere[1]
     assert compute(worker, states, state=1)[1] == at_zeros[1]
 
@@ -284,8 +284,8 @@ def test_memory_that_cannot_be_kept_is_not_used(start: Start) -> None:
 
 
 @pytest.fixture
-def keeper(folder: Path, tmp_path: Path, zygote: Zygote) -> Iterator[ParameterServer]:
-    request = PrepareWorker(JOB, "keeper", (), {"net.py": NET}, role="keeper", states=3)
+def server(folder: Path, tmp_path: Path, zygote: Zygote) -> Iterator[ParameterServer]:
+    request = PrepareWorker(JOB, "parameter-server", (), {"net.py": NET}, role="keeper", states=3)
     states = memory.make("states")
     process = ParameterServer(request, [folder], tmp_path / "log", zygote, states)
     try:
@@ -298,45 +298,45 @@ def keeper(folder: Path, tmp_path: Path, zygote: Zygote) -> Iterator[ParameterSe
         os.close(states)
 
 
-def test_a_keeper_steps_scores_and_goes_on(keeper: ParameterServer, folder: Path) -> None:
-    first = keeper.state.values.copy()
-    assert keeper.apply(1.0, set(), soon()) > 0
-    after = keeper.state.values.copy()
+def test_a_keeper_steps_scores_and_goes_on(server: ParameterServer, folder: Path) -> None:
+    first = server.state.values.copy()
+    assert server.apply(1.0, set(), soon()) > 0
+    after = server.state.values.copy()
     assert np.allclose(after, first - 0.05, atol=1e-6)
-    assert keeper.score(str(folder), soon()).samples == 20
-    tensors, momentum = keeper.momentum(soon())
-    keeper.apply(0.5, set(), soon())
-    last = keeper.state.values.copy()
-    keeper.restore(after, tensors, momentum, soon())
-    keeper.apply(0.5, set(), soon())
-    assert np.array_equal(keeper.state.values, last) and not np.array_equal(last, after)
+    assert server.score(str(folder), soon()).samples == 20
+    tensors, momentum = server.momentum(soon())
+    server.apply(0.5, set(), soon())
+    last = server.state.values.copy()
+    server.restore(after, tensors, momentum, soon())
+    server.apply(0.5, set(), soon())
+    assert np.array_equal(server.state.values, last) and not np.array_equal(last, after)
 
 
-def test_states_that_are_held_do_not_change(keeper: ParameterServer) -> None:
+def test_states_that_are_held_do_not_change(server: ParameterServer) -> None:
     held, values = set[ModelState](), list[bytes]()
     for _ in range(2):
-        held.add(keeper.state)
-        values.append(keeper.state.values.tobytes())
-        keeper.apply(1.0, held, soon())
-        assert keeper.state not in held
+        held.add(server.state)
+        values.append(server.state.values.tobytes())
+        server.apply(1.0, held, soon())
+        assert server.state not in held
     assert [state.values.tobytes() for state in sorted(held, key=lambda state: state.memory.start)] == values
-    third = keeper.state
-    keeper.apply(1.0, held, soon())
-    assert keeper.state is third
+    third = server.state
+    server.apply(1.0, held, soon())
+    assert server.state is third
     first = float(np.frombuffer(values[0], np.float32)[0])
     momentum = 1 + 1.9 + 2.71  # of 0.9, over three steps at a rate of 0.05
     assert third.values[0] == pytest.approx(first - 0.05 * momentum, abs=1e-6)
 
 
-def test_nobody_else_can_write_to_the_states_of_a_keeper(keeper: ParameterServer) -> None:
-    descriptor = keeper.state.memory.shared.descriptor
+def test_nobody_else_can_write_to_the_states_of_a_keeper(server: ParameterServer) -> None:
+    descriptor = server.state.memory.shared.descriptor
     with pytest.raises(PermissionError):
         os.pwrite(descriptor, bytes(4), 0)
     with pytest.raises(PermissionError):
         mmap.mmap(descriptor, 4 * 520)
-    before = keeper.state.values.copy()
+    before = server.state.values.copy()
     read = memory.map_private(descriptor, 3 * 4 * 520)
     assert np.array_equal(np.frombuffer(read.data[: 4 * 520], np.float32), before)
-    keeper.apply(1.0, set(), soon())
-    assert np.array_equal(np.frombuffer(read.data[: 4 * 520], np.float32), keeper.state.values)
-    assert not np.array_equal(keeper.state.values, before)
+    server.apply(1.0, set(), soon())
+    assert np.array_equal(np.frombuffer(read.data[: 4 * 520], np.float32), server.state.values)
+    assert not np.array_equal(server.state.values, before)

@@ -131,7 +131,7 @@ def own_workers(fleet: Emulation) -> list[psutil.Process]:
 
 
 def computing_on_host(fleet: Emulation) -> psutil.Process:
-    """The host's worker that computes: it sees the volumes, which the keeper does not."""
+    """The host's worker that computes: it sees the volumes, which the parameter server does not."""
     volume = str(fleet.fleet.mountpoint("csd0"))
 
     def found() -> psutil.Process | None:
@@ -353,7 +353,7 @@ def test_a_device_that_is_switched_off_while_it_is_measured_holds_nobody_up(flee
     assert sum(r.samples for r in rounds) + left(rounds) == SAMPLES
 
 
-@pytest.mark.expected_log("keeper|goes on without")
+@pytest.mark.expected_log("parameter.server|goes on without")
 def test_a_killed_keeper_costs_the_steps_since_the_last_checkpoint(fleet: Emulation) -> None:
     with fleet.hurrying() as hurry:
         path = job_file(fleet, "keeper", "epochs = 2\nsteps = 80\ncheckpoint = 0.5", slow=True)
@@ -361,9 +361,9 @@ def test_a_killed_keeper_costs_the_steps_since_the_last_checkpoint(fleet: Emulat
         wait_for_line(fleet, number, "plan: a step")
         eventually(lambda: list(fleet.fleet.job_directory(number).glob("step-*.safetensors")), "a checkpoint")
         computing = computing_on_host(fleet).pid
-        keeper = next(process for process in own_workers(fleet) if process.pid != computing)
-        keeper.kill()
-        wait_for_line(fleet, number, "the keeper of the model was lost")
+        server = next(process for process in own_workers(fleet) if process.pid != computing)
+        server.kill()
+        wait_for_line(fleet, number, "the parameter server was lost")
         wait_for_line(fleet, number, "resumed in epoch 1 after step")
         hurry()
         info, rounds = fleet.wait_for_end(number, 120)

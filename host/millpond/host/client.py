@@ -1,4 +1,4 @@
-"""Edge: the host daemon as commands see it: typed questions over its Unix socket."""
+"""Edge: the client of the host daemon: typed requests over its Unix socket."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class DaemonClient:
     def __exit__(self, *_exc: object) -> None:
         self._channel.close()
 
-    def _ask(self, request: Message, reply: type[R], deadline: Deadline) -> R:
-        """The daemon's answer; its refusals are told as they are, without saying that it was the daemon."""
+    def _call(self, request: Message, reply: type[R], deadline: Deadline) -> R:
+        """Return the daemon's answer; a refusal keeps its text, without the daemon's name before it."""
         try:
             return self._channel.call(request, reply, deadline)
         except Refused as error:
@@ -59,24 +59,24 @@ class DaemonClient:
         return Deadline.after(ANSWER_SECONDS)
 
     def devices(self) -> tuple[daemon.DeviceInfo, ...]:
-        """All devices of the fleet."""
-        return self._ask(daemon.GetDevices(), daemon.Devices, self._deadline).devices
+        """Return all devices of the fleet."""
+        return self._call(daemon.GetDevices(), daemon.Devices, self._deadline).devices
 
     def tunnel(self, device: str) -> daemon.TunnelInfo:
-        """The host's end of a device's tunnel."""
-        return self._ask(daemon.GetTunnel(device), daemon.TunnelInfo, self._deadline)
+        """Return the state of the host's endpoint of a device's tunnel."""
+        return self._call(daemon.GetTunnel(device), daemon.TunnelInfo, self._deadline)
 
     def ledgers(self) -> dict[str, Ledger]:
-        """The privacy ledgers by device."""
-        return self._ask(daemon.GetLedgers(), daemon.Ledgers, self._deadline).ledgers
+        """Return the privacy ledgers by device."""
+        return self._call(daemon.GetLedgers(), daemon.Ledgers, self._deadline).ledgers
 
     def jobs(self) -> tuple[daemon.JobInfo, ...]:
-        """All jobs."""
-        return self._ask(daemon.GetJobs(), daemon.JobList, self._deadline).jobs
+        """Return all jobs."""
+        return self._call(daemon.GetJobs(), daemon.JobList, self._deadline).jobs
 
     def submit(self, job: Job, code: dict[str, str]) -> int:
-        """Start a job; returns its number."""
-        return self._ask(daemon.Submit(job, code), daemon.Submitted, self._deadline).id
+        """Start a job and return its number."""
+        return self._call(daemon.Submit(job, code), daemon.Submitted, self._deadline).id
 
     def watch(self, job: int) -> Iterator[daemon.JobProgress]:
         """Follow a job until it has ended."""
@@ -110,29 +110,31 @@ class DaemonClient:
                 return
 
     def log(self, target: str, lines: int) -> tuple[str, ...]:
-        """The last lines of a device's or a job's log."""
-        return self._ask(daemon.GetLogOf(target, lines), Log, self._deadline).lines
+        """Return the last lines of a device's or a job's log."""
+        return self._call(daemon.GetLogOf(target, lines), Log, self._deadline).lines
 
     def new_log(self, target: str, lines: int, after: LogPosition | None) -> daemon.NewLog:
-        """What a device's or a job's log has more than at ``after``; without it the last lines."""
-        return self._ask(daemon.GetNewLogOf(target, lines, after), daemon.NewLog, self._deadline)
+        """Return the lines of a device's or a job's log behind ``after``; without ``after`` the last
+        ``lines``.
+        """
+        return self._call(daemon.GetNewLogOf(target, lines, after), daemon.NewLog, self._deadline)
 
     def curves(self, job: int) -> daemon.Curves:
-        """What the workers of a synchronous job were measured to do."""
-        return self._ask(daemon.GetCurves(job), daemon.Curves, self._deadline)
+        """Return the measured curves of a synchronous job's workers."""
+        return self._call(daemon.GetCurves(job), daemon.Curves, self._deadline)
 
     def stop(self, job: int) -> None:
-        """Stop a job and wait until it has."""
-        self._ask(daemon.StopJob(job), Ok, Deadline.after(2 * ANSWER_SECONDS))
+        """Stop a job and wait until it has stopped."""
+        self._call(daemon.StopJob(job), Ok, Deadline.after(2 * ANSWER_SECONDS))
 
     def dial(self, device: str, port: int) -> socket.socket:
-        """A TCP connection to the device's port, through its tunnel."""
-        self._ask(daemon.Dial(device, port), Ok, self._deadline)
+        """Return a TCP connection to the device's port, through its tunnel."""
+        self._call(daemon.Dial(device, port), Ok, self._deadline)
         return self._receive_socket()
 
     def volume(self, device: str, deadline: Deadline) -> Channel:
-        """An attached connection to the device's volume."""
-        grant = self._ask(daemon.GetVolume(device), daemon.VolumeTicket, deadline)
+        """Return an attached connection to the device's volume."""
+        grant = self._call(daemon.GetVolume(device), daemon.VolumeTicket, deadline)
         sock = self._receive_socket()
         if grant.tls:
             sock = tls.connect(sock, self.fleet.identity.context(server=False), device, deadline)

@@ -34,7 +34,7 @@ log = logging.getLogger("millpond.host")
 
 
 def traffic(fleet: Fleet) -> dict[str, tuple[int, int]]:
-    """Bytes (to the device, from it) by the counters of the host's interfaces, by device."""
+    """Return bytes (to the device, from it) by device, from the counters of the host's interfaces."""
     counters = psutil.net_io_counters(pernic=True)
     names = {fleet.interface(device.name): device.name for device in fleet.config.device}
     return {
@@ -45,39 +45,48 @@ def traffic(fleet: Fleet) -> dict[str, tuple[int, int]]:
 
 
 def meter(fleet: Fleet, sysfs: Path = Path("/sys")) -> EnergyMeter:
-    """The host's, for itself alone: what emulated devices take is in what this machine measures."""
+    """Return the host's own energy meter. Where devices are emulated, sensors measure them too, so only
+    declared watts count.
+    """
     emulated = any(device.board == EMULATED for device in fleet.config.device)
     return EnergyMeter(None if emulated else sysfs, fleet.config.watts)
 
 
 @contextlib.contextmanager
 def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
-    """All parts of the daemon; the socket answers when this is entered."""
+    """Run all parts of the daemon inside the context; the socket answers when the context is entered."""
     with contextlib.ExitStack() as stack:
-        complaint = f"another host daemon serves {fleet.directory}"
-        stack.enter_context(locked(fleet.directory / "host.lock", complaint))
-        record = Store(fleet.database)
-        stack.callback(record.close)
+        refusal = f"another host daemon serves {fleet.directory}"
+        stack.enter_context(locked(fleet.directory / "host.lock", refusal))
+        store = Store(fleet.database)
+        stack.callback(store.close)
         forwarding = Forwarding(fleet)
         stack.callback(forwarding.close)
-        nursery = EndpointZygote()
-        stack.callback(nursery.close)
-        devices = {config.name: Device(fleet, config, record, nursery) for config in fleet.config.device}
+        zygote = EndpointZygote()
+        stack.callback(zygote.close)
+        devices = {config.name: Device(fleet, config, store, zygote) for config in fleet.config.device}
         for device in devices.values():
             device.start()
             stack.callback(device.stop)
         meters = FleetMeters(HOST, meter(fleet), devices)
         volumes = VolumeMounts(fleet)
         stack.callback(volumes.close)
-        zygote = workers_zygote(fleet.config.zygote_idle)
-        stack.callback(zygote.close)
+        worker_zygote = workers_zygote(fleet.config.zygote_idle)
+        stack.callback(worker_zygote.close)
 
-        def surroundings(changed: Callable[[], None]) -> JobContext:
+        def make_context(changed: Callable[[], None]) -> JobContext:
             return JobContext(
-                fleet, record, devices, volumes.folder, lambda: traffic(fleet), meters.read, changed, zygote
+                fleet,
+                store,
+                devices,
+                volumes.folder,
+                lambda: traffic(fleet),
+                meters.read,
+                changed,
+                worker_zygote,
             )
 
-        jobs = JobService(record, surroundings)
+        jobs = JobService(store, make_context)
         stack.callback(jobs.close)
         jobs.resume()
         launches = LaunchService(fleet, devices, forwarding)

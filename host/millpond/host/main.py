@@ -1,10 +1,10 @@
-"""Entry: ``millpond``. Nothing is imported before Ctrl-C does what people expect of it."""
+"""Entry: ``millpond``. Sets up Ctrl-C before it imports anything else."""
 
 import signal
 
 
 def main() -> None:
-    """Load the command line, which takes a moment in which Ctrl-C just ends the process, and run it."""
+    """Load the command line, while Ctrl-C just ends the process, and run it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from millpond.host.cli import app
 

@@ -1,4 +1,4 @@
-"""Edge: the daemon's Unix socket: answers people's commands, each connection in a thread of its own."""
+"""Edge: the server of the daemon's Unix socket: answers commands, each connection in a thread of its own."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class DaemonServer:
         self._acceptor = Acceptor(server, self._serve, places=COMMANDS, name="commands")
 
     def close(self) -> None:
-        """Answer no more, and take the socket away."""
+        """Answer no more, and remove the socket."""
         self._acceptor.close()
         self._fleet.socket.unlink(missing_ok=True)
 
@@ -80,10 +80,10 @@ class DaemonServer:
     def _answer(self, client: Channel, request: Message) -> None:
         deadline = Deadline.after(REPLY_SECONDS)
         try:
-            answer = self._ANSWERS.get(type(request))
-            if answer is None:
+            handler = self._HANDLERS.get(type(request))
+            if handler is None:
                 raise Refused("", "protocol", f"'{request.NAME}' is not a command of this daemon")
-            answer(self, client, request, deadline)
+            handler(self, client, request, deadline)
         except Refused as error:
             client.send(Failure(error.code, str(error)), Deadline.after(REPLY_SECONDS))
         except MillpondError as error:
@@ -183,7 +183,7 @@ class DaemonServer:
         self._jobs.stop(request.job)
         client.send(Ok(), Deadline.after(REPLY_SECONDS))
 
-    _ANSWERS: Mapping[type[Message], Callable[..., None]] = {
+    _HANDLERS: Mapping[type[Message], Callable[..., None]] = {
         daemon.GetDevices: _get_devices,
         daemon.GetTunnel: _get_tunnel,
         daemon.Dial: _dial,
@@ -201,7 +201,9 @@ class DaemonServer:
 
 
 def _new_log(device: Device, request: daemon.GetNewLogOf, deadline: Deadline) -> daemon.NewLog:
-    """What a device's agent has logged since; one that is gone is no error, for it may come back."""
+    """Return the lines that a device's agent has logged since. An absent device is no error: it may come
+    back.
+    """
     if device.status.state is not DeviceState.READY:
         return daemon.NewLog(gone=device.status.reason or str(device.status.state))
     try:

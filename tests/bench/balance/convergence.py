@@ -148,6 +148,6 @@ def _together(work: Work, logs: Path, epochs: int) -> tuple[float, int, float]:
                 plans += outcome.new_plan
                 late += outcome.late
                 samples += outcome.samples
-            assert samples == team.holdings.samples, f"{samples} of {team.holdings.samples} samples"
+            assert samples == team.shards.samples, f"{samples} of {team.shards.samples} samples"
             counted += samples
         return team.score().accuracy, plans, 100 * late / counted

@@ -27,27 +27,27 @@ class Witness:
     """A supply that notes what of the one behind it is counted, as (rank or -1 for public, index)."""
 
     def __init__(self, team: Processes) -> None:
-        self._supply = team.holdings
+        self._supply = team.shards
         self._out: dict[int, Samples] = {}
         self.counted_samples: Counter[tuple[int, int]] = Counter()
 
     def deal(self, batches: Sequence[int]) -> list[Samples]:
-        """See stepping.Supply."""
+        """See SampleSupply."""
         dealt = self._supply.deal(batches)
         self._out |= {rank: samples for rank, samples in enumerate(dealt) if any(samples)}
         return dealt
 
-    def counted(self, rank: int) -> None:
-        """See Supply."""
+    def commit(self, rank: int) -> None:
+        """See SampleSupply."""
         private, public = self._out.pop(rank)
         self.counted_samples.update((rank, index) for index in private)
         self.counted_samples.update((-1, index) for index in public)
-        self._supply.counted(rank)
+        self._supply.commit(rank)
 
-    def give_back(self, rank: int) -> None:
-        """See Supply."""
+    def requeue(self, rank: int) -> None:
+        """See SampleSupply."""
         del self._out[rank]
-        self._supply.give_back(rank)
+        self._supply.requeue(rank)
 
 
 def measure(run: Run) -> Findings:
@@ -84,7 +84,7 @@ def _once(seed: int) -> tuple[float, int]:
         counts = {f"private{rank}": PRIVATE for rank in range(WORKERS)} | {"public": PUBLIC, "test": 10}
         with processes(random_work(folder, counts, SynchronousSpec(global_batch=96), seed), folder) as team:
             team.measure()
-            witness = team.stepping.supply = Witness(team)
+            witness = team.engine.supply = Witness(team)
             before = [team.step()[0] for _ in range(BEFORE)]
             usual = median(before)
             seconds = _step_with_kill(team, usual)

@@ -1,4 +1,4 @@
-"""Edge (processes): real workers on this machine in lock step, under the host's own links and policies."""
+"""Edge (processes): real workers on this machine in lock step, under the host's own engine and policies."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Work:
 class Processes:
     """Workers by rank, each with its private samples and all public ones, and a keeper.
 
-    ``wrap`` may put something between a worker and its link.
+    ``wrap`` may put something between a worker and its dispatcher.
     """
 
     def __init__(self, work: Work, logs: Path, wrap: Callable[[int, Worker], Worker]) -> None:
@@ -66,20 +66,22 @@ class Processes:
         self._states = memory.make("states")
         weakref.finalize(self, os.close, self._states)
         self.locals = [self._start(rank) for rank in range(count)]
-        request = PrepareWorker(work.job, "keeper", (), {}, role="keeper", states=count + 1)
-        self.keeper = ParameterServer(request, [work.test], logs / "keeper.log", self._zygote, self._states)
+        request = PrepareWorker(work.job, "parameter-server", (), {}, role="keeper", states=count + 1)
+        self.server = ParameterServer(
+            request, [work.test], logs / "parameter-server.log", self._zygote, self._states
+        )
         self._ready = [worker.prepare(Deadline.after(_PREPARE_SECONDS)) for worker in self.locals]
-        self.keeper.prepare(Deadline.after(_PREPARE_SECONDS))
-        self.holdings = Shards(work.seed, count)
-        supply = Endless(self._ready[0].parts[1]) if work.endless else self.holdings
-        self.stepping = StepEngine(count, self.keeper.mean, supply, lambda: None)
+        self.server.prepare(Deadline.after(_PREPARE_SECONDS))
+        self.shards = Shards(work.seed, count)
+        supply = Endless(self._ready[0].parts[1]) if work.endless else self.shards
+        self.engine = StepEngine(count, self.server.mean, supply, lambda: None)
         names = [f"worker{rank}" for rank in range(count)]
-        self.pacing = Planner(work.how, names, None if work.endless else self.holdings.spread)
-        self.keeper.begin(NEVER)
+        self.planner = Planner(work.how, names, None if work.endless else self.shards.spread)
+        self.server.begin(NEVER)
         self.steps = 0
-        self.holdings.begin(1)
+        self.shards.begin(1)
         for rank in range(count):
-            self.holdings.add(rank, self._holdings(rank))
+            self.shards.add(rank, self._shards(rank))
 
     def _start(self, rank: int) -> LocalWorker:
         folders = (str(self.work.private[rank]), str(self.work.public))
@@ -88,61 +90,61 @@ class Processes:
         log = self._logs / f"worker{rank}.log"
         return LocalWorker(request, [Path(folder) for folder in folders], log, self._zygote, self._states)
 
-    def _holdings(self, rank: int) -> list[Shard]:
+    def _shards(self, rank: int) -> list[Shard]:
         private, public = self._ready[rank].parts
         return [Shard(f"worker{rank}", False, private), Shard(PUBLIC, True, public)]
 
     def measure(self) -> None:
         """Measure all, and let them take part."""
-        measuring = Profiler(self._measured, _fail)
+        profiler = Profiler(self._measured, _fail)
         for rank, worker in enumerate(self.locals):
             ready: Ready = self._ready[rank]
-            link = Dispatcher(rank, self._wrap(rank, worker), self.stepping.events)
+            dispatcher = Dispatcher(rank, self._wrap(rank, worker), self.engine.events)
             probe = Probe(self.work.measure_seconds, ready.samples)
-            measuring.begin(link, "process", probe, ready.parts, self.keeper.state)
-        while len(measuring):
-            measuring.take(self.stepping.events.get())
+            profiler.begin(dispatcher, "process", probe, ready.parts, self.server.state)
+        while len(profiler):
+            profiler.handle(self.engine.events.get())
 
-    def _measured(self, link: Dispatcher, profile: Profile) -> None:
-        self.pacing.join(link.rank, profile, 1 << 20, self.holdings.samples)
-        self.stepping.links[link.rank] = link
+    def _measured(self, dispatcher: Dispatcher, profile: Profile) -> None:
+        self.planner.join(dispatcher.rank, profile, 1 << 20, self.shards.samples)
+        self.engine.dispatchers[dispatcher.rank] = dispatcher
 
     def step(self) -> tuple[float, StepOutcome]:
         """One step, and all the seconds that it took."""
         began = time.monotonic()
-        outcome = self.stepping.step(
-            self.steps + 1, self.work.seed, self.keeper.state, self.pacing, self.pacing.rest
+        outcome = self.engine.step(
+            self.steps + 1, self.work.seed, self.server.state, self.planner, self.planner.background
         )
         for loss in outcome.lost:
-            self.pacing.leave(loss.link.rank)
+            self.planner.leave(loss.dispatcher.rank)
         if outcome.samples:
-            self.stepping.average()
-            self.keeper.apply(outcome.samples / outcome.whole, self.stepping.held, NEVER)
+            self.engine.average()
+            self.server.apply(outcome.samples / outcome.whole, self.engine.states_in_use, NEVER)
             self.steps += 1
         return time.monotonic() - began, outcome
 
     def epoch(self, number: int) -> Iterator[tuple[float, StepOutcome]]:
         """The steps of an epoch."""
-        self.holdings.begin(number)
+        self.shards.begin(number)
         yield from self.rest_of_epoch()
 
     def rest_of_epoch(self) -> Iterator[tuple[float, StepOutcome]]:
         """The steps of the present epoch that are left."""
         while True:
             seconds, outcome = self.step()
-            if not (outcome.samples or outcome.lost or self.stepping.at_work()):
+            if not (outcome.samples or outcome.lost or self.engine.outstanding()):
                 return
             yield seconds, outcome
 
     def score(self) -> Score:
         """On the held-out samples."""
-        return self.keeper.score(str(self.work.test), NEVER)
+        return self.server.score(str(self.work.test), NEVER)
 
     def close(self) -> None:
         """End all processes."""
-        for link in self.stepping.links.values():
-            link.end()
-        for worker in (*self.locals, self.keeper):
+        for dispatcher in self.engine.dispatchers.values():
+            dispatcher.end()
+        for worker in (*self.locals, self.server):
             worker.close()
         self._zygote.close()
 
@@ -169,15 +171,15 @@ class Endless:
         self._samples, self._at = samples, 0
 
     def deal(self, batches: Sequence[int]) -> list[tuple[tuple[int, ...], ...]]:
-        """See stepping.Supply."""
+        """See SampleSupply."""
         return [((), self._take(batch)) if batch else () for batch in batches]
 
     def _take(self, batch: int) -> tuple[int, ...]:
         self._at += batch
         return tuple(number % self._samples for number in range(self._at - batch, self._at))
 
-    def counted(self, rank: int) -> None:
-        """See Supply."""
+    def commit(self, rank: int) -> None:
+        """See SampleSupply."""
 
-    def give_back(self, rank: int) -> None:
-        """See Supply."""
+    def requeue(self, rank: int) -> None:
+        """See SampleSupply."""

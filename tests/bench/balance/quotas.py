@@ -50,7 +50,7 @@ def _measure(run: Run) -> Findings:
             group.limit(QUOTA)
             group.add(worker.pid)
         team.measure()
-        run.say(f"measured: {team.pacing.described}")
+        run.say(f"measured: {team.planner.description}")
         for repeat in range(1 if run.quick else 5):
             for percent in LOADS:
                 usual = speed(team, BEFORE)

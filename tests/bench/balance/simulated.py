@@ -9,7 +9,7 @@ from statistics import median
 
 from bench.balance.experiment import Experiment, Findings, Line, Panel, Role, Run
 from bench.rows import Row, summary
-from millpond.host.cli.simulate import PolicyResult, Simulation, crew_of, read, run
+from millpond.host.cli.simulate import PolicyResult, Simulation, cohort_of, read, run
 
 FILE = Path(__file__).parents[3] / "agent" / "examples" / "fleet-36.toml"
 
@@ -52,7 +52,7 @@ def _simulate(fleet: Fleet) -> dict[str, list[PolicyResult]]:
     found: dict[str, list[PolicyResult]] = {policy: [] for policy in _SUFFIXES}
     for repeat in range(fleet.repeats):
         simulation = _fleet(fleet, repeat)
-        for result in run(simulation, crew_of(simulation, FILE.name)):
+        for result in run(simulation, cohort_of(simulation, FILE.name)):
             found[result.policy].append(result)
     return found
 

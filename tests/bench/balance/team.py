@@ -1,4 +1,4 @@
-"""Edge (threads): virtual workers in lock step under the host's own links, steps, pacing and policies."""
+"""Edge (threads): virtual workers in lock step under the host's own engine and policies."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def emulation(factor: float, planned: float) -> str:
 
 
 class Endless:
-    """A ``stepping.Supply`` that never comes to an end; all its samples are alike."""
+    """A ``SampleSupply`` that never comes to an end; all its samples are alike."""
 
     def deal(self, batches: Sequence[int]) -> list[Samples]:
-        """See Supply."""
+        """See SampleSupply."""
         return [(tuple(range(batch)),) for batch in batches]
 
-    def counted(self, rank: int) -> None:
-        """See Supply."""
+    def commit(self, rank: int) -> None:
+        """See SampleSupply."""
 
-    def give_back(self, rank: int) -> None:
-        """See Supply."""
+    def requeue(self, rank: int) -> None:
+        """See SampleSupply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +75,15 @@ class Team:
             if policy == "balance"
             else SynchronousSpec(policy=policy, patience=0)
         )
-        self._pacing = Planner(how, names)
+        self._planner = Planner(how, names)
         self._mean = np.empty(SIZE, np.float32)
-        self._stepping = StepEngine(len(machines), self._mean, Endless(), lambda: None)
+        self._engine = StepEngine(len(machines), self._mean, Endless(), lambda: None)
         self._state = _zero_state()
         self._number = 0
         self.workers = [VirtualWorker(name, m, tells=tells) for name, m in zip(names, machines, strict=True)]
         for rank, (worker, machine) in enumerate(zip(self.workers, machines, strict=True)):
-            self._stepping.links[rank] = Dispatcher(rank, worker, self._stepping.events)
-            self._pacing.join(rank, _profile(worker.name, machine), machine.most, _PLENTY)
+            self._engine.dispatchers[rank] = Dispatcher(rank, worker, self._engine.events)
+            self._planner.join(rank, _profile(worker.name, machine), machine.most, _PLENTY)
 
     def run(self, steps: int) -> list[Step]:
         """So many steps. Raises RuntimeError if a sample was not counted, or not as it should be."""
@@ -91,17 +91,17 @@ class Team:
 
     def close(self) -> None:
         """End all threads, whatever they are at."""
-        for link in self._stepping.links.values():
-            link.worker.close()
-            link.end()
+        for dispatcher in self._engine.dispatchers.values():
+            dispatcher.worker.close()
+            dispatcher.end()
 
     def _step(self) -> Step:
         self._number += 1
         began = time.monotonic()
-        outcome = self._stepping.step(self._number, 0, self._state, self._pacing, self._pacing.rest)
+        outcome = self._engine.step(self._number, 0, self._state, self._planner, self._planner.background)
         if outcome.lost:
             raise RuntimeError(outcome.lost[0].reason)
-        self._stepping.average()
+        self._engine.average()
         if not np.allclose(self._mean, GRADIENT, rtol=1e-4, atol=1e-6):
             raise RuntimeError(f"step {self._number}: the mean is not that of its samples")
         return Step(time.monotonic() - began, outcome.samples)

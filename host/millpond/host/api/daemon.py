@@ -1,4 +1,4 @@
-"""Pure: what people's commands and the host daemon say to each other, over the daemon's Unix socket."""
+"""Pure: the messages between commands and the host daemon, over the daemon's Unix socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GetDevices(Message):
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """A device now; ``tunnel`` is the bytes (to, from) that crossed its tunnel's interface on the host,
-    ``watts`` its power of late.
+    ``watts`` its recent power.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Devices(Message):
 @message("api.tunnel.get")
 @dataclass(frozen=True, slots=True)
 class GetTunnel(Message):
-    """Ask for Tunnel."""
+    """Ask for the TunnelInfo of a device."""
 
     device: str
 
@@ -54,10 +54,10 @@ class GetTunnel(Message):
 @message("api.tunnel")
 @dataclass(frozen=True, slots=True)
 class TunnelInfo(Message):
-    """The host's end of a device's tunnel now; ``state`` is up or down, ``reason`` says why it is down.
+    """The host's endpoint of a device's tunnel now; ``state`` is up or down, ``reason`` says why it is down.
 
-    ``to_device`` and ``from_device`` count since the end was started, at ``time`` (s, of a steady clock).
-    The other figures are of the present link, or the last.
+    ``to_device`` and ``from_device`` count since the endpoint was started, at ``time`` (s, of a steady
+    clock). The other figures are of the present link of the tunnel, or the last.
     """
 
     device: str
@@ -86,7 +86,7 @@ class Dial(Message):
 @message("api.volume")
 @dataclass(frozen=True, slots=True)
 class GetVolume(Message):
-    """Ask for a connection to a device's volume: answered by Volume, then the socket's descriptor."""
+    """Ask for a connection to a device's volume: answered by VolumeTicket, then the socket's descriptor."""
 
     device: str
 
@@ -94,7 +94,7 @@ class GetVolume(Message):
 @message("api.volume.connection")
 @dataclass(frozen=True, slots=True)
 class VolumeTicket(Message):
-    """The connection that follows must attach with ``token``, in TLS if ``tls``."""
+    """A ticket: the connection that follows must attach with ``token``, in TLS if ``tls``."""
 
     token: bytes
     tls: bool
@@ -150,7 +150,7 @@ class JobInfo:
 @message("api.jobs.get")
 @dataclass(frozen=True, slots=True)
 class GetJobs(Message):
-    """Ask for Jobs."""
+    """Ask for JobList."""
 
 
 @message("api.jobs")
@@ -164,7 +164,7 @@ class JobList(Message):
 @message("api.watch")
 @dataclass(frozen=True, slots=True)
 class Watch(Message):
-    """Follow a job from its first round: answered by Progress again and again, the last with an ended job."""
+    """Follow a job from its first round: answered by JobProgress repeatedly, the last with an ended job."""
 
     job: int
 
@@ -172,7 +172,7 @@ class Watch(Message):
 @message("api.progress")
 @dataclass(frozen=True, slots=True)
 class JobProgress(Message):
-    """The job now, and the rounds and log lines that are new since the last Progress."""
+    """The job now, and the rounds and log lines that are new since the last JobProgress."""
 
     info: JobInfo
     rounds: tuple[Round, ...] = ()
@@ -191,7 +191,7 @@ class GetLogOf(Message):
 @message("api.log.new.get")
 @dataclass(frozen=True, slots=True)
 class GetNewLogOf(Message):
-    """Ask for what a log has more than at ``after``, or else its last lines; answered by NewLog."""
+    """Ask for the lines of a log behind ``after``, or without it the last lines; answered by NewLog."""
 
     target: str
     lines: int
@@ -201,8 +201,8 @@ class GetNewLogOf(Message):
 @message("api.log.new")
 @dataclass(frozen=True, slots=True)
 class NewLog(Message):
-    """The lines between two positions, but for those that are ``lost``. ``gone`` says why a device cannot be
-    asked now; ``ended`` that a job's log has come to its end.
+    """The lines between two positions, without the ``lost`` ones that the agent had dropped. ``gone`` is the
+    reason for a device's absence; ``ended`` is true at the end of a job's log.
     """
 
     lines: tuple[str, ...] = ()
@@ -223,7 +223,7 @@ class GetCurves(Message):
 @message("api.curves")
 @dataclass(frozen=True, slots=True)
 class Curves(Message):
-    """What the workers of a job were measured to do, and the batch of each in its first plan."""
+    """The measured curves of the workers of a job, and the batch of each in its first plan."""
 
     profiles: tuple[Profile, ...]
     batches: dict[str, int]

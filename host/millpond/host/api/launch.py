@@ -1,4 +1,4 @@
-"""Pure: what the 'launch' command and the host daemon say to each other, over the daemon's Unix socket."""
+"""Pure: the messages between the 'launch' command and the host daemon, over the daemon's Unix socket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millpond.wire.messages import Message, message
 class StartLaunch(Message):
     """Run ``script``, one of ``files``, on ``devices`` (all of the fleet if none is named) and the host.
 
-    Answered by LaunchOutput again and again, then LaunchEnded. It runs for as long as the connection is open.
+    Answered by LaunchOutput repeatedly, then LaunchEnded. The launch ends with the connection.
     """
 
     script: str
@@ -33,7 +33,7 @@ class LaunchOutput(Message):
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnd:
-    """How a worker ended: its exit code, None if it was ended because of another one."""
+    """The end of a worker: its exit code, None if the launch ended it because of another worker."""
 
     name: str
     rank: int
@@ -43,7 +43,7 @@ class WorkerEnd:
 @message("api.launch.ended")
 @dataclass(frozen=True, slots=True)
 class LaunchEnded(Message):
-    """All workers have ended; ``error`` says which one failed first and how, if one did."""
+    """All workers have ended; ``error`` names the first that failed and its failure, if one did."""
 
     workers: tuple[WorkerEnd, ...]
     error: str

@@ -349,7 +349,7 @@ def simulate(
 ) -> None:
     """Simulate synchronous training on a fleet whose devices are busy now and then; nothing is trained."""
     found = simulate_command.read(file)
-    results = simulate_command.run(found, simulate_command.crew_of(found, file.name))
+    results = simulate_command.run(found, simulate_command.cohort_of(found, file.name))
     if output is Format.JSON:
         tables.print_json({"results": [dump(result) for result in results], "emulation": "simulated time"})
     else:
@@ -372,7 +372,9 @@ def stop(
 
 
 def fail(text: str, code: int, *, document: bool = True) -> NoReturn:
-    """One line on standard error, and the exit code; if JSON was asked for, a ``document`` of the same."""
+    """Exit with ``code`` and one line on standard error; print a JSON ``document`` of the same if JSON was
+    asked for.
+    """
     if document and _json_wanted(sys.argv[1:]):
         tables.print_json({"error": text, "exit_code": code})
     print(f"millpond: {text}", file=sys.stderr)
@@ -401,7 +403,7 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the output has left; a daemon must not die of it, so no signal
+    except BrokenPipeError:  # the reader of the output has ended; a daemon must not die of it, so no signal
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None
     except MillpondError as error:
@@ -409,7 +411,7 @@ def main() -> None:
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), LOCAL)
     except typer.TyperException as error:
-        if text := error.format_message():  # without arguments it has printed the help
+        if text := error.format_message():  # without arguments typer has printed the help
             fail(f"{text} (see 'millpond --help')", LOCAL)
         raise SystemExit(LOCAL) from None
     except (KeyboardInterrupt, typer.Abort):

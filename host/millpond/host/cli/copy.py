@@ -1,4 +1,4 @@
-"""Edge (the terminal): ``millpond cp``: between this machine and the public part of a device's volume."""
+"""Edge (the terminal): ``millpond cp``: copies between this machine and the public part of a volume."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MISTAKES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CopyEndpoint:
-    """A path as it was given, on a device or, with none, on this machine."""
+    """A path as given by the user, on a device, or on this machine if ``device`` is empty."""
 
     text: str
     device: str
@@ -48,13 +48,13 @@ class CopyEndpoint:
 
     @property
     def name(self) -> str:
-        """What it is called, also if it is a link to something else."""
+        """The name as given by the user, also of a symbolic link."""
         given = self.text.rstrip("/").rpartition("/")[2]
         return given if given not in ("", ".", "..") and ":" not in given else self.path.rpartition("/")[2]
 
 
-def place(text: str, devices: Sequence[str]) -> CopyEndpoint:
-    """``csd0:public/x`` is on a device of the fleet, all others on this machine."""
+def endpoint(text: str, devices: Sequence[str]) -> CopyEndpoint:
+    """Parse a path: ``csd0:public/x`` is on a device of the fleet, others are on this machine."""
     name, colon, path = text.partition(":")
     if colon and name in devices:
         return CopyEndpoint(text, name, path.strip("/"))
@@ -64,36 +64,38 @@ def place(text: str, devices: Sequence[str]) -> CopyEndpoint:
 
 
 def _from_root(path: Path) -> str:
-    """Without links on the way, which volumes do not follow; the last name need not be there."""
+    """Return the path below / without symbolic links on the way, which volumes do not follow. The file itself
+    need not exist.
+    """
     found = path.resolve() if path.exists() else path.parent.resolve() / path.name
     return str(found).lstrip("/")
 
 
 def run(fleet: Path, sources: Sequence[str], target: str, console: Console, *, recursive: bool) -> Copied:
-    """Copy. Raises LocalError for a mistake, RemoteError if a device fails; what is done by then is kept."""
+    """Copy files. Raises LocalError for a mistake, RemoteError if a device fails; finished files stay."""
     with DaemonClient(fleet) as client:
         names = [device.name for device in client.fleet.config.device]
-    goes, come = place(target, names), [place(source, names) for source in sources]
-    for source in come:
-        if bool(source.device) == bool(goes.device):
+    destination, origins = endpoint(target, names), [endpoint(source, names) for source in sources]
+    for source in origins:
+        if bool(source.device) == bool(destination.device):
             raise LocalError(
-                f"{source.text} and {goes.text}: one must be on a device, the other on this machine"
+                f"{source.text} and {destination.text}: one must be on a device, the other on this machine"
             )
-    if twice := [name for name, count in Counter(source.name for source in come).items() if count > 1]:
-        raise LocalError(f"{goes.text}: two of the sources would be '{twice[0]}' there")
+    if twice := [name for name, count in Counter(source.name for source in origins).items() if count > 1]:
+        raise LocalError(f"{destination.text}: two of the sources would be '{twice[0]}' there")
     done = Copied()
-    with _opened(fleet, goes) as there, _shown(console) as progress:
-        for source in come:
-            with _opened(fleet, source) as here:
-                way = _Way(source, goes, here, there)
-                way.check(into=len(come) > 1 or target.endswith("/"))
-                _copy(way, progress, done, recursive=recursive)
+    with _open_volume(fleet, destination) as there, _progress_bars(console) as progress:
+        for source in origins:
+            with _open_volume(fleet, source) as here:
+                transfer = _Transfer(source, destination, here, there)
+                transfer.check(into=len(origins) > 1 or target.endswith("/"))
+                _copy(transfer, progress, done, recursive=recursive)
     return done
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """From where to where, with the volumes of both."""
+class _Transfer:
+    """A source and a target, and the volumes of both."""
 
     source: CopyEndpoint
     target: CopyEndpoint
@@ -101,7 +103,7 @@ class _Way:
     there: PathFs
 
     def check(self, *, into: bool) -> None:
-        """Raises LocalError if the target must be a directory (``into``) and is none."""
+        """Raise LocalError if the target must be a directory (``into``) and is none."""
         try:
             if not into or is_directory(self.there, self.target.path):
                 return
@@ -110,7 +112,7 @@ class _Way:
         raise LocalError(f"{self.target.text}: there is no such directory")
 
     def failed(self, error: OSError) -> LocalError | RemoteError:
-        """The error as people see it: whose, and what to do."""
+        """Return the error for the user: whose mistake it is, and what to do."""
         where = f"{printable(str(error.filename))}: " if error.filename else ""
         text = f"{self.source.text} to {self.target.text}: {where}{error.strerror}"
         if error.errno in _MISTAKES:
@@ -118,21 +120,23 @@ class _Way:
         return RemoteError(f"{text}; the same command again goes on from there")
 
 
-def _copy(way: _Way, progress: Progress, done: Copied, *, recursive: bool) -> None:
+def _copy(transfer: _Transfer, progress: Progress, done: Copied, *, recursive: bool) -> None:
     try:
-        ends = (way.here, way.source.path, way.there, way.target.path)
-        items = plan(*ends, recursive=recursive, name=way.source.name)
+        ends = (transfer.here, transfer.source.path, transfer.there, transfer.target.path)
+        items = plan(*ends, recursive=recursive, name=transfer.source.name)
         total = sum(item.attributes.size for item in items if stat.S_ISREG(item.attributes.mode))
-        task = progress.add_task(way.source.text, total=total)
-        mask = 0o777 if way.target.device else 0o777 & ~_umask()
+        task = progress.add_task(transfer.source.text, total=total)
+        mask = 0o777 if transfer.target.device else 0o777 & ~_umask()
         advance = functools.partial(progress.advance, task)
-        copier = Copier(way.here, way.there, advance, done, origin=way.source.device, mask=mask)
+        copier = Copier(
+            transfer.here, transfer.there, advance, done, origin=transfer.source.device, mask=mask
+        )
         for item in items:
             if not copier.copy(item):
-                told = f"{printable(item.source)}: neither a file, a directory nor a link; left out"
-                progress.console.print(told, markup=False)
+                text = f"{printable(item.source)}: neither a file, a directory nor a link; left out"
+                progress.console.print(text, markup=False)
     except OSError as error:
-        raise way.failed(error) from None
+        raise transfer.failed(error) from None
 
 
 def _umask() -> int:
@@ -141,8 +145,8 @@ def _umask() -> int:
     return umask
 
 
-def _shown(console: Console) -> Progress:
-    """A bar for each source, with rate and time left."""
+def _progress_bars(console: Console) -> Progress:
+    """Return a bar for each source, with rate and time left."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     return Progress(
         TextColumn("{task.description}", markup=False),
@@ -153,8 +157,8 @@ def _shown(console: Console) -> Progress:
 
 
 @contextlib.contextmanager
-def _opened(fleet: Path, at: CopyEndpoint) -> Iterator[PathFs]:
-    """The volume that a place is in."""
+def _open_volume(fleet: Path, at: CopyEndpoint) -> Iterator[PathFs]:
+    """Open the volume of an endpoint, on a device or on this machine."""
     if not at.device:
         root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -167,7 +171,7 @@ def _opened(fleet: Path, at: CopyEndpoint) -> Iterator[PathFs]:
         with DaemonClient(fleet) as client:
             return client.volume(at.device, deadline)
 
-    dial(Deadline.after(10)).close()  # an absent device is told as such, and not as an errno
+    dial(Deadline.after(10)).close()  # so that an absent device is reported as such, and not as an errno
     tree = RemoteFs(dial)
     try:
         yield PathAdapter(tree)

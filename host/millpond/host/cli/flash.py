@@ -1,4 +1,4 @@
-"""Edge (the terminal): ``millpond flash``: an image to a disk, a file or a BlueField card."""
+"""Edge (the terminal): ``millpond flash``: writes an image to a disk, a file or a BlueField card."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class Flashed:
-    """What was done. ``reread`` is false where the kernel goes on with the old partition table."""
+    """The result of flashing. ``reread`` is false where the kernel goes on with the old partition table."""
 
     target: str
     bytes_written: int
@@ -52,7 +52,7 @@ class Flashed:
 
 
 class Interrupted(LocalError):
-    """Ctrl-C; says how the target was left."""
+    """Ctrl-C interrupted the writing; the text says how the target was left."""
 
 
 Agree = Callable[[str], None]
@@ -94,7 +94,7 @@ def command(
     if quiet:
         tables.print_json(done)
     else:
-        print("\n".join(_told(done)))
+        print("\n".join(_summary_lines(done)))
 
 
 def write(
@@ -144,7 +144,7 @@ def push(given: Path, boot: Path, console: Console, agree: Agree) -> Flashed:
 
 
 def parse_size(text: str) -> int:
-    """``8G`` in bytes. Raises LocalError."""
+    """Return a size such as ``8G`` in bytes. Raises LocalError."""
     match = re.fullmatch(r"([1-9]\d{0,15})([KMGT]?)", text)
     count = int(match[1]) * _UNITS[match[2]] if match else 0
     if not count or count % BLOCK:
@@ -188,7 +188,7 @@ def _do_not_ask(_question: str) -> None:
     pass
 
 
-def _told(done: Flashed) -> list[str]:
+def _summary_lines(done: Flashed) -> list[str]:
     rate = tables.size(done.bytes_written / max(done.seconds, 0.001))
     how = "written and verified" if done.verified else "pushed, which can not be verified"
     name = f" It is {done.device} now." if done.device else ""
@@ -200,7 +200,7 @@ def _told(done: Flashed) -> list[str]:
 
 
 class _Bars:
-    """A bar for each phase, with rate and time left."""
+    """A progress bar for each phase, with rate and time left."""
 
     def __init__(self, console: Console, total: int) -> None:
         columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
@@ -212,7 +212,7 @@ class _Bars:
         self._tasks = {"writing": self._progress.add_task("writing", total=total)}
 
     def watch(self, phase: Phase, count: int) -> None:
-        """So many more bytes."""
+        """Add ``count`` bytes to a phase."""
         if phase not in self._tasks:
             self._progress.update(self._tasks["writing"], completed=self._total)
             self._tasks[phase] = self._progress.add_task(phase, total=self._total)

@@ -1,4 +1,4 @@
-"""Edge: the 'launch' command: reads the script's files, shows what the workers print."""
+"""Edge: the 'launch' command: reads the script's files, prints the output of the workers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from millpond.host.terminal import tables
 from millpond.wire.launch_messages import check_files
 
 MOST_LINES = 100_000
-"""Of the output in a JSON document: the last ones."""
+"""Lines of output in a JSON document: the last ones."""
 
 
 def request(
     script: Path, arguments: Sequence[str], files: Sequence[Path], devices: str, *, host: bool
 ) -> StartLaunch:
-    """What to ask the daemon. Raises LocalError for files that cannot be sent."""
+    """Return the request for the daemon. Raises LocalError for files that cannot be sent."""
     found: dict[str, bytes] = {}
     for path in (script, *files):
         if path.name in found:

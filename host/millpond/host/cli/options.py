@@ -12,7 +12,7 @@ from millpond.host.fleet import directory
 
 
 class Format(StrEnum):
-    """How results are printed."""
+    """The format of results: text or JSON."""
 
     TEXT = "text"
     JSON = "json"

@@ -1,4 +1,4 @@
-"""Edge (files): a picture of what workers were measured to do: speed and memory over the batch."""
+"""Edge (files): plots the measured curves of workers: speed and memory over the batch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from millpond.train.balance.profiling import Profile
 
 _COLORS = ("#12766f", "#c8553d", "#4464ad", "#b8860b", "#7a4988", "#30343b", "#5b8c2a", "#a0527a")
 _ONE_BY_ONE = len(_COLORS)
-"""So many workers have a color each; of more, each kind has one."""
+"""Up to this many workers, each has a color; beyond, each kind has one."""
 _FAR_APART = 4
-"""How many times as fast the fastest is as the slowest, from which on speeds are drawn logarithmically."""
+"""Ratio of the fastest to the slowest worker from which on the axis of speeds is logarithmic."""
 
 
 def draw(profiles: Sequence[Profile], chosen: Mapping[str, int], title: str, path: Path) -> None:
-    """Write a PNG with a line for each worker that was measured; ``chosen`` are batches by worker, 0 or
-    nothing for who has none. No picture if nobody was measured.
+    """Write a PNG with a line for each profiled worker; ``chosen`` are batches by worker, 0 or no entry for
+    workers without one. Writes no file if no worker was profiled.
     """
     import matplotlib as mpl  # slow to import
 
@@ -45,7 +45,7 @@ def draw(profiles: Sequence[Profile], chosen: Mapping[str, int], title: str, pat
 
 
 def _styles(profiles: Sequence[Profile]) -> list[tuple[str, str | None]]:
-    """The color of each and, for one of each color, what the legend says."""
+    """Return the color of each profile, and the legend's text for the first of each color."""
     if len(profiles) <= _ONE_BY_ONE:
         labels = [f"{profile.worker} ({profile.kind})" for profile in profiles]
         return list(zip(_COLORS, labels, strict=False))
@@ -59,7 +59,7 @@ def _styles(profiles: Sequence[Profile]) -> list[tuple[str, str | None]]:
 
 
 def _lines(panels: Sequence[Any], profile: Profile, chosen: int, color: str, label: str | None) -> None:
-    """Dots where it was measured; between them the lines that plans are made by."""
+    """Plot dots at the measured batches, and between them the interpolation that plans use."""
     measured = np.array([point.batch for point in profile.points])
     for axes, values in zip(panels, (_speed, _memory), strict=True):
         every = np.arange(measured[0], measured[-1] + 1)

@@ -65,7 +65,7 @@ def _run_on_many(
     directory: Path, names: str, line: str, server: SshServer, timeout: float | None, output: Format
 ) -> None:
     with DaemonClient(directory) as client:
-        ssh.key_for(client.fleet, server)  # without it there is nothing to try
+        ssh.key_for(client.fleet, server)  # without the key there is nothing to try
         chosen = choose(client.devices(), names)
     ended = _show(ParallelRun(directory, line, server, timeout, capture=output is Format.JSON), chosen)
     if output is Format.JSON:
@@ -94,7 +94,7 @@ def _run_on_one(
 
 
 def _show(fleet_run: ParallelRun, chosen: dict[str, str]) -> Sequence[Ended]:
-    """Print lines as they come; the ends, in the fleet's order."""
+    """Print lines as they come. Returns the ends, in the fleet's order."""
     ended: dict[str, Ended] = {}
     for event in fleet_run.follow(chosen):
         if isinstance(event, OutputLines):

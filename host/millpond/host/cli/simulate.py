@@ -1,4 +1,4 @@
-"""Edge: the file of a fleet to be simulated, and what comes out of it under each policy."""
+"""Edge: ``millpond simulate``: the file of a simulated fleet, and its results under each policy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The file: workers, their other work, how long and with which random numbers."""
+    """The file of a simulation: workers, their other load, the number of steps and the seed."""
 
     kind: tuple[Members, ...]
     load: SimulatedLoads = field(default_factory=SimulatedLoads)
@@ -46,8 +46,9 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
-    """Of one policy: samples per second, their part of the ideal, plans made, by which part the samples of
-    the worst represented worker count too little, and the median seconds of the controller for a step.
+    """The result of one policy: ``speed`` in samples per second, its ``share`` of the ideal, ``new_plans``
+    made, ``bias`` (the part by which samples of the worst represented worker count too little), and the
+    median seconds of the controller for a step.
     """
 
     policy: str
@@ -59,7 +60,7 @@ class PolicyResult:
 
 
 def read(path: Path) -> Simulation:
-    """Raises ConfigError."""
+    """Read a simulation's file. Raises ConfigError."""
     found = toml.read(Simulation, path)
     if problem := _problem(found):
         raise ConfigError(f"{path.name}: {problem}")
@@ -79,8 +80,10 @@ def _problem(found: Simulation) -> str | None:
     return None
 
 
-def crew_of(simulation: Simulation, where: str) -> Cohort:
-    """Raises ConfigError for a curve that is none, or if nobody can train."""
+def cohort_of(simulation: Simulation, where: str) -> Cohort:
+    """Return the cohort of a simulation. Raises ConfigError for an impossible curve, or if no worker can
+    train.
+    """
     kinds: list[WorkerKind] = []
     members: list[int] = []
     for number, found in enumerate(simulation.kind):
@@ -89,32 +92,32 @@ def crew_of(simulation: Simulation, where: str) -> Cohort:
         except ValueError as error:
             raise ConfigError(f"{where}: kind: {found.name}: {error}") from None
         members += found.count * [number]
-    crew = Cohort(kinds, members)
-    if not crew.caps.any():
+    cohort = Cohort(kinds, members)
+    if not cohort.caps.any():
         raise ConfigError(f"{where}: kind: most: nobody has memory for a batch of 2")
-    return crew
+    return cohort
 
 
-def run(simulation: Simulation, crew: Cohort) -> list[PolicyResult]:
-    """The same loads under each policy."""
+def run(simulation: Simulation, cohort: Cohort) -> list[PolicyResult]:
+    """Simulate the same loads under each policy."""
     policies: dict[str, Callable[[], BatchPolicy]] = {
-        "untuned": lambda: Untuned(crew),
-        "stannis": lambda: Stannis(crew),
-        "millpond": lambda: BalanceController(crew, patience=simulation.patience),
+        "untuned": lambda: Untuned(cohort),
+        "stannis": lambda: Stannis(cohort),
+        "millpond": lambda: BalanceController(cohort, patience=simulation.patience),
     }
-    return [_run_one(simulation, crew, name, make()) for name, make in policies.items()]
+    return [_run_one(simulation, cohort, name, make()) for name, make in policies.items()]
 
 
-def _run_one(simulation: Simulation, crew: Cohort, name: str, policy: BatchPolicy) -> PolicyResult:
+def _run_one(simulation: Simulation, cohort: Cohort, name: str, policy: BatchPolicy) -> PolicyResult:
     timed = _Timed(policy)
-    outcome = simulate(crew, timed, simulation.load, simulation.steps, simulation.seed)
+    outcome = simulate(cohort, timed, simulation.load, simulation.steps, simulation.seed)
     return PolicyResult(
         name, outcome.speed, outcome.share, outcome.new_plans, outcome.bias, median(timed.seconds)
     )
 
 
 class _Timed:
-    """A policy and a stop watch."""
+    """A policy that measures its own time."""
 
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy
@@ -122,12 +125,12 @@ class _Timed:
 
     @property
     def plan(self) -> BatchPlan:
-        """The present one. Each step begins with asking for it."""
+        """The present plan. Each step of the simulation begins with reading it."""
         self.seconds.append(0.0)
         return self._policy.plan
 
     def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
-        """What the policy says."""
+        """Pass the times to the policy, and measure its time."""
         began = time.perf_counter()
         changed = self._policy.observe(batches, measured, busy)
         self.seconds[-1] += time.perf_counter() - began
@@ -135,7 +138,7 @@ class _Timed:
 
 
 def show(results: list[PolicyResult]) -> Table:
-    """For people."""
+    """Return the results as a table."""
     heading = ["policy", "samples/s", "of the ideal", "new plans", "worst counted less", "controller"]
     table = Table(*heading, box=None, pad_edge=False, header_style="bold")
     for column in table.columns[1:]:

@@ -1,4 +1,4 @@
-"""Edge (the terminal): the tunnel of a device as people see it, once or again every second."""
+"""Edge (the terminal): ``millpond tunnel``: the tunnel of a device, once or again every second."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OFFLOADS = {CSUM: "checksums", TSO4: "TSO", TSO6: "TSO6"}
 
 
 def show(tunnel: TunnelInfo, before: TunnelInfo | None = None) -> Group:
-    """The tunnel as a table: totals, or with ``before`` what happened since, for each second."""
+    """Return the tunnel as a table: totals, or with ``before`` rates per second since then."""
     heading = ["", "packets", "bytes", "bells", "sleeps", "ring use", "ring full", "dropped"]
     table = Table(*heading, box=None, pad_edge=False, header_style="bold")
     for column in table.columns[1:]:
@@ -65,7 +65,7 @@ def _cells(counts: PacketStats, seconds: float, depth: int, *, rate: bool) -> li
 
 
 def watch(console: Console, ask: Callable[[], TunnelInfo], *, as_json: bool) -> None:
-    """Ask and show again every second, until interrupted: rates, or totals as lines of JSON."""
+    """Print the tunnel every second, until interrupted: rates, or totals as lines of JSON."""
     now = ask()
     if as_json:
         while True:

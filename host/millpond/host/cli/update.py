@@ -1,4 +1,4 @@
-"""Edge (the terminal): ``millpond update``: an image to devices of the fleet, a few at a time."""
+"""Edge (the terminal): ``millpond update``: installs an image on devices of the fleet, a few at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAILED = 1
 
 @dataclass(frozen=True, slots=True)
 class UpdateOutcome:
-    """What became of one device: "updated", "failed", or "untouched" after another's failure."""
+    """The outcome for one device: "updated", "failed", or "untouched" after another device's failure."""
 
     device: str
     state: str
@@ -67,7 +67,7 @@ def command(
         return UpdateOutcome(name, "updated", running.slot)
 
     outcomes = roll(names, at_once, update)
-    _tell(outcomes, console, as_json=output is Format.JSON)
+    _show_outcomes(outcomes, console, as_json=output is Format.JSON)
     if any(outcome.state != "updated" for outcome in outcomes):
         raise typer.Exit(FAILED)
 
@@ -79,7 +79,7 @@ def _names(fleet: fleets.Fleet, named: Sequence[str], board: str, *, everybody: 
 
 
 def check(fleet: fleets.Fleet, names: Sequence[str], board: str) -> None:
-    """Raises LocalError where one of the devices is none, or none that such an image is for."""
+    """Raise LocalError if a device is unknown, named twice, emulated or of another board than the image."""
     known = {device.name: device.board for device in fleet.config.device}
     if not names:
         raise LocalError(f"name devices, or --all; of the board {board} there are: {_of(known, board)}")
@@ -117,11 +117,11 @@ def roll(names: Sequence[str], at_once: int, update: Callable[[str], UpdateOutco
 
 
 class _Lines:
-    """A line for each phase of a device, and for each tenth of the bundle."""
+    """Prints a line for each phase of a device, and for each tenth of the bundle."""
 
     def __init__(self, console: Console, device: str, size: int) -> None:
         self._console, self._device, self._size = console, device, size
-        self._sent = self._told = 0
+        self._sent = self._shown_tenths = 0
         self._lock = threading.Lock()
 
     def watch(self, phase: Phase, more: int) -> None:
@@ -131,12 +131,12 @@ class _Lines:
                 return
             self._sent += more
             tenth = 10 * self._sent // self._size
-            if tenth > self._told:
-                self._told = tenth
+            if tenth > self._shown_tenths:
+                self._shown_tenths = tenth
                 self._console.print(f"{self._device}: {10 * tenth} % of {tables.size(self._size)} sent")
 
 
-def _tell(outcomes: Sequence[UpdateOutcome], console: Console, *, as_json: bool) -> None:
+def _show_outcomes(outcomes: Sequence[UpdateOutcome], console: Console, *, as_json: bool) -> None:
     if as_json:
         tables.print_json({"devices": list(outcomes)})
         return

@@ -18,7 +18,7 @@ from millpond.fs.mount.stats_socket import read_stats
 from millpond.fs.proto.status import GetStatus, StatusIs
 from millpond.fs.vfs.path_adapter import PathAdapter
 from millpond.host.client import DaemonClient
-from millpond.host.remote.volume_check import TreeWalk, of_status, probe
+from millpond.host.remote.volume_check import TreeWalk, check_status, probe
 from millpond.host.terminal.tables import size
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import AtRest
@@ -31,7 +31,7 @@ _MOUNTED = "the volume is mounted at "
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Of one kind of request: how many, and the seconds that half of them, and 99 %, took at most."""
+    """The latency of one kind of request: its count, and median and 99th percentile in seconds."""
 
     requests: int
     median: float
@@ -40,8 +40,9 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class MountInfo:
-    """A mount of this host. ``kept``: of what its kernel asked, how much was answered without the device, and
-    how much there was. Bytes read ahead, and those of them used; nothing is ever dirty.
+    """A mount of this host. ``kept`` has, by kind of request of its kernel, how many were answered without
+    the device, and how many there were. ``ahead`` and ``ahead_used`` are bytes read ahead, and those of them
+    used; ``dirty`` is always 0, as mounts write through.
     """
 
     mountpoint: str
@@ -55,8 +56,8 @@ class MountInfo:
 
 @dataclass(frozen=True, slots=True)
 class VolumeReport:
-    """A device's volume. ``how`` its own mount reads and writes, if its log still says; ``flash`` and
-    ``flash_used`` are of the whole flash, in bytes, as the agent tells.
+    """A device's volume. ``how`` is the binding of the device's own mount, if its log still has it; ``flash``
+    and ``flash_used`` are of the whole flash, in bytes, as the agent reports them.
     """
 
     device: str
@@ -71,7 +72,7 @@ class VolumeReport:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a check has found."""
+    """The result of a check."""
 
     device: str
     files: int
@@ -81,7 +82,7 @@ class Checked:
 
 
 def ask(fleet: Path, device: str) -> VolumeReport:
-    """The volume now. Raises RemoteError if the device is absent."""
+    """Return the volume's report now. Raises RemoteError if the device is absent."""
     status = _status(fleet, device, count=False)
     if status.used is None:
         status = _status(fleet, device, count=True)
@@ -89,7 +90,7 @@ def ask(fleet: Path, device: str) -> VolumeReport:
         found = next(info for info in client.devices() if info.name == device)
         ledger = client.ledgers().get(device)
         lines = client.log(device, _LOG_LINES)
-        numbers = read_stats(client.fleet.mount_numbers, device)
+        numbers = read_stats(client.fleet.mount_stats, device)
     return VolumeReport(
         device,
         status,
@@ -103,8 +104,8 @@ def ask(fleet: Path, device: str) -> VolumeReport:
 
 
 def check(fleet: Path, device: str) -> Checked:
-    """Look at all that can be seen of its promises."""
-    _status(fleet, device, count=True)  # which counts what the device has written
+    """Check the volume's promises, as far as the host can see them."""
+    _status(fleet, device, count=True)  # has the server count the files that the device wrote
     status = _status(fleet, device, count=True)
     with _dialled(fleet, device) as channel:
         leaks = probe(channel)
@@ -117,7 +118,7 @@ def check(fleet: Path, device: str) -> Checked:
             tree.close()
     with DaemonClient(fleet) as client:
         found = next(info for info in client.devices() if info.name == device)
-    findings = [*leaks, *of_status(status), *walk.findings]
+    findings = [*leaks, *check_status(status), *walk.findings]
     at_rest = found.welcome.at_rest if found.welcome else None
     return Checked(device, walk.files, status.sandbox, at_rest, tuple(map(str, findings)))
 
@@ -137,13 +138,13 @@ def _status(fleet: Path, device: str, *, count: bool) -> StatusIs:
 
 
 def how_mounted(lines: Iterable[str]) -> str:
-    """What the agent's log last said of the device's own mount; nothing, if that is too long ago."""
+    """Return the binding of the device's own mount from the agent's log; "" if the line is too old."""
     said = [line.partition(_MOUNTED)[2].partition(": ")[2] for line in lines if _MOUNTED in line]
     return said[-1] if said else ""
 
 
 def of_mount(numbers: MountStats) -> MountInfo:
-    """What its numbers mean."""
+    """Return the figures of a mount from its statistics."""
     latencies = {
         kind.removeprefix("fs."): Latency(sum(took), percentile(took, 0.5), percentile(took, 0.99))
         for kind, took in sorted(numbers.took.items())
@@ -154,7 +155,7 @@ def of_mount(numbers: MountStats) -> MountInfo:
 
 
 def show(info: VolumeReport) -> Group:
-    """The volume for people."""
+    """Return the volume's report as tables."""
     parts: list[RenderableType] = [_about(info)]
     if info.status.clients:
         parts += [Text(), _clients(info.status)]
@@ -229,7 +230,7 @@ def _duration(seconds: float) -> str:
 
 
 def lines(checked: Checked) -> list[str]:
-    """What a check says to people."""
+    """Return the lines of a check's result for users."""
     at_rest = checked.at_rest
     why = f": {at_rest.reason}" if at_rest and at_rest.reason else ""
     notes = [

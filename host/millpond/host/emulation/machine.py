@@ -1,6 +1,6 @@
-"""Edge: a whole machine emulated: in namespaces of its own, a host with its daemon, and boards in its slots.
+"""Edge: an emulated machine: in namespaces of its own, a host with its daemon, and boards in its slots.
 
-Everything inside dies with its PID 1, and that with whoever started it: nothing can be left behind. Its
+All processes inside die with its PID 1, and PID 1 with its parent process: nothing can be left behind. Its
 networks, mounts and processes exist only inside.
 """
 
@@ -30,16 +30,17 @@ from millpond.linux.pid1 import reap_orphans
 TEND_SECONDS = 0.1
 RESTART_SECONDS = 2.0  # between two starts of a daemon that cannot run
 STOP_SECONDS = 20.0
-SAME_SECONDS = 1.0  # one Ctrl-C arrives from the terminal and from those it has reached before
+SAME_SECONDS = 1.0  # one Ctrl-C arrives from the terminal, and again from processes that pass it on
 
 
 def emulate(fleet: Fleet, command: list[str] | None = None, *, accepts: bool = False) -> int:
-    """Run a machine with the fleet's boards and daemon, until Ctrl-C or the end of ``command``, run inside.
-    One that ``accepts`` signals itself (``accept_signals``) gets none before: a Python that is still loading
-    answers Ctrl-C with a traceback.
+    """Run a machine with the fleet's boards and daemon, until Ctrl-C or the end of ``command``, run inside. A
+    command that ``accepts`` signals itself (``accept_signals``) gets none before: a Python that is still
+    loading answers Ctrl-C with a traceback.
 
     Returns the exit code of the command, 0 without one. Raises LocalError if this system cannot do it, or if
-    the fleet is being emulated already. The lock is held by all inside, so for as long as any of them lives.
+    the fleet is being emulated already. All processes inside hold the lock, so it lasts as long as any of
+    them lives.
     """
     check_prerequisites()
     with locked(fleet.directory / "emulator.lock", f"{fleet.directory} is being emulated already"):
@@ -66,7 +67,7 @@ def _boot(machine: EmulatedMachine) -> int:
 
 
 def check_prerequisites() -> None:
-    """Raises LocalError that names, in one line, what the machine lacks for an emulated fleet."""
+    """Raise LocalError that names, in one line, what the machine lacks for an emulated fleet."""
     for device, package in (("/dev/fuse", "FUSE"), ("/dev/net/tun", "TUN")):
         if not os.access(device, os.R_OK | os.W_OK):
             raise LocalError(f"an emulated fleet needs {package}: this user cannot open {device}")
@@ -89,7 +90,7 @@ def _board(fleet: Fleet, device: DeviceConfig) -> BoardRuntime:
 
 
 class EmulatedMachine:
-    """What runs in an emulated machine: boards, the host daemon and, if there is one, a command."""
+    """The processes of an emulated machine: boards, the host daemon and, if there is one, a command."""
 
     def __init__(self, fleet: Fleet, command: list[str] | None, accepts: bool) -> None:
         self._fleet, self._command, self._accepts = fleet, command, accepts
@@ -100,7 +101,7 @@ class EmulatedMachine:
         self._interrupted_at = 0.0
 
     def run(self) -> int:
-        """Until SIGINT, SIGTERM or the end of the command, whose exit code it returns."""
+        """Run until SIGINT, SIGTERM or the end of the command, and return its exit code."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
         accept_signals()
@@ -117,7 +118,9 @@ class EmulatedMachine:
     def _start_command(self) -> subprocess.Popen[bytes] | None:
         if not self._command:
             return None
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON if self._accepts else ())  # it inherits it
+        mask = signal.pthread_sigmask(
+            signal.SIG_BLOCK, HANDED_ON if self._accepts else ()
+        )  # the command inherits the mask
         try:
             return subprocess.Popen(self._command)
         finally:
@@ -140,7 +143,7 @@ class EmulatedMachine:
             )
 
     def _tend(self, command: subprocess.Popen[bytes] | None) -> None:
-        """Restart what has died, as systemd and watchdogs would."""
+        """Restart boards and daemon that have died, as systemd and watchdogs would."""
         self._backplane.tend()
         lived = time.monotonic() - self._daemon_started
         if self._daemon and self._daemon.poll() is not None and lived > RESTART_SECONDS:
@@ -154,7 +157,7 @@ class EmulatedMachine:
         if not self._interrupted:
             code = command.wait()
             return 128 - code if code < 0 else code
-        for patience in (SAME_SECONDS, STOP_SECONDS):  # a terminal's Ctrl-C has reached it too
+        for patience in (SAME_SECONDS, STOP_SECONDS):  # a terminal's Ctrl-C has reached the command too
             with contextlib.suppress(subprocess.TimeoutExpired):
                 command.wait(patience)
                 break

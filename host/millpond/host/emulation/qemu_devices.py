@@ -16,8 +16,8 @@ from millpond.images.runtime.qemu import DISK, refusal_reason
 
 
 def ensure(fleet: Fleet, count: int, image: Path) -> Fleet:
-    """The fleet with ``qemu0`` and so on, ``count`` of them, each with a disk; those that it has stay as they
-    are. Raises LocalError without QEMU, or without an image where one is needed.
+    """Return the fleet with ``qemu0`` and so on, ``count`` of them, each with a disk; existing disks stay as
+    they are. Raises LocalError without QEMU, or without an image where one is needed.
     """
     if count and (reason := refusal_reason()):
         raise LocalError(reason)
@@ -49,7 +49,7 @@ def _find(image: Path) -> tuple[Path, Manifest]:
 
 
 def make_disk(image: Path, manifest: Manifest, directory: Path) -> None:
-    """The disk of the device in ``directory``, whole or not there. Raises LocalError, RemoteError."""
+    """Write the disk of the device in ``directory``, whole or not at all. Raises LocalError, RemoteError."""
     hardware = _hardware(manifest.board)
     new = directory / f"{DISK}.new"
     new.unlink(missing_ok=True)

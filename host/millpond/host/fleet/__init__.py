@@ -1,1 +1,1 @@
-"""What a fleet consists of: its directory, authority, devices and mounts."""
+"""The parts of a fleet: its directory, authority, devices and mounts."""

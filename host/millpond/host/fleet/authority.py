@@ -20,7 +20,7 @@ PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Signs the certificates of one fleet."""
+    """The certificate authority of one fleet."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
@@ -43,13 +43,15 @@ class Authority:
 
     @staticmethod
     def load(directory: Path) -> Authority:
-        """The authority kept in ``directory``."""
+        """Return the authority kept in ``directory``."""
         key = serialization.load_pem_private_key((directory / "ca.key").read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         return Authority(x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes()), key)
 
     def issue(self, name: str, directory: Path) -> Identity:
-        """A certificate for ``name`` (``host`` or a device), with key and authority, in ``directory``."""
+        """Write a certificate for ``name`` (``host`` or a device), its key and the authority's certificate to
+        ``directory``.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -72,7 +74,7 @@ class Authority:
 
 
 def signer(authority: Authority, directory: Path) -> tuple[Path, Path]:
-    """Certificate and key that sign updates, in ``directory``; made if they are not there yet."""
+    """Return certificate and key that sign updates, in ``directory``; make them if they do not exist."""
     certificate, key = directory / "update.pem", directory / "update.key"
     if not (certificate.exists() and key.exists()):
         own = ec.generate_private_key(ec.SECP256R1())
@@ -93,7 +95,7 @@ def signer(authority: Authority, directory: Path) -> tuple[Path, Path]:
 
 
 def create_ssh_key(path: Path, comment: str) -> str:
-    """Make an ed25519 key at ``path``; returns the public key's line."""
+    """Make an ed25519 key at ``path`` and return the public key's line."""
     key = ed25519.Ed25519PrivateKey.generate()
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -106,7 +108,7 @@ def create_ssh_key(path: Path, comment: str) -> str:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a new file that only its owner may read. It is never readable by others, not for a moment."""
+    """Write a new file that only its owner may read, from its creation on."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

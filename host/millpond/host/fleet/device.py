@@ -1,7 +1,7 @@
-"""Edge: one device of the fleet, as long as the daemon runs: its tunnel, its agent, its state.
+"""Edge: one device of the fleet while the daemon runs: its tunnel, its agent, its state.
 
-A thread keeps the device's life up to date: it greets the agent, then asks for the load twice a second. When
-the agent stops answering, every connection to it is closed: nobody waits for a device that is gone.
+A thread keeps the device's state up to date: a handshake with the agent, then its load twice a second. When
+the agent stops answering, every connection to it is closed: no caller waits for a device that is gone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from millpond.wire.messages import Ok
 
 log = logging.getLogger(__name__)
 
-GREETING_SECONDS = 5.0
+HANDSHAKE_SECONDS = 5.0
 HEARTBEAT_SECONDS = 0.5
 SILENCE_SECONDS = 3.0
 RETRY_SECONDS = 0.25
@@ -57,8 +57,8 @@ LIMITS = Limits(head=4 << 20, payload=1 << 34)
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """What is known of a device now. ``reason`` says why it is not ready. ``load`` was ``heard`` at that time
-    of the steady clock; ``watts`` are its power of late.
+    """The status of a device now. ``reason`` says why it is not ready. ``load`` was ``heard`` at that time of
+    the steady clock; ``watts`` is the recent power.
     """
 
     state: DeviceState = DeviceState.ABSENT
@@ -70,11 +70,11 @@ class DeviceStatus:
 
 
 class Device:
-    """A device. ``start`` once; then ask for ``status``, or open connections while it is ready."""
+    """A device. Call ``start`` once; then read ``status``, or open connections while the device is ready."""
 
-    def __init__(self, fleet: Fleet, config: DeviceConfig, record: Store, nursery: EndpointZygote) -> None:
+    def __init__(self, fleet: Fleet, config: DeviceConfig, store: Store, zygote: EndpointZygote) -> None:
         self.name, self.config = config.name, config
-        self._fleet, self._record, self._nursery = fleet, record, nursery
+        self._fleet, self._store, self._zygote = fleet, store, zygote
         self._addresses = fleet.addresses(config.name)
         self._context: ssl.SSLContext = fleet.identity.context(server=False)
         self._status = DeviceStatus()
@@ -85,7 +85,7 @@ class Device:
         self._end: EndpointHandle | None = None
         self._heard = time.monotonic()
         self._power = DevicePower(config.watts, emulated=config.board == EMULATED)
-        self._thread = threading.Thread(target=self._live, name=f"device {self.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"device {self.name}", daemon=True)
 
     @property
     def status(self) -> DeviceStatus:
@@ -95,21 +95,21 @@ class Device:
 
     @property
     def silence(self) -> float:
-        """Seconds since its agent was last heard."""
+        """Seconds since the agent last answered."""
         return time.monotonic() - self._heard
 
     def start(self) -> None:
-        """Begin the device's life on the host."""
+        """Start the device's thread, which brings up the tunnel."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End it: close every connection and take the tunnel down."""
+        """Close every connection, stop the thread and take the tunnel down."""
         self._stop.set()
         self._close_channels()
         self._thread.join(timeout=5)
 
     def tunnel(self) -> TunnelInfo:
-        """The host's end of its tunnel. Raises LocalError while there is none."""
+        """Return the state of the host's endpoint of the tunnel. Raises LocalError while there is none."""
         end = self._end
         if end is None:
             raise LocalError(f"the tunnel of {self.name} has not been started yet")
@@ -127,7 +127,7 @@ class Device:
             return True
 
     def dial(self, port: int, deadline: Deadline) -> socket.socket:
-        """A TCP connection to a port of the device, through its tunnel. Raises ConnectionLost."""
+        """Return a TCP connection to a port of the device, through its tunnel. Raises ConnectionLost."""
         try:
             sock = socket.create_connection((self._addresses.device_ip, port), deadline.remaining())
         except TimeoutError:
@@ -138,12 +138,12 @@ class Device:
         return sock
 
     def control(self, deadline: Deadline) -> Channel:
-        """A new control connection to the agent. Raises RemoteError."""
+        """Return a new control connection to the agent. Raises RemoteError."""
         secure = tls.connect(self.dial(CONTROL_PORT, deadline), self._context, self.name, deadline)
         return self._track(Channel(secure, self.name, limits=LIMITS))
 
     def bulk(self, token: bytes, encrypted: bool, deadline: Deadline) -> Channel:
-        """The bulk connection that ``token`` entitles to. Raises RemoteError."""
+        """Return the bulk connection that ``token`` entitles to. Raises RemoteError."""
         sock = self.dial(CONTROL_PORT, deadline)
         if encrypted:
             sock = tls.connect(sock, self._context, self.name, deadline)
@@ -162,8 +162,8 @@ class Device:
         for channel in channels:
             channel.shut_down()
 
-    def _live(self) -> None:
-        """The device's thread. Its end of the tunnel dies with it."""
+    def _run(self) -> None:
+        """Run sessions with the agent until ``stop``. The tunnel's endpoint dies with this thread."""
         addresses, name = self._addresses, self.name
         transport, where = self._fleet.peer(self.config)
         while not self._stop.is_set():
@@ -175,76 +175,76 @@ class Device:
                     addresses.host,
                     transport=transport,
                     peers=self._fleet.config.network,
-                    nursery=self._nursery,
+                    nursery=self._zygote,
                 )
             except (OSError, LocalError, RuntimeError) as error:
-                self._happened(DeviceEvent.LOST, f"the tunnel cannot start: {error}")
+                self._transition(DeviceEvent.LOST, f"the tunnel cannot start: {error}")
                 self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
                 continue
             self._end = end
             with contextlib.ExitStack() as stack:
                 stack.callback(end.stop)
                 while end.alive and not self._stop.is_set():
-                    self._survive(end)
-            self._happened(DeviceEvent.LOST, "the tunnel's end on the host died")
+                    self._run_session(end)
+            self._transition(DeviceEvent.LOST, "the tunnel's end on the host died")
 
-    def _survive(self, end: EndpointHandle) -> None:
-        """One life of the device; whatever goes wrong in it, the next one is tried."""
+    def _run_session(self, end: EndpointHandle) -> None:
+        """Run one session with the agent; after any failure the next one is tried."""
         try:
-            self._one_life(end)
+            self._session(end)
         except Exception as error:
             if not isinstance(error, LocalError):
                 log.exception("%s: internal error", self.name)
-            self._happened(DeviceEvent.LOST, str(error))
+            self._transition(DeviceEvent.LOST, str(error))
             self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
 
-    def _one_life(self, end: EndpointHandle) -> None:
-        """From greeting the agent to losing it."""
+    def _session(self, end: EndpointHandle) -> None:
+        """Shake hands with the agent, then ask for its load until it is lost."""
         if end.status.get("state") != "up":
-            self._happened(DeviceEvent.LOST, str(end.status.get("reason", "waiting for the device")))
+            self._transition(DeviceEvent.LOST, str(end.status.get("reason", "waiting for the device")))
             self._stop.wait(RETRY_SECONDS / 2)
             return
-        self._happened(DeviceEvent.TUNNEL_UP, "greeting the agent")
+        self._transition(DeviceEvent.TUNNEL_UP, "greeting the agent")
         try:
-            with self.control(Deadline.after(GREETING_SECONDS)) as agent:
-                self._greet(agent)
+            with self.control(Deadline.after(HANDSHAKE_SECONDS)) as agent:
+                self._handshake(agent)
                 while not self._stop.wait(HEARTBEAT_SECONDS) and end.alive:
-                    self._beat(agent)
+                    self._heartbeat(agent)
         except VersionMismatch as error:
-            self._happened(DeviceEvent.OTHER_VERSION, str(error))
+            self._transition(DeviceEvent.OTHER_VERSION, str(error))
             self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
         except (ConnectionLost, DeadlineExceeded) as error:
-            self._happened(DeviceEvent.LOST, str(error))
+            self._transition(DeviceEvent.LOST, str(error))
             self._stop.wait(RETRY_SECONDS)
         except RemoteError as error:
-            self._happened(DeviceEvent.NOT_TRUSTED, str(error))
+            self._transition(DeviceEvent.NOT_TRUSTED, str(error))
             self._stop.wait(RETRY_INCOMPATIBLE_SECONDS)
         finally:
             self._close_channels()
 
-    def _greet(self, agent: Channel) -> None:
+    def _handshake(self, agent: Channel) -> None:
         software = VERSION
-        welcome = _cleaned(agent.call(Hello(software), Welcome, Deadline.after(GREETING_SECONDS)))
+        welcome = _printable(agent.call(Hello(software), Welcome, Deadline.after(HANDSHAKE_SECONDS)))
         if welcome.device != self.name:
             raise RemoteError(f"the agent of {self.name} says that it is '{welcome.device}'")
-        load = self._ask_load(agent, welcome, GREETING_SECONDS)
-        self._record.saw_device(self.name, welcome.boot, welcome.software)
-        self._happened(DeviceEvent.GREETED, "", welcome, load)
+        load = self._get_load(agent, welcome, HANDSHAKE_SECONDS)
+        self._store.saw_device(self.name, welcome.boot, welcome.software)
+        self._transition(DeviceEvent.GREETED, "", welcome, load)
 
-    def _beat(self, agent: Channel) -> None:
+    def _heartbeat(self, agent: Channel) -> None:
         welcome = self._status.welcome
         assert welcome is not None
-        load = self._ask_load(agent, welcome, SILENCE_SECONDS)
+        load = self._get_load(agent, welcome, SILENCE_SECONDS)
         with self._changed:
             self._status = DeviceStatus(DeviceState.READY, "", welcome, load, self._heard, self._power.watts)
 
-    def _ask_load(self, agent: Channel, welcome: Welcome, seconds: float) -> Load:
+    def _get_load(self, agent: Channel, welcome: Welcome, seconds: float) -> Load:
         load = agent.call(GetLoad(), Load, Deadline.after(seconds))
         self._heard = time.monotonic()
         load = replace(load, jobs=tuple(printable(job, 80) for job in load.jobs[:64]))
         return self._power.take(load, welcome.boot, self._heard)
 
-    def _happened(
+    def _transition(
         self, event: DeviceEvent, reason: str, welcome: Welcome | None = None, load: Load | None = None
     ) -> None:
         with self._changed:
@@ -256,8 +256,8 @@ class Device:
             log.info("%s is %s%s", self.name, state, f": {reason}" if reason else "")
 
 
-def _cleaned(welcome: Welcome) -> Welcome:
-    """What a device says of itself, fit to be shown."""
+def _printable(welcome: Welcome) -> Welcome:
+    """Return the device's description of itself without characters that terminals interpret."""
     return replace(
         welcome,
         device=printable(welcome.device, 40),
@@ -269,5 +269,5 @@ def _cleaned(welcome: Welcome) -> Welcome:
 
 
 def _repeated(status: DeviceStatus, event: DeviceEvent) -> bool:
-    """Whether the event has already had its effect (a retry that failed as before)."""
+    """Return whether the event has already had its effect (a retry that failed as before)."""
     return event is DeviceEvent.TUNNEL_UP and status.state is DeviceState.CONNECTING

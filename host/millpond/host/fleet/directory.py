@@ -1,4 +1,4 @@
-"""Edge: the fleet directory: ``fleet.toml``, and where everything else lies."""
+"""Edge: the fleet directory: ``fleet.toml``, and the paths of all other files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DeviceConfig:
     ``encrypt`` "always" adds TLS to bulk data; "auto" leaves it plain inside the box.
 
     ``agent`` is another command to run as an emulated board's agent, such as a build under test. ``watts``
-    are what the device takes, for where it does not know by itself.
+    declares the device's power, for agents that cannot measure or know it.
     """
 
     name: str
@@ -36,9 +36,9 @@ class DeviceConfig:
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """``network`` is cut into one /30 for each device, in order. ``watts`` are what the host takes, for where
-    nothing measures it. ``zygote_idle`` are the seconds from the end of the host's last worker to that of
-    the zygote, which holds torch.
+    """The contents of ``fleet.toml``. ``network`` is cut into one /30 for each device, in order. ``watts``
+    declares the host's power, for hosts without a meter. ``zygote_idle`` is the seconds from the end of the
+    host's last worker to that of the zygote, which holds torch.
     """
 
     name: str
@@ -50,7 +50,7 @@ class FleetConfig:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The two ends of one device's tunnel, each with its prefix length."""
+    """The addresses of both ends of one device's tunnel, each with its prefix length."""
 
     host: str
     device: str
@@ -74,12 +74,12 @@ class Fleet:
 
     @property
     def socket(self) -> Path:
-        """Where the host daemon answers."""
+        """The Unix socket on which the host daemon answers."""
         return self.directory / "host.sock"
 
     @property
     def database(self) -> Path:
-        """The record of devices, jobs and rounds."""
+        """The database of devices, jobs and rounds."""
         return self.directory / "fleet.db"
 
     @property
@@ -103,58 +103,58 @@ class Fleet:
         return self.directory / "host" / "known_hosts"
 
     def device_directory(self, name: str) -> Path:
-        """What belongs to one emulated device: etc, flash, state, slot, console.log."""
+        """Return the directory of one device: etc, flash, state, slot, console.log."""
         return self.directory / "devices" / name
 
     def slot(self, name: str) -> Path:
-        """What the host and an emulated device, or one in QEMU, both see."""
+        """Return the directory that the host shares with an emulated device, or one in QEMU."""
         return self.device_directory(name) / "slot"
 
     def peer(self, device: DeviceConfig) -> tuple[Literal["socket", "ivshmem", "nvme"], Path | str]:
-        """How the host's end of the tunnel finds the device: its transport, and where."""
+        """Return the transport of a device's tunnel, and the host's path or address for it."""
         if device.board == EMULATED:
             return "socket", self.slot(device.name) / "nvme.sock"
         transport = boards.read(device.board).tunnel.transport
         return transport, self.slot(device.name) / "doorbells" if transport == "ivshmem" else "auto"
 
     def job_directory(self, job: int) -> Path:
-        """A job's checkpoints, model and log."""
+        """Return the directory of a job's checkpoints, model and log."""
         return self.directory / "jobs" / str(job)
 
     def mountpoint(self, name: str) -> Path:
-        """Where the host daemon mounts a device's volume for jobs."""
+        """Return the folder where the host daemon mounts a device's volume for jobs."""
         return self.directory / "volumes" / name
 
     @property
-    def mount_numbers(self) -> Path:
-        """Where this host's mounts tell their numbers."""
+    def mount_stats(self) -> Path:
+        """The folder of the sockets on which this host's mounts serve their statistics."""
         return self.directory / "mounts"
 
     def interface(self, name: str) -> str:
-        """The host's network interface towards a device."""
+        """Return the name of the host's network interface towards a device."""
         return f"mp-{name}"
 
     def device(self, name: str) -> DeviceConfig:
-        """What is configured of a device. Raises ConfigError for an unknown one."""
+        """Return the configuration of a device. Raises ConfigError for an unknown one."""
         devices = {device.name: device for device in self.config.device}
         if name not in devices:
             raise ConfigError(f"no device '{name}' in this fleet; it has {', '.join(devices) or 'none'}")
         return devices[name]
 
     def addresses(self, name: str) -> Addresses:
-        """The addresses of a device's tunnel. Raises ConfigError for an unknown device."""
+        """Return the addresses of a device's tunnel. Raises ConfigError for an unknown device."""
         number = self.config.device.index(self.device(name))
         base = ipaddress.ip_network(self.config.network).network_address + 4 * number
         return Addresses(f"{base + 1}/30", f"{base + 2}/30")
 
 
 def default_directory() -> Path:
-    """``/var/lib/millpond`` for root, ``~/.local/state/millpond`` for anybody else."""
+    """Return ``/var/lib/millpond`` for root, ``~/.local/state/millpond`` for other users."""
     return Path("/var/lib/millpond") if os.geteuid() == 0 else Path.home() / ".local/state/millpond"
 
 
 def read(directory: Path) -> Fleet:
-    """The fleet in ``directory``. Raises ConfigError."""
+    """Read the fleet in ``directory``. Raises ConfigError."""
     path = directory / "fleet.toml"
     try:
         path.stat()
@@ -163,12 +163,12 @@ def read(directory: Path) -> Fleet:
             f"{directory} holds no fleet: make one with 'millpond init --fleet {directory}'"
         ) from None
     except OSError:
-        pass  # reading it says so
+        pass  # reading the file raises the error
     return Fleet(directory, checked(toml.read(FleetConfig, path)))
 
 
 def checked(config: FleetConfig) -> FleetConfig:
-    """The same. Raises ConfigError for what cannot be meant."""
+    """Return ``config`` unchanged. Raises ConfigError for impossible values."""
     try:
         network = ipaddress.ip_network(config.network)
     except ValueError as error:
@@ -193,7 +193,9 @@ def checked(config: FleetConfig) -> FleetConfig:
 
 
 def check_name(name: str) -> None:
-    """Device names become host names and interface names: 1 to 12 of a-z, 0-9 and '-'."""
+    """Raise ConfigError unless ``name`` can be a host name and part of an interface name: 1 to 12 of a-z, 0-9
+    and '-'.
+    """
     good = name.replace("-", "").isalnum() and name.isascii() and name == name.lower()
     if not good or len(name) > 12 or name.startswith("-") or name == "host":
         raise ConfigError(f"'{name}' cannot be a device's name: 1 to 12 of a-z, 0-9 and '-', not 'host'")

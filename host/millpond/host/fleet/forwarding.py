@@ -1,8 +1,9 @@
-"""Edge: who of the fleet's devices may speak with whom: nobody with anybody, but for those of a launch.
+"""Edge: forwarding between devices: none, but between the devices of one launch.
 
-Two guards, each of which is enough: a tunnel's interface forwards nothing, and a rule refuses whatever comes
-in by it and is not for the host itself. A launch opens both for exactly its devices, and for nothing but TCP
-to ports above those of agents and SSH servers. The rules are there before the interfaces, and last longer.
+Two guards, each of which is enough: a tunnel's interface forwards nothing, and a routing rule refuses packets
+that come in by it and are not for the host itself. A launch opens both for exactly its devices, and for
+nothing but TCP to ports above those of agents and SSH servers. The rules are there before the interfaces, and
+last longer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 PORTS = range(CONTROL_PORT + 1, 65535)
-"""What devices of one launch reach of each other: neither agents nor SSH. The kernel takes no 65535 here."""
+"""Ports that devices of one launch reach on each other: not agents' or SSH's. The kernel takes no 65535."""
 _ALLOW, _PROHIBIT = 17700, 17701
 _FIRST_TABLE = 7_700_000
 
@@ -47,13 +48,13 @@ class Forwarding:
             log.warning("%s; launches can have one device only", self._problem)
 
     def close(self) -> None:
-        """Take the rules away, once the tunnels are gone."""
+        """Remove the rules, once the tunnels are gone."""
         for interface in self._interfaces:
             _try(_delete_rules, interface)
 
     @contextlib.contextmanager
     def between(self, devices: Sequence[str]) -> Iterator[None]:
-        """Let these devices speak with each other, and no others, until the end. Raises LocalError."""
+        """Forward TCP between these devices, and no others, inside the context. Raises LocalError."""
         if len(devices) < 2:
             yield
             return
@@ -93,6 +94,6 @@ def _delete_rules(interface: str) -> None:
 
 
 def _try(step: Callable[P, None], *arguments: P.args, **options: P.kwargs) -> None:
-    """Take something back; what went away with its interface is no loss."""
+    """Run an undo step; ignore OSError, as rules vanish with their interface."""
     with contextlib.suppress(OSError):
         step(*arguments, **options)

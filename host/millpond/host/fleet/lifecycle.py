@@ -1,4 +1,4 @@
-"""Pure: the life of a device as the host sees it: named states and the only transitions between them."""
+"""Pure: the states of a device as the host sees it, and the only transitions between them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from enum import StrEnum
 
 
 class DeviceState(StrEnum):
-    """Where a device is in its life."""
+    """The state of a device."""
 
-    ABSENT = "absent"  # its end of the tunnel does not answer
-    CONNECTING = "connecting"  # the tunnel is up; the agent is being greeted
+    ABSENT = "absent"  # its endpoint of the tunnel does not answer
+    CONNECTING = "connecting"  # the tunnel is up; the handshake with the agent is under way
     READY = "ready"
-    INCOMPATIBLE = "incompatible"  # it speaks another version of the protocol
-    REFUSED = "refused"  # its certificate, ours, or what it says was not accepted
+    INCOMPATIBLE = "incompatible"  # the agent speaks another version of the protocol
+    REFUSED = "refused"  # its certificate, ours, or its messages were not accepted
 
 
 class DeviceEvent(StrEnum):
-    """What can happen to it."""
+    """An event that may change a device's state."""
 
     TUNNEL_UP = "tunnel up"
     GREETED = "greeted"
@@ -43,7 +43,9 @@ _TRANSITIONS = {
 
 
 def after(state: DeviceState, event: DeviceEvent) -> DeviceState:
-    """The state that ``event`` leads to. Raises ValueError for an event that cannot happen in ``state``."""
+    """Return the state that ``event`` leads to. Raises ValueError for an event that cannot happen in
+    ``state``.
+    """
     try:
         return _TRANSITIONS[state, event]
     except KeyError:

@@ -1,4 +1,4 @@
-"""Edge: the daemon's own mounts of the devices' volumes, which jobs read public data from."""
+"""Edge: the daemon's own mounts of the devices' volumes, from which jobs read public data."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 
 
 def command(fleet: Path, device: str, mountpoint: Path) -> list[str]:
-    """The command line of the process that mounts; it says ``ready: how`` on standard output."""
+    """Return the command line of the mounter process, which prints ``ready: how`` once it has mounted."""
     module = [sys.executable, "-m", "millpond.host.remote.mounter"]
     return [*module, str(fleet), device, str(mountpoint)]
 
 
 class VolumeMounts:
-    """Mounts volumes when they are first asked for.
+    """Mounts volumes when a job first asks for them.
 
-    The processes die with the thread that starts them, so one thread, which lasts, starts them all.
+    The mounter processes die with the thread that starts them, so one lasting thread starts them all.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -35,7 +35,7 @@ class VolumeMounts:
         self._processes: dict[str, subprocess.Popen[str]] = {}
 
     def folder(self, device: str) -> Path:
-        """Where a device's volume is mounted; mounts it first if need be. Raises RemoteError."""
+        """Return the folder of a device's volume, mounted first if need be. Raises RemoteError."""
         try:
             return self._thread.submit(self._mounted, device).result()
         except OSError as error:
@@ -46,9 +46,9 @@ class VolumeMounts:
         process = self._processes.get(device)
         if process and process.poll() is None:
             return folder
-        with contextlib.suppress(FileExistsError):  # also one whose dead mount cannot be looked at
+        with contextlib.suppress(FileExistsError):  # also a folder whose dead mount stat() refuses
             folder.mkdir(parents=True)
-        unmount(folder)  # what a daemon that was killed has left
+        unmount(folder)  # the mount of a daemon that was killed
         argv = [*command(self._fleet.directory, device, folder), "--die-with-parent"]
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stdout and process.stderr
@@ -67,7 +67,7 @@ class VolumeMounts:
         return folder
 
     def close(self) -> None:
-        """Unmount everything."""
+        """Unmount all volumes."""
         self._thread.submit(self._unmount_all).result()
         self._thread.shutdown()
 

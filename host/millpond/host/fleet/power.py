@@ -1,4 +1,4 @@
-"""Pure: what a device's loads say about the energy that it takes, and what is to be believed of it."""
+"""Pure: the energy of a device by its load reports, checked and completed from declared watts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from millpond.energy.joules import Watts
 from millpond.wire.control_messages import Load
 
 LATE_SECONDS = 10.0
-"""What the present power is the mean of."""
+"""Length of the window over which the recent power is averaged."""
 _MOST = 1e15
 
 
 class DevicePower:
-    """One device's. ``declared`` holds where it does not know by itself. What an ``emulated`` one measures is
-    not its own.
+    """The energy of one device. ``declared`` watts count where the agent knows no energy. An ``emulated``
+    device's sensors measure the whole machine, so their figures are dropped.
     """
 
     def __init__(self, declared: Watts | None, *, emulated: bool) -> None:
@@ -27,8 +27,8 @@ class DevicePower:
         self._late: deque[tuple[float, float]] = deque()
 
     def take(self, load: Load, boot: str, now: float) -> Load:
-        """The load of an agent that was started as ``boot``, heard at ``now`` (s), with its energy as it is
-        to be believed. Where that comes from what the host declares, it counts from the first load on.
+        """Return the load that an agent, started as ``boot``, reported at ``now`` (s), with a credible
+        energy. Energy from declared watts counts from the first load on.
         """
         if boot != self._boot:
             self._boot, self._at, self._total = boot, now, 0.0
@@ -47,14 +47,14 @@ class DevicePower:
 
     @property
     def watts(self) -> float | None:
-        """What it has taken of late; None while that is not known."""
+        """The mean power over the last LATE_SECONDS; None while unknown."""
         if len(self._late) < 2:
             return None
         (began, before), (ended, after) = self._late[0], self._late[-1]
         return (after - before) / (ended - began) if ended > began else None
 
     def _believed(self, load: Load) -> Load:
-        """Figures that can not be are none."""
+        """Return the load without impossible figures."""
         foreign = self._emulated and load.energy != "declared"
         if foreign or load.energy == "unknown":
             return replace(load, joules=None, energy="unknown")
@@ -62,7 +62,7 @@ class DevicePower:
         return load if good else replace(load, joules=None)
 
     def _count(self, watts: Watts, cpu: float, now: float) -> float:
-        """``cpu`` is of the time since the load before."""
+        """Add the declared energy since the last load; ``cpu`` is the processor's share of that time."""
         seconds, share = now - self._at, cpu if math.isfinite(cpu) else 0.0
         self._total += joules.declared(watts, seconds, max(share, 0.0) * seconds, 1)
         return self._total

@@ -1,4 +1,4 @@
-"""Edge: makes a fleet: its authority, the host's identity, and what each device is given to begin with."""
+"""Edge: provisioning: makes a fleet, its authority, the host's identity and each device's first files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from millpond.images.runtime.emulated import FLASH, IDENTITY, SLOT, STATE, VOLUM
 
 
 def create(directory: Path, name: str, devices: Sequence[str]) -> Fleet:
-    """A new fleet of emulated devices in ``directory``. Raises ConfigError if there is one already."""
+    """Make a fleet of emulated devices in ``directory``. Raises ConfigError if there is one already."""
     if (directory / "fleet.toml").exists():
         raise ConfigError(f"{directory} holds a fleet already")
     for device in devices:
@@ -40,8 +40,8 @@ def create(directory: Path, name: str, devices: Sequence[str]) -> Fleet:
 
 
 def add(fleet: Fleet, device: DeviceConfig) -> Fleet:
-    """The fleet with one device more, its identity made. Raises ConfigError for a name that is taken, and for
-    a board whose tunnel has no end in the agent.
+    """Return the fleet with one device more, and make that device's identity. Raises ConfigError for a name
+    that is taken, and for a board whose transport the agent does not have.
     """
     fleets.check_name(device.name)
     if device.board != EMULATED and (transport := boards.read(device.board).tunnel.transport) != "ivshmem":
@@ -52,7 +52,7 @@ def add(fleet: Fleet, device: DeviceConfig) -> Fleet:
     path = fleet.directory / "fleet.toml"
     new = path.with_suffix(".new")
     new.write_text(path.read_text().rstrip("\n") + "\n" + _device_toml(device))
-    toml.read(FleetConfig, new)  # a person may have written it so that nothing can be put behind it
+    toml.read(FleetConfig, new)  # a user may have edited the file so that nothing can be appended
     new.replace(path)
     return grown
 
@@ -61,7 +61,7 @@ def _provision(fleet: Fleet, authority: Authority, config: DeviceConfig) -> None
     device, directory = config.name, fleet.device_directory(config.name)
     parts = ("etc", "flash", "state", "slot") if config.board == EMULATED else ("etc", "slot")
     for part in parts:
-        (directory / part).mkdir(parents=True, exist_ok=True)  # an attempt that was cut short may have been
+        (directory / part).mkdir(parents=True, exist_ok=True)  # an interrupted attempt may have made it
     authority.issue(device, directory / "etc")
     host_key = create_ssh_key(directory / "etc" / HOST_KEY, device)
     for server, key in ((USER, fleet.ssh_key), (ADMIN, fleet.admin_key)):
@@ -71,7 +71,7 @@ def _provision(fleet: Fleet, authority: Authority, config: DeviceConfig) -> None
 
 
 def _pin(known_hosts: Path, device: str, key: str) -> None:
-    """In the place of a key that an attempt which was cut short has left: the first that is found counts."""
+    """Pin a device's host key in place of an interrupted attempt's: SSH uses the first that it finds."""
     lines = known_hosts.read_text().splitlines() if known_hosts.exists() else []
     kept = [line for line in lines if line.partition(" ")[0] != device]
     new = known_hosts.with_suffix(".new")
@@ -80,7 +80,7 @@ def _pin(known_hosts: Path, device: str, key: str) -> None:
 
 
 def write_agent_config(fleet: Fleet, device: str, privacy: dict[str, Any]) -> None:
-    """The device's ``agent.toml``; ``privacy`` as in the agent's configuration."""
+    """Write the device's ``agent.toml``; ``privacy`` as in the agent's configuration."""
     emulated = fleet.device(device).board == EMULATED
     places = {"flash": FLASH, "volume": VOLUME, "state": STATE, "identity": IDENTITY}
     tables: dict[str, dict[str, Any]] = {
@@ -108,7 +108,7 @@ def _device_toml(device: DeviceConfig) -> str:
 
 
 def _toml(tables: dict[str, dict[str, str]]) -> str:
-    """TOML of tables of plain strings, which hold no quotes or control characters."""
+    """Return TOML of tables of plain strings, which hold no quotes or control characters."""
     parts = []
     for name, values in tables.items():
         header = [f"[{name}]"] if name else []

@@ -1,4 +1,4 @@
-"""Edge (a thread): checkpoints of a synchronous job, written while it trains."""
+"""Edge (a thread): checkpoints of a synchronous job, written while the job trains."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _OPTIMIZER = "optimizer:"
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """How far a job has come: steps done, and of the present epoch its place in the data, the samples that
-    were counted by worker, their loss as a sum, and the seconds that it has taken.
+    """Progress of a job at a checkpoint: ``step`` steps are done. For the present epoch: ``place`` is the
+    position in the data, ``counted`` the samples that went into the model by worker, ``loss`` their summed
+    loss, ``seconds`` the time taken. The checkpoint file holds these field names.
     """
 
     step: int
@@ -36,7 +37,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A checkpoint: the model's state, the optimizer's tensors and where the job stood."""
+    """A checkpoint: the model's state float32 [size], the optimizer's tensors, the progress."""
 
     state: Vector
     momentum_tensors: tuple[Tensor, ...]
@@ -45,33 +46,33 @@ class SavedCheckpoint:
 
 
 class CheckpointWriter:
-    """Writes to ``directory``; the newest file is whole, whenever the writing is cut."""
+    """Writes checkpoints of a job to ``directory``. The newest file is whole whenever a write is cut."""
 
     def __init__(self, directory: Path, job: str, tensors: tuple[Tensor, ...], log: logging.Logger) -> None:
         self._directory, self._job, self._tensors, self._log = directory, job, tensors, log
         self._thread: threading.Thread | None = None
-        for part in directory.glob(".step-*.part"):  # a kill has left it
+        for part in directory.glob(".step-*.part"):  # left by a daemon that was killed
             part.unlink(missing_ok=True)
 
     @property
     def busy(self) -> bool:
-        """Whether the last one is still being written."""
+        """Whether the last checkpoint is still being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, saved: SavedCheckpoint) -> None:
-        """Begin to write; ``saved`` must not change any more. The last must have been written."""
+        """Begin to write ``saved``, which must not change any more. The previous write must have ended."""
         self._thread = threading.Thread(target=self._write, args=(saved,), daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Wait until nothing is being written."""
         if self._thread:
             self._thread.join()
 
     def clear(self) -> None:
-        """The job is done."""
+        """Remove all checkpoints of a job that has ended well."""
         self.wait()
-        for path in _found(self._directory):
+        for path in _checkpoint_files(self._directory):
             path.unlink(missing_ok=True)
 
     def _write(self, saved: SavedCheckpoint) -> None:
@@ -87,17 +88,19 @@ class CheckpointWriter:
         )
         try:
             checkpoint.save(path, whole)
-        except LocalError as error:  # a full disk, most likely: the job goes on, and the last one is there
+        except (
+            LocalError
+        ) as error:  # a full disk, most likely: the job goes on, and the last checkpoint stays
             self._log.warning("%s", error)
             return
-        for old in _found(self._directory):
+        for old in _checkpoint_files(self._directory):
             if old != path:
                 old.unlink(missing_ok=True)
 
 
 def newest(directory: Path, tensors: tuple[Tensor, ...]) -> SavedCheckpoint | None:
-    """The newest checkpoint of a job, if there is one. Raises LocalError if it is not of this model."""
-    paths = _found(directory)
+    """Return a job's newest checkpoint, None without one. Raises LocalError if it is of another model."""
+    paths = _checkpoint_files(directory)
     if not paths:
         return None
     found = checkpoint.load(paths[-1])
@@ -113,5 +116,5 @@ def newest(directory: Path, tensors: tuple[Tensor, ...]) -> SavedCheckpoint | No
     return SavedCheckpoint(found.vector[:size], momentum, found.vector[size:], progress)
 
 
-def _found(directory: Path) -> list[Path]:
+def _checkpoint_files(directory: Path) -> list[Path]:
     return sorted(directory.glob("step-*.safetensors"))

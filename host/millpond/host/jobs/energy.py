@@ -1,4 +1,4 @@
-"""Edge (the clock): what energy the workers of a job take: differences of what their meters have counted."""
+"""Edge (the clock): the energy that the workers of a job take: differences of their meters' counts."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ from millpond.host.fleet.lifecycle import DeviceState
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a meter had counted ``at`` a time (s), and the power of late. Of meters with another ``since``
-    nothing follows: that one was begun anew.
+    """Joules that a meter had counted ``at`` a time (s), and the recent power in watts. ``meter_id`` changes
+    when a meter starts again from zero: readings with different ids cannot be subtracted.
     """
 
     joules: float
     source: Source
-    since: str
+    meter_id: str
     at: float
     watts: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Of all whose meters are known, at one time (s)."""
+    """Readings ``by_worker`` of all known meters, taken at one time (s)."""
 
     at: float
-    of: Mapping[str, Reading]
+    by_worker: Mapping[str, Reading]
 
 
 class FleetMeters:
-    """Those of the host, by the name of its worker, and its devices. Safe to use from several threads."""
+    """The meters of the host, under the name of its worker, and of its devices. Safe to use from several
+    threads.
+    """
 
     def __init__(self, host: str, meter: EnergyMeter, devices: Mapping[str, Device]) -> None:
         self._host, self._meter, self._devices = host, meter, devices
         self._lock = threading.Lock()
 
     def read(self) -> Readings:
-        """What they say now; devices, what they said last."""
-        found = {name: reading for name, device in self._devices.items() if (reading := _of(device))}
+        """Read the host's meter now, and take the last report of each device."""
+        found = {name: reading for name, device in self._devices.items() if (reading := _read_device(device))}
         with self._lock:
             own, now = self._meter.read(), time.monotonic()
         if own:
@@ -51,7 +53,7 @@ class FleetMeters:
         return Readings(now, found)
 
 
-def _of(device: Device) -> Reading | None:
+def _read_device(device: Device) -> Reading | None:
     status = device.status
     load, welcome = status.load, status.welcome
     if status.state is not DeviceState.READY or load is None or welcome is None or load.joules is None:
@@ -61,32 +63,37 @@ def _of(device: Device) -> Reading | None:
 
 @dataclass(frozen=True, slots=True)
 class JobEnergy:
-    """Joules of those of whom they are known, and where from, "unknown" for the others who took part."""
+    """Joules by worker where known, and sources by worker: "unknown" for others that took part."""
 
     joules: dict[str, float]
     energy: dict[str, str]
 
 
 def between(before: Readings | None, after: Readings, took_part: Collection[str]) -> JobEnergy:
-    """What was taken between two readings. Without the first, nothing is known."""
-    earlier = before.of if before else {}
+    """Return the energy taken between two readings, with an entry for each worker in ``took_part``. Nothing
+    is known without the first reading.
+    """
+    earlier = before.by_worker if before else {}
     seconds = after.at - before.at if before else 0.0
     taken = {
         name: _taken(earlier[name], reading, seconds)
-        for name, reading in sorted(after.of.items())
+        for name, reading in sorted(after.by_worker.items())
         if name in earlier
     }
     known = {name: joules for name, joules in taken.items() if joules is not None}
-    sources: dict[str, str] = {name: after.of[name].source for name in known}
+    sources: dict[str, str] = {name: after.by_worker[name].source for name in known}
     return JobEnergy(known, {name: sources.get(name, "unknown") for name in sorted({*known, *took_part})})
 
 
 def _taken(before: Reading, after: Reading, seconds: float) -> float | None:
-    """Devices are read each half second, so what they took in between is brought to the ``seconds`` asked
-    for. In less than that, they took what they did of late.
+    """Return joules taken in ``seconds``. Devices report twice a second, so the difference of two reports is
+    scaled to ``seconds``; without a new report, the recent power is used.
     """
-    begun_anew = (after.since, after.source) != (before.since, before.source) or after.joules < before.joules
-    if begun_anew:
+    restarted = (after.meter_id, after.source) != (
+        before.meter_id,
+        before.source,
+    ) or after.joules < before.joules
+    if restarted:
         return None
     if after.at > before.at:
         return (after.joules - before.joules) / (after.at - before.at) * seconds

@@ -22,11 +22,11 @@ from millpond.wire.control_messages import LogPosition
 log = logging.getLogger(__name__)
 
 KEPT_LOGS = 20
-RECORD_SECONDS = 5.0
+STORE_RETRY_SECONDS = 5.0
 
 
 class JobLog(logging.Handler):
-    """A job's log: a file in its directory, and in memory for those who follow it."""
+    """A job's log: a file in the job's directory, and lines in memory for commands that follow the job."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -36,24 +36,24 @@ class JobLog(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record; a full disk costs the file a line and no more."""
+        """Append a record to the lines and the file; a full disk costs the file a line and no more."""
         self.lines.append(record.getMessage())
         with contextlib.suppress(OSError, ValueError):
             self._file.write(self.format(record) + "\n")
             self._file.flush()
 
     def close(self) -> None:
-        """Close the file; the lines stay."""
+        """Close the file; the lines in memory stay."""
         self._file.close()
         super().close()
 
 
 class _Running:
-    def __init__(self, row: JobRow, around: JobContext, log_path: Path) -> None:
+    def __init__(self, row: JobRow, context: JobContext, log_path: Path) -> None:
         self.stop = threading.Event()
         self.log = JobLog(log_path)
         self.runner = (SynchronousTrainer if row.job.synchronous else FederatedTrainer)(
-            row, around, self.stop
+            row, context, self.stop
         )
         self.runner.log.addHandler(self.log)
         self.thread: threading.Thread | None = None
@@ -61,38 +61,40 @@ class _Running:
 
 
 class JobService:
-    """All jobs. ``surroundings`` builds what a job needs, given what to call when it has changed."""
+    """All jobs. ``make_context`` builds a job's context from a callback that the job calls when its progress
+    changes.
+    """
 
-    def __init__(self, record: Store, surroundings: Callable[[Callable[[], None]], JobContext]) -> None:
-        self._record = record
-        self._around = surroundings(self._notify)
+    def __init__(self, store: Store, make_context: Callable[[Callable[[], None]], JobContext]) -> None:
+        self._store = store
+        self._context = make_context(self._notify)
         self._changed = threading.Condition()
         self._running: dict[int, _Running] = {}
         self._lines: dict[int, list[str]] = {}
         self._closing = False
 
     def resume(self) -> None:
-        """Go on with what was running when the daemon ended."""
-        for row in self._record.jobs():
+        """Resume the jobs that were running when the daemon ended."""
+        for row in self._store.jobs():
             if row.state is JobState.RUNNING:
                 log.info("job %d (%s) goes on", row.id, row.job.name)
-                with contextlib.suppress(LocalError):  # it is recorded as failed
+                with contextlib.suppress(LocalError):  # the store has it as failed
                     self._start(row)
 
     def submit(self, job: Job, code: dict[str, str]) -> int:
-        """Start a job; returns its number."""
-        number = self._record.add_job(job, code)
+        """Start a job and return its number."""
+        number = self._store.add_job(job, code)
         self._start(self._row(number))
         return number
 
     def _start(self, row: JobRow) -> None:
-        """Raises LocalError if it cannot be started; it is then recorded as failed."""
+        """Start a job's thread. Raises LocalError, and stores the job as failed, if that is not possible."""
         try:
-            running = _Running(row, self._around, self._around.fleet.job_directory(row.id) / "job.log")
+            running = _Running(row, self._context, self._context.fleet.job_directory(row.id) / "job.log")
         except OSError as error:
             text = f"the job cannot be started: {error}"
             log.error("job %d: %s", row.id, text)
-            self._record.end_job(row.id, JobState.FAILED, error=text)
+            self._store.end_job(row.id, JobState.FAILED, error=text)
             raise LocalError(text) from None
         running.thread = threading.Thread(
             target=self._run, args=(row.id, running), name=f"job {row.id}", daemon=True
@@ -105,11 +107,13 @@ class JobService:
         state, error, model = self._finish(running)
         while state is not None and not self._closing:
             try:
-                self._record.end_job(number, state, error=error, model=model)
+                self._store.end_job(number, state, error=error, model=model)
                 break
-            except MillpondError as problem:  # a full disk, most likely: until it is recorded, it runs
+            except (
+                MillpondError
+            ) as problem:  # a full disk, most likely: until its end is stored, the job runs
                 log.error("job %d: its end cannot be recorded: %s", number, problem)
-                running.closing.wait(RECORD_SECONDS)
+                running.closing.wait(STORE_RETRY_SECONDS)
         running.log.close()
         with self._changed:
             del self._running[number]
@@ -119,7 +123,7 @@ class JobService:
             self._changed.notify_all()
 
     def _finish(self, running: _Running) -> tuple[JobState | None, str, str]:
-        """Run the job. Its last state (None if the daemon interrupts it by closing), error and model."""
+        """Run the job. Returns its last state (None if the daemon's end interrupted it), error, model."""
         try:
             return JobState.DONE, "", str(running.runner.run())
         except Exception as error:
@@ -132,14 +136,14 @@ class JobService:
             return JobState.FAILED, str(error) if ours else f"internal error: {error!r}", ""
 
     def stop(self, number: int) -> None:
-        """Stop a running job. Raises Refused for one that does not run."""
+        """Stop a running job. Raises Refused for a job that does not run."""
         running = self._running.get(number)
         if self._row(number).state is not JobState.RUNNING or running is None:
             raise Refused("", "state", f"job {number} is not running")
         self._end(running)
 
     def close(self) -> None:
-        """Interrupt all jobs; they stay recorded as running, and the next daemon resumes them."""
+        """Interrupt all jobs. Their stored state stays "running", so the next daemon resumes them."""
         self._closing = True
         for running in list(self._running.values()):
             running.closing.set()
@@ -152,15 +156,15 @@ class JobService:
             running.thread.join(timeout=30)
 
     def infos(self) -> tuple[JobInfo, ...]:
-        """All jobs, oldest first."""
-        return tuple(self._info(row) for row in self._record.jobs())
+        """Return all jobs, oldest first."""
+        return tuple(self._info(row) for row in self._store.jobs())
 
     def follow(self, number: int) -> Iterator[JobProgress]:
-        """What has happened so far, then what happens, until the job has ended. Raises Refused."""
+        """Yield the job's progress so far, then each change until the job has ended. Raises Refused."""
         rounds_seen = lines_seen = 0
         while True:
             row = self._row(number)
-            rounds = self._record.rounds(number)[rounds_seen:]
+            rounds = self._store.rounds(number)[rounds_seen:]
             lines = self._lines_of(number)[lines_seen:]
             yield JobProgress(self._info(row), tuple(rounds), tuple(lines))
             rounds_seen, lines_seen = rounds_seen + len(rounds), lines_seen + len(lines)
@@ -177,8 +181,8 @@ class JobService:
             return list(running.log.lines if running else self._lines.get(number, ()))
 
     def log(self, number: int, lines: int) -> tuple[str, ...]:
-        """The last ``lines`` lines of a job's log. Raises Refused, LocalError."""
-        path = self._around.fleet.job_directory(self._row(number).id) / "job.log"
+        """Return the last ``lines`` lines of a job's log. Raises Refused, LocalError."""
+        path = self._context.fleet.job_directory(self._row(number).id) / "job.log"
         try:
             found = path.read_text(errors="replace").splitlines()
         except OSError as error:
@@ -186,11 +190,11 @@ class JobService:
         return tuple(found[-lines:]) if lines > 0 else ()
 
     def new_log(self, number: int, lines: int, after: int | None) -> NewLog:
-        """Whole lines of a job's log from byte ``after`` on; the last ``lines`` without it. Raises Refused,
-        LocalError.
+        """Return the whole lines of a job's log from byte ``after`` on, or without ``after`` the last
+        ``lines``. Raises Refused, LocalError.
         """
-        row = self._row(number)  # before its log is read: what has ended writes no more
-        path = self._around.fleet.job_directory(number) / "job.log"
+        row = self._row(number)  # before its log is read: a job that has ended writes no more
+        path = self._context.fleet.job_directory(number) / "job.log"
         try:
             with path.open("rb") as file:
                 file.seek(after or 0)
@@ -204,8 +208,8 @@ class JobService:
         return NewLog(tuple(shown), position, ended=row.state is not JobState.RUNNING)
 
     def curves(self, number: int) -> Curves:
-        """What the workers of a synchronous job were measured to do. Raises Refused."""
-        curves = read_curves(self._around.fleet.job_directory(self._row(number).id))
+        """Return the measured curves of a synchronous job's workers. Raises Refused without any."""
+        curves = read_curves(self._context.fleet.job_directory(self._row(number).id))
         if curves is None:
             raise Refused("", "state", f"the workers of job {number} were not measured")
         return curves
@@ -215,13 +219,13 @@ class JobService:
             self._changed.notify_all()
 
     def _row(self, number: int) -> JobRow:
-        row = self._record.job(number)
+        row = self._store.job(number)
         if row is None:
             raise Refused("", "unknown", f"there is no job {number}")
         return row
 
     def _info(self, row: JobRow) -> JobInfo:
-        rounds = self._record.rounds(row.id)
+        rounds = self._store.rounds(row.id)
         return JobInfo(
             id=row.id,
             name=row.job.name,

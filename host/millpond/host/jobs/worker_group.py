@@ -1,4 +1,4 @@
-"""Edge: the workers of one job: the host's own and one on each device, prepared, admitted, and kept so."""
+"""Edge: the workers of one job: the host's own and one on each device, prepared, admitted, supervised."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class JobFailed(LocalError):
 
 
 class JobStopped(LocalError):
-    """The job was told to stop."""
+    """A user or the end of the daemon stopped the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """What a job needs of the daemon. ``mount`` gives the folder of a device's volume on the host;
-    ``traffic`` the bytes (to, from) that have crossed each device's tunnel, ``energy`` what meters say. The
-    workers on the host are forks of ``zygote``.
+    """The parts of the daemon that a job uses. ``mount`` returns the folder of a device's volume on the host,
+    ``traffic`` the bytes (to, from) that crossed each device's tunnel, ``energy`` the meters' readings;
+    ``changed`` is to be called when the job has made progress. Workers on the host are forks of ``zygote``.
     """
 
     fleet: Fleet
-    record: Store
+    store: Store
     devices: Mapping[str, Device]
     mount: Callable[[str], Path]
     traffic: Callable[[], Traffic]
@@ -56,7 +56,7 @@ class JobContext:
 
 
 def since(before: Traffic, now: Traffic) -> Traffic:
-    """The bytes (to, from) that have crossed each device's tunnel since then."""
+    """Return the bytes (to, from) that crossed each device's tunnel between two counts."""
     zero = (0, 0)
     return {
         name: (to - before.get(name, zero)[0], back - before.get(name, zero)[1])
@@ -65,54 +65,56 @@ def since(before: Traffic, now: Traffic) -> Traffic:
 
 
 class WorkerGroup:
-    """What the crews of both kinds of job share. ``head`` is the worker on the host that makes the first
-    state and scores models. A subclass says who the others are, how each is made (``_make``), and whether it
-    may take part (``_admit``).
+    """The workers of a job, for both trainers. ``head`` names the worker on the host that makes the first
+    state and scores models; the other workers are the members. A subclass names the members, starts a worker
+    (``_new_worker``) and decides whether it takes part (``_admit``).
     """
 
     def __init__(
-        self, row: JobRow, around: JobContext, stop: threading.Event, log: logging.Logger, head: str
+        self, row: JobRow, context: JobContext, stop: threading.Event, log: logging.Logger, head: str
     ) -> None:
-        self._row, self._job, self._around = row, row.job, around
+        self._row, self._job, self._context = row, row.job, context
         self._stop, self._log = stop, log
-        self._directory = around.fleet.job_directory(row.id)
+        self._directory = context.fleet.job_directory(row.id)
         self._sources: tuple[str, ...] = ()
-        self._measure: Ready | None = None
-        self._patience: Deadline | None = None
+        self._reference: Ready | None = None
+        self._volume_deadline: Deadline | None = None
         self._lock = threading.Lock()
-        self._head = WorkerSupervisor(head, lambda: self._make(head), self._admit_head)
-        self._others: list[WorkerSupervisor] = []
+        self._head = WorkerSupervisor(head, lambda: self._new_worker(head), self._admit_head)
+        self._members: list[WorkerSupervisor] = []
 
-    def _participant(self, name: str) -> WorkerSupervisor:
-        return WorkerSupervisor(name, lambda: self._make(name), lambda ready: self._admit_other(name, ready))
+    def _new_supervisor(self, name: str) -> WorkerSupervisor:
+        return WorkerSupervisor(
+            name, lambda: self._new_worker(name), lambda ready: self._admit_member(name, ready)
+        )
 
-    def _make(self, name: str) -> Worker | None:
-        """A new worker; None while its device is not there."""
+    def _new_worker(self, name: str) -> Worker | None:
+        """Return a new, unprepared worker; None while its device or its data are absent."""
         raise NotImplementedError
 
     def _admit(self, name: str, ready: Ready) -> str:
-        """Why a worker may not take part; nothing, if it may, and does from now on."""
+        """Admit a prepared worker and return "", or return the reason for refusing it."""
         raise NotImplementedError
 
     def _start(self, present: tuple[str, ...]) -> Ready:
-        """Start all workers. Returns what the head has prepared, when it and those of the devices that are
-        present have settled. Raises JobFailed, Stopped.
+        """Start all supervisors. Returns the head's Ready once the head and the members on devices in
+        ``present`` are prepared or out of the job. Raises JobFailed, JobStopped.
         """
-        for participant in (self._head, *self._others):
-            participant.start()
-        self._settle(self._head)
-        measure = self._measure
-        if self._head.failure or measure is None:
+        for supervisor in (self._head, *self._members):
+            supervisor.start()
+        self._wait_prepared(self._head)
+        reference = self._reference
+        if self._head.failure or reference is None:
             raise JobFailed(self._head.reason)
-        for participant in self._others:
-            if participant.name in present or participant.name == HOST:
-                self._settle(participant)
-        return measure
+        for supervisor in self._members:
+            if supervisor.name in present or supervisor.name == HOST:
+                self._wait_prepared(supervisor)
+        return reference
 
-    def _present(self, resumed: bool) -> tuple[str, ...]:
-        """The devices that are ready, after a wait for those that are not. Raises JobFailed if none is."""
-        devices, deadline = self._around.devices, Deadline.after(START_SECONDS)
-        # after a power cut, boards may take their time: a job that goes on waits for the first of them
+    def _wait_for_devices(self, resumed: bool) -> tuple[str, ...]:
+        """Wait for the devices, and return the names of the ready ones. Raises JobFailed if none is ready."""
+        devices, deadline = self._context.devices, Deadline.after(START_SECONDS)
+        # after a power cut, boards may start slowly: a resumed job waits for the first of them
         while not all(device.wait_ready(Deadline.after(0.2)) for device in devices.values()):
             self.check_stop()
             some = any(device.status.state is DeviceState.READY for device in devices.values())
@@ -124,75 +126,77 @@ class WorkerGroup:
             raise JobFailed(f"no device is ready ({reasons or 'the fleet is empty'})")
         return present
 
-    def _settle(self, participant: WorkerSupervisor) -> None:
-        """Wait until a worker is prepared or out of the job, or its device has been away for long."""
-        device = self._around.devices.get(participant.name)
+    def _wait_prepared(self, supervisor: WorkerSupervisor) -> None:
+        """Wait until a worker is prepared or out of the job, or its device is absent for START_SECONDS."""
+        device = self._context.devices.get(supervisor.name)
         gone: Deadline | None = None
-        while not participant.wait_settled(Deadline.after(0.5)):
+        while not supervisor.wait_prepared(Deadline.after(0.5)):
             self.check_stop()
             if device is None or device.wait_ready(Deadline.after(0.01)):
                 gone = None
             elif (gone := gone or Deadline.after(START_SECONDS)).passed:
                 break
-        if participant.failure:
-            self._log.warning("%s is out of the job: %s", participant.name, participant.failure)
-        elif participant.ready and participant.ready.samples:
-            self._log.info("%s is prepared with %d samples", participant.name, participant.ready.samples)
+        if supervisor.failure:
+            self._log.warning("%s is out of the job: %s", supervisor.name, supervisor.failure)
+        elif supervisor.ready and supervisor.ready.samples:
+            self._log.info("%s is prepared with %d samples", supervisor.name, supervisor.ready.samples)
 
     def _admit_head(self, ready: Ready) -> str:
-        complaint = self._admit(self._head.name, ready)
-        if not complaint:
-            self._measure = ready
-        return complaint
+        refusal = self._admit(self._head.name, ready)
+        if not refusal:
+            self._reference = ready
+        return refusal
 
-    def _admit_other(self, name: str, ready: Ready) -> str:
-        """The head sets the measure, so wait for it."""
-        while not self._head.wait_settled(Deadline.after(0.5)):
+    def _admit_member(self, name: str, ready: Ready) -> str:
+        """Wait for the head's model, which is the reference, compare a member's model to it, then admit the
+        member.
+        """
+        while not self._head.wait_prepared(Deadline.after(0.5)):
             self.check_stop()
-        measure = self._measure
-        if measure is None:
+        reference = self._reference
+        if reference is None:
             return self._head.reason
-        if ready.tensors != measure.tensors or ready.size != measure.size:
+        if ready.tensors != reference.tensors or ready.size != reference.size:
             return f"{name} builds another model than the host"
         return self._admit(name, ready)
 
     def _on_host(self, kind: type[P], request: PrepareWorker, states: int | None = None) -> P:
-        """A worker process on the host that sees its folders and the held-out samples."""
+        """Return a worker process on the host that can read its folders and the held-out samples."""
         test = Path(self._job.data.test)
         if not test.is_dir():
             raise Refused("", "data", f"missing data: there is no folder {test}")
-        mounts = [self._around.fleet.mountpoint(name) for name in self._sources]
+        mounts = [self._context.fleet.mountpoint(name) for name in self._sources]
         folders = [Path(folder) for folder in request.folders]
         readable = [mount for mount in mounts if any(f.is_relative_to(mount) for f in folders)]
         log = self._directory / f"{request.worker}.log"
-        return kind(request, [*readable, test], log, self._around.zygote, states)
+        return kind(request, [*readable, test], log, self._context.zygote, states)
 
     def _public_folders(self) -> dict[str, str] | None:
-        """Where public data is, by device. None while a volume is away, for a while; then the job does
-        without it.
+        """Return the folders of public data by device. Returns None while a volume is absent; after
+        START_SECONDS the job goes on without that volume.
         """
         if self._job.data.public is None:
             return {}
         folders: dict[str, str] = {}
         for name in self._sources:
             try:
-                if not self._around.devices[name].wait_ready(Deadline.after(0.1)):
-                    raise RemoteError(f"{name}: {self._around.devices[name].status.reason}")
-                folders[name] = str(self._around.mount(name) / self._job.data.public)
+                if not self._context.devices[name].wait_ready(Deadline.after(0.1)):
+                    raise RemoteError(f"{name}: {self._context.devices[name].status.reason}")
+                folders[name] = str(self._context.mount(name) / self._job.data.public)
             except RemoteError as error:
-                self._patience = self._patience or Deadline.after(START_SECONDS)
-                if not self._patience.passed:
+                self._volume_deadline = self._volume_deadline or Deadline.after(START_SECONDS)
+                if not self._volume_deadline.passed:
                     return None
                 self._log.warning("the public data of %s is left out: %s", name, error)
-        self._patience = None  # each time the worker is prepared, volumes have the same time to come
+        self._volume_deadline = None  # each time the worker is prepared, volumes have the same time to come
         return folders
 
     def _ready_device(self, name: str) -> Device | None:
-        device = self._around.devices[name]
+        device = self._context.devices[name]
         return device if device.wait_ready(Deadline.after(0.1)) else None
 
     def _head_worker(self) -> HostProcess:
-        while not self._head.wait_settled(Deadline.after(0.5)):
+        while not self._head.wait_prepared(Deadline.after(0.5)):
             self.check_stop()
         worker = self._head.worker
         if not isinstance(worker, HostProcess):
@@ -200,11 +204,11 @@ class WorkerGroup:
         return worker
 
     def check_stop(self) -> None:
-        """Raises Stopped if the job was told to stop."""
+        """Raise JobStopped if the job is to stop."""
         if self._stop.is_set():
             raise JobStopped("stopped")
 
     def stop(self) -> None:
-        """Take all workers out of the job, from any thread: what they are at ends at once."""
-        for participant in (self._head, *self._others):
-            participant.stop()
+        """Stop all supervisors, from any thread: calls to workers that are under way end at once."""
+        for supervisor in (self._head, *self._members):
+            supervisor.stop()

@@ -1,7 +1,6 @@
-"""Edge (threads): launched scripts: a worker on the host and one on each device, that end together.
+"""Edge (threads): launches of scripts: a worker on the host and one on each device, which end together.
 
-A launch belongs to the connection of the command that asked for it: when that ends, so do all workers, and
-they end with this process too.
+A launch belongs to the connection of its command: all workers end when that connection or this process ends.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from millpond.wire.launch_messages import check_files
 READY_SECONDS = 30.0
 END_SECONDS = 10.0
 WAITING = 256
-"""Pieces of output that wait for whoever looks at them; then the scripts wait."""
+"""Pieces of output that may wait for the client; then the scripts wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchEvent:
     """A worker printed ``lines``, exited with ``code``, or was lost for ``reason``."""
 
-    place: LaunchWorker
+    worker: LaunchWorker
     lines: tuple[str, ...] = ()
     code: int | None = None
     reason: str = ""
@@ -48,17 +47,17 @@ class LaunchService:
     def __init__(self, fleet: Fleet, devices: Mapping[str, Device], forwarding: Forwarding) -> None:
         self._fleet, self._devices, self._forwarding = fleet, devices, forwarding
         self._lock = threading.Lock()
-        self._taken: set[str] = set()
+        self._reserved: set[str] = set()
 
     def run(self, request: StartLaunch, client: Channel) -> None:
-        """Run a launch to its end and tell ``client`` all of it. Raises LocalError, RemoteError."""
+        """Run a launch to its end and send all its output to ``client``. Raises LocalError, RemoteError."""
         check_files(request.script, request.files)
         names = self._names(request)
-        with self._place(names):
-            self._await(names, client)
+        with self._reserve(names):
+            self._wait_ready(names, client)
             with self._forwarding.between(names):
-                places = plan(self._fleet, request, names)
-                client.send(_Launch(places, self._devices, client).run(), NEVER)
+                workers = plan(self._fleet, request, names)
+                client.send(_Launch(workers, self._devices, client).run(), NEVER)
 
     def _names(self, request: StartLaunch) -> tuple[str, ...]:
         names = request.devices or tuple(self._devices)
@@ -73,18 +72,18 @@ class LaunchService:
         return names
 
     @contextlib.contextmanager
-    def _place(self, names: Sequence[str]) -> Iterator[None]:
+    def _reserve(self, names: Sequence[str]) -> Iterator[None]:
         with self._lock:
-            if busy := self._taken.intersection(names):
+            if busy := self._reserved.intersection(names):
                 raise Refused("", "state", f"{', '.join(sorted(busy))}: in another launch already")
-            self._taken.update(names)
+            self._reserved.update(names)
         try:
             yield
         finally:
             with self._lock:
-                self._taken.difference_update(names)
+                self._reserved.difference_update(names)
 
-    def _await(self, names: Sequence[str], client: Channel) -> None:
+    def _wait_ready(self, names: Sequence[str], client: Channel) -> None:
         deadline = Deadline.after(READY_SECONDS)
         for name in names:
             while not self._devices[name].wait_ready(Deadline.after(0.5)):
@@ -97,19 +96,19 @@ class _Launch:
     """One launch, from its start to the end of all its workers."""
 
     def __init__(
-        self, places: Sequence[LaunchWorker], devices: Mapping[str, Device], client: Channel
+        self, workers: Sequence[LaunchWorker], devices: Mapping[str, Device], client: Channel
     ) -> None:
-        self._places, self._devices, self._client = places, devices, client
+        self._workers, self._devices, self._client = workers, devices, client
         self._events: queue.Queue[LaunchEvent] = queue.Queue(WAITING)
         self._over = Over()
         self._codes: dict[str, int] = {}
 
     def run(self) -> LaunchEnded:
-        """Run it, and pass on what the workers print. Raises ConnectionLost when the client leaves."""
+        """Run the workers and pass on their output. Raises ConnectionLost when the client leaves."""
         began = time.monotonic()
         threads = [
-            threading.Thread(target=self._work, args=(place,), name=f"launch {place.name}", daemon=True)
-            for place in self._places
+            threading.Thread(target=self._work, args=(worker,), name=f"launch {worker.name}", daemon=True)
+            for worker in self._workers
         ]
         try:
             for thread in threads:
@@ -119,50 +118,50 @@ class _Launch:
             self._over.end()
             for thread in threads:
                 thread.join(END_SECONDS)
-        ends = tuple(WorkerEnd(p.name, p.launch.rank, self._codes.get(p.name)) for p in self._places)
+        ends = tuple(WorkerEnd(p.name, p.launch.rank, self._codes.get(p.name)) for p in self._workers)
         return LaunchEnded(ends, error, time.monotonic() - began)
 
     def _follow(self) -> str:
-        """Until all have ended well, or the first has not: why."""
+        """Follow the workers until all have exited with 0, or the first has not. Returns the error, or ""."""
         error = ""
-        while not error and len(self._codes) < len(self._places):
+        while not error and len(self._codes) < len(self._workers):
             _check_present(self._client)
             with contextlib.suppress(queue.Empty):
                 error = self._take(self._events.get(timeout=LOOK_SECONDS))
         self._over.end()
         with contextlib.suppress(queue.Empty):
-            while True:  # what they printed before
+            while True:  # output from before the end
                 self._show(self._events.get_nowait())
         return error
 
     def _take(self, event: LaunchEvent) -> str:
         self._show(event)
         if event.code is not None:
-            self._codes[event.place.name] = event.code
+            self._codes[event.worker.name] = event.code
         if not event.code and not event.reason:
             return ""
         how = event.reason or f"it ended with exit code {event.code}"
-        others = "; the others were ended" if len(self._places) > 1 else ""
-        return f"{event.place.name} (rank {event.place.launch.rank}): {how}{others}"
+        others = "; the others were ended" if len(self._workers) > 1 else ""
+        return f"{event.worker.name} (rank {event.worker.launch.rank}): {how}{others}"
 
     def _show(self, event: LaunchEvent) -> None:
         if event.lines:
-            self._client.send(LaunchOutput(event.place.name, event.lines), NEVER)
+            self._client.send(LaunchOutput(event.worker.name, event.lines), NEVER)
 
-    def _work(self, place: LaunchWorker) -> None:
-        """The thread of one worker, which lasts as long as it does."""
+    def _work(self, worker: LaunchWorker) -> None:
+        """Run one worker to its end, in a thread of its own."""
 
         def show(lines: tuple[str, ...]) -> None:
-            self._put(LaunchEvent(place, lines))
+            self._put(LaunchEvent(worker, lines))
 
         try:
-            if place.name == HOST:
-                code = run_on_host(place, show, self._over)
+            if worker.name == HOST:
+                code = run_on_host(worker, show, self._over)
             else:
-                code = run_on_device(place, self._devices[place.name], show, self._over)
-            self._put(LaunchEvent(place, code=code))
+                code = run_on_device(worker, self._devices[worker.name], show, self._over)
+            self._put(LaunchEvent(worker, code=code))
         except (MillpondError, OSError) as error:
-            self._put(LaunchEvent(place, reason=printable(str(error))))
+            self._put(LaunchEvent(worker, reason=printable(str(error))))
 
     def _put(self, event: LaunchEvent) -> None:
         while not self._over:
@@ -172,6 +171,6 @@ class _Launch:
 
 
 def _check_present(client: Channel) -> None:
-    """Raises ConnectionLost when whoever asked has left; it has nothing else to say meanwhile."""
+    """Raise ConnectionLost if the client has closed its connection: it sends nothing else during a launch."""
     if select.select([client.sock], [], [], 0)[0]:
         raise ConnectionLost("whoever launched a script has left")

@@ -1,4 +1,4 @@
-"""Edge: the workers of a launched script: where they meet, and one of them on the host or on a device."""
+"""Edge: the workers of a launched script: the address where they meet, one worker on host or device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ Show = Callable[[tuple[str, ...]], None]
 
 @dataclass(frozen=True, slots=True)
 class LaunchWorker:
-    """A worker: where it runs, and what it is told. ``interface`` is the host's towards the first device."""
+    """A worker of a launch: its name, its Launch message, and the host's ``interface`` towards the first
+    device.
+    """
 
     name: str
     launch: Launch
@@ -38,7 +40,9 @@ class LaunchWorker:
 
 
 def plan(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> list[LaunchWorker]:
-    """The workers, in the order of their ranks. All meet at worker 0, each by the address it sees it at."""
+    """Return the workers in the order of their ranks. All connect to worker 0, each by the address at which
+    it can reach worker 0.
+    """
     names = [*([HOST] if request.host else []), *devices]
     interface, port = fleet.interface(devices[0]) if devices else "lo", _free_port()
 
@@ -58,7 +62,7 @@ def _master_address(fleet: Fleet, name: str, devices: Sequence[str], *, on_host:
 
 
 def _free_port() -> int:
-    """A port that is free on the host, most likely on a device too, and that launches may use."""
+    """Return a port that is free on the host, most likely on a device too, and that forwarding permits."""
     with socket.socket() as sock:
         sock.bind(("", 0))
         port: int = sock.getsockname()[1]
@@ -66,14 +70,16 @@ def _free_port() -> int:
 
 
 class Over:
-    """Whether a launch is over; then also the channels end at which its threads wait for devices."""
+    """The end of a launch, as an event: true once the launch is over. Shuts down the channels at which its
+    threads wait.
+    """
 
     def __init__(self) -> None:
         self._event, self._lock = threading.Event(), threading.Lock()
         self._channels: list[Channel] = []
 
     def end(self) -> None:
-        """It is over now."""
+        """End the launch."""
         self._event.set()
         with self._lock:
             for channel in self._channels:
@@ -82,18 +88,20 @@ class Over:
     def __bool__(self) -> bool:
         return self._event.is_set()
 
-    def ends(self, channel: Channel) -> None:
-        """End the channel too; at once, if it is over already."""
+    def add(self, channel: Channel) -> None:
+        """Add a channel to shut down at the end of the launch, or at once if that has come."""
         with self._lock:
             self._channels.append(channel)
         if self:
             channel.shut_down()
 
 
-def run_on_host(place: LaunchWorker, show: Show, over: Over) -> int | None:
-    """Its exit code; None when it was ended because all is over. Raises OSError, RemoteError."""
+def run_on_host(worker: LaunchWorker, show: Show, over: Over) -> int | None:
+    """Run a worker on the host. Returns its exit code; None if the launch ended it. Raises OSError,
+    RemoteError.
+    """
     sandbox = Sandbox(binds=(*system_binds(), *python_binds()), own_pids=True, capabilities=False)
-    script, lines = LaunchedScript(sandbox, place.launch, place.interface), Lines()
+    script, lines = LaunchedScript(sandbox, worker.launch, worker.interface), Lines()
     try:
         while not over:
             if not select.select([script.output], [], [], LOOK_SECONDS)[0]:
@@ -107,11 +115,11 @@ def run_on_host(place: LaunchWorker, show: Show, over: Over) -> int | None:
         script.stop()
 
 
-def run_on_device(place: LaunchWorker, device: Device, show: Show, over: Over) -> int:
-    """The same on a device. Raises RemoteError, also when all is over."""
+def run_on_device(worker: LaunchWorker, device: Device, show: Show, over: Over) -> int:
+    """Run a worker on a device. Returns its exit code. Raises RemoteError, also when the launch is over."""
     with device.control(Deadline.after(START_SECONDS)) as agent:
-        over.ends(agent)
-        agent.send(place.launch, Deadline.after(START_SECONDS))
+        over.add(agent)
+        agent.send(worker.launch, Deadline.after(START_SECONDS))
         while True:
             head = agent.receive(NEVER)
             if head.payload_size:

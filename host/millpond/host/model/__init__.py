@@ -1,1 +1,1 @@
-"""Plain results that are recorded, sent and shown."""
+"""Plain results that are stored, sent and shown."""

@@ -1,4 +1,4 @@
-"""Pure: the energy of a round, as people read it."""
+"""Pure: the energy of a round, formatted for users."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ _NAMES = {"rapl": "RAPL", "hwmon": "hwmon", "declared": "declared watts"}
 
 
 def per_image(result: Round) -> float | None:
-    """Joules of a sample in a round, over those whose energy is known; None if there are none."""
+    """Return the joules per sample in a round, over workers whose energy is known; None without any."""
     samples = sum(result.workers.get(name, 0) for name in result.joules)
     return sum(result.joules.values()) / samples if samples else None
 
 
 def rounded(figure: float) -> str:
-    """Joules for people: 1.32, 0.0410."""
+    """Format joules: 1.32, 0.0410."""
     return f"{figure:.2f}" if figure >= 1 else f"{figure:#.3g}"
 
 
-def described(result: Round) -> str:
+def describe(result: Round) -> str:
     """Describe the joules per image, their sources and whose energy is unknown; "" if none is known."""
     figure = per_image(result)
     if figure is None:

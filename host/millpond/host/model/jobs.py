@@ -1,4 +1,4 @@
-"""Pure: jobs and rounds as they are recorded, sent and shown."""
+"""Pure: jobs and rounds as the store, the API and the terminal see them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """What a job settles at its first start and keeps when it resumes, so that the bits stay the same.
+    """The choices that a job makes at its first start and keeps when it resumes, so that the bits stay the
+    same.
 
     ``sources`` are the devices whose public data the host trains on; ``most_samples`` bounds exact sums.
     """
@@ -30,7 +31,7 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as recorded; ``code`` maps file names to the user's source, times are Unix seconds."""
+    """A job as stored; ``code`` maps file names to the user's source, times are Unix seconds."""
 
     id: int
     job: Job
@@ -45,11 +46,12 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A finished round: the average's score on held-out data (no loss if not finite), and who took part.
+    """A finished round: the average's score on held-out data (no loss if not finite), and the workers that
+    took part.
 
     ``samples`` were trained on in ``seconds``; ``workers`` maps names to samples, ``missing`` to reasons,
-    ``tunnel`` devices to the bytes (to, from) that crossed their tunnels in this round. ``joules`` is what
-    the host and the devices took, as far as it is known, and ``energy`` where that is known from.
+    ``tunnel`` devices to the bytes (to, from) that crossed their tunnels in this round. ``joules`` is the
+    energy of the host and the devices, as far as known, and ``energy`` its sources.
     """
 
     round: int

@@ -1,1 +1,1 @@
-"""What commands do on devices over SSH, and with their volumes."""
+"""Work of commands on devices over SSH, and with the devices' volumes."""

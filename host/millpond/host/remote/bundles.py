@@ -1,4 +1,4 @@
-"""Edge (RAUC): an image as a signed bundle, which a device installs into the slot that does not run."""
+"""Edge (RAUC): packs an image as a signed bundle, which a device installs into the slot that does not run."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from millpond.images.format.manifest import Manifest
 from millpond.linux.files import sha256_of
 
 _IMAGES = {"rootfs": "root.squashfs", "esp": "esp.vfat"}
-"""In the order in which they are written: the firmware finds the new slot only when all of it is there."""
+"""Images in the order of writing: the firmware finds the new slot only when all of it is there."""
 
 _SETTINGS = "[system]\ncompatible=millpond\nbootloader=noop\n[keyring]\ncheck-purpose=codesign\n"
-"""RAUC checks what it has signed as a device will; without this it wants a certificate for mail."""
+"""RAUC verifies its bundle as a device will; without check-purpose it wants a certificate for mail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle's file, its SHA-256 and what it brings."""
+    """A bundle's file, its SHA-256 and the manifest of its image."""
 
     path: Path
     sha256: str
@@ -33,7 +33,7 @@ class Bundle:
 
 
 def make(fleet: Fleet, image: Path, manifest: Manifest) -> Bundle:
-    """The bundle of an image for the devices of ``fleet``, made once and kept. Raises LocalError."""
+    """Return the bundle of an image for the devices of ``fleet``, made once and kept. Raises LocalError."""
     target = _place(fleet, manifest)
     if not target.exists():
         certificate, key = signer(Authority.load(fleet.directory / "ca"), fleet.directory / "ca")
@@ -42,7 +42,7 @@ def make(fleet: Fleet, image: Path, manifest: Manifest) -> Bundle:
             made = Path(folder, "made.raucb")
             _bundle(_content(Path(folder), image.parent, manifest), made, certificate, key, fleet)
             with made.open("rb") as file:
-                os.fsync(file.fileno())  # what lies at ``target`` is taken for whole
+                os.fsync(file.fileno())  # a file at ``target`` is taken for whole
             made.replace(target)
         _forget_others(target, manifest.board)
     return Bundle(target, sha256_of(target), manifest)
@@ -60,7 +60,9 @@ def _forget_others(kept: Path, board: str) -> None:
 
 
 def _content(folder: Path, images: Path, manifest: Manifest) -> Path:
-    """What RAUC packs: its manifest and the two file systems, each checked against ours."""
+    """Make the folder that RAUC packs: its manifest and the two file systems, each checked against our
+    manifest.
+    """
     content = folder / "content"
     content.mkdir()
     lines = [
@@ -86,7 +88,7 @@ def _content(folder: Path, images: Path, manifest: Manifest) -> Path:
 def _bundle(content: Path, target: Path, certificate: Path, key: Path, fleet: Fleet) -> None:
     authority, settings = fleet.directory / "ca" / "ca.pem", target.with_suffix(".conf")
     settings.write_text(_SETTINGS)
-    # The root is compressed already: this is about the kernel beside it.
+    # The root file system is compressed already: these options are for the kernel beside it.
     squash = "-comp zstd -Xcompression-level 12 -b 1M"
     argv = ["rauc", f"--conf={settings}", "bundle", f"--cert={certificate}", f"--key={key}"]
     argv += [f"--signing-keyring={authority}", f"--mksquashfs-args={squash}", str(content), str(target)]

@@ -1,7 +1,8 @@
-"""Edge (volumes): files copied from one volume to another, whole or not at all, and resumed where they ended.
+"""Edge (volumes): copies files from one volume to another, whole or not at all, and resumes broken copies.
 
-A file is written under a name of its own, which tells the version of its source, put on the flash, and only
-then renamed: a name stands for the old file or the new one, and what a broken copy wrote is used by the next.
+A file is written under a temporary name that contains the version of its source, put on the flash, and only
+then renamed: a name stands for the old file or the new one, and the next copy uses the bytes that a broken
+copy wrote.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, PathFs, o
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Something to be copied: where it is, where it goes, and what it is."""
+    """A file, directory or symbolic link to copy: its source, its target, and its attributes."""
 
     source: str
     target: str
@@ -27,7 +28,7 @@ class Item:
 
 @dataclass(slots=True)
 class Copied:
-    """What was done: regular files, their bytes, and how many of these an earlier copy had left."""
+    """The result of a copy: regular files, their bytes, and how many of these an earlier copy had left."""
 
     files: int = 0
     bytes: int = 0
@@ -37,9 +38,9 @@ class Copied:
 def plan(
     here: PathFs, source: str, there: PathFs, target: str, *, recursive: bool, name: str = ""
 ) -> list[Item]:
-    """What copying ``source`` to ``target`` means, directories before what is in them. A directory as
-    ``target`` is where it goes into, as ``name``, or as it is called. Raises OSError, EISDIR for a directory
-    if not ``recursive``.
+    """Return the items of a copy of ``source`` to ``target``, directories before their contents. If
+    ``target`` is a directory, the copy goes into it as ``name``, or under the source's name. Raises OSError,
+    EISDIR for a directory if not ``recursive``.
     """
     found = here.getattr(source)
     if stat.S_ISDIR(found.mode) and not recursive:
@@ -61,8 +62,8 @@ def _walk(volume: PathFs, top: Item) -> Iterator[Item]:
 
 
 class Copier:
-    """Copies from ``here``, which ``origin`` names, to ``there``, with those permissions that are in
-    ``mask``. ``progress`` is told of bytes as they are done; ``done`` counts.
+    """Copies from the volume ``here``, which ``origin`` names, to the volume ``there``, with the permissions
+    that are in ``mask``. Calls ``progress`` with bytes as they are copied; ``done`` counts.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class Copier:
         self._origin, self._mask = origin, mask
 
     def copy(self, item: Item) -> bool:
-        """Copy one thing, of a directory only itself. False for what is neither a file, a directory nor a
-        symbolic link. Raises OSError.
+        """Copy one item, of a directory only itself. Returns False for other files than regular files,
+        directories and symbolic links. Raises OSError.
         """
         mode = item.attributes.mode
         if stat.S_ISREG(mode):
@@ -132,7 +133,7 @@ class Copier:
             self._progress(len(data))
         now = self._here.fgetattr(source)
         if (now.size, now.mtime, offset) != (item.attributes.size, item.attributes.mtime, now.size):
-            raise os_error(errno.ESTALE, item.source)  # it changed while it was copied
+            raise os_error(errno.ESTALE, item.source)  # the file changed while it was copied
 
     def _write(self, target: Handle, data: bytes, offset: int) -> None:
         done = 0
@@ -140,7 +141,9 @@ class Copier:
             done += self._there.write(target, data[done:], offset + done)
 
     def _resumed(self, source: Handle, target: Handle, size: int) -> int:
-        """How much an earlier copy has done. All of it is compared: a power cut may have left holes."""
+        """Return how many bytes of an earlier copy can stay. All are compared: a power cut may have left
+        holes.
+        """
         done, same = self._there.fgetattr(target).size, 0
         while same < min(done, size):
             end = min(same + MAX_TRANSFER, done)
@@ -152,7 +155,7 @@ class Copier:
         return same
 
     def _unfinished(self, item: Item) -> str:
-        """The name under which it is written, of this version of its source."""
+        """Return the temporary name of a target, for this version of its source."""
         folder, slash, name = item.target.rpartition("/")
         about = f"{self._origin}\0{item.source}\0{item.attributes.size}\0{item.attributes.mtime}"
         version = hashlib.sha256(about.encode(errors="surrogateescape")).hexdigest()[:12]
@@ -168,7 +171,7 @@ def _read(volume: PathFs, handle: Handle, start: int, end: int) -> bytes:
 
 
 def is_directory(volume: PathFs, path: str) -> bool:
-    """Whether there is a directory. Raises OSError."""
+    """Return whether ``path`` is a directory. Raises OSError."""
     try:
         return stat.S_ISDIR(volume.getattr(path).mode)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Edge (SSH): one device is updated: a signed bundle into the other slot, a trial, a confirmation.
+"""Edge (SSH): updates one device: a signed bundle into the other slot, a trial, a confirmation.
 
 The device decides: it checks the signature itself, starts the new slot on trial, and keeps it only when this
-host has greeted its agent. Whatever happens in between, the slot that worked is started again.
+host has shaken hands with its agent. If anything fails in between, the slot that worked is started again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from millpond.wire.control_messages import SSH_ADMIN_PORT
 
 Phase = Literal["sending", "installing", "restarting", "confirming"]
 Watch = Callable[[Phase, int], None]
-"""Told of the phase, and of so many more bytes sent."""
+"""Called with the phase, and with the bytes sent since the last call."""
 
 _FOLDER = "/var/lib/millpond-update"
 _BUNDLE = f"{_FOLDER}/bundle.raucb"
@@ -41,7 +41,7 @@ _POLL_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a device runs; ``boot`` is another after every restart."""
+    """The software that a device runs; ``boot`` changes with every restart."""
 
     version: str
     serial: int
@@ -59,8 +59,8 @@ class Update:
         self._watch, self._patience = watch, patience
 
     def run(self, *, allow_older: bool = False) -> Running:
-        """Until the new slot is kept; what runs then. Raises RemoteError, LocalError: the device is as
-        before, or has fallen back to that.
+        """Update the device and return what it runs once the new slot is kept. Raises RemoteError,
+        LocalError: then the device is as before, or has fallen back to its old slot.
         """
         before = self.check(allow_older=allow_older)
         with self._connected() as transport:
@@ -73,7 +73,7 @@ class Update:
         return self._wait(before)
 
     def check(self, *, allow_older: bool = False) -> Running:
-        """What runs now. Raises LocalError if the image is not for it, RemoteError."""
+        """Return what the device runs. Raises LocalError if the image is not for the device, RemoteError."""
         with self._connected() as transport:
             running = self._running(transport)
         manifest = self._bundle.manifest
@@ -98,17 +98,19 @@ class Update:
             yield transport
 
     def _command(
-        self, transport: paramiko.Transport, line: str, complaint: str, *, may_vanish: bool = False
+        self, transport: paramiko.Transport, line: str, problem: str, *, may_vanish: bool = False
     ) -> str:
-        """What it prints. Raises RemoteError; not for a connection that is lost, if it ``may_vanish``."""
+        """Run a command and return its output. Raises RemoteError, but not for a lost connection if it
+        ``may_vanish``.
+        """
         out, err = io.BytesIO(), io.BytesIO()
         result = ssh.RemoteCommand(transport, line).run(None, out, err, timeout=self._patience)
         if result.exit_code > 0 or (result.exit_code < 0 and not may_vanish):
             said = (out.getvalue() + err.getvalue()).decode(errors="replace").strip().splitlines()
-            prefix = "LastError: "  # by which RAUC tells the reason, before it says that it failed
+            prefix = "LastError: "  # before the reason, which RAUC prints before its failure
             reasons = [line.removeprefix(prefix) for line in said if line.startswith(prefix)] or said
             why = result.error or (reasons[-1] if reasons else f"exit code {result.exit_code}")
-            raise RemoteError(f"{self.device}: {complaint}: {printable(why, 300)}")
+            raise RemoteError(f"{self.device}: {problem}: {printable(why, 300)}")
         return out.getvalue().decode(errors="replace")
 
     def _running(self, transport: paramiko.Transport) -> Running:
@@ -119,7 +121,7 @@ class Update:
             raise RemoteError(f"{self.device} says something strange of what it runs") from None
 
     def _send(self, transport: paramiko.Transport) -> None:
-        """The bundle, whole or not at all: the device compares its digest before anything is installed."""
+        """Send the bundle, whole or not at all: the device compares its digest before it installs."""
         self._make_room(transport)
         self._watch("sending", 0)
         self._copy(transport)
@@ -129,8 +131,10 @@ class Update:
     def _make_room(self, transport: paramiko.Transport) -> None:
         needed = self._bundle.path.stat().st_size + _ROOM
         self._command(transport, f"rm -rf {_FOLDER} && mkdir -m 700 {_FOLDER}", "its state cannot be written")
-        told = self._command(transport, f"df --output=avail -B1 {_FOLDER} | tail -n 1", "its room is unknown")
-        free = int(told) if told.strip().isdigit() else 0
+        output = self._command(
+            transport, f"df --output=avail -B1 {_FOLDER} | tail -n 1", "its room is unknown"
+        )
+        free = int(output) if output.strip().isdigit() else 0
         if free < needed:
             raise RemoteError(
                 f"{self.device} has {free >> 20} MiB for updates, this one needs {needed >> 20}"
@@ -148,7 +152,7 @@ class Update:
                 raise RemoteError(f"{self.device}: the bundle was not taken")
 
     def _wait(self, before: Running) -> Running:
-        """Until the device runs something for good again. Raises RemoteError if that is what ran before."""
+        """Wait until the device runs a slot that is kept. Raises RemoteError if that is the old one."""
         end, reason = time.monotonic() + self._patience, "it has not come back"
         self._watch("confirming", 0)
         while time.monotonic() < end:
@@ -165,7 +169,7 @@ class Update:
         raise RemoteError(f"{self.device}: no confirmation in {self._patience:.0f} s: {reason}")
 
     def _is_kept(self, running: Running, before: Running) -> bool:
-        """Whether the new slot runs for good. Raises RemoteError if the one before it has come back."""
+        """Return whether the device keeps the new slot. Raises RemoteError if it fell back to the old one."""
         if running.slot == before.slot and running.boot != before.boot:
             raise RemoteError(f"{self.device} fell back to slot {before.slot}: the new one did not work")
         return running.slot != before.slot and not running.trial

@@ -1,4 +1,4 @@
-"""Edge: a device's or a job's log as it grows. Asks for what is new, so nothing is told twice."""
+"""Edge: follows a device's or a job's log by position, so that no line comes twice."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ POLL_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A line of the log, or an event of who writes it."""
+    """A line of the log, or an event of its device (gone, back, lines lost)."""
 
     text: str
     is_event: bool = False
 
 
 def follow(client: DaemonClient, target: str, lines: int) -> Iterator[LogEntry]:
-    """The last ``lines`` lines, then new ones until a job has ended; of a device without end.
+    """Yield the last ``lines`` lines, then new ones until a job has ended; of a device without end.
 
-    A device may go and come back meanwhile. Raises as Client does.
+    A device may go and come back meanwhile. Raises the errors of DaemonClient.
     """
     position, gone = None, False
     while True:

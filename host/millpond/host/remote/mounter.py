@@ -17,7 +17,9 @@ from millpond.wire.channel import Channel
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Mount and serve. Exit code 0 when unmounted; else one line on stderr: 2 a mistake, 1 all others."""
+    """Mount and serve. Returns 0 when unmounted; else prints one line on stderr and returns 2 for a mistake,
+    else 1.
+    """
     parser = argparse.ArgumentParser(prog="millpond.host.remote.mounter")
     parser.add_argument("fleet", type=Path)
     parser.add_argument("device")
@@ -34,14 +36,14 @@ def main(argv: list[str] | None = None) -> int:
             return daemon.volume(arguments.device, deadline)
 
     try:
-        dial(Deadline.after(10)).close()  # a wrong name or an absent device is told now, not by the first ls
+        dial(Deadline.after(10)).close()  # a wrong name or an absent device fails now, not at the first ls
         mount_and_serve(
             dial,
             arguments.mountpoint,
             name=arguments.device,
             allow_other=arguments.allow_other,
             binding=arguments.binding,
-            numbers=directory.read(arguments.fleet).mount_numbers,
+            numbers=directory.read(arguments.fleet).mount_stats,
             on_ready=lambda how: print(f"ready: {how}", flush=True),
         )
     except (MillpondError, OSError) as error:

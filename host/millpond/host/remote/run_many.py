@@ -1,4 +1,4 @@
-"""Edge (threads): one command on many devices at once, their output as whole lines, each with its device."""
+"""Edge (threads): runs one command on many devices at once; the output are whole lines with their device."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 UNREACHABLE = 255
 PATIENCE_SECONDS = 8.0
 _LONGEST_LINE = 1 << 16
-_WAITING = 1000  # pieces of output; then who writes so fast waits
+_WAITING = 1000  # pieces of output; then the writers wait
 
 
 @dataclass(frozen=True, slots=True)
 class OutputLines:
-    """Some lines that a device's command has written, fit to be shown."""
+    """Lines that a device's command has written, without characters that terminals interpret."""
 
     device: str
     lines: tuple[str, ...]
@@ -38,7 +38,7 @@ class OutputLines:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How it ended on a device; ``captured`` is the result for a program."""
+    """The end of the command on a device; ``captured`` is the result as JSON."""
 
     device: str
     result: ssh.CommandResult
@@ -46,9 +46,10 @@ class Ended:
 
 
 def choose(known: Sequence[DeviceInfo], names: str) -> dict[str, str]:
-    """The devices that ``names`` lists, or all if it is empty; and of all why some cannot be reached.
+    """Return the devices that ``names`` lists, or all if it is empty, each with the reason for not reaching
+    it, or "".
 
-    Raises LocalError for a name that is none.
+    Raises LocalError for an unknown name.
     """
     if not names:
         return {d.name: "" if d.state == "ready" else _not_ready(d) for d in known}
@@ -67,9 +68,9 @@ def _not_ready(device: DeviceInfo) -> str:
 
 
 class ParallelRun:
-    """``line`` on all ``devices`` that have no reason why not, as the user of ``server``.
+    """Runs ``line`` on devices, as the user of ``server``.
 
-    ``capture`` keeps what they write, instead of handing it on.
+    ``capture`` keeps the output for the results, instead of yielding it.
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class ParallelRun:
         self._running: list[ssh.RemoteCommand] = []
 
     def follow(self, devices: dict[str, str]) -> Iterator[OutputLines | Ended]:
-        """What they write as it comes, and the end of each. All are ended when this is left early."""
+        """Yield output lines as they come, and the end of each command. Leaving early ends all commands.
+        ``devices`` maps names to the reason for not reaching them, or "".
+        """
         threads = [
             threading.Thread(target=self._run, args=item, name=f"run {item[0]}", daemon=True)
             for item in devices.items()
@@ -100,7 +103,7 @@ class ParallelRun:
             self._end(threads)
 
     def _end(self, threads: Sequence[threading.Thread]) -> None:
-        """Hang up on all at once; who does not answer is not waited for long."""
+        """Hang up on all commands at once, and wait at most PATIENCE_SECONDS for their ends."""
         self._stop.set()
         with self._lock:
             enders = [threading.Thread(target=command.hang_up, daemon=True) for command in self._running]
@@ -117,7 +120,7 @@ class ParallelRun:
         except MillpondError as error:
             result = ssh.CommandResult(UNREACHABLE, printable(str(error)))
         except Exception as error:
-            log.exception("%s: internal error", device)  # and the others go on
+            log.exception("%s: internal error", device)  # and the other devices go on
             result = ssh.CommandResult(UNREACHABLE, f"internal error: {error!r}")
         if result.exit_code < 0:
             result = ssh.CommandResult(UNREACHABLE, result.error)
@@ -152,7 +155,7 @@ class ParallelRun:
             self._running.remove(command)
 
     def show(self, device: str, lines: Sequence[bytes], *, is_error: bool) -> None:
-        """Hand on whole lines."""
+        """Queue whole lines for ``follow``."""
         texts = (line.decode(errors="replace").rstrip("\r").expandtabs() for line in lines)
         self._put(OutputLines(device, tuple(printable(text, len(text)) for text in texts), is_error))
 
@@ -164,7 +167,7 @@ class ParallelRun:
 
 
 class _LineSink:
-    """Cuts a stream into lines; what is too long for one is several."""
+    """Cuts a stream into lines; a line that is too long becomes several."""
 
     def __init__(self, run: ParallelRun, device: str, *, is_error: bool) -> None:
         self._fleet_run, self._device, self._is_error = run, device, is_error
@@ -179,9 +182,9 @@ class _LineSink:
             self._fleet_run.show(self._device, lines, is_error=self._is_error)
 
     def flush(self) -> None:
-        """A line is shown when it is whole."""
+        """Do nothing: a line is shown when it is whole."""
 
     def end(self) -> None:
-        """The last line may have no end."""
+        """Show a last line that has no newline."""
         if self._rest:
             self._fleet_run.show(self._device, [self._rest], is_error=self._is_error)

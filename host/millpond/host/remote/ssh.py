@@ -25,7 +25,7 @@ from millpond.base.errors import LocalError, RemoteError
 from millpond.host.fleet.directory import Fleet
 from millpond.images.ondevice.sshd_config import ADMIN, USER, SshServer
 
-# What it has to say comes as exceptions and exit codes; without a handler its log would be on stderr, too.
+# Paramiko reports by exceptions and exit codes; without a handler its log would be on stderr, too.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 CONNECT_SECONDS = 15.0
@@ -48,21 +48,21 @@ class SshFailed(RemoteError):
 
 
 class Sink(Protocol):
-    """Where output goes."""
+    """A binary stream for a command's output."""
 
     def write(self, data: bytes, /) -> object:
-        """Take some of it."""
+        """Write the data."""
 
     def flush(self) -> None:
-        """It may be a while until more comes."""
+        """Show the data written so far."""
 
 
 @contextlib.contextmanager
 def connected(
     fleet: Fleet, device: str, sock: socket.socket, server: SshServer = USER
 ) -> Iterator[paramiko.Transport]:
-    """An authenticated SSH connection to ``server`` over ``sock``. Raises RemoteError, also for another host
-    key, and LocalError without a key to show.
+    """Open an authenticated SSH connection to ``server`` over ``sock``. Raises RemoteError, also for another
+    host key, and LocalError without a key to show.
     """
     key = key_for(fleet, server)
     transport = paramiko.Transport(sock)
@@ -73,7 +73,7 @@ def connected(
             raise SshFailed(f"{device}: it shows another SSH host key than it was provisioned with")
         transport.auth_publickey(server.user, key)
         yield transport
-    except BrokenPipeError:  # of our own output; the connection's are raised in the transport's thread
+    except BrokenPipeError:  # from our own output; the transport's thread raises those of the connection
         raise
     except paramiko.AuthenticationException:
         advice = f": {_advice(fleet, device)}" if server == ADMIN else ""
@@ -85,7 +85,7 @@ def connected(
 
 
 def key_for(fleet: Fleet, server: SshServer) -> paramiko.PKey:
-    """The key that opens ``server``. Raises LocalError."""
+    """Return the key that opens ``server``. Raises LocalError."""
     path = fleet.admin_key if server == ADMIN else fleet.ssh_key
     try:
         return paramiko.Ed25519Key.from_private_key_file(str(path))
@@ -97,7 +97,7 @@ def key_for(fleet: Fleet, server: SshServer) -> paramiko.PKey:
 
 
 def _advice(fleet: Fleet, device: str = "NAME") -> str:
-    """For fleets that were made before there was an admin key."""
+    """Return advice for fleets that were made before there was an admin key."""
     target = fleet.device_directory(device) / "etc" / ADMIN.authorized
     return f"copy {fleet.admin_key.name}.pub to {target} (on a real board: {_ON_A_BOARD / ADMIN.authorized})"
 
@@ -122,9 +122,9 @@ class RemoteCommand:
         self._timed_out = False
 
     def run(self, stdin: int | None, out: Sink, err: Sink, timeout: float | None = None) -> CommandResult:
-        """Pass on input and output until it ends, or is ended after ``timeout`` seconds.
+        """Relay input and output until the command ends, or is ended after ``timeout`` seconds.
 
-        Its exit code is TIMED_OUT then; -1 if it was ended by a signal or the connection is lost.
+        The exit code is TIMED_OUT then; -1 if the command was ended by a signal or the connection is lost.
         """
         if stdin is None:
             self._channel.shutdown_write()
@@ -152,7 +152,7 @@ class RemoteCommand:
         return CommandResult(code)
 
     def hang_up(self) -> None:
-        """Send SIGHUP to all that the command has started in its process group, and let go of it."""
+        """Send SIGHUP to all processes in the command's process group, and close its channel."""
         with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
             self._signal("HUP")
         self._channel.close()
@@ -174,7 +174,7 @@ class RemoteCommand:
         channel.close()
 
     def _pass_on(self, out: Sink, err: Sink) -> None:
-        """Until both streams have ended."""
+        """Relay output until both streams have ended."""
         errors = threading.Thread(target=_copy, args=(self._channel.recv_stderr, err), daemon=True)
         errors.start()
         _copy(self._channel.recv, out)
@@ -183,7 +183,7 @@ class RemoteCommand:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended. ``error`` says why, where ``exit_code`` is none that it has chosen."""
+    """The end of a command. ``error`` says why it was ended, where ``exit_code`` is not its own."""
 
     exit_code: int
     error: str = ""
@@ -197,7 +197,9 @@ def capture(
     server: SshServer = USER,
     timeout: float | None = None,
 ) -> dict[str, str | int]:
-    """Run ``command`` without input; its ``exit_code``, ``stdout`` and ``stderr``, and ``error`` if any."""
+    """Run ``command`` without input. Returns its ``exit_code``, ``stdout`` and ``stderr``, and ``error`` if
+    any.
+    """
     out, err = io.BytesIO(), io.BytesIO()
     with connected(fleet, device, sock, server) as transport:
         result = RemoteCommand(transport, command).run(None, out, err, timeout)
@@ -205,7 +207,7 @@ def capture(
 
 
 def document(result: CommandResult, out: io.BytesIO, err: io.BytesIO) -> dict[str, str | int]:
-    """A result with what was captured, for a program."""
+    """Return a result with the captured output, as a JSON document."""
     error = {"error": result.error} if result.error else {}
     texts = {
         name: text.getvalue().decode(errors="replace") for name, text in (("stdout", out), ("stderr", err))
@@ -227,7 +229,7 @@ def _copy(receive: Callable[[int], bytes], target: Sink) -> None:
 
 
 def shell(transport: paramiko.Transport) -> int:
-    """An interactive shell on this terminal. Returns its exit code. Raises LocalError without a terminal."""
+    """Run an interactive shell on this terminal. Returns its exit code. Raises LocalError without one."""
     if not sys.stdin.isatty():
         raise LocalError("a shell needs a terminal; use 'millpond run DEVICE -- COMMAND'")
     channel = transport.open_session(timeout=CONNECT_SECONDS)
@@ -238,7 +240,7 @@ def shell(transport: paramiko.Transport) -> int:
     previous = signal.signal(signal.SIGWINCH, lambda *_: _resize(channel))
     try:
         tty.setraw(sys.stdin, termios.TCSADRAIN)  # keys typed ahead are kept
-        _converse(channel)
+        _relay_terminal(channel)
     finally:
         signal.signal(signal.SIGWINCH, previous)
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
@@ -250,8 +252,8 @@ def _resize(channel: paramiko.Channel) -> None:
     channel.resize_pty(size.columns, size.lines)
 
 
-def _converse(channel: paramiko.Channel) -> None:
-    """Keys to the device, its output to the terminal, until the shell ends."""
+def _relay_terminal(channel: paramiko.Channel) -> None:
+    """Relay keys to the device and its output to the terminal, until the shell ends."""
     terminal = sys.stdin.fileno()
     while True:
         ready, _, _ = select.select([channel, terminal], [], [])

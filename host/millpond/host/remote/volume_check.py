@@ -1,4 +1,4 @@
-"""Edge (volumes): whether a volume keeps what it promises, as far as the host can see. Changes nothing."""
+"""Edge (volumes): checks whether a volume keeps its promises, as far as the host can see. Changes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNFINISHED = re.compile(r"\..{1,60}\.[0-9a-f]{12}\.part", re.DOTALL)
 _HIDDEN = (errno.ENOENT, errno.EINVAL, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
 _COPYING_SECONDS = 60.0
 _PROBE_SECONDS = 10.0
-_NEVER_TOLD = 1 << 40  # a node that no server has told of
+_UNKNOWN_NODE = 1 << 40  # a node number that no server has issued
 
 _OUT = PRIVATE.encode()
 _PROBES: tuple[tuple[bytes, ...], ...] = (
@@ -43,25 +43,25 @@ _PROBES: tuple[tuple[bytes, ...], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that should not be so, and what to do about it."""
+    """A problem with a volume, and its remedy."""
 
-    what: str
-    todo: str
+    problem: str
+    remedy: str
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.todo}"
+        return f"{self.problem}: {self.remedy}"
 
 
 @dataclass(slots=True)
 class _File:
-    """A file with several names, as it was found, and the names."""
+    """A file with several names: its attributes, and the names found."""
 
     attributes: Attributes
     names: list[str] = field(default_factory=list)
 
 
 class TreeWalk:
-    """Of all that a volume has below ``top``. ``files`` counts what was found, ``findings`` what is wrong."""
+    """Checks all files of a volume below a folder. ``files`` counts them, ``findings`` are the problems."""
 
     def __init__(self, volume: PathFs, clock: Callable[[], float] = time.time) -> None:
         self._volume, self._clock = volume, clock
@@ -70,20 +70,20 @@ class TreeWalk:
         self.findings: list[Finding] = []
 
     def check(self, top: str = PUBLIC) -> None:
-        """Walk. What vanishes meanwhile was not there."""
+        """Walk the tree below ``top``. A file that vanishes meanwhile is no problem."""
         left = [top]
         while left:
             path = left.pop()
             try:
-                left += self._one(path)
+                left += self._check_path(path)
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ESTALE) or path == top:
                     self.findings.append(_unreadable(path, error))
         for inode, file in self._linked.items():
             self._compare(inode, file)
 
-    def _one(self, path: str) -> list[str]:
-        """What is below it."""
+    def _check_path(self, path: str) -> list[str]:
+        """Check one path. Returns the paths below it."""
         found = self._volume.getattr(path)
         self.files += 1
         if stat.S_ISDIR(found.mode):
@@ -92,8 +92,8 @@ class TreeWalk:
             self._linked.setdefault(found.inode, _File(found)).names.append(path)
         idle = self._clock() - found.mtime / 1e9
         if _UNFINISHED.fullmatch(path.rpartition("/")[2]) and idle > _COPYING_SECONDS:
-            what = f"{printable(path)} is an unfinished copy, last written {_age(idle)} ago"
-            self.findings.append(Finding(what, "the same 'millpond cp' goes on with it, or remove it"))
+            problem = f"{printable(path)} is an unfinished copy, last written {_age(idle)} ago"
+            self.findings.append(Finding(problem, "the same 'millpond cp' goes on with it, or remove it"))
         elif stat.S_ISREG(found.mode):
             handle = self._volume.open(path, os.O_RDONLY)
             try:
@@ -105,27 +105,27 @@ class TreeWalk:
         return []
 
     def _compare(self, inode: int, file: _File) -> None:
-        """The link count with the names found, unless they change just now."""
+        """Compare the link count with the names found, unless the file has changed since."""
         if file.attributes.links == len(file.names):
             return
         try:
             now = self._volume.getattr(file.names[0])
-        except OSError:  # it is gone meanwhile
+        except OSError:  # the file is gone meanwhile
             return
         if (now.inode, now.ctime, now.links) != (inode, file.attributes.ctime, file.attributes.links):
             return
-        what = f"{printable(file.names[0])} has {now.links} links, and {len(file.names)} names were found"
-        where = (
+        problem = f"{printable(file.names[0])} has {now.links} links, and {len(file.names)} names were found"
+        remedy = (
             "the others lie in directories that cannot be read here; if all can, check the flash with fsck"
         )
-        self.findings.append(Finding(what, where))
+        self.findings.append(Finding(problem, remedy))
 
 
 def _unreadable(path: str, error: OSError) -> Finding:
-    what = f"{printable(path)} cannot be read: {error.strerror}"
+    problem = f"{printable(path)} cannot be read: {error.strerror}"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return Finding(what, "give the user of the volume's server a right to it on the device")
-    return Finding(what, "look at the flash's health and at the kernel's log on the device")
+        return Finding(problem, "give the user of the volume's server a right to it on the device")
+    return Finding(problem, "look at the flash's health and at the kernel's log on the device")
 
 
 def _age(seconds: float) -> str:
@@ -136,7 +136,7 @@ def _age(seconds: float) -> str:
 
 
 def probe(channel: Channel) -> list[Finding]:
-    """Whether anything leads out of the public part, on a connection for this alone."""
+    """Try to reach files outside the public part, on a connection for this alone. Returns findings."""
     welcome = channel.call(p.SessionHello(os.urandom(16), os.urandom(16)), p.SessionWelcome, _deadline())
     found = []
     for names in _PROBES:
@@ -144,7 +144,7 @@ def probe(channel: Channel) -> list[Finding]:
         if not (isinstance(answer, p.Error) and answer.errno in _HIDDEN):
             path = printable(os.fsdecode(b" > ".join(names)))
             found.append(Finding(f"the host gets '{answer.NAME}' for {path}", _LEAK))
-    for request in (p.GetAttributes(_NEVER_TOLD), p.ReadFile(_NEVER_TOLD, 1, 0)):
+    for request in (p.GetAttributes(_UNKNOWN_NODE), p.ReadFile(_UNKNOWN_NODE, 1, 0)):
         if not isinstance(_answer(channel, request), p.Error):
             found.append(Finding("the host may guess the numbers of files", _LEAK))
     channel.call(p.Goodbye(), p.Done, _deadline())
@@ -165,8 +165,10 @@ def _answer(channel: Channel, request: Message) -> Message:
     return answer
 
 
-def of_status(status: StatusIs) -> Iterator[Finding]:
-    """What a server's report says of its promises, just after another one has put the quota's books right."""
+def check_status(status: StatusIs) -> Iterator[Finding]:
+    """Check a server's status, which was asked for just after another one had corrected the quota's
+    accounting.
+    """
     if not status.device:
         yield Finding(
             "the device's own mount has not reported to the server, so that the host keeps nothing",
@@ -180,7 +182,7 @@ def of_status(status: StatusIs) -> Iterator[Finding]:
             )
     if status.wrong:
         yield Finding(
-            f"the quota's books were wrong by {status.wrong} bytes just after they were put right",
+            f"the quota's accounting was wrong by {status.wrong} bytes just after they were put right",
             "if nothing on the device writes public files, report it",
         )
     if status.quota is not None and status.used is not None and status.used > status.quota:

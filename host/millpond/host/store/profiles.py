@@ -1,4 +1,4 @@
-"""Edge (files): what the workers of a job were measured to do, kept with the job."""
+"""Edge (files): the measured curves of a job's workers, as a file in the job's directory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _NAME = "curves.json"
 
 
 def write_curves(directory: Path, curves: Curves) -> None:
-    """Keep them with the job in ``directory``. Raises OSError."""
+    """Write the curves of the job in ``directory``. Raises OSError."""
     fresh = directory / f".{_NAME}"
     fresh.write_text(json.dumps(schema.dump(curves)))
     fresh.rename(directory / _NAME)
 
 
 def read_curves(directory: Path) -> Curves | None:
-    """Those that were kept, if any were."""
+    """Return the curves of the job in ``directory``, None without any."""
     path = directory / _NAME
     return schema.load(Curves, json.loads(path.read_text()), _NAME) if path.exists() else None

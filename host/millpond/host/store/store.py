@@ -1,4 +1,4 @@
-"""Edge (SQLite): the record of devices, jobs and rounds. What is in it has happened."""
+"""Edge (SQLite): the store of devices, jobs and rounds. A stored round is final."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ PRAGMA user_version = 1;
 
 
 class Store:
-    """The database. Safe to use from several threads."""
+    """The fleet's database. Safe to use from several threads. Methods raise LocalError, for example at a full
+    disk.
+    """
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
@@ -58,7 +60,7 @@ class Store:
                 with self._begun():
                     yield self._db
             except sqlite3.Error as error:
-                raise LocalError(f"the fleet's record: {error}") from error
+                raise LocalError(f"the fleet's database: {error}") from error
 
     @contextlib.contextmanager
     def _begun(self) -> Iterator[None]:
@@ -71,14 +73,14 @@ class Store:
         self._db.execute("COMMIT")
 
     def saw_device(self, name: str, boot: str, software: str) -> None:
-        """Note that a device has answered."""
+        """Store that a device has answered."""
         with self._transaction() as db:
             db.execute(
                 "INSERT OR REPLACE INTO devices VALUES (?, ?, ?, ?)", (name, boot, software, time.time())
             )
 
     def add_job(self, job: Job, code: dict[str, str]) -> int:
-        """Record a new running job; returns its number."""
+        """Store a new running job; returns its number."""
         with self._transaction() as db:
             cursor = db.execute(
                 "INSERT INTO jobs (name, job, code, state, created) VALUES (?, ?, ?, ?, ?)",
@@ -87,12 +89,12 @@ class Store:
             return int(cursor.lastrowid or 0)
 
     def set_plan(self, number: int, plan: JobPlan) -> None:
-        """Record what a job has settled."""
+        """Store the plan that a job keeps when it resumes."""
         with self._transaction() as db:
             db.execute("UPDATE jobs SET plan = ? WHERE id = ?", (json.dumps(schema.dump(plan)), number))
 
     def end_job(self, number: int, state: JobState, *, error: str = "", model: str = "") -> None:
-        """Record how a job ended."""
+        """Store how a job ended."""
         with self._transaction() as db:
             db.execute(
                 "UPDATE jobs SET state = ?, error = ?, model = ?, ended = ? WHERE id = ?",
@@ -100,18 +102,18 @@ class Store:
             )
 
     def jobs(self) -> list[JobRow]:
-        """All jobs, oldest first."""
+        """Return all jobs, oldest first."""
         with self._transaction() as db:
             return [_job_row(row) for row in db.execute("SELECT * FROM jobs ORDER BY id")]
 
     def job(self, number: int) -> JobRow | None:
-        """One job, if it is there."""
+        """Return one job, None for an unknown number."""
         with self._transaction() as db:
             row = db.execute("SELECT * FROM jobs WHERE id = ?", (number,)).fetchone()
             return _job_row(row) if row else None
 
     def add_round(self, job: int, result: Round) -> None:
-        """Record a finished round. From here on the job resumes after it."""
+        """Store a finished round. From here on the job resumes after it."""
         kept = ("workers", "missing", "tunnel", "joules", "energy")
         detail = json.dumps({key: getattr(result, key) for key in kept})
         values = (job, result.round, result.accuracy, result.loss, result.seconds, result.samples, detail)
@@ -119,20 +121,20 @@ class Store:
             db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
     def set_profile(self, work: str, profile: Profile) -> None:
-        """Keep what a worker's steps of some ``work`` (a fingerprint) were measured to take."""
+        """Store the profile of a worker for some ``work`` (a fingerprint)."""
         with self._transaction() as db:
             values = (profile.worker, work, json.dumps(schema.dump(profile)))
             db.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", values)
 
     def profile(self, worker: str, work: str) -> Profile | None:
-        """What was kept, if anything."""
+        """Return the stored profile of a worker for some ``work``, None without one."""
         with self._transaction() as db:
             query = "SELECT profile FROM profiles WHERE worker = ? AND work = ?"
             row = db.execute(query, (worker, work)).fetchone()
             return schema.load(Profile, json.loads(row["profile"]), "profile", strict=False) if row else None
 
     def rounds(self, job: int) -> list[Round]:
-        """The finished rounds of a job, in order."""
+        """Return the finished rounds of a job, in order."""
         with self._transaction() as db:
             rows = db.execute("SELECT * FROM rounds WHERE job = ? ORDER BY round", (job,))
             return [_round(row) for row in rows]

@@ -1,4 +1,4 @@
-"""Edge (the terminal): what people see: tables and a live view of a job; JSON for programs."""
+"""Edge (the terminal): tables and a live view of a job for users; JSON for programs."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ COLOURS = {
 
 
 def console() -> Console:
-    """Where tables go; wide enough for a whole row when it is not a terminal."""
+    """Return the console for tables; wide enough for a whole row when it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
 
 
 def quiet_console() -> Console:
-    """A console that shows nothing, where standard output is for a program."""
+    """Return a console that shows nothing, where standard output is for a program."""
     return Console(quiet=True)
 
 
 def print_json(value: object) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document on standard output."""
     print(json.dumps(dump(value), indent=2, default=_plain, allow_nan=False))
 
 
@@ -53,7 +53,7 @@ def _plain(value: object) -> Any:
 
 
 def size(count: float) -> str:
-    """A number of bytes for people: 512 B, 1.4 MB."""
+    """Format a number of bytes: 512 B, 1.4 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -62,12 +62,12 @@ def size(count: float) -> str:
 
 
 def state(name: str) -> Text:
-    """A state in its colour."""
+    """Return a state in its colour."""
     return Text(name, COLOURS.get(name, ""))
 
 
 def devices(infos: Sequence[DeviceInfo]) -> Table:
-    """The table of ``millpond devices``."""
+    """Return the table of ``millpond devices``."""
     metered = any(info.watts is not None for info in infos)
     headings = ["device", "board", "state", "agent", "cores", "cpu", "memory", "flash", "private", "temp"]
     headings += [*(["power"] if metered else []), "jobs", "tunnel to / from"]
@@ -78,7 +78,7 @@ def devices(infos: Sequence[DeviceInfo]) -> Table:
 
 
 def plain(infos: Iterable[DeviceInfo]) -> list[str]:
-    """What to say below that table of devices whose private data lie on the flash as they are."""
+    """Return the lines below the table of devices that name devices with unencrypted private data."""
     names: dict[str, list[str]] = {}
     for info in infos:
         if info.welcome and not info.welcome.at_rest.cipher:
@@ -114,7 +114,7 @@ def _share(used: int, total: int) -> str:
 
 
 def jobs(infos: Iterable[JobInfo]) -> Table:
-    """The table of ``millpond jobs``."""
+    """Return the table of ``millpond jobs``."""
     table = Table(
         "id", "job", "state", "round", "accuracy", "", box=None, pad_edge=False, header_style="bold"
     )
@@ -128,7 +128,9 @@ def jobs(infos: Iterable[JobInfo]) -> Table:
 
 
 def curves(found: Curves) -> Table:
-    """The table of ``millpond profile``: samples per second and memory by batch, the planned batch marked."""
+    """Return the table of ``millpond profile``: samples per second and memory by batch, the planned one
+    marked.
+    """
     headings = ("worker", "kind", "batch", "seconds", "samples/s", "memory", "")
     table = Table(*headings, box=None, pad_edge=False, header_style="bold")
     for profile in found.profiles:
@@ -155,8 +157,8 @@ NARROW = 110
 
 
 class JobView:
-    """A job as it goes: a live table on a terminal, a line for each round elsewhere. ``unit`` is what a round
-    is called in it.
+    """A job as it runs: a live table on a terminal, a line for each round elsewhere. ``unit`` names a round
+    in the table's head.
     """
 
     def __init__(self, output: Console, devices: Sequence[str], unit: str = "round") -> None:
@@ -197,7 +199,7 @@ class JobView:
         for progress in progresses:
             info = progress.info
             for line in progress.lines:
-                if not line.startswith("round") and line != info.error:  # the table and the error tell those
+                if not line.startswith("round") and line != info.error:  # the table and the error show those
                     self._console.print(Text(line, "dim"), soft_wrap=live is None)
             for result in progress.rounds:
                 self._show(result, live)

@@ -1,4 +1,4 @@
-"""Edge (a thread): one worker of a synchronous job at work: tasks go in, answers come out."""
+"""Edge (a thread): the dispatcher of one worker of a synchronous job: tasks go in, answers come out."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ log = logging.getLogger(__name__)
 Samples = tuple[tuple[int, ...], ...]
 """Indices of samples, by folder of a worker."""
 LONGEST_SECONDS = 60.0
-"""For a task, unless more is planned for it; who hangs is found out sooner."""
+"""Time limit of a task, unless its plan is longer; a worker that hangs is noticed sooner."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradientTask:
-    """Gradients that a worker is to compute at ``state``."""
+    """A request for gradients at ``state``."""
 
     request: Compute
     state: ModelState
 
     @property
     def samples(self) -> int:
-        """How many it is for."""
+        """The number of samples of the task."""
         return sum(map(len, self.request.samples))
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:
-    """A task is done: ``sums`` are there until the worker has another, in memory where a process on the host
-    could still change them, to its own job's harm. ``seconds`` are what passed between task and answer here.
+    """The answer to a task. ``sums``, float32 [size], stay until the worker's next task, in memory that a
+    process of the same job on the host could still change. ``seconds`` passed here between task and answer.
     """
 
-    link: Dispatcher
+    dispatcher: Dispatcher
     task: GradientTask
     computed: Computed
     sums: Vector
@@ -50,17 +50,17 @@ class WorkerAnswer:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoss:
-    """A worker is lost, and its task with it; for good, if what it says or sends is no good to the job."""
+    """The loss of a worker and its task; ``for_good`` if the answer was wrong and no retry mends it."""
 
-    link: Dispatcher
+    dispatcher: Dispatcher
     task: GradientTask
     reason: str
     for_good: bool
 
 
 class Dispatcher:
-    """Hands tasks to ``worker``; what comes of them goes into ``events``. ``task`` is what it is at; whoever
-    takes the answer sets it to None.
+    """Sends tasks to ``worker`` and puts answers and losses into ``events``. ``task`` is the task under way;
+    the consumer of its answer sets ``task`` to None.
     """
 
     def __init__(
@@ -70,26 +70,28 @@ class Dispatcher:
         self.task: GradientTask | None = None
         self._events = events
         self._tasks: queue.SimpleQueue[tuple[GradientTask, float, float] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=f"link {worker.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"dispatcher {worker.name}", daemon=True)
         self._thread.start()
 
     def begin(self, task: GradientTask, seconds: float = LONGEST_SECONDS) -> None:
-        """Give the worker a task, and so much time; the answer to its last must have been taken."""
+        """Send the worker a task, to be done in ``seconds``; the answer to the last task must have been
+        consumed.
+        """
         self.task = task
         self._tasks.put((task, time.monotonic(), seconds))
 
     def end(self) -> None:
-        """No more tasks; the worker is the caller's again."""
+        """Accept no more tasks; the worker is the caller's again."""
         self._tasks.put(None)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while (given := self._tasks.get()) is not None:
-            event = self._do(*given)
+            event = self._run_task(*given)
             self._events.put(event)
             if isinstance(event, WorkerLoss):
                 return
 
-    def _do(self, task: GradientTask, began: float, allowed: float) -> WorkerAnswer | WorkerLoss:
+    def _run_task(self, task: GradientTask, began: float, allowed: float) -> WorkerAnswer | WorkerLoss:
         try:
             computed, sums = self.worker.compute(task.request, task.state, Deadline.after(allowed))
             seconds = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""Edge (a process): who keeps the model of a synchronous job and its optimizer, on the host."""
+"""Edge (a process): the parameter server: the model of a synchronous job and its optimizer, on the host."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from millpond.wire.messages import Ok
 
 
 class ParameterServer(HostProcess):
-    """Applies means of gradients to the model, and scores it. ``state`` is the model's at present, and
-    ``mean`` is where ``apply`` finds its mean, both in memory that the process shares.
+    """Applies means of gradients to the model, and scores it. ``state`` is the present state of the model and
+    ``mean`` the input of ``apply``, both in memory that the process shares.
     """
 
     state: ModelState
@@ -45,15 +45,15 @@ class ParameterServer(HostProcess):
         self.state = self._states[0]
 
     def begin(self, deadline: Deadline) -> None:
-        """``state`` becomes the seeded first one."""
+        """Set ``state`` to the seeded first state."""
         self._connected.call(GetInitial(), Initial, deadline)
 
-    def apply(self, factor: float, held: AbstractSet[ModelState], deadline: Deadline) -> float:
-        """One step of the optimizer with ``mean``, at ``factor`` times its own rate. It changes ``state``,
-        unless that is ``held``: then ``state`` is a new one. Returns the seconds of the step.
+    def apply(self, factor: float, in_use: AbstractSet[ModelState], deadline: Deadline) -> float:
+        """Take one step of the optimizer with ``mean``, at ``factor`` times its own rate. Changes ``state``
+        in place, unless it is ``in_use``: then ``state`` is a new one. Returns the optimizer's seconds.
         """
-        free = [number for number, state in enumerate(self._states) if state not in held]
-        number = free[0] if self.state in held else self._states.index(self.state)
+        free = [number for number, state in enumerate(self._states) if state not in in_use]
+        number = free[0] if self.state in in_use else self._states.index(self.state)
         applied = self._connected.call(Apply(factor, number), StepApplied, deadline)
         self.state = self._states[number]
         return applied.seconds
@@ -64,15 +64,15 @@ class ParameterServer(HostProcess):
         state: ModelState,  # noqa: ARG002 - a Worker's
         deadline: Deadline,  # noqa: ARG002
     ) -> tuple[Computed, Vector]:
-        """See Worker: none."""
+        """Raise ProtocolError: a parameter server computes no gradients."""
         raise ProtocolError(f"{self.name} keeps the model, and computes no part of step {request.step}")
 
     def score(self, folder: str, deadline: Deadline) -> Score:
-        """How good ``state`` is on the held-out samples in ``folder``."""
+        """Score ``state`` on the held-out samples in ``folder``."""
         return self._connected.call(Evaluate(folder), Score, deadline)
 
     def momentum(self, deadline: Deadline) -> tuple[tuple[Tensor, ...], Vector]:
-        """What the optimizer remembers, float32 [size]."""
+        """Return the optimizer's tensors and their values, float32 [size]."""
         self._connected.send(GetMomentum(), deadline)
         momentum = self._connected.expect(Momentum, deadline, payload=None)
         values = np.empty(momentum.size, np.float32)
@@ -82,6 +82,6 @@ class ParameterServer(HostProcess):
     def restore(
         self, state: Vector, tensors: tuple[Tensor, ...], momentum: Vector, deadline: Deadline
     ) -> None:
-        """Go on from a state and what the optimizer remembered then."""
+        """Resume from a state and the optimizer's tensors of the same step."""
         self.state.values[:] = state
         self._connected.call(Restore(tensors), Ok, deadline, momentum.data)

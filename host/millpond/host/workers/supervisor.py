@@ -1,4 +1,4 @@
-"""Edge: one worker's part in a job: prepares in the background, and comes back after a loss."""
+"""Edge: the supervisor of one worker of a job: prepares it in the background, and again after a loss."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ LOSSES = 3
 
 
 class WorkerSupervisor:
-    """Keeps a worker prepared, in a thread of its own.
+    """Keeps one worker prepared, in a thread of its own.
 
-    ``make`` gives a new worker when its device is there, None while it is not; ``admit`` says why a prepared
-    worker does not fit in the job, or nothing. A worker that cannot prepare
-    because of the job itself (missing data, a model that raises), or is lost three times in a row while it
-    prepares, is out of the job: ``failure`` says why.
+    ``new_worker`` returns an unprepared worker, or None while its device is absent; ``admit`` returns the
+    reason for refusing a prepared worker, or "". A worker is out of the job, with ``failure`` as the reason,
+    if the job itself keeps it from preparing (missing data, a model that raises), or if it is lost LOSSES
+    times in a row while it prepares.
     """
 
     def __init__(
-        self, name: str, make: Callable[[], Worker | None], admit: Callable[[Ready], str] = lambda _ready: ""
+        self,
+        name: str,
+        new_worker: Callable[[], Worker | None],
+        admit: Callable[[Ready], str] = lambda _ready: "",
     ) -> None:
-        self.name, self._make, self._admit = name, make, admit
+        self.name, self._new_worker, self._admit = name, new_worker, admit
         self.failure = ""
         self.ready: Ready | None = None
         self._worker: Worker | None = None
@@ -42,11 +45,11 @@ class WorkerSupervisor:
         self._thread = threading.Thread(target=self._keep_prepared, name=f"worker {name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to prepare."""
+        """Begin to prepare the worker."""
         self._thread.start()
 
-    def wait_settled(self, deadline: Deadline) -> bool:
-        """Wait until it is prepared or out of the job for good; False if the deadline passes first."""
+    def wait_prepared(self, deadline: Deadline) -> bool:
+        """Wait until the worker is prepared or out of the job; False if the deadline passes first."""
         with self._changed:
             while not self._prepared and not self.failure and not self._stopped:
                 if deadline.passed:
@@ -56,32 +59,32 @@ class WorkerSupervisor:
 
     @property
     def worker(self) -> Worker | None:
-        """The prepared worker, if there is one now."""
+        """The prepared worker, None while there is none."""
         with self._changed:
             return self._worker if self._prepared else None
 
     @property
     def reason(self) -> str:
-        """Why there is no prepared worker."""
+        """The reason for having no prepared worker."""
         with self._changed:
             return self.failure or self._lost or "not ready"
 
     def lose(self, worker: Worker, reason: str) -> None:
-        """Give ``worker`` up; another is prepared as soon as can be."""
+        """Close ``worker``, which was lost, and prepare another as soon as possible."""
         with self._changed:
             if self._worker is worker:
                 self._worker, self._prepared, self._lost, self.ready = None, False, reason, None
                 self._changed.notify_all()
         worker.close()
 
-    def expel(self, worker: Worker, reason: str) -> None:
-        """Give ``worker`` up, for good: what it says or sends is no good to the job."""
+    def ban(self, worker: Worker, reason: str) -> None:
+        """Close ``worker`` and prepare no other: its answers are of no use to the job."""
         with self._changed:
             self.failure = self.failure or reason
         self.lose(worker, reason)
 
     def stop(self) -> None:
-        """Leave the job, also in the middle of preparing."""
+        """Leave the job, also while the worker prepares."""
         with self._changed:
             self._stopped = True
             worker, self._worker, self._prepared = self._worker, None, False
@@ -105,12 +108,12 @@ class WorkerSupervisor:
     def _prepare(self) -> bool:
         worker = None
         try:
-            worker = self._make()
+            worker = self._new_worker()
             if worker is None or not self._adopt(worker):
                 return False
             ready = worker.prepare(Deadline.after(PREPARE_SECONDS))
-            if complaint := self._admit(ready):
-                raise Refused("", "data", complaint)
+            if refusal := self._admit(ready):
+                raise Refused("", "data", refusal)
         except Exception as error:
             if not isinstance(error, (MillpondError, OSError)):
                 log.exception("worker %s: internal error", self.name)
@@ -125,7 +128,7 @@ class WorkerSupervisor:
         return False
 
     def _adopt(self, worker: Worker) -> bool:
-        """Make it this one's worker, unless it has left the job meanwhile."""
+        """Make ``worker`` the current one, unless the supervisor was stopped meanwhile."""
         with self._changed:
             if not self._stopped:
                 self._worker = worker

@@ -1,4 +1,4 @@
-"""Edge: workers as the coordinator sees them, alike whether they run on a device or on the host itself."""
+"""Edge: workers as the daemon sees them, with one interface on a device and on the host itself."""
 
 from __future__ import annotations
 
@@ -44,23 +44,25 @@ LOCAL_LIMITS = Limits(head=4 << 20, payload=1 << 34)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelState:
-    """A model's state in shared memory. It does not change while a worker's task has it."""
+    """A model's state in shared memory. It does not change during a task that computes at it."""
 
     memory: memory.SharedSlice
 
     @property
     def values(self) -> Vector:
-        """As float32 [size]."""
+        """The state as float32 [size]."""
         return np.frombuffer(self.memory.data, np.float32)
 
     @property
     def number(self) -> int:
-        """Of the states in its memory."""
+        """The index of the state in its shared memory."""
         return self.memory.start // self.memory.size
 
 
 class Worker(Protocol):
-    """Prepares once, then trains round after round. Every call may raise RemoteError; then close it."""
+    """A process that trains: prepares once, then trains round after round. Every call may raise RemoteError;
+    then close it.
+    """
 
     name: str
 
@@ -68,20 +70,20 @@ class Worker(Protocol):
         """Build the model and load the data."""
 
     def train(self, round_number: int, state: Vector, deadline: Deadline) -> Trained:
-        """Train from ``state``. The new state is then waiting to be received."""
+        """Train from ``state``. The new state must then be received with ``receive_state``."""
 
     def receive_state(self, into: Vector, deadline: Deadline) -> None:
         """Receive the state that ``train`` has announced."""
 
     def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
-        """Compute gradients at ``state``. Returns their sums, which are there until it is called again."""
+        """Compute gradients at ``state``. Returns their sums, valid until the next call."""
 
     def close(self) -> None:
         """End the worker."""
 
 
 class _ChannelWorker:
-    """What both kinds share: the conversation once there is a channel for parameters."""
+    """A worker behind a channel that carries requests and parameters."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -109,7 +111,7 @@ class _ChannelWorker:
 
 
 class DeviceWorker(_ChannelWorker):
-    """A worker on a device. It lives as long as its control connection."""
+    """A worker on a device. The agent ends the worker when the control connection ends."""
 
     def __init__(self, device: Device, request: PrepareWorker) -> None:
         super().__init__(device.name)
@@ -151,9 +153,9 @@ class DeviceWorker(_ChannelWorker):
 
 
 class HostProcess(_ChannelWorker):
-    """A process of a job on the host, a fork of ``zygote``. It runs a user's model, so it sees only
-    ``readable`` and programs, and has no network and no capabilities.
-    ``states`` is the descriptor of the memory where a synchronous job's keeper keeps states.
+    """A process of a job on the host, a fork of ``zygote``. It runs a user's model, so it can read only
+    ``readable`` and programs, and has no network and no capabilities. ``states`` is the descriptor of the
+    memory in which a synchronous job's parameter server has its states.
     """
 
     def __init__(
@@ -195,11 +197,11 @@ class HostProcess(_ChannelWorker):
 
     @property
     def pid(self) -> int:
-        """Of the outermost of its processes."""
+        """The process id of the outermost process of the sandbox."""
         return self._process.pid
 
     def _map(self) -> None:
-        """Map the vectors that it shares. Raises ValueError if they are not as they should be."""
+        """Map the vectors that the process shares. Raises ValueError if their sizes are wrong."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -222,7 +224,7 @@ class LocalWorker(HostProcess):
         return _checked(computed, request, self.name), self._sums
 
     def initial(self, into: Callable[[int], Vector], deadline: Deadline) -> Vector:
-        """The seeded first state, in the vector that ``into`` makes for its size."""
+        """Receive the seeded first state into the vector that ``into`` makes for its size."""
         state = into(self._size)
         self._connected.send(GetInitial(), deadline)
         self._connected.expect(Initial, deadline, payload=4 * self._size)

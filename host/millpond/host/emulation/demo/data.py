@@ -1,4 +1,4 @@
-"""Edge (files): the digits of scikit-learn, divided among devices as private data would be."""
+"""Edge (files): the digits of scikit-learn, divided among devices as private and public data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DigitSamples:
     labels: NDArray[np.int64]
 
     def take(self, which: NDArray[np.int64]) -> DigitSamples:
-        """Some of them."""
+        """Return the samples at some indices."""
         return DigitSamples(self.images[which], self.labels[which])
 
 
@@ -39,7 +39,7 @@ class Division:
 
 
 def load() -> DigitSamples:
-    """All 1,797 images."""
+    """Load all 1,797 images."""
     from sklearn.datasets import load_digits  # slow to import, and only the demo needs it
 
     digits = load_digits()
@@ -47,7 +47,9 @@ def load() -> DigitSamples:
 
 
 def divide(samples: DigitSamples, devices: int, seed: int) -> Division:
-    """Test set and public share at random; the rest by class in Dirichlet shares, so that devices differ."""
+    """Divide samples: test set and public share at random; the rest by class in Dirichlet shares, so that
+    devices differ.
+    """
     random = np.random.default_rng(seed)
     order = random.permutation(len(samples.labels))
     test, public, rest = np.split(order, [TEST, TEST + PUBLIC])

@@ -1,4 +1,4 @@
-"""Entry: the demo: prepares a fleet with private data, and runs the main job inside an emulated machine."""
+"""Entry: the demo: prepares a fleet with private data, and runs the demo's steps in an emulated machine."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _MARK = "demo.lock"
 
 
 def run(directory: Path, seed: int) -> int:
-    """Everything, from nothing to the report. Returns an exit code."""
+    """Run the demo from nothing to the report. Returns an exit code."""
     machine.check_prerequisites()
     directory = directory.absolute()
-    os.umask(0o022)  # the devices' users must be able to read what is theirs
+    os.umask(0o022)  # the devices' users must be able to read their files
     _check_ours(directory)
     with locked(directory / _MARK, f"a demo runs in {directory}"):
         return _run(directory, seed)
@@ -44,7 +44,7 @@ def _run(directory: Path, seed: int) -> int:
 
 
 def _check_ours(directory: Path) -> None:
-    """Refuse to remove what is not an earlier demo's."""
+    """Raise LocalError if the directory holds files that are not an earlier demo's."""
     if directory.exists() and any(directory.iterdir()) and not (directory / _MARK).exists():
         raise LocalError(f"{directory} holds something that is not a demo; choose another place with --in")
     directory.mkdir(parents=True, exist_ok=True)
@@ -58,18 +58,19 @@ def _clear(directory: Path) -> None:
 
 
 def _example(name: str) -> Path:
-    """An example job: inside the package once installed, beside it in a checkout."""
+    """Return an example job's path: inside the package once installed, beside it in a checkout."""
     package = Path(str(resources.files("millpond.train")))
     installed = package / "examples" / name
     return installed if installed.exists() else package.parents[1] / "examples" / name
 
 
 def _write_data(fleet: Fleet, directory: Path, seed: int) -> None:
-    """The test set on the host; private and public samples as files on each device's flash, with markers.
+    """Write the test set on the host, and each device's private and public samples to its flash, with
+    markers.
 
     Canaries are a text in the private data files, in a note beside them and in a file's name, and one private
-    image, as its file holds it and as a worker computes with it. The tracer is a text in a public file, as
-    the control that shows that the search finds what it looks for.
+    image, as its file holds it and as a worker computes with it. The tracer is a text in a public file: the
+    control which shows that the search finds its markers.
     """
     marks = random.Random(seed)  # noqa: S311 - marks, not secrets
     division = data.divide(data.load(), len(DEVICES), seed)
@@ -87,6 +88,6 @@ def _write_data(fleet: Fleet, directory: Path, seed: int) -> None:
 
 
 def _image_canaries(image: NDArray[np.uint8]) -> dict[str, str]:
-    """The bytes of an image in its file, and as the float32 values that a worker trains on."""
+    """Return an image's bytes as its file has them, and as the float32 values that a worker trains on."""
     scaled = image.astype(np.float32) / 255
     return {"image": f"hex:{image.tobytes().hex()}", "image-float32": f"hex:{scaled.tobytes().hex()}"}

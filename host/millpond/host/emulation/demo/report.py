@@ -1,4 +1,4 @@
-"""Edge (files): the demo's report: JSON, a picture of the accuracy, and what a person reads."""
+"""Edge (files): the demo's report: JSON, a plot of the accuracy, and text for the terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CANARY_BYTES = {"text": 31, "image": 64, "image-float32": 256}
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the demo has seen."""
+    """The observations of a demo, from which its report is made."""
 
     job: JobInfo
     rounds: Sequence[Round]
@@ -36,7 +36,7 @@ class Facts:
 
 
 def build(facts: Facts, directory: Path, tracer: str) -> dict[str, Any]:
-    """The report; also writes ``report.json``, ``model.safetensors`` and ``accuracy.png``."""
+    """Return the report; also write ``report.json``, ``model.safetensors`` and ``accuracy.png``."""
     ledgers = facts.ledgers.values()
     kinds = {kind for ledger in ledgers for kind in ledger.sent}
     names = sorted({name for ledger in ledgers for name in ledger.canaries} - {tracer})
@@ -92,7 +92,7 @@ def _draw(rounds: Sequence[Round], path: Path) -> None:
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:
-    """Print the report for a person."""
+    """Print the report on a terminal."""
     console.rule("report")
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in _lines(report):

@@ -31,7 +31,7 @@ ACCURACY = 0.95
 
 
 def run(directory: Path, seed: int) -> int:
-    """Train, look around, report. Returns an exit code."""
+    """Train, inspect the devices, report. Returns an exit code."""
     die_with_parent(signal.SIGKILL)
     accept_signals()
     started = time.monotonic()
@@ -53,7 +53,7 @@ def run(directory: Path, seed: int) -> int:
 
 
 def _wait_for_fleet(fleet: Path, console: Console) -> DaemonClient:
-    """A client, once the daemon answers and all devices are ready. Raises RemoteError."""
+    """Return a client, once the daemon answers and all devices are ready. Raises RemoteError."""
     deadline = time.monotonic() + START_SECONDS
     client, states = None, "the daemon does not answer"
     with console.status("switching on a host and 3 emulated devices"):
@@ -83,7 +83,7 @@ def _train(fleet: Path, job_file: Path, seed: int, console: Console) -> tuple[Jo
 
 
 def _ssh(fleet: Path, device: str) -> dict[str, Any]:
-    """What a user sees on a device, and what they are refused."""
+    """Run two commands as a user on a device: one that is allowed, one that must be refused."""
     results: dict[str, Any] = {"device": device}
     for name, command in (("command", COMMAND), ("private", "ls /volume/private /flash")):
         with DaemonClient(fleet) as client, client.dial(device, SSH_PORT) as sock:
@@ -113,7 +113,7 @@ def _list_volume(fleet: Path, device: str, mountpoint: Path) -> dict[str, Any]:
 
 
 def _verdict(report: dict[str, Any]) -> int:
-    """0 if the demo has shown what it is there to show."""
+    """Return 0 if the report fulfils the demo's promises, else print the failures and return 1."""
     failures = [
         text
         for wrong, text in (

@@ -1,7 +1,7 @@
-"""Edge (threads): one round of federated averaging: all workers train from one state, the answers are summed.
+"""Edge (threads): one round of federated averaging: sends one state to all workers, sums their updates.
 
-An update counts whole or not at all: it is received into a buffer of its own, checked, and only then added.
-There are few such buffers however many workers, so memory stays at a few models.
+An update counts whole or not at all: it is received into a buffer, checked, and only then added. The buffers
+are few however many workers there are, so memory stays at a few models.
 """
 
 from __future__ import annotations
@@ -29,87 +29,87 @@ SLOWEST = 1e6  # bytes per second
 
 
 class ReceiveBuffers:
-    """The buffers that updates are received into."""
+    """A pool of BUFFERS buffers, float32 [size], into which updates are received."""
 
     def __init__(self, size: int) -> None:
         self._free: queue.SimpleQueue[Vector] = queue.SimpleQueue()
         for _ in range(BUFFERS):
             self._free.put(np.empty(size, np.float32))
 
-    def take(self, deadline: Deadline) -> Vector:
-        """A buffer of this caller's own. Raises DeadlineExceeded."""
+    def acquire(self, deadline: Deadline) -> Vector:
+        """Return a buffer that is the caller's alone until ``release``. Raises DeadlineExceeded."""
         try:
             return self._free.get(timeout=deadline.remaining())
         except queue.Empty:
             raise DeadlineExceeded("no buffer became free before the deadline") from None
 
-    def give_back(self, buffer: Vector) -> None:
-        """Let others have it."""
+    def release(self, buffer: Vector) -> None:
+        """Return a buffer to the pool."""
         self._free.put(buffer)
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Why a worker's update is not in a round; ``by_job`` if the job itself is at fault."""
+    """The reason for a worker's absence from a round; ``by_job`` if the job's model or data are at fault."""
 
     reason: str
     by_job: bool = False
 
 
 class RoundCollection:
-    """The answers to one round as they come in."""
+    """The collection of one round: updates ``counted``, their ``total``, and workers ``missing``."""
 
     def __init__(
-        self, number: int, state: Vector, total: ExactSum, staging: ReceiveBuffers, deadline: Deadline
+        self, number: int, state: Vector, total: ExactSum, buffers: ReceiveBuffers, deadline: Deadline
     ) -> None:
         self.number, self.total = number, total
         self.counted: dict[str, Trained] = {}
         self.missing: dict[str, Missing] = {}
-        self._state, self._staging, self._deadline = state, staging, deadline
+        self._state, self._buffers, self._deadline = state, buffers, deadline
         self._lock = threading.Lock()
         self._closed = False
 
-    def run(self, participants: Sequence[WorkerSupervisor]) -> None:
-        """Ask all who are there; return when all have answered or the deadline has passed."""
-        asked = [(participant, participant.worker) for participant in participants]
+    def run(self, supervisors: Sequence[WorkerSupervisor]) -> None:
+        """Ask all prepared workers; return when all have answered or the deadline has passed."""
+        asked = [(supervisor, supervisor.worker) for supervisor in supervisors]
         threads = []
-        for participant, worker in asked:
+        for supervisor, worker in asked:
             if worker is None:
-                self.missing[participant.name] = Missing(participant.reason, bool(participant.failure))
+                self.missing[supervisor.name] = Missing(supervisor.reason, bool(supervisor.failure))
                 continue
-            thread = threading.Thread(target=self._ask, args=(participant, worker), daemon=True)
+            thread = threading.Thread(target=self._collect, args=(supervisor, worker), daemon=True)
             thread.start()
             threads.append(thread)
         for thread in threads:
-            thread.join()  # every wait in _ask ends with the deadline
+            thread.join()  # every wait in _collect ends with the deadline
         with self._lock:
             self._closed = True
 
-    def _ask(self, participant: WorkerSupervisor, worker: Worker) -> None:
-        name = participant.name
+    def _collect(self, supervisor: WorkerSupervisor, worker: Worker) -> None:
+        name = supervisor.name
         try:
             trained = worker.train(self.number, self._state, self._deadline)
-            if participant.ready is None or trained.samples != participant.ready.samples:
+            if supervisor.ready is None or trained.samples != supervisor.ready.samples:
                 raise ProtocolError(f"{name} says that it trained on {trained.samples} samples")
-            buffer = self._staging.take(self._deadline)
+            buffer = self._buffers.acquire(self._deadline)
             try:
-                # A buffer is not held for a worker that is stuck: others wait for it.
+                # A worker that is stuck must not keep a buffer: other workers wait for one.
                 seconds = TRANSFER_SECONDS + buffer.nbytes / SLOWEST
                 worker.receive_state(buffer, self._deadline.earlier(seconds))
                 self._count(name, trained, buffer)
             finally:
-                self._staging.give_back(buffer)
+                self._buffers.release(buffer)
         except RefusedUpdate as error:
             self._miss(name, Missing(str(error)))
         except Refused as error:
             self._miss(name, Missing(str(error), by_job=error.code in ("data", "model")))
             if error.code == "worker":
-                participant.lose(worker, str(error))
+                supervisor.lose(worker, str(error))
         except Exception as error:
             if not isinstance(error, MillpondError):
                 log.exception("worker %s: internal error", name)
             self._miss(name, Missing(str(error)))
-            participant.lose(worker, str(error))
+            supervisor.lose(worker, str(error))
 
     def _count(self, name: str, trained: Trained, update: Vector) -> None:
         with self._lock:

@@ -1,7 +1,7 @@
-"""Edge: one job from its first round to its model: federated averaging, weighted by samples.
+"""Edge: federated averaging (FedAvg) of one job, from its first round to its model, weighted by samples.
 
-A round's state is saved, then the round is recorded; what is recorded has happened. A job that is started
-again goes on after its last recorded round and comes to the same bits.
+A round's state is saved, then the round is stored: a stored round is final. A job that is started again
+resumes after its last stored round and comes to the same bits.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from millpond.train.state import checkpoint
 
 
 class FederatedTrainer:
-    """Runs one job in the calling thread."""
+    """Runs one federated job in the calling thread."""
 
-    def __init__(self, row: JobRow, around: JobContext, stop: threading.Event) -> None:
-        self._row, self._job, self._around = row, row.job, around
+    def __init__(self, row: JobRow, context: JobContext, stop: threading.Event) -> None:
+        self._row, self._job, self._context = row, row.job, context
         self.log = logging.Logger(f"millpond.host.job.{row.id}")  # not kept for ever, as getLogger's are
         self.log.parent = logging.getLogger("millpond.host")
-        self._directory = around.fleet.job_directory(row.id)
-        self._crew = FederatedGroup(row, around, stop, self.log)
+        self._directory = context.fleet.job_directory(row.id)
+        self._group = FederatedGroup(row, context, stop, self.log)
 
     def run(self) -> Path:
-        """Train until the target or the last round. Returns the model's path. Raises JobFailed, Stopped."""
+        """Train to the target or the last round. Returns the model's path. Raises JobFailed, JobStopped."""
         self._directory.mkdir(parents=True, exist_ok=True)
         try:
-            ready, plan = self._crew.prepare()
-            done = self._around.record.rounds(self._row.id)
+            ready, plan = self._group.prepare()
+            done = self._context.store.rounds(self._row.id)
             state, number = self._first_state(done)
-            staging = ReceiveBuffers(ready.size)
+            buffers = ReceiveBuffers(ready.size)
             while not self._finished(done):
                 number += 1
-                state, result = self._round(number, state, ready, plan, staging)
-                self._keep(state, ready, result)
+                state, result = self._round(number, state, ready, plan, buffers)
+                self._save_round(state, ready, result)
                 done.append(result)
             return self._save_model(state, ready, number)
         finally:
@@ -51,11 +51,11 @@ class FederatedTrainer:
 
     def abort(self) -> None:
         """End the job at once, from any thread."""
-        self._crew.stop()
+        self._group.stop()
 
     def _first_state(self, done: list[Round]) -> tuple[Vector, int]:
         if not done:
-            return self._crew.first_state(), 0
+            return self._group.first_state(), 0
         number = done[-1].round
         self.log.info("resumed after round %d", number)
         return checkpoint.load(self._checkpoint(number)).vector, number
@@ -66,44 +66,44 @@ class FederatedTrainer:
         return reached or len(done) >= federated.rounds
 
     def _round(
-        self, number: int, state: Vector, ready: Ready, plan: JobPlan, staging: ReceiveBuffers
+        self, number: int, state: Vector, ready: Ready, plan: JobPlan, buffers: ReceiveBuffers
     ) -> tuple[Vector, Round]:
-        """One round that counts; a round without quorum is tried again. Raises JobFailed, Stopped."""
+        """Run one round; a round without quorum is tried again. Raises JobFailed, JobStopped."""
         for _ in range(TRIES):
-            self._crew.await_quorum()
-            started, before = time.monotonic(), self._around.traffic()
+            self._group.await_quorum()
+            started, before = time.monotonic(), self._context.traffic()
             total = ExactSum(ready.tensors, plan.most_samples)
             deadline = Deadline.after(self._job.federated.deadline)
-            gathering = RoundCollection(number, state, total, staging, deadline)
-            gathering.run(self._crew.trainers())
-            self._crew.check_stop()
-            if self._counts(gathering):
+            collection = RoundCollection(number, state, total, buffers, deadline)
+            collection.run(self._group.trainers())
+            self._group.check_stop()
+            if self._has_quorum(collection):
                 new = total.average()
-                return new, self._result(gathering, self._crew.evaluate(new), started, before)
-        raise JobFailed(f"round {number} found no quorum of {self._crew.quorum} devices in {TRIES} tries")
+                return new, self._result(collection, self._group.evaluate(new), started, before)
+        raise JobFailed(f"round {number} found no quorum of {self._group.quorum} devices in {TRIES} tries")
 
-    def _counts(self, gathering: RoundCollection) -> bool:
-        for name, missing in gathering.missing.items():
-            self.log.warning("round %d goes on without %s: %s", gathering.number, name, missing.reason)
-        counted = sum(name != HOST for name in gathering.counted)
-        by_job = [missing.reason for missing in gathering.missing.values() if missing.by_job]
-        if not gathering.counted and by_job:
+    def _has_quorum(self, collection: RoundCollection) -> bool:
+        for name, missing in collection.missing.items():
+            self.log.warning("round %d goes on without %s: %s", collection.number, name, missing.reason)
+        counted = sum(name != HOST for name in collection.counted)
+        by_job = [missing.reason for missing in collection.missing.values() if missing.by_job]
+        if not collection.counted and by_job:
             raise JobFailed(by_job[0])
-        return counted >= self._crew.quorum
+        return counted >= self._group.quorum
 
-    def _result(self, gathering: RoundCollection, score: Score, started: float, before: Traffic) -> Round:
-        workers = {name: trained.samples for name, trained in sorted(gathering.counted.items())}
-        traffic = since(before, self._around.traffic())
-        missing = {name: missing.reason for name, missing in sorted(gathering.missing.items())}
+    def _result(self, collection: RoundCollection, score: Score, started: float, before: Traffic) -> Round:
+        workers = {name: trained.samples for name, trained in sorted(collection.counted.items())}
+        traffic = since(before, self._context.traffic())
+        missing = {name: missing.reason for name, missing in sorted(collection.missing.items())}
         seconds = time.monotonic() - started
         samples = sum(workers.values())
         loss = score.loss if math.isfinite(score.loss) else None
-        return Round(gathering.number, score.accuracy, loss, seconds, samples, workers, missing, traffic)
+        return Round(collection.number, score.accuracy, loss, seconds, samples, workers, missing, traffic)
 
-    def _keep(self, state: Vector, ready: Ready, result: Round) -> None:
+    def _save_round(self, state: Vector, ready: Ready, result: Round) -> None:
         saved = checkpoint.Checkpoint(state, ready.tensors, self._job.name, result.round)
         checkpoint.save(self._checkpoint(result.round), saved)
-        self._around.record.add_round(self._row.id, result)
+        self._context.store.add_round(self._row.id, result)
         self._checkpoint(result.round - 1).unlink(missing_ok=True)
         self.log.info(
             "round %d: accuracy %.4f, loss %.4f, %d samples, %.2f s",
@@ -113,7 +113,7 @@ class FederatedTrainer:
             result.samples,
             result.seconds,
         )
-        self._around.changed()
+        self._context.changed()
 
     def _save_model(self, state: Vector, ready: Ready, number: int) -> Path:
         path = self._directory / "model.safetensors"

@@ -27,37 +27,39 @@ from millpond.train.reduce.exact import Vector
 
 
 class FederatedGroup(WorkerGroup):
-    """``prepare`` once; then ask for the trainers of each round."""
+    """The workers of a federated job. Call ``prepare`` once, then ask for the ``trainers`` of each round."""
 
-    def __init__(self, row: JobRow, around: JobContext, stop: threading.Event, log: logging.Logger) -> None:
-        super().__init__(row, around, stop, log, HOST)
-        self._others = [self._participant(name) for name in around.devices]
+    def __init__(self, row: JobRow, context: JobContext, stop: threading.Event, log: logging.Logger) -> None:
+        super().__init__(row, context, stop, log, HOST)
+        self._members = [self._new_supervisor(name) for name in context.devices]
         self._most_samples: int | None = None
         self._admitted: dict[str, int] = {}
 
     @property
     def quorum(self) -> int:
-        """How many devices must answer for a round to count."""
-        return max(1, math.ceil(self._job.federated.quorum * len(self._others) - 1e-9))
+        """The number of devices that must answer for a round to count."""
+        return max(1, math.ceil(self._job.federated.quorum * len(self._members) - 1e-9))
 
     def prepare(self) -> tuple[Ready, JobPlan]:
-        """Start all workers. The plan is what the job keeps when it resumes. Raises JobFailed, Stopped."""
+        """Start all workers. Returns the head's Ready, and the plan that the job keeps when it resumes.
+        Raises JobFailed, JobStopped.
+        """
         plan = self._row.plan
-        present = self._present(resumed=plan is not None)
+        present = self._wait_for_devices(resumed=plan is not None)
         self._sources = plan.sources if plan else present
         self._most_samples = plan.most_samples if plan else None
-        measure = self._start(present)
+        reference = self._start(present)
         self._check_devices()
-        return measure, plan or self._plan()
+        return reference, plan or self._plan()
 
     def _plan(self) -> JobPlan:
-        """Settle what must stay the same when the job resumes."""
+        """Choose and store what must stay the same when the job resumes."""
         # Twice as many, up to a power of two, leaves room for devices that join later.
         with self._lock:
             samples = sum(self._admitted.values())
             self._most_samples = (1 << (2 * samples).bit_length()) - 1
         plan = JobPlan(self._sources, self._most_samples)
-        self._around.record.set_plan(self._row.id, plan)
+        self._context.store.set_plan(self._row.id, plan)
         return plan
 
     def _admit(self, name: str, ready: Ready) -> str:
@@ -71,12 +73,12 @@ class FederatedGroup(WorkerGroup):
         return ""
 
     def _check_devices(self) -> None:
-        """The job is lost if the devices that cannot take part leave less than the quorum."""
-        failures = [participant.failure for participant in self._others if participant.failure]
-        if len(self._others) - len(failures) < self.quorum:
+        """Raise JobFailed if the devices that can take part are fewer than the quorum."""
+        failures = [supervisor.failure for supervisor in self._members if supervisor.failure]
+        if len(self._members) - len(failures) < self.quorum:
             raise JobFailed(failures[0])
 
-    def _make(self, name: str) -> Worker | None:
+    def _new_worker(self, name: str) -> Worker | None:
         code = self._row.code
         if name == HOST:
             folders = self._public_folders()
@@ -90,17 +92,19 @@ class FederatedGroup(WorkerGroup):
         return DeviceWorker(device, PrepareWorker(self._job, name, (self._job.data.private,), code, tls))
 
     def trainers(self) -> list[WorkerSupervisor]:
-        """Who is asked in the next round: all devices, and the host if it has data of its own."""
+        """Return the supervisors of the workers to ask in a round: all devices, and the host if it has data
+        of its own.
+        """
         host = [self._head] if self._admitted.get(HOST) else []
-        return [*self._others, *host]
+        return [*self._members, *host]
 
     def first_state(self) -> Vector:
-        """The seeded state that training begins from."""
+        """Return the seeded state that training begins from, float32 [size]."""
         worker = self._host_worker()
         return worker.initial(lambda size: np.empty(size, np.float32), Deadline.after(EVALUATE_SECONDS))
 
     def evaluate(self, state: Vector) -> Score:
-        """Score a state on the held-out samples, on the host. Raises JobFailed, Stopped."""
+        """Score a state on the held-out samples, on the host. Raises JobFailed, JobStopped."""
         for _ in range(TRIES):
             worker = self._host_worker()
             try:
@@ -118,8 +122,8 @@ class FederatedGroup(WorkerGroup):
         return worker
 
     def await_quorum(self) -> None:
-        """Give devices that were lost the time of one round to come back."""
+        """Wait until a quorum of devices has prepared workers, at most for the time of one round."""
         deadline = Deadline.after(max(self._job.federated.deadline, START_SECONDS))
-        while sum(p.worker is not None for p in self._others) < self.quorum and not deadline.passed:
+        while sum(p.worker is not None for p in self._members) < self.quorum and not deadline.passed:
             self.check_stop()
             self._stop.wait(0.1)

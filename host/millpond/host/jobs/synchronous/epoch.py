@@ -1,4 +1,4 @@
-"""Pure: what is counted of an epoch of steps, and how it is told."""
+"""Pure: the counts of one epoch of steps, and their summary."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Epoch:
-    """``counted`` are samples by worker, ``late`` those of them that came a step late or more, ``loss`` their
-    sum, ``seconds`` those of all steps. ``exchange`` are of each step those that were neither the slowest
-    worker's nor the optimizer's.
+    """Counts of one epoch: ``counted`` samples by worker, ``late`` samples that came a step late or more, the
+    summed ``loss``, the ``seconds`` of all steps. ``exchange`` holds for each step the seconds that were
+    neither the slowest worker's computation nor the optimizer's.
     """
 
     number: int = 1
@@ -28,11 +28,11 @@ class Epoch:
 
     @property
     def samples(self) -> int:
-        """All that were counted."""
+        """The number of samples that went into the model."""
         return self.counted.total()
 
     def count(self, outcome: StepOutcome, names: Sequence[str]) -> None:
-        """A step is over."""
+        """Add the outcome of a step; ``names`` are the workers by rank."""
         self.seconds += outcome.seconds
         self.loss += outcome.loss
         self.late += outcome.late
@@ -40,12 +40,12 @@ class Epoch:
             self.counted[names[rank]] += samples
 
     def applied(self, outcome: StepOutcome, seconds: float, optimizer: float) -> None:
-        """Its mean was applied, in ``seconds``, of which the ``optimizer`` took some."""
+        """Add the ``seconds`` for applying the step's mean, of which ``optimizer`` were the optimizer's."""
         self.seconds += seconds
         self.exchange.append(max(0.0, outcome.seconds - outcome.work) + seconds - optimizer)
 
-    def described(self) -> str:
-        """In one line: speed, exchange, each worker's share of the samples."""
+    def summary(self) -> str:
+        """Return one line: loss, speed, exchange, each worker's share of the samples."""
         speed = self.samples / max(self.seconds, 1e-9)
         exchange = 1000 * median(self.exchange) if self.exchange else 0.0
         shares = ", ".join(f"{name} {n / self.samples:.1%}" for name, n in sorted(self.counted.items()))

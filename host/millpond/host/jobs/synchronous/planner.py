@@ -1,4 +1,4 @@
-"""Pure: the plan of those workers of a job who are there, whoever comes and goes."""
+"""Pure: the batch plan of the present workers of a job, as workers join and leave."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from millpond.train.job.spec import SynchronousSpec
 
 
 class Planner:
-    """A policy for all of ``names``, by rank: for those whose curves are known, as far as they are there.
+    """Plans batches for ``names``, by rank: runs a policy over the workers whose curves are known, of which
+    only the present ones have batches.
 
-    What all can do at the same time is more than a step is to have, or more than some have samples for:
-    ``spread`` makes batches smaller, to so many samples together, as the data that are left want it.
+    The policy's batches together may exceed the samples that a step is to have, or those that a worker can
+    still read: ``spread`` reduces them to a total, as the remaining data permit.
     """
 
     def __init__(
-        self, how: SynchronousSpec, names: Sequence[str], spread: Callable[[Ints, int], Ints] | None = None
+        self, spec: SynchronousSpec, names: Sequence[str], spread: Callable[[Ints, int], Ints] | None = None
     ) -> None:
-        self._how, self._names, self._spread = how, names, spread
+        self._spec, self._names, self._spread = spec, names, spread
         self._measured: dict[int, Measured] = {}
-        self._there: set[int] = set()
+        self._present: set[int] = set()
         self._known: list[int] = []  # ranks in the order of the policy
         self._own_levels: dict[int, float] = {}
         self._policy: Elastic | None = None
@@ -36,7 +37,7 @@ class Planner:
 
     @property
     def plan(self) -> BatchPlan:
-        """See Policy. Nobody has a batch while nobody is there."""
+        """The present plan by rank, as BatchPolicy.plan. All batches are 0 while no worker is present."""
         batches, times = np.zeros(len(self._names), np.int64), np.zeros(len(self._names))
         if self._policy is None:
             return BatchPlan(batches, times, 0.0)
@@ -44,62 +45,64 @@ class Planner:
         batches[self._known], times[self._known] = plan.batches, plan.times
         if self._spread is None:
             return replace(plan, batches=batches, times=times)
-        batches = self._spread(batches, self._wanted)
-        times[self._known] = self._crew.times(batches[self._known], self._policy.slowness)
+        batches = self._spread(batches, self._target)
+        times[self._known] = self._cohort.times(batches[self._known], self._policy.slowness)
         forever = plan.deadline == float("inf")
-        return BatchPlan(batches, times, plan.deadline if forever else deadline_of(times, self._how.patience))
+        return BatchPlan(
+            batches, times, plan.deadline if forever else deadline_of(times, self._spec.patience)
+        )
 
     def join(self, rank: int, profile: Profile, most: int, samples: int) -> None:
-        """A worker is there, and has memory for a batch of ``most``; the job has ``samples`` in all."""
+        """Add a present worker, whose memory takes batches up to ``most``; the job has ``samples`` in all."""
         points = tuple((point.batch, point.seconds) for point in profile.points)
         measured, known = Measured(profile.kind, points, most), self._measured.get(rank)
-        self._there.add(rank)
+        self._present.add(rank)
         self._samples = samples
         if self._policy is not None and known == measured:
             self._policy.join(self._known.index(rank), self._own_levels[rank])
         else:
             self._measured[rank] = measured
-            self._make()
+            self._rebuild()
 
     def leave(self, rank: int) -> None:
-        """It is not there any more."""
-        if self._policy is not None and rank in self._there:
-            self._there.remove(rank)
+        """Remove a worker from the present ones; its curve stays known."""
+        if self._policy is not None and rank in self._present:
+            self._present.remove(rank)
             self._policy.leave(self._known.index(rank))
 
     @property
-    def rest(self) -> Ints:
-        """By rank, the batches of those who are too slow to have one in the plan: an equal part of a step, in
-        which nobody waits for them. So their own samples are not left to the end of the epoch, and it is seen
-        when they are faster again.
+    def background(self) -> Ints:
+        """Batches, by rank, for workers too slow to have one in the plan: an equal part of a step, computed
+        in the background. So their own samples are not left to the end of the epoch, and a worker that
+        becomes fast again is noticed.
         """
-        rest = np.zeros(len(self._names), np.int64)
+        background = np.zeros(len(self._names), np.int64)
         if self._policy is not None:
             batches = self._policy.plan.batches
-            equal = max(LEAST_BATCH, int(batches.sum()) // max(1, len(self._there)))
-            sit_out = (batches == 0) & [rank in self._there for rank in self._known]
-            rest[self._known] = np.where(sit_out, np.minimum(self._caps, equal), 0)
-        return rest
+            equal = max(LEAST_BATCH, int(batches.sum()) // max(1, len(self._present)))
+            sit_out = (batches == 0) & [rank in self._present for rank in self._known]
+            background[self._known] = np.where(sit_out, np.minimum(self._caps, equal), 0)
+        return background
 
     def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
-        """See Policy."""
+        """Report measured seconds to the policy, as BatchPolicy.observe. Returns whether the plan is new."""
         if self._policy is None:
             return False
         busy = None if busy is None else busy[self._known]
         seconds, batches = measured[self._known], batches[self._known]
-        # A batch from a former plan that is larger than any by the present curves tells nothing of these.
+        # A batch from a former plan that is larger than any by the present curves says nothing about these.
         seconds = np.where(batches > self._caps + 1, np.nan, seconds)
         return self._policy.observe(np.where(np.isnan(seconds), 0, batches), seconds, busy)
 
     @property
-    def described(self) -> str:
-        """The plan in one line: seconds of a step, each one's batch and share, samples per second."""
+    def description(self) -> str:
+        """The plan in one line: seconds of a step, each worker's batch and share, samples per second."""
         plan, slowness = self.plan, self._slowness()
         seconds, total = float(plan.times.max(initial=0.0)), int(plan.batches.sum())
         if not total:
             return "nobody has time for two samples"
         parts = []
-        for rank in sorted(self._there):
+        for rank in sorted(self._present):
             batch, slow = int(plan.batches[rank]), slowness.get(rank, 1.0)
             does = f"{batch} samples ({batch / total:.0%})" if batch else "sits out"
             parts.append(f"{self._names[rank]} {does}{f', {slow:.2f} times as slow' if slow > 1.05 else ''}")
@@ -107,38 +110,40 @@ class Planner:
         return f"a step of {total} samples takes {seconds:.3f} s, {speed:.1f} per second: {'; '.join(parts)}"
 
     @property
-    def _wanted(self) -> int:
-        """The samples of a step, if all together can do so many."""
-        return self._how.global_batch or max(LEAST_BATCH, self._samples // self._how.steps)
+    def _target(self) -> int:
+        """The samples of a step, if all workers together can compute so many."""
+        return self._spec.global_batch or max(LEAST_BATCH, self._samples // self._spec.steps)
 
     def _total(self) -> int | None:
-        """A global batch that is fixed, and more than the workers like: as near to it as they come."""
-        wanted, everyone = self._how.global_batch, np.ones(self._crew.size)
-        liked = self._crew.batches(self._crew.step_seconds(everyone), everyone).sum()
+        """Return the total that the policy's batches must meet: a fixed global batch, or the nearest that the
+        workers can compute; None where ``spread`` only has to reduce the batches.
+        """
+        wanted, everyone = self._spec.global_batch, np.ones(self._cohort.size)
+        liked = self._cohort.batches(self._cohort.step_seconds(everyone), everyone).sum()
         if wanted is None or (self._spread is not None and wanted <= liked):
             return None
-        return self._crew.nearest(wanted, everyone > 0) or None
+        return self._cohort.nearest(wanted, everyone > 0) or None
 
     def _slowness(self) -> dict[int, float]:
         if self._policy is None:
             return {}
         return dict(zip(self._known, self._policy.slowness.tolist(), strict=True))
 
-    def _make(self) -> None:
-        """Anew, with one more curve; what is known of the others' slowness is kept."""
+    def _rebuild(self) -> None:
+        """Build the policy anew with one more curve, and keep the known slowness of the other workers."""
         before = self._slowness()
         self._known = sorted(self._measured)
         kinds, members, levels = kinds_of([self._measured[rank] for rank in self._known])
         self._own_levels = dict(zip(self._known, levels, strict=True))
         kept = [before.get(rank, own) for rank, own in self._own_levels.items()]
-        self._crew = Cohort(kinds, members)
-        self._caps = self._crew.caps
+        self._cohort = Cohort(kinds, members)
+        self._caps = self._cohort.caps
         self._policy = policy_of(
-            self._how.policy,
-            self._crew,
+            self._spec.policy,
+            self._cohort,
             self._total(),
-            self._how.patience or None,
+            self._spec.patience or None,
             levels=np.array(kept),
-            present=np.array([rank in self._there for rank in self._known]),
-            probes=False,  # who sits out works beside the plan, and is measured so
+            present=np.array([rank in self._present for rank in self._known]),
+            probes=False,  # a worker without a batch computes in the background, and is measured so
         )

@@ -1,7 +1,7 @@
-"""Edge (the clock): workers measured before they take part: how long steps of which batches take them.
+"""Edge (the clock): profiles workers before they take part: seconds of a step by batch.
 
-What is measured is what a step waits for: from the task to its answer here, with all that lies between. The
-sums are thrown away.
+The measured time is the time a step would wait: from the task to its answer here, with all transfers. The
+gradients are thrown away.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from millpond.train.balance.profiling import Probe, Profile
 from millpond.train.protocol import Compute
 
 MEASURE = -1
-"""The number of a step that is none."""
+"""The step number of a profiling task, which belongs to no step."""
 
 
 class Profiler:
-    """Those that are being measured. ``done`` is called with each link and its profile, ``lost`` with those
-    that are lost meanwhile.
+    """Workers that are being profiled. Calls ``done`` with a dispatcher and its profile, ``lost`` with the
+    loss of a worker.
     """
 
     def __init__(
@@ -32,49 +32,49 @@ class Profiler:
         return len(self._probes)
 
     @property
-    def links(self) -> tuple[Dispatcher, ...]:
-        """Those that are being measured."""
+    def dispatchers(self) -> tuple[Dispatcher, ...]:
+        """The dispatchers of the workers that are being profiled."""
         return tuple(self._probes)
 
-    def __contains__(self, link: object) -> bool:
-        return link in self._probes
+    def __contains__(self, dispatcher: object) -> bool:
+        return dispatcher in self._probes
 
     @property
     def ranks(self) -> set[int]:
-        """Of those that are being measured."""
-        return {link.rank for link in self._probes}
+        """The ranks of the workers that are being profiled."""
+        return {dispatcher.rank for dispatcher in self._probes}
 
     def begin(
-        self, link: Dispatcher, kind: str, probe: Probe, parts: Sequence[int], state: ModelState
+        self, dispatcher: Dispatcher, kind: str, probe: Probe, parts: Sequence[int], state: ModelState
     ) -> None:
-        """Measure a worker that has ``parts`` samples by folder, at ``state``."""
-        self._probes[link] = probe, kind, tuple(parts)
-        self._next(link, state)
+        """Begin to profile a worker that has ``parts`` samples by folder, at ``state``."""
+        self._probes[dispatcher] = probe, kind, tuple(parts)
+        self._next(dispatcher, state)
 
-    def take(self, event: WorkerAnswer | WorkerLoss) -> None:
-        """One of them has answered, or is lost."""
-        link = event.link
+    def handle(self, event: WorkerAnswer | WorkerLoss) -> None:
+        """Handle an answer or a loss of a worker that is being profiled."""
+        dispatcher = event.dispatcher
         if isinstance(event, WorkerLoss):
-            del self._probes[link]
+            del self._probes[dispatcher]
             self._lost(event)
             return
-        link.task = None
-        probe, _, _ = self._probes[link]
+        dispatcher.task = None
+        probe, _, _ = self._probes[dispatcher]
         probe.add(event.computed.samples, event.seconds, event.computed.peak)
-        self._next(link, event.task.state)
+        self._next(dispatcher, event.task.state)
 
-    def _next(self, link: Dispatcher, state: ModelState) -> None:
-        probe, kind, parts = self._probes[link]
+    def _next(self, dispatcher: Dispatcher, state: ModelState) -> None:
+        probe, kind, parts = self._probes[dispatcher]
         batch = probe.next()
         if batch is not None:
-            link.begin(GradientTask(Compute(MEASURE, 0, _first(batch, parts)), state))
+            dispatcher.begin(GradientTask(Compute(MEASURE, 0, _first(batch, parts)), state))
             return
-        del self._probes[link]
-        self._done(link, Profile(link.worker.name, kind, probe.points))
+        del self._probes[dispatcher]
+        self._done(dispatcher, Profile(dispatcher.worker.name, kind, probe.points))
 
 
 def _first(batch: int, parts: Sequence[int]) -> Samples:
-    """The first ``batch`` samples, by folder."""
+    """Return the indices of the first ``batch`` samples, by folder."""
     found = []
     for count in parts:
         found.append(tuple(range(min(batch, count))))

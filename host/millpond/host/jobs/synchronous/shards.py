@@ -1,4 +1,4 @@
-"""Pure: whose samples are where, and which of them each worker takes in the steps of an epoch."""
+"""Pure: shards: the samples of each device, and their assignment to workers in the steps of an epoch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """``count`` samples of device ``source``, private ones or public ones."""
+    """``count`` samples of device ``source``, private or public ones."""
 
     source: str
     public: bool
@@ -25,13 +25,15 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The shard's name in logs and errors."""
         return f"{'public' if self.public else 'private'} samples of {self.source}"
 
 
 @dataclass(frozen=True, slots=True)
 class EpochPosition:
-    """Where an epoch stands; what a checkpoint keeps. The holdings are in the order of the pools."""
+    """The position of an epoch in the data, as checkpoints store it. ``holdings`` are the shards in the order
+    of the pools; the checkpoint file holds these field names.
+    """
 
     epoch: int
     holdings: tuple[Shard, ...]
@@ -39,87 +41,91 @@ class EpochPosition:
 
 
 class Shards:
-    """Deals the samples of ``workers`` workers. ``add`` what each can read, then ``begin`` an epoch."""
+    """Assigns samples to ``workers`` workers. Call ``add`` for what each worker can read, and ``begin`` for
+    an epoch.
+    """
 
     def __init__(self, seed: int, workers: int) -> None:
         self._seed, self._workers = seed, workers
-        self._holdings: list[Shard] = []
-        self._folders: dict[int, list[int]] = {}  # by rank: the holding of each folder
-        self._out: dict[int, Share] = {}
+        self._shards: list[Shard] = []
+        self._folders: dict[int, list[int]] = {}  # by rank: the shard of each folder
+        self._outstanding: dict[int, Share] = {}
         self._epoch = 0
         self._position = Position((), ())
         self._plan = DataPlan(seed, 0, (), workers)
 
     @property
-    def place(self) -> EpochPosition:
-        """Where the epoch would stand if all who are at work were lost."""
+    def epoch_position(self) -> EpochPosition:
+        """The position of the epoch if all outstanding tasks were lost."""
         position = self._position
-        for share in self._out.values():
+        for share in self._outstanding.values():
             position = self._plan.give_back(position, share)
-        return EpochPosition(self._epoch, tuple(self._holdings), position)
+        return EpochPosition(self._epoch, tuple(self._shards), position)
 
-    def resume(self, place: EpochPosition) -> None:
-        """Go on where an epoch stood; nobody is there to read anything yet."""
-        self._holdings = list(place.holdings)
-        self._epoch, self._position = place.epoch, place.position
-        self._lay_out()
+    def resume(self, position: EpochPosition) -> None:
+        """Resume an epoch at a position; no worker can read any shard yet."""
+        self._shards = list(position.holdings)
+        self._epoch, self._position = position.epoch, position.position
+        self._replan()
 
     def begin(self, epoch: int) -> None:
-        """Nothing of this epoch is dealt."""
+        """Begin an epoch, of which no sample is assigned."""
         self._epoch, self._position = epoch, Position((), ())
-        self._lay_out()
+        self._replan()
 
     def add(self, rank: int, found: Sequence[Shard]) -> str:
-        """A worker can read these, in its folders, from now on. Why it may not, or nothing."""
-        for holding in found:
-            known = next((h for h in self._holdings if _same(h, holding)), None)
-            if known is not None and known.count != holding.count:
-                return f"it has {holding.count} {holding.name}; the job was planned with {known.count}"
-        self._holdings += [holding for holding in found if not any(_same(h, holding) for h in self._holdings)]
-        self._folders[rank] = [self._holdings.index(holding) for holding in found]
-        self._lay_out()
+        """Add the shards that a worker can read, one for each of its folders. Returns "", or the reason for
+        refusing them.
+        """
+        for shard in found:
+            known = next((h for h in self._shards if _same(h, shard)), None)
+            if known is not None and known.count != shard.count:
+                return f"it has {shard.count} {shard.name}; the job was planned with {known.count}"
+        self._shards += [shard for shard in found if not any(_same(h, shard) for h in self._shards)]
+        self._folders[rank] = [self._shards.index(shard) for shard in found]
+        self._replan()
         return ""
 
     def deal(self, batches: Sequence[int]) -> list[Samples]:
-        """See stepping.Supply."""
+        """Assign samples for the batches, as SampleSupply.deal."""
         self._position, shares = self._plan.deal(self._position, batches)
         for rank, share in enumerate(shares):
             if share.parts:
-                self._out[rank] = share
+                self._outstanding[rank] = share
         return [self._samples(rank, share) for rank, share in enumerate(shares)]
 
     def spread(self, batches: Ints, most: int) -> Ints:
-        """See ``DataPlan.spread``, by rank."""
+        """Return batches by rank that sum to ``most`` at most, as ``DataPlan.spread``."""
         return np.array(self._plan.spread(self._position, batches.tolist(), most), np.int64)
 
-    def counted(self, rank: int) -> None:
-        """What the worker had was counted."""
-        del self._out[rank]
+    def commit(self, rank: int) -> None:
+        """Mark the worker's samples as used in this epoch."""
+        del self._outstanding[rank]
 
-    def give_back(self, rank: int) -> None:
-        """What the worker had was not."""
-        self._position = self._plan.give_back(self._position, self._out.pop(rank))
+    def requeue(self, rank: int) -> None:
+        """Return the worker's samples to the epoch."""
+        self._position = self._plan.give_back(self._position, self._outstanding.pop(rank))
 
     @property
     def samples(self) -> int:
-        """Of an epoch."""
-        return sum(holding.count for holding in self._holdings)
+        """The number of samples of an epoch."""
+        return sum(shard.count for shard in self._shards)
 
     @property
     def left(self) -> dict[Shard, int]:
-        """Samples of this epoch that nobody has taken."""
+        """The numbers of samples of this epoch that no worker has taken, by shard."""
         left = self._plan.left(self._position)
-        return {holding: count for holding, count in zip(self._holdings, left, strict=True) if count}
+        return {shard: count for shard, count in zip(self._shards, left, strict=True) if count}
 
     def _samples(self, rank: int, share: Share) -> Samples:
         taken = {part.pool: part.indices for part in share.parts}
         return tuple(taken.get(pool, ()) for pool in self._folders.get(rank, ()))
 
-    def _lay_out(self) -> None:
-        """The plan of who can read what now. New holdings come last, so the orders of others stay."""
+    def _replan(self) -> None:
+        """Plan the epoch for the present readers. New shards come last, so the orders of the others stay."""
         pools = [
-            Pool(holding.count, tuple(sorted(r for r, held in self._folders.items() if number in held)))
-            for number, holding in enumerate(self._holdings)
+            Pool(shard.count, tuple(sorted(r for r, held in self._folders.items() if number in held)))
+            for number, shard in enumerate(self._shards)
         ]
         self._plan = DataPlan(self._seed, self._epoch, pools, self._workers)
         new = len(pools) - len(self._position.cursors)
