@@ -182,7 +182,7 @@ def test_the_users_server_has_the_public_part_and_its_keys_only(many_uids: bool)
     ] == [str(public)]
     shown = {str(bind.source) for bind in sandbox.binds}
     assert not shown & {"/volume", "/flash", "/etc", "/etc/millpond", "/", "/run", "/var"}
-    assert sandbox.weak and sandbox.own_pids
+    assert sandbox.restricted and sandbox.own_pids
     assert set(sandbox.secrets.values()) == {"/etc/millpond/ssh_host_key"}
 
 

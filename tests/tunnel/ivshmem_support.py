@@ -63,8 +63,8 @@ class RawClient:
         """The next message."""
         data, descriptors, _, _ = socket.recv_fds(self._socket, 8, 1)
         self.roster.take(ServerMessage(struct.unpack("<q", data)[0], descriptors[0] if descriptors else None))
-        while self.roster.refuse:
-            os.close(self.roster.refuse.pop())
+        while self.roster.unused:
+            os.close(self.roster.unused.pop())
 
     def memory(self) -> memoryview:
         """The shared memory."""

@@ -24,7 +24,7 @@ from millpond.tunnel.datapath.stats_shm import make_stats, map_stats
 from millpond.tunnel.endpoint.workers import LinkWorkers
 from millpond.tunnel.errors import InterfaceGone
 from millpond.tunnel.ring import nvme_defs
-from millpond.tunnel.ring.layout import SLEEP_FLAGS, STRIDE, Layout
+from millpond.tunnel.ring.layout import SLEEP_WORDS, STRIDE, Layout
 from millpond.tunnel.ring.link_params import LinkParameters
 from millpond.tunnel.ring.region import Region
 
@@ -107,10 +107,10 @@ class RunningLoop:
         layout = Layout(self.setting.depth + self.setting.spare)
         self.region = Region.create(memoryview(mmap.mmap(-1, layout.size)), layout)
         self.memory = memory = self.region.queue(self._number, self.setting.depth)
-        words = (memory.controller_sleeps, memory.host_sleeps)
+        words = (memory.controller_sleep_word, memory.host_sleep_word)
         host = self.role == "host"
         self.own_word, self.peer_word = words[host], words[not host]
-        self._own_word_at = SLEEP_FLAGS + nvme_defs.doorbell_offset(2 * self._number + host, STRIDE)
+        self._own_word_at = SLEEP_WORDS + nvme_defs.doorbell_offset(2 * self._number + host, STRIDE)
         descriptor = make_stats()
         self._counters = map_stats(descriptor)[0]
         os.close(descriptor)

@@ -191,8 +191,8 @@ class Mischief:
             self._as_host(packet)
         else:
             self._as_device(packet)
-        self._link.bells[self._outward].ring()
-        self._link.bells[self._inward].ring()
+        self._link.notifiers[self._outward].notify()
+        self._link.notifiers[self._inward].notify()
         time.sleep(0.0005)
 
     def _as_host(self, packet: bytes) -> None:
@@ -219,7 +219,12 @@ class Mischief:
 
     def _word(self) -> None:
         memory = self._memory[self._random.choice((SEND, RECV))]
-        words = (memory.tail_doorbell, memory.head_doorbell, memory.controller_sleeps, memory.host_sleeps)
+        words = (
+            memory.tail_doorbell,
+            memory.head_doorbell,
+            memory.controller_sleep_word,
+            memory.host_sleep_word,
+        )
         self._random.choice(words)[0] = self._number(32)
 
     def _entry(self) -> None:
@@ -227,36 +232,36 @@ class Mischief:
         offset = 64 * self._random.randrange(memory.entries)
         field, kind, bits = self._random.choice([(0, "B", 8), (2, "H", 16), (24, "Q", 64), (40, "I", 32)])
         struct.pack_into("<" + kind, memory.submissions, offset + field, self._number(bits))
-        self._link.bells[self._outward].ring()
+        self._link.notifiers[self._outward].notify()
 
     def _completion(self) -> None:
         memory = self._memory[self._random.choice((SEND, RECV))]
         offset = 16 * self._random.randrange(memory.entries)
         field = self._random.choice((0, 8, 10, 12, 14, 14))
         struct.pack_into("<H", memory.completions, offset + field, self._number(16))
-        self._link.bells[self._outward].ring()
+        self._link.notifiers[self._outward].notify()
 
     def _ring(self) -> None:
         memory = self._memory[self._random.choice((SEND, RECV))]
         ring = self._random.choice((memory.submissions, memory.completions))
         ring[:] = self._random.randbytes(len(ring))
-        for bell in self._link.bells:
-            bell.ring()
+        for bell in self._link.notifiers:
+            bell.notify()
 
     def _registers(self) -> None:
         offset = self._random.choice(REGISTERS + VENDOR)
         struct.pack_into("<I", self._link.region.memory, offset, self._number(32))
-        self._link.bells[ADMIN].ring()
+        self._link.notifiers[ADMIN].notify()
 
     def _bells(self) -> None:
-        for bell in self._link.bells:
+        for bell in self._link.notifiers:
             with suppress(BlockingIOError):
                 os.eventfd_write(bell.descriptor, self._random.choice((1, 1000, 2**64 - 2)))
 
     def _storm(self) -> None:
         for _ in range(self._random.randrange(3000)):
-            self._link.bells[self._outward].ring()
-            self._link.bells[self._inward].ring()
+            self._link.notifiers[self._outward].notify()
+            self._link.notifiers[self._inward].notify()
 
     def _silence(self) -> None:
         time.sleep(self._random.uniform(0, 0.05))

@@ -88,7 +88,7 @@ class TestConnect:
         rig.open(admin)
         assert rig.subsystem.next_expiry() == rig.now + 3
         rig.now += 2.9
-        rig.subsystem.heard(admin)
+        rig.subsystem.note_traffic(admin)
         rig.now += 2.9
         rig.subsystem.expire()
         assert not rig.subsystem.doomed
@@ -300,13 +300,13 @@ class TestTunnel:
         tag = rig.open(admin).generation
         for cid in (4, 9):
             feed(io, capsule(Opcode.RECV, cid, 0, 0, tag, room=69632))
-        assert rig.port.hungry and not replies(io)
+        assert rig.port.can_deliver and not replies(io)
         rig.port.deliver(memoryview(PACKET))
         rig.port.deliver(memoryview(PACKET + b"x"))
         found = replies(io)
         assert found[4] == (SUCCESS, len(PACKET), PACKET)
         assert found[9] == (SUCCESS, len(PACKET) + 1 | 1 << 32, PACKET + b"x")
-        assert not rig.port.hungry and rig.tally.figures()["82h"] == {"commands": 2, "bytes": 105}
+        assert not rig.port.can_deliver and rig.tally.figures()["82h"] == {"commands": 2, "bytes": 105}
 
     def test_idle_receives_end_empty(self) -> None:
         rig = Rig()
@@ -349,14 +349,14 @@ class TestTunnel:
             assert run(admin, Admin.ABORT, 1 | 1 << 16).result == 0
             assert run(admin, Admin.ABORT, 1 | 1 << 16).result == 1
         assert replies(io)[1].status == (0x007 if end == "abort" else NOT_OPEN)
-        assert not rig.port.hungry
+        assert not rig.port.can_deliver
 
     def test_a_lost_queue_takes_its_receives_along(self) -> None:
         rig = Rig()
         admin, io = rig.up()
         feed(io, capsule(Opcode.RECV, 1, 0, 0, rig.open(admin).generation, room=69632))
         rig.subsystem.lost(io)
-        assert not rig.port.hungry and not replies(io) and rig.side.ends == ["the host disconnected"]
+        assert not rig.port.can_deliver and not replies(io) and rig.side.ends == ["the host disconnected"]
         rig.connect(1, rig.cntlid)
 
 

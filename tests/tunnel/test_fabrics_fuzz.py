@@ -89,7 +89,7 @@ def test_mutated_conversations_on_an_io_queue(seed: int) -> None:
         if chance.random() < 0.4:
             stream[number] = mutate(stream[number], chance)
     feed_in_pieces(io, b"".join(stream), chance)
-    while rig.port.hungry:
+    while rig.port.can_deliver:
         rig.port.deliver(memoryview(bytes(60)))
     rig.now += 60
     rig.subsystem.expire()

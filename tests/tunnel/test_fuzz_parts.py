@@ -20,7 +20,13 @@ from millpond.tunnel.ring import layout as at
 from millpond.tunnel.ring import nvme_defs
 from millpond.tunnel.ring.handshake import open_as_device, open_as_host
 from millpond.tunnel.ring.layout import ADMIN, ADMIN_ENTRIES, RECV, SEND, Layout
-from millpond.tunnel.ring.link_params import LinkParameters, check_settled, generation_after, parse, settle
+from millpond.tunnel.ring.link_params import (
+    LinkParameters,
+    check_negotiated,
+    generation_after,
+    negotiate,
+    parse,
+)
 from millpond.tunnel.ring.nvme_defs import Opcode
 from millpond.tunnel.ring.queue_pair import ControllerQueue, HostQueue
 from millpond.tunnel.ring.region import QueueMemory, Region
@@ -155,8 +161,8 @@ def test_any_record_is_read_or_refused(data: bytes) -> None:
 
 @given(offers, offers)
 def test_what_a_device_settles_is_never_beyond_the_offer(offer: LinkParameters, own: LinkParameters) -> None:
-    settled = settle(parse(offer.pack(), "host", 1), own)
-    check_settled(parse(settled.pack(), "device", 1), offer)
+    settled = negotiate(parse(offer.pack(), "host", 1), own)
+    check_negotiated(parse(settled.pack(), "device", 1), offer)
     assert settled.mtu == min(offer.mtu, own.mtu) and settled.depth == min(offer.depth, own.depth)
 
 
@@ -294,7 +300,7 @@ def test_a_host_opens_a_sane_link_or_none(plan: Mischief, own: LinkParameters) -
         settled, name = open_as_host(region, offer, peer.wait)
     except (LinkViolation, VersionMismatch, ConnectionLost):
         return
-    check_settled(settled, offer)
+    check_negotiated(settled, offer)
     assert settled.depth <= LAYOUT.entries and name.isprintable() | (name == "")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.tunnel.transports.ivshmem.pairing import DEVICE_BEAT, DEVICE_WORD, HOST_WORD
+from millpond.tunnel.transports.ivshmem.pairing import DEVICE_HEARTBEAT, DEVICE_WORD, HOST_WORD
 
 from ..effort import scaled
 from ..waiting import eventually
@@ -172,7 +172,7 @@ def test_scribbling_over_the_session_costs_links_only(undo: ExitStack, board: Bo
     host, device = board.start()
     quads, draw = RawClient(undo, board.socket).memory()[: 1 << 17].cast("Q"), random.Random(5)
     for _ in range(scaled(30, 60)):
-        place = draw.choice((HOST_WORD, DEVICE_WORD, DEVICE_BEAT, 0x3008, 0x3000, 0x0, 0x10))
+        place = draw.choice((HOST_WORD, DEVICE_WORD, DEVICE_HEARTBEAT, 0x3008, 0x3000, 0x0, 0x10))
         quads[place // 8] = draw.choice((0, draw.getrandbits(64), draw.getrandbits(20)))
         time.sleep(0.02)
     generation = host.status.get("generation", 0)

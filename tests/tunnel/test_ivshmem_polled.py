@@ -57,17 +57,17 @@ def test_a_new_tail_wakes_its_pump(board: PolledDevice, queue: int) -> None:
     assert is_rung(board, queue)
 
 
-@pytest.mark.expected_log("another one begins")
+@pytest.mark.expected_log("starting another")
 def test_the_looking_process_is_replaced_when_it_is_killed(
     board: PolledDevice, others: frozenset[int], undo: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     (first,) = children() - others
     link = undo.enter_context(DeviceConnection(board, LAYOUT))
     os.kill(first, signal.SIGKILL)
-    assert select.select(board.news, [], [], 2)[0], "its death tells nobody"
+    assert select.select(board.events, [], [], 2)[0], "its death tells nobody"
     with caplog.at_level(logging.WARNING), pytest.raises(ConnectionLost, match="no sign of life"):
         link.check()
-    assert "another one begins" in caplog.text and len(children() - others - {first}) == 1
+    assert "starting another" in caplog.text and len(children() - others - {first}) == 1
     for queue in (SEND, RECV):
         assert is_rung(board, queue)
         ring_tail(board, queue)

@@ -106,10 +106,10 @@ def test_two_peers_share_memory_and_ring_each_other(undo: ExitStack, server: tup
     assert device.memory[12345] == 77
     host.refresh()
     for sender, receiver in ((host, device), (device, host)):
-        bells = sender.bells(receiver.position)
+        bells = sender.notifiers(receiver.position)
         assert bells
         for vector, bell in enumerate(bells):
-            bell.ring()
+            bell.notify()
             counts = [_count(wake) for wake in receiver.wakes]
             assert counts == [int(vector == place) for place in range(VECTORS)]
 
@@ -143,10 +143,10 @@ def test_who_leaves_is_told_and_descriptors_do_not_gather(
 
     def visit() -> None:
         guest = DoorbellClient(server[0], "device")
-        eventually(lambda: host.refresh() or host.bells(guest.position), "the host hears of it")
+        eventually(lambda: host.refresh() or host.notifiers(guest.position), "the host hears of it")
         guest.memory.release()
         guest.close()
-        eventually(lambda: host.refresh() or not host.bells(guest.position), "the host hears of its end")
+        eventually(lambda: host.refresh() or not host.notifiers(guest.position), "the host hears of its end")
 
     visit()
     before = held("self"), held(server[1].process.pid)

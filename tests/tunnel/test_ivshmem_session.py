@@ -13,9 +13,9 @@ from millpond.tunnel.ring.layout import MIN_ENTRIES, PAGE, Layout
 from millpond.tunnel.ring.region import Region
 from millpond.tunnel.transports.ivshmem.device_side import make_region
 from millpond.tunnel.transports.ivshmem.pairing import (
-    DEVICE_BEAT,
+    DEVICE_HEARTBEAT,
     DEVICE_WORD,
-    HOST_BEAT,
+    HOST_HEARTBEAT,
     HOST_WORD,
     NUMBERS,
     DeviceSession,
@@ -92,7 +92,7 @@ class Device:
             same = self.made == self.shared.accepted
             assert same or not self._trusts_words, "the host accepted another region than this device's"
             self.carries = True
-        elif self.box.heard == self.question:
+        elif self.box.peer_word == self.question:
             self.session.repeat()
         else:
             self.question, self.made, self.answered = None, 0, False
@@ -115,7 +115,7 @@ def test_no_end_is_ever_mixed_with_a_former_self_of_the_other(steps: list[str], 
         host = host if host.step() else Host(shared)
         device = device if device.step() else Device(shared)
     assert host.carries and host.session.intact and device.carries and device.session.intact
-    assert host.carries == device.box.said
+    assert host.carries == device.box.own_word
 
 
 @given(st.lists(st.tuples(st.sampled_from([HOST_WORD, DEVICE_WORD]), st.integers(0, (1 << 64) - 1))))
@@ -151,7 +151,7 @@ def test_a_restarted_end_never_draws_its_former_number() -> None:
     numbers = iter([5, 5, 5, 6])
     HostSession(Mailbox(memory, "host"), HOST_ID, lambda: next(numbers)).ask()
     HostSession(Mailbox(memory, "host"), HOST_ID, lambda: next(numbers)).ask()
-    assert Mailbox(memory, "host").said.host == 6
+    assert Mailbox(memory, "host").own_word.host == 6
 
 
 def test_a_region_made_anew_is_empty_but_for_the_session() -> None:
@@ -164,17 +164,17 @@ def test_a_region_made_anew_is_empty_but_for_the_session() -> None:
     for number in range(3):
         queue = region.queue(number, layout.queue_entries(number))
         assert not any(queue.submissions) and not any(queue.completions)
-        words = (queue.tail_doorbell, queue.head_doorbell, queue.controller_sleeps, queue.host_sleeps)
+        words = (queue.tail_doorbell, queue.head_doorbell, queue.controller_sleep_word, queue.host_sleep_word)
         assert [word[0] for word in words] == [0, 0, 0, 0]
-    for place in (HOST_WORD, HOST_BEAT, DEVICE_WORD, DEVICE_BEAT):
+    for place in (HOST_WORD, HOST_HEARTBEAT, DEVICE_WORD, DEVICE_HEARTBEAT):
         assert bytes(memory[place : place + 8]) == b"\xa5" * 8
 
 
 def test_a_pulse_tells_how_long_the_beat_stands_still() -> None:
     pulse = Pulse(1, 10.0)
-    assert pulse.still(1, 10.5) == 0.5
-    assert pulse.still(2, 10.6) == 0
-    assert pulse.still(2, 12.6) == pytest.approx(2.0)
+    assert pulse.unchanged_for(1, 10.5) == 0.5
+    assert pulse.unchanged_for(2, 10.6) == 0
+    assert pulse.unchanged_for(2, 12.6) == pytest.approx(2.0)
 
 
 def test_looks_become_rarer_on_a_quiet_link_within_limits() -> None:

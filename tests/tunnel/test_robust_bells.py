@@ -58,8 +58,8 @@ def attack(pair: Any, undo: ExitStack, victim: str) -> tuple[End, Mallory, RingC
 
 
 def ring(link: RingConnection) -> None:
-    for bell in link.bells:
-        bell.ring()
+    for bell in link.notifiers:
+        bell.notify()
 
 
 @pytest.mark.parametrize("victim", ["device", "host"])
@@ -80,7 +80,7 @@ def test_bells_that_ring_without_end_cost_an_open_link_little(
 def test_bells_that_ring_without_end_cost_an_opening_little(pair: Any, undo: ExitStack, victim: str) -> None:
     end, _, link = attack(pair, undo, victim)
     before = cpu_seconds(end)
-    with again_and_again(link.bells[ADMIN].ring):
+    with again_and_again(link.notifiers[ADMIN].notify):
         end.wait_down("did not open the link in time")
     assert cpu_seconds(end) - before < MOST_CPU
 
@@ -143,7 +143,7 @@ def jammed(link: RingConnection, victim: str) -> Iterator[None]:
     else:
         eventually(lambda: registers.enabled, "the host asking")
         registers.set_ready()
-    with teasing(link.bells[ADMIN].descriptor):
+    with teasing(link.notifiers[ADMIN].descriptor):
         time.sleep(0.3)
         yield
 

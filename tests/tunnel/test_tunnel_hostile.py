@@ -76,7 +76,7 @@ def submit(link: RingConnection, opcode: int, cid: int, address: int, length: in
     memory = link.region.queue(SEND, 32)
     SQE.pack_into(memory.submissions, 0, opcode, 0, cid, 0, 0, 0, address, 0, length, 0, 0, 0, 0, 0)
     memory.tail_doorbell[0] = tail
-    os.eventfd_write(link.bells[SEND].descriptor, 1)
+    os.eventfd_write(link.notifiers[SEND].descriptor, 1)
 
 
 def test_garbage_in_the_send_ring_resets_the_link(pair: Any) -> None:
@@ -100,8 +100,8 @@ def test_random_bytes_all_over_the_region_reset_the_link(pair: Any, undo: ExitSt
     link.region.memory[start : link.region.layout.buffers(ADMIN).start] = os.urandom(
         link.region.layout.buffers(ADMIN).start - start
     )
-    for bell in link.bells:
-        bell.ring()
+    for bell in link.notifiers:
+        bell.notify()
     eventually(lambda: device.status.get("resets"), "the link is reset")
     pair.host_side.end("host", pair.socket).wait_up()
     assert device.wait_up(after=1)["resets"] == 1
@@ -117,7 +117,7 @@ def test_a_malformed_packet_is_dropped_and_counted(pair: Any) -> None:
         assert cid is not None
         queue.buffers[cid][: len(packet)] = packet
         queue.submit(Opcode.SEND, cid, len(packet))
-        os.eventfd_write(link.bells[SEND].descriptor, 1)
+        os.eventfd_write(link.notifiers[SEND].descriptor, 1)
         meet(queue.ready)
         done = queue.reap()
         assert done is not None and done[2] == 0
@@ -147,7 +147,7 @@ def complete(link: RingConnection, completion: tuple[int, ...]) -> None:
     meet(lambda: memory.tail_doorbell[0] == 31)
     CQE_BODY.pack_into(memory.completions, 0, *completion)
     memory.completions.cast("H")[7] = 1
-    os.eventfd_write(link.bells[RECV].descriptor, 1)
+    os.eventfd_write(link.notifiers[RECV].descriptor, 1)
 
 
 def test_a_bad_completion_resets_the_link(pair: Any, undo: ExitStack) -> None:
@@ -226,7 +226,7 @@ class TestTheRegion:
 
     def test_with_pipes_for_bells(self, tmp_path: Path) -> None:
         bells = [end for _ in range(3) for end in os.pipe()]
-        self.refuse(tmp_path / "s", [_sealed(Layout(32).size), *bells], "for a bell")
+        self.refuse(tmp_path / "s", [_sealed(Layout(32).size), *bells], "for an eventfd")
 
     def test_zeros(self, tmp_path: Path) -> None:
         self.refuse(tmp_path / "s", [_sealed(Layout(32).size), *self.bells()], "not a millpond tunnel")

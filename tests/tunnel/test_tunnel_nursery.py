@@ -1,4 +1,4 @@
-"""The nursery: ends as forks of one process, which live and die as ends of their own would."""
+"""The zygote: ends as forks of one process, which live and die as ends of their own would."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def in_a_namespace(body: Callable[[], int]) -> int:
     return exit_code(os.waitpid(spawn(Sandbox(own_network=True), body), 0)[1])
 
 
-def host_end(nursery: EndpointZygote, folder: Path, number: int) -> EndpointHandle:
+def host_end(zygote: EndpointZygote, folder: Path, number: int) -> EndpointHandle:
     return spawn_endpoint(
-        "host", folder / str(number), f"pond{number}", f"10.77.{number}.1/30", nursery=nursery
+        "host", folder / str(number), f"pond{number}", f"10.77.{number}.1/30", zygote=zygote
     )
 
 
@@ -34,20 +34,20 @@ def device_end(folder: Path, number: int) -> EndpointHandle:
 
 def test_ends_of_one_nursery_are_apart(tmp_path: Path, tun_works: None) -> None:
     def body() -> int:
-        nursery = EndpointZygote()
+        zygote = EndpointZygote()
         devices = [device_end(tmp_path, number) for number in range(3)]
-        hosts = [host_end(nursery, tmp_path, number) for number in range(3)]
+        hosts = [host_end(zygote, tmp_path, number) for number in range(3)]
         for end in (*devices, *hosts):
             assert end.wait_up(Deadline.after(30))["generation"] == 1
-        assert len(children(nursery.pid)) == 3
+        assert len(children(zygote.pid)) == 3
         hosts[1].stop()
         assert not hosts[1].alive and hosts[0].alive and hosts[2].alive
-        eventually(lambda: len(children(nursery.pid)) == 2, "the one that ended is buried")
-        again = host_end(nursery, tmp_path, 1)
+        eventually(lambda: len(children(zygote.pid)) == 2, "the one that ended is buried")
+        again = host_end(zygote, tmp_path, 1)
         assert again.wait_up(Deadline.after(30))["generation"] == 2
-        process = nursery.pid
-        nursery.close()
-        eventually(lambda: not runs(process), "the nursery has ended")
+        process = zygote.pid
+        zygote.close()
+        eventually(lambda: not runs(process), "the zygote has ended")
         eventually(lambda: not any(end.alive for end in (*hosts, again)), "its ends have ended")
         for end in devices:
             end.stop()
@@ -60,16 +60,16 @@ def test_a_killed_nursery_takes_its_ends_with_it_and_is_followed_by_another(
     tmp_path: Path, tun_works: None
 ) -> None:
     def body() -> int:
-        nursery = EndpointZygote()
-        device, host = device_end(tmp_path, 0), host_end(nursery, tmp_path, 0)
+        zygote = EndpointZygote()
+        device, host = device_end(tmp_path, 0), host_end(zygote, tmp_path, 0)
         host.wait_up(Deadline.after(30))
-        first = nursery.pid
+        first = zygote.pid
         os.kill(first, signal.SIGKILL)
-        eventually(lambda: not host.alive, "the end has died with its nursery")
-        again = host_end(nursery, tmp_path, 0)
+        eventually(lambda: not host.alive, "the end has died with its zygote")
+        again = host_end(zygote, tmp_path, 0)
         assert again.wait_up(Deadline.after(30))["generation"] == 2
-        assert nursery.pid != first and not runs(first)
-        nursery.close()
+        assert zygote.pid != first and not runs(first)
+        zygote.close()
         device.stop()
         return 0
 
@@ -80,9 +80,9 @@ def test_a_nursery_dies_with_whoever_began_it(tmp_path: Path, tun_works: None) -
     pids = tmp_path / "pids"
 
     def body() -> int:
-        nursery = EndpointZygote()
-        host_end(nursery, tmp_path, 0)
-        pids.write_text(" ".join(map(str, [nursery.pid, *children(nursery.pid)])))
+        zygote = EndpointZygote()
+        host_end(zygote, tmp_path, 0)
+        pids.write_text(" ".join(map(str, [zygote.pid, *children(zygote.pid)])))
         os.kill(os.getpid(), signal.SIGKILL)
         return 0
 
@@ -94,21 +94,21 @@ def test_a_nursery_dies_with_whoever_began_it(tmp_path: Path, tun_works: None) -
 
 def test_an_end_that_ends_at_once_harms_no_other(tmp_path: Path, tun_works: None) -> None:
     def body() -> int:
-        nursery = EndpointZygote()
-        device, host = device_end(tmp_path, 0), host_end(nursery, tmp_path, 0)
+        zygote = EndpointZygote()
+        device, host = device_end(tmp_path, 0), host_end(zygote, tmp_path, 0)
         host.wait_up(Deadline.after(30))
         reader, closed = os.pipe()
         os.close(reader)  # nobody listens to its status: it ends with the first word
         counters = os.memfd_create("counters")
         os.truncate(counters, 4096)
         told = ["host", "--socket", str(tmp_path / "1"), "--interface", "pond1", "--address", "10.77.1.1/30"]
-        for child in [nursery.start(told, closed, counters) for _ in range(20)]:
+        for child in [zygote.start(told, closed, counters) for _ in range(20)]:
             child.wait()
-        eventually(lambda: len(children(nursery.pid)) == 1, "those that ended are buried")
+        eventually(lambda: len(children(zygote.pid)) == 1, "those that ended are buried")
         assert host.alive and host.status["state"] == "up"
-        os.kill(children(nursery.pid)[0], signal.SIGKILL)
+        os.kill(children(zygote.pid)[0], signal.SIGKILL)
         eventually(lambda: host.status["state"] == "down", "a dead end is called down")
-        nursery.close()
+        zygote.close()
         device.stop()
         return 0
 
@@ -116,14 +116,14 @@ def test_an_end_that_ends_at_once_harms_no_other(tmp_path: Path, tun_works: None
 
 
 def test_what_an_end_cannot_mean_is_refused(tmp_path: Path, tun_works: None) -> None:
-    nursery = EndpointZygote()
+    zygote = EndpointZygote()
     counters = os.memfd_create("counters")
     reader, writer = os.pipe()
     try:
         for arguments, complaint in ((["host", "--socket"], "wrong arguments"), (["x" * 5000], "too long")):
             with pytest.raises(OSError, match=complaint):
-                nursery.start(arguments, writer, counters)
+                zygote.start(arguments, writer, counters)
     finally:
-        nursery.close()
+        zygote.close()
         for descriptor in (counters, reader, writer):
             os.close(descriptor)

@@ -15,7 +15,7 @@ from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.ring import layout as at
 from millpond.tunnel.ring import nvme_defs
 from millpond.tunnel.ring.layout import ADMIN, RECV, SEND, Layout, layout_of
-from millpond.tunnel.ring.link_params import CSUM, TSO4, LinkParameters, check_settled, parse, settle
+from millpond.tunnel.ring.link_params import CSUM, TSO4, LinkParameters, check_negotiated, negotiate, parse
 from millpond.tunnel.ring.region import Region
 
 
@@ -76,9 +76,9 @@ def test_parameters_cross_and_settle_on_the_lesser() -> None:
     offer = LinkParameters(generation=7, mtu=9000, depth=16, offloads=CSUM, name="host")
     own = LinkParameters(generation=3, mtu=65520, depth=32, name="csd0")
     assert parse(offer.pack(), "host", 1) == offer
-    settled = settle(offer, own)
+    settled = negotiate(offer, own)
     assert settled == LinkParameters(generation=7, mtu=9000, depth=16, offloads=CSUM, name="csd0")
-    check_settled(settled, offer)
+    check_negotiated(settled, offer)
 
 
 def test_later_fields_are_ignored_and_shorter_records_read_as_zeros() -> None:
@@ -109,7 +109,7 @@ def test_random_parameters_are_refused_or_in_range(tail: bytes) -> None:
 def test_terms_beyond_the_offer_are_refused(change: dict[str, int]) -> None:
     offer = LinkParameters(generation=7, mtu=9000, depth=16, offloads=CSUM)
     with pytest.raises(LinkViolation):
-        check_settled(replace(offer, **change), offer)  # type: ignore[arg-type]
+        check_negotiated(replace(offer, **change), offer)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

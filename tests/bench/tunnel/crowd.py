@@ -56,8 +56,8 @@ class Crowd:
         self._program = str(tools.traffic)
         self._host = Namespace()
         tools.undo.callback(self._host.close)
-        self._nursery = EndpointZygote()
-        tools.undo.callback(self._nursery.close)
+        self._zygote = EndpointZygote()
+        tools.undo.callback(self._zygote.close)
         self._members = [self._join(tools, Wishes(engine), number) for number in range(count)]
         wait_for_all([end for member in self._members for end in (member.host, member.device)])
         time.sleep(_SETTLES)
@@ -78,19 +78,19 @@ class Crowd:
         counters = make_stats()
         try:
             with self._host.entered():
-                self._nursery.start(told, status, counters)
+                self._zygote.start(told, status, counters)
         finally:
             os.close(status)
             os.close(counters)
         return End(0, reader)
 
     def _processes(self) -> list[int]:
-        return [self._nursery.pid, *(member.device.pid for member in self._members)]
+        return [self._zygote.pid, *(member.device.pid for member in self._members)]
 
     def memory(self) -> Memory:
         """At this moment."""
-        nursery, *devices = self._processes()
-        host, device = proportional_memory([nursery]), proportional_memory(devices)
+        zygote, *devices = self._processes()
+        host, device = proportional_memory([zygote]), proportional_memory(devices)
         self._check_steady()
         return Memory((host + device) / len(devices), host / len(devices))
 

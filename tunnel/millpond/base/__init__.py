@@ -1,1 +1,1 @@
-"""Errors, deadlines, typed plain data, TOML and text: what every other package stands on."""
+"""Errors, deadlines, typed plain data, TOML and text: the ground that every other package stands on."""

@@ -1,4 +1,4 @@
-"""Edge (the clock): a point in time that is passed down, instead of a time-out in every callee."""
+"""Edge (the clock): pass a point in time down, instead of a time-out in every callee."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ class Deadline:
 
     @staticmethod
     def after(seconds: float | None) -> Deadline:
-        """The moment ``seconds`` from now; None for never."""
+        """Return the moment ``seconds`` from now; None for never."""
         return Deadline(None if seconds is None else time.monotonic() + seconds)
 
     def remaining(self) -> float | None:
-        """Seconds left, None if there is no end. Raises DeadlineExceeded when they are used up."""
+        """Return the seconds left, None if there is no end. Raises DeadlineExceeded when the moment has
+        passed.
+        """
         if self.at is None:
             return None
         left = self.at - time.monotonic()
@@ -30,11 +32,11 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """Whether the moment has come."""
+        """Whether the moment has passed."""
         return self.at is not None and time.monotonic() >= self.at
 
     def earlier(self, seconds: float) -> Deadline:
-        """This deadline or ``seconds`` from now, whichever comes first."""
+        """Return this deadline or ``seconds`` from now, whichever comes first."""
         other = time.monotonic() + seconds
         return Deadline(other if self.at is None else min(self.at, other))
 

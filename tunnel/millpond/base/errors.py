@@ -1,4 +1,4 @@
-"""Pure: one error root; the class says whose fault it is."""
+"""Pure: define the errors of millpond, under one root; the class says whose fault it is."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class LocalError(MillpondError):
 
 
 class ConfigError(LocalError):
-    """A configuration file or job file says something that cannot be done; names the file and the key."""
+    """A configuration or job file demands the impossible; the text names the file and the key."""
 
 
 class RemoteError(MillpondError):
-    """The peer, or the way to it, is at fault."""
+    """The peer, or the path to it, is at fault."""
 
 
 class ConnectionLost(RemoteError):
@@ -28,7 +28,7 @@ class DeadlineExceeded(RemoteError):
 
 
 class ProtocolError(RemoteError):
-    """The peer sent something that is not a message, or not one expected here."""
+    """The peer sent bytes that are no message, or a message that is not expected here."""
 
 
 class LimitExceeded(ProtocolError):

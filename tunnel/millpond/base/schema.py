@@ -1,4 +1,6 @@
-"""Pure: frozen dataclasses from plain data and back, every type checked. For messages and TOML files."""
+"""Pure: convert plain data to frozen dataclasses and back, checking every type. For messages
+and TOML files.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from millpond.base.errors import ConfigError
 
 T = TypeVar("T")
 
-# Where a value is: text, or what lies around it and the parts of its own name. Only errors need it as text.
+# The place of a value: text, or the place around it and the parts of its own name. Only errors need the text.
 _Where = str | tuple[Any, ...]
 _Converter = Callable[[Any, _Where, bool], Any]
 
@@ -45,7 +47,7 @@ def load(cls: type[T], data: object, where: _Where, *, strict: bool = True) -> T
 
 
 def dump(value: object) -> Any:
-    """The plain data of a dataclass, tuple, dict or scalar; ``load`` gives the same value back."""
+    """Convert a dataclass, tuple, dict or scalar to plain data, from which ``load`` gives the same value."""
     kind: Any = type(value)
     if kind in _NAMES:
         return value
@@ -68,8 +70,8 @@ def _wrong(where: _Where, expected: str, value: object) -> ConfigError:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Fields:
-    """Of a dataclass: how the value of each is converted, which must be there, and the type of those that
-    need no conversion if they have it.
+    """The fields of a dataclass: how the value of each is converted, which are required, and the types of
+    scalar fields, whose values need no conversion if they have that type.
     """
 
     converters: dict[str, _Converter]
@@ -87,7 +89,7 @@ def _fields(cls: Any) -> _Fields:
 
 @functools.cache
 def _field_names(kind: type) -> tuple[str, ...] | None:
-    """Of a dataclass; None of another type."""
+    """Return the names of a dataclass's fields, None for another type."""
     return tuple(_fields(kind).converters) if dataclasses.is_dataclass(kind) else None
 
 
@@ -101,7 +103,9 @@ def _nearest(key: str, known: Mapping[str, Any]) -> str:
 
 
 def _converter(hint: Any) -> _Converter:
-    """Made once per field. Not kept by hint: int | float and float | int are equal, and convert unlike."""
+    """Make the converter of a field, once per field. Not cached by hint: int | float and float | int are
+    equal, and convert differently.
+    """
     if hint is Any:
         return lambda value, _where, _strict: value
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -137,7 +141,7 @@ def _union(args: tuple[Any, ...]) -> _Converter:
 
 def _literal(args: tuple[Any, ...], value: object, where: _Where, _strict: bool) -> Any:
     for arg in args:
-        if type(value) is type(arg) and value == arg:  # True and 1.0 equal 1, and are not it
+        if type(value) is type(arg) and value == arg:  # True and 1.0 equal 1, and have other types
             return arg
     raise ConfigError(f"{_text(where)}: {value!r:.40} is not one of {', '.join(map(str, args))}")
 

@@ -1,4 +1,4 @@
-"""Pure: text that a peer sent, made fit for logs and terminals."""
+"""Pure: make a peer's text fit for logs and terminals."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ LONGEST = 1000
 
 
 def printable(text: str, longest: int = LONGEST) -> str:
-    """One line without control characters, shortened: a peer must not write on a terminal as it likes."""
+    """Return one line without control characters, shortened: a peer must not control a terminal."""
     cleaned = "".join(char if char.isprintable() else " " for char in text[: longest + 1])
     return cleaned if len(cleaned) <= longest else cleaned[: longest - 3] + "..."

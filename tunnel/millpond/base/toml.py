@@ -1,4 +1,4 @@
-"""Edge: a TOML file as a dataclass."""
+"""Edge: read a TOML file as a dataclass."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 def read(cls: type[T], path: Path) -> T:
-    """What ``path`` holds. Raises ConfigError in one line: for a file that can not be read, for what is not
-    TOML, and as ``schema.load`` does.
+    """Read the dataclass ``cls`` from the TOML file ``path``. Raises ConfigError in one line: for a file that
+    cannot be read, for text that is not TOML, and as ``schema.load`` does.
     """
     try:
         content = tomllib.loads(path.read_text())

@@ -1,3 +1,3 @@
-"""Pure: which millpond this is; pyproject.toml reads it here. To ask the package's metadata takes 2 MB."""
+"""Pure: the version of millpond, which pyproject.toml reads here: the package's metadata would take 2 MB."""
 
 VERSION = "0.1.0"

@@ -1,1 +1,3 @@
-"""What millpond needs of Linux and Python lacks: namespaces, mounts, passed descriptors, sd_notify."""
+"""Linux features that Python has no binding for: namespaces, mounts, sandboxes, passed descriptors,
+sd_notify.
+"""

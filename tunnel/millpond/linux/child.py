@@ -1,4 +1,4 @@
-"""Edge: forks of an end, each with a pipe on which it tells how it went."""
+"""Edge: fork children that report through a pipe."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from millpond.linux.syscalls import die_with_parent
 
 
 def fork(body: Callable[[int], None]) -> tuple[int, int]:
-    """Run ``body`` with a pipe's writing end in a child that dies with this process: its pid and the pipe's
-    reading end. It keeps all descriptors: an end is gone for its peer only when its children are gone too.
+    """Run ``body`` with the writing end of a pipe in a child that dies with this process; returns its pid and
+    the pipe's reading end. The child keeps all descriptors: an endpoint is gone for its peer only when its
+    children are gone too.
     """
     reader, writer = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()

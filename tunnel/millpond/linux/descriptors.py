@@ -1,4 +1,4 @@
-"""Edge: how many descriptors a process may have."""
+"""Edge: raise the limit of open descriptors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import resource
 
 
 def allow_most() -> int:
-    """Let this process have as many as its hard limit says; how many that is."""
+    """Raise the limit of open descriptors to the hard limit; returns that."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return most

@@ -1,4 +1,4 @@
-"""Edge: one process at a time."""
+"""Edge: let one process at a time hold a lock file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edge: what makes a change of names last, and what a file's contents are known by."""
+"""Edge: make changes of a directory durable, and compute digests of files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def sync_folder(folder: Path) -> None:
-    """Make what was made, renamed or removed in ``folder`` last through a loss of power. Raises OSError."""
+    """Make names that were created, renamed or removed in ``folder`` durable. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -17,6 +17,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Of what the file holds, in hexadecimal digits. Raises OSError."""
+    """Compute the SHA-256 of a file's contents, in hexadecimal digits. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

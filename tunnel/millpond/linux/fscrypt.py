@@ -1,8 +1,8 @@
-"""Edge (fscrypt): encryption of directories by the kernel.
+"""Edge (fscrypt): have the kernel encrypt directories.
 
 ext4 (with its feature ``encrypt``), f2fs, UBIFS and others have it. The kernel forgets a key when the file
 system is unmounted. Only version 2 policies are made: each file gets a key derived from the one that was
-given, and an identifier that tells nothing of that names it.
+given, which is named by an identifier that reveals nothing of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BY_IDENTIFIER = 2
 
 @dataclass(frozen=True, slots=True)
 class Cipher:
-    """How contents and names are encrypted, by the kernel's numbers."""
+    """Ciphers of contents and names, by the kernel's numbers."""
 
     name: str
     contents: int
@@ -46,14 +46,18 @@ ADIANTUM = Cipher("Adiantum", contents=9, names=9)
 
 @dataclass(frozen=True, slots=True)
 class EncryptionPolicy:
-    """What a directory is encrypted with, and so all that is made in it. ``identifier`` is the key's."""
+    """The encryption of a directory, which applies to all that is created in it. ``identifier`` names the
+    key.
+    """
 
     cipher: Cipher
     identifier: bytes
 
 
 def preferred(processor: str) -> tuple[Cipher, ...]:
-    """The ciphers, best first, for a processor as /proc/cpuinfo describes it: AES in software is slow."""
+    """Return the ciphers, best first, for a processor as /proc/cpuinfo describes it: AES in
+    software is slow.
+    """
     fast = any(
         "aes" in line.split() for line in processor.splitlines() if line.startswith(("flags", "Features"))
     )
@@ -61,13 +65,13 @@ def preferred(processor: str) -> tuple[Cipher, ...]:
 
 
 def pack_policy(policy: EncryptionPolicy) -> bytes:
-    """struct fscrypt_policy_v2."""
+    """Pack a policy as ``struct fscrypt_policy_v2``."""
     cipher = policy.cipher
     return _POLICY.pack(_VERSION_2, cipher.contents, cipher.names, _PAD_NAMES_TO_32, 0, policy.identifier)
 
 
 def unpack_policy(data: bytes) -> EncryptionPolicy:
-    """The policy in a struct of either version. Raises OSError for others."""
+    """Unpack the policy in a struct of either version. Raises OSError for others."""
     if data[:1] == bytes([_VERSION_2]) and len(data) >= _POLICY.size:
         _, contents, names, _, _, identifier = _POLICY.unpack_from(data)
     elif data[:1] == b"\0" and len(data) >= _POLICY_V1.size:
@@ -83,7 +87,9 @@ def _cipher(contents: int, names: int) -> Cipher:
 
 
 def policy_of(directory: Path) -> EncryptionPolicy | None:
-    """What ``directory`` is encrypted with, if at all. Raises OSError where that cannot be."""
+    """Return the encryption policy of ``directory``, None if it is not encrypted. Raises OSError where the
+    kernel does not tell.
+    """
     argument = bytearray(_POLICY_EX.pack(_POLICY.size, b""))
     try:
         with _opened(directory) as descriptor:
@@ -97,18 +103,18 @@ def policy_of(directory: Path) -> EncryptionPolicy | None:
 
 
 def set_policy(directory: Path, policy: EncryptionPolicy) -> None:
-    """Encrypt all that will be made in the empty ``directory``; this is for good. Raises OSError.
+    """Encrypt for good all that will be created in the empty ``directory``. Raises OSError.
 
-    The key must have been added. That the kernel has no such cipher shows only when a file is made.
+    The key must have been added. A missing cipher of the kernel shows only when a file is created.
     """
     with _opened(directory) as descriptor:
         fcntl.ioctl(descriptor, _SET_POLICY, pack_policy(policy))
 
 
 def add_key(directory: Path, key: bytes) -> bytes:
-    """Give the kernel a key for the file system of ``directory``; its identifier. Raises OSError.
+    """Give the kernel a key for the file system of ``directory``; returns its identifier. Raises OSError.
 
-    It needs no privilege, and files of that key are then open to everyone as their modes say.
+    This needs no privilege, and opens files of that key to every user that their modes allow.
     """
     argument = bytearray(_KEY.pack(_BY_IDENTIFIER, 0, b"", len(key), 0) + key)
     with _opened(directory) as descriptor:

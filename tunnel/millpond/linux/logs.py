@@ -1,4 +1,4 @@
-"""Edge: log files that cannot fill a disk."""
+"""Edge: write and rotate log files that cannot fill a disk."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def rotate(path: Path, *, most: int = LOG_BYTES) -> None:
-    """Put a log file that has grown over ``most`` bytes aside, in place of the one before it."""
+    """Rotate a log file of more than ``most`` bytes to the name with ``.1``, replacing the one before."""
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size > most:
             path.replace(path.with_name(path.name + ".1"))
 
 
 class BoundedLog:
-    """Takes what processes write to the descriptor ``writer``, and keeps the last of it in two files.
+    """Copies the output of processes, written to the descriptor ``writer``, to two files that keep its end.
 
-    The file is its owner's alone and is never reached through a link. Raises OSError.
+    The files are their owner's alone and are never reached through a symbolic link. Raises OSError.
     """
 
     def __init__(self, path: Path, *, most: int = LOG_BYTES) -> None:
@@ -36,7 +36,7 @@ class BoundedLog:
         return os.open(self._path, _FLAGS, 0o600)
 
     def _copy(self, reader: int) -> None:
-        """Until all writers have closed. A full disk costs the log, not the process that writes it."""
+        """Copy until all writers have closed. A full disk costs the log, not the process that writes it."""
         written = 0
         while data := os.read(reader, 1 << 16):
             with contextlib.suppress(OSError):

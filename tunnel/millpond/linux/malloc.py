@@ -1,4 +1,4 @@
-"""Edge (libc): what a process that lasts keeps of the memory that its start took."""
+"""Edge (libc): return free heap memory to the kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 
 
 def trim_heap() -> None:
-    """Give the kernel back what is free. To import takes up to a MiB that nobody would use again."""
+    """Return free heap memory to the kernel after start-up (malloc_trim): imports leave up to a MiB of it."""
     gc.collect()
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # of glibc
         trim(ctypes.c_size_t(0))

@@ -1,4 +1,4 @@
-"""Edge (memfd): memory that two processes share, and that neither can take away from the other."""
+"""Edge (memfd): share memory between two processes so that neither can take it away from the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
-_LASTING = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_NO_RESIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _F_SEAL_FUTURE_WRITE = 0x10  # <linux/fcntl.h>
 # By the last byte of an entry in /proc/PID/pagemap, as proc_pid_pagemap(5) has it: whether the page is in
 # memory (bit 63) or swapped out (62), and not a file's (61), but the process's own.
@@ -22,7 +22,9 @@ _MAP_NORESERVE = 0x4000  # <asm-generic/mman.h>
 
 
 class SharedBuffer:
-    """Memory that is mapped here as ``data``; it and its ``descriptor`` last as long as this object."""
+    """A mapping of a shared memory file as ``data``; it and its ``descriptor`` last as long as
+    this object.
+    """
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.descriptor = os.dup(descriptor)
@@ -30,29 +32,29 @@ class SharedBuffer:
         self.data = memoryview(mmap.mmap(self.descriptor, size))
 
     def part(self, start: int, size: int) -> SharedSlice:
-        """``size`` bytes of it."""
+        """Return ``size`` bytes of it from ``start``. Raises IndexError."""
         if not 0 <= start <= start + size <= len(self.data):
             raise IndexError(f"{size} bytes at {start} are not all in {len(self.data)}")
         return SharedSlice(self, start, size)
 
 
 class CowView:
-    """Memory of another process that is mapped here as ``data`` to be read: it shows what the other writes
-    until something is written here, which is then seen here alone.
+    """A private mapping (copy on write) of another process's memory as ``data``, to be read. It shows the
+    other process's writes, except on pages that this process has written itself.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._descriptor = os.dup(descriptor)
         weakref.finalize(self, os.close, self._descriptor)
-        # nothing is to be written: no memory is to be set aside for it
+        # no memory is reserved for copies: nothing should be written
         self._map = mmap.mmap(self._descriptor, size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE)
         self.data = memoryview(self._map)
         self._first = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) // mmap.PAGESIZE
         self._pages = -(-size // mmap.PAGESIZE)
 
     def forget(self) -> int | None:
-        """Forget what was written here. Returns the offset of the first byte that the other has not written
-        as well, None if there is none or the kernel does not tell.
+        """Drop the pages that were written here. Returns the offset of the first byte that differed from the
+        other process's; None if there is none or the kernel does not tell.
         """
         changed = None
         with contextlib.suppress(OSError):  # a kernel without CONFIG_PROC_PAGE_MONITOR
@@ -70,7 +72,7 @@ class CowView:
         return [page for page, written in enumerate(own) if written] if 1 in own else []
 
     def _change(self, page: int) -> int | None:
-        """The offset of the first byte in a page that differs from the other's."""
+        """Return the offset of the first byte in a page that differs from the other process's."""
         start = page * mmap.PAGESIZE
         theirs = os.pread(self._descriptor, mmap.PAGESIZE, start)
         ours = self.data[start : start + mmap.PAGESIZE]
@@ -81,8 +83,8 @@ class CowView:
 
 @dataclass(frozen=True, slots=True)
 class SharedSlice:
-    """Part of shared memory. A socket can send it without a copy: it must then stay as it is until the
-    receiver has it.
+    """A part of shared memory. A socket can send it without a copy: it must not change until the receiver has
+    it.
     """
 
     shared: SharedBuffer
@@ -91,41 +93,47 @@ class SharedSlice:
 
     @property
     def descriptor(self) -> int:
-        """Of the whole memory."""
+        """Descriptor of the whole memory."""
         return self.shared.descriptor
 
     @property
     def data(self) -> memoryview:
-        """The bytes themselves."""
+        """The bytes of the part."""
         return self.shared.data[self.start : self.start + self.size]
 
 
 def make(name: str) -> int:
-    """The descriptor of memory without a size yet, to be passed to another process."""
+    """Make a memory file without a size yet, to be passed to another process; returns its descriptor."""
     return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
 def map_first(descriptor: int, size: int) -> SharedBuffer:
-    """Give it a size in bytes, which stays, and map it. Raises OSError, also if it has another."""
+    """Set the size of a memory file in bytes, for good, and map it. Raises OSError, also if it has another
+    size.
+    """
     os.ftruncate(descriptor, size)
     return SharedBuffer(descriptor, size)
 
 
 def map_second(descriptor: int, size: int) -> SharedBuffer:
-    """Map what the other process has sized. Raises ValueError if it is not of ``size`` bytes for good."""
+    """Map a memory file that the other process has sized. Raises ValueError if it is not of ``size`` bytes
+    for good.
+    """
     _check_size(descriptor, size)
     return SharedBuffer(descriptor, size)
 
 
 def map_private(descriptor: int, size: int) -> CowView:
-    """Map what the other process has sized and goes on to write, to read it. Raises ValueError as above."""
+    """Map, to be read, a memory file that the other process has sized and writes to. Raises ValueError as
+    above.
+    """
     _check_size(descriptor, size)
     return CowView(descriptor, size)
 
 
 def freeze(descriptor: int) -> None:
-    """From now on only who has mapped it before can write there; before Linux 5.1 whoever wants can. Raises
-    ValueError if it was sealed.
+    """Seal the memory file against further writable mappings (F_SEAL_FUTURE_WRITE, Linux 5.1; no effect
+    before). Raises ValueError if it was sealed in another way.
     """
     try:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
@@ -138,9 +146,11 @@ def freeze(descriptor: int) -> None:
 
 def _check_size(descriptor: int, size: int) -> None:
     try:
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _LASTING)  # else its end could be cut off under us
-    except PermissionError:  # it was sealed before, in whatever way
-        if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _LASTING != _LASTING:
+        fcntl.fcntl(
+            descriptor, fcntl.F_ADD_SEALS, _NO_RESIZE
+        )  # else it could be truncated under this mapping
+    except PermissionError:  # it was sealed before
+        if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _NO_RESIZE != _NO_RESIZE:
             raise ValueError("the shared memory cannot be kept from shrinking") from None
     if os.fstat(descriptor).st_size != size:
         raise ValueError(f"the shared memory has {os.fstat(descriptor).st_size} bytes, not {size}")

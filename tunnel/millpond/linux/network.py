@@ -1,4 +1,4 @@
-"""Edge: the two settings of a new network namespace that a board needs before anything else runs."""
+"""Edge: configure a new network namespace: its loopback, and ports below 1024 for all users."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def loopback_up() -> None:
 
 
 def allow_low_ports() -> None:
-    """Let any user of this network namespace listen on ports below 1024, as SSH's server does."""
+    """Let any user of this network namespace listen on ports below 1024, as sshd does."""
     Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").write_text("0")

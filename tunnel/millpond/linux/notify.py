@@ -1,4 +1,4 @@
-"""Edge: tells systemd how a service is doing (sd_notify(3)); does nothing where there is no systemd."""
+"""Edge: report the state of a service to systemd (sd_notify(3)); without systemd nothing happens."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ def notify(state: str) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         try:
             sock.sendto(state.encode(), address)
-        except OSError:  # a manager that is gone must not take the service with it
+        except OSError:  # a missing manager must not end the service
             return False
     return True
 
 
 def watchdog_interval() -> float | None:
-    """Seconds between two ``WATCHDOG=1``, half of what the unit asks for; None without a watchdog."""
+    """Return the seconds between two ``WATCHDOG=1``, half of the interval of the unit; None without a
+    watchdog.
+    """
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None  # meant for the process that started this one

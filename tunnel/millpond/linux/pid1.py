@@ -1,4 +1,4 @@
-"""Edge: what every PID 1 must do."""
+"""Edge: reap orphaned processes, as PID 1 must."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Container
 
 
 def reap_orphans(own: Container[int]) -> None:
-    """Collect dead processes that others have left behind, never those in ``own``, which are waited for."""
+    """Reap dead processes that others have orphaned, but none of ``own``, which their starters wait for."""
     with contextlib.suppress(ChildProcessError):
         while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if found.si_pid in own:

@@ -1,4 +1,4 @@
-"""Edge (/proc, psutil): whether processes do anything at all."""
+"""Edge (/proc, psutil): measure the processor time of processes, to detect those that hang."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 import psutil
 
 HANG_SECONDS = 0.75
-"""Whoever owes an answer and has done nothing in the second so many seconds will not answer. In the first
-nobody looks: it takes some ms.
+"""A process that owes an answer, and has used no processor time in the second interval of this length, hangs.
+The first is not checked: a check takes some ms.
 """
 
 
 def processor_time(pid: int) -> int | None:
-    """Nanoseconds that the threads of a process, and of all below it, have run or waited for a processor.
+    """Return the nanoseconds that the threads of a process and its descendants have run or waited for a
+    processor.
 
-    Threads that are busy, or would be if they were let, have more each time; those that hang do not. None
-    where the kernel does not tell, or there is no such process.
+    The sum grows while threads are runnable, and stands still when all of them are blocked. None where the
+    kernel does not tell, or there is no such process.
     """
     try:
         top = psutil.Process(pid)

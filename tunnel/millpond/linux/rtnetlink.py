@@ -1,7 +1,7 @@
-"""Edge: what the kernel forwards: an interface's forwarding, and the routing rules and tables that guard it.
+"""Edge: control the kernel's IPv4 forwarding: per interface, and by routing rules and tables.
 
-Spoken to the kernel directly, as rtnetlink(7) has it: the settings' files below /proc/sys are read-only for a
-service, and a library takes 25 MiB of a daemon for a few messages. IPv4 only.
+It speaks rtnetlink(7) itself: the files below /proc/sys are read-only for a service, and a library takes
+25 MiB of a daemon for a few messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROTOCOL_STATIC, _SCOPE_LINK, _UNICAST = 4, 253, 1
 
 
 def set_forwarding(interface: str, *, on: bool) -> None:
-    """Whether packets that come in by an interface may go out by others. Raises OSError."""
+    """Set whether packets that come in by an interface may go out by others. Raises OSError."""
     index = socket.if_nametoindex(interface)
     setting = _attribute(_DEVCONF_FORWARDING, struct.pack("=I", on))
     for kind in (_IFLA_INET_CONF, socket.AF_INET, _IFLA_AF_SPEC):
@@ -35,33 +35,33 @@ def set_forwarding(interface: str, *, on: bool) -> None:
 
 
 def prohibit(interface: str, priority: int) -> None:
-    """Refuse what comes in by an interface and is not for this machine, unless a rule before this allows it.
-    The interface need not exist yet. Raises OSError.
+    """Add a rule that refuses packets which come in by an interface and are not for this machine, unless an
+    earlier rule allows them. The interface need not exist yet. Raises OSError.
     """
     _add_rule(_PROHIBIT, 0, _matching(interface, priority))
 
 
 def allow_tcp(interface: str, priority: int, ports: range, table: int) -> None:
-    """Route TCP that comes in by an interface to these ports as ``table`` says. Raises OSError."""
+    """Add a rule that routes TCP from an interface to these ports as ``table`` says. Raises OSError."""
     match = _matching(interface, priority) + _attribute(_FRA_IP_PROTO, bytes([socket.IPPROTO_TCP]))
     match += _attribute(_FRA_DPORT_RANGE, struct.pack("=HH", ports.start, ports.stop - 1))
     _add_rule(_TO_TABLE, table, match)
 
 
 def delete_rules(interface: str, priority: int) -> None:
-    """All rules for an interface at a priority. Raises OSError."""
+    """Delete all rules for an interface at a priority. Raises OSError."""
     while _done(_RTM_DELRULE, _rule(0) + _matching(interface, priority), errno.ENOENT):
         pass
 
 
 def add_route(network: ipaddress.IPv4Network, interface: str, table: int) -> None:
-    """A route of ``table``, which goes away with the interface. Raises OSError."""
+    """Add a route to ``table``; it goes away with the interface. Raises OSError."""
     way = _attribute(_RTA_OIF, struct.pack("=I", socket.if_nametoindex(interface)))
     _request(_RTM_NEWROUTE, _NLM_CREATE | _NLM_EXCL, _route(network, table) + way)
 
 
 def delete_route(network: ipaddress.IPv4Network, table: int) -> None:
-    """A route of ``table``, if it is still there. Raises OSError."""
+    """Delete a route of ``table``, if it is still there. Raises OSError."""
     _done(_RTM_DELROUTE, _route(network, table), errno.ESRCH)
 
 
@@ -94,7 +94,7 @@ def _attribute(kind: int, data: bytes) -> bytes:
 
 
 def _done(kind: int, body: bytes, nothing_left: int) -> bool:
-    """Whether a deletion found something to delete."""
+    """Send a deletion; returns whether there was something to delete."""
     try:
         _request(kind, 0, body)
     except OSError as error:
@@ -105,7 +105,7 @@ def _done(kind: int, body: bytes, nothing_left: int) -> bool:
 
 
 def _request(kind: int, flags: int, body: bytes) -> None:
-    """Send one message and have it acknowledged. Raises OSError."""
+    """Send one message and wait for its acknowledgement. Raises OSError."""
     message = _HEADER.pack(_HEADER.size + len(body), kind, _NLM_REQUEST | _NLM_ACK | flags, 1, 0) + body
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
         sock.sendto(message, (0, 0))

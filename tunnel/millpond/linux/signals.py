@@ -1,4 +1,4 @@
-"""Edge: SIGTERM and SIGINT of a process whose work is a loop over descriptors."""
+"""Edge: turn SIGTERM and SIGINT into a readable descriptor, for processes that loop over descriptors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 
 
 def stop_descriptor() -> int:
-    """A descriptor that SIGTERM and SIGINT make readable, from now on."""
+    """Return a descriptor that SIGTERM and SIGINT make readable from now on."""
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(writer)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -16,7 +16,9 @@ def stop_descriptor() -> int:
 
 
 def forget_stop_descriptor() -> None:
-    """In a fork: SIGTERM ends it; SIGINT, which a terminal sends to all, is for the main process alone."""
+    """Restore signals in a fork: SIGTERM ends it; SIGINT, which a terminal sends to the whole group, is for
+    the main process alone.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Edge: Unix sockets at paths of any length, and descriptors passed over them."""
+"""Edge: use Unix sockets at paths of any length, and pass descriptors over them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INT = struct.Struct("i")
 
 
 def listen(path: Path, *, mode: int = 0o600, backlog: int = 64) -> socket.socket:
-    """A listening stream socket at ``path``, replacing a socket that a dead server left there.
+    """Return a listening stream socket at ``path``; it replaces a socket that a dead server left there.
 
     Raises OSError, EADDRINUSE when a server still listens there.
     """
@@ -45,7 +45,7 @@ def _is_served(path: Path) -> bool:
 
 
 def connect(path: Path, timeout: float | None = None) -> socket.socket:
-    """A stream socket connected to the server at ``path``. Raises OSError."""
+    """Return a stream socket connected to the server at ``path``. Raises OSError."""
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.settimeout(timeout)
     try:
@@ -57,7 +57,9 @@ def connect(path: Path, timeout: float | None = None) -> socket.socket:
 
 
 def _at(path: Path, call: Callable[[str], None]) -> None:
-    """Call with an address of the path that fits the 107 bytes of sockaddr_un, however deep the path is."""
+    """Call ``call`` with an address of ``path`` that fits the 107 bytes of sockaddr_un, however deep the path
+    is.
+    """
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         call(f"/proc/self/fd/{directory}/{path.name}")
@@ -71,7 +73,7 @@ def send_descriptors(sock: socket.socket, descriptors: list[int]) -> None:
 
 
 def receive_descriptors(sock: socket.socket, count: int) -> list[int]:
-    """Take exactly ``count`` descriptors from the peer; raises ConnectionError if it sent anything else."""
+    """Receive exactly ``count`` descriptors from the peer. Raises ConnectionError for anything else."""
     # Not socket.recv_fds: it drops its flags, and the descriptors would leak into every program started.
     data = bytearray(1)
     _, descriptors = receive_with_descriptors(sock, data, count)

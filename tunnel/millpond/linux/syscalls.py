@@ -1,4 +1,4 @@
-"""Edge: the system calls that Python 3.11 has no name for."""
+"""Edge: call the system calls that Python 3.11 has no binding for."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, call: str) -> None:
     if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), what)
+        raise OSError(code, os.strerror(code), call)
 
 
 def unshare(flags: int) -> None:
@@ -77,7 +77,7 @@ def enter_namespace(descriptor: int, kind: int) -> None:
 
 
 def mount(source: str, target: Path, kind: str, flags: int = 0, data: str = "") -> None:
-    """mount(2). Raises OSError that names the target."""
+    """Call mount(2). Raises OSError that names the target."""
     result = _libc.mount(
         source.encode(), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), data.encode()
     )
@@ -85,7 +85,7 @@ def mount(source: str, target: Path, kind: str, flags: int = 0, data: str = "") 
 
 
 def bind(source: Path, target: Path, *, read_only: bool = False) -> None:
-    """Show ``source`` (a file or tree, with what is mounted below it) at ``target``."""
+    """Bind ``source`` (a file or tree, with its submounts) to ``target``. Raises OSError."""
     mount(str(source), target, "", MS_BIND | MS_REC)
     if read_only and not _make_tree_read_only(target):
         flags = MS_BIND | MS_REMOUNT | MS_RDONLY
@@ -96,7 +96,7 @@ def bind(source: Path, target: Path, *, read_only: bool = False) -> None:
 
 
 def _make_tree_read_only(target: Path) -> bool:
-    """With what is mounted below, which a remount leaves writable. False before Linux 5.12."""
+    """Make a mount and its submounts, which a remount leaves writable, read-only. False before Linux 5.12."""
     attributes = ctypes.create_string_buffer(struct.pack("=4Q", _MOUNT_ATTR_RDONLY, 0, 0, 0), 32)
     arguments = (ctypes.c_int(_AT_FDCWD), os.fsencode(target), ctypes.c_uint(_AT_RECURSIVE), attributes)
     result = _libc.syscall(ctypes.c_long(_SYS_MOUNT_SETATTR), *arguments, ctypes.c_size_t(32))
@@ -120,7 +120,7 @@ def follow_no_links(target: Path) -> None:
 
 
 def unmount(target: Path, flags: int = MNT_DETACH) -> None:
-    """umount2(2); lazy by default, so it never waits for a dead server."""
+    """Call umount2(2); lazy by default, so it never waits for a dead server."""
     _check(_libc.umount2(os.fsencode(target), ctypes.c_int(flags)), str(target))
 
 
@@ -146,25 +146,27 @@ def make_dumpable() -> None:
 
 
 def killed_with_parent() -> Callable[[], None]:
-    """For ``preexec_fn``: has the child killed when this thread ends, or the child end if it had by then."""
+    """Return a ``preexec_fn`` that has the child killed when this thread ends, also if it had
+    ended before.
+    """
     parent = os.getpid()
 
     def tie() -> None:
         die_with_parent(SIGKILL)
-        if os.getppid() != parent:  # it died before the kernel knew
+        if os.getppid() != parent:  # the parent died before prctl
             os._exit(1)
 
     return tie
 
 
 def no_new_privileges() -> None:
-    """Give up set-uid programs for this process and all it starts."""
+    """Set no_new_privs: set-uid programs have no effect for this process and its descendants."""
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0), "prctl")
 
 
 def keep_capabilities(*numbers: int) -> None:
-    """Give up every capability but those of CAP_* ``numbers`` that this process has. A program that root of
-    the namespace executes would get them again.
+    """Drop every capability but those of CAP_* ``numbers`` that this process has. A program that root of the
+    namespace executes would regain them.
     """
     header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0))
     data = ctypes.create_string_buffer(24)
@@ -175,24 +177,24 @@ def keep_capabilities(*numbers: int) -> None:
     _check(_libc.capset(header, ctypes.create_string_buffer(struct.pack("=6I", *words), 24)), "capset")
 
 
-def bound_capabilities(*numbers: int) -> None:
-    """Give up every capability but CAP_* ``numbers`` for good, also for programs that root executes."""
+def drop_bounding_set(*numbers: int) -> None:
+    """Drop every capability but CAP_* ``numbers`` for good, also for programs that root executes."""
     for number in range(64):
         if number not in numbers and _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0) < 0:
-            if ctypes.get_errno() == errno.EINVAL:  # the kernel knows no more of them
+            if ctypes.get_errno() == errno.EINVAL:  # the kernel has no more capabilities
                 break
             _check(-1, "prctl")
     keep_capabilities(*numbers)
 
 
 def drop_capabilities() -> None:
-    """Give up every capability."""
+    """Drop every capability."""
     keep_capabilities()
 
 
 def filter_system_calls(program: bytes) -> None:
-    """Have the kernel judge every system call from now on by a seccomp program of 8-byte instructions; this
-    takes ``no_new_privileges`` first.
+    """Install a seccomp program of 8-byte instructions for every later system call; ``no_new_privileges``
+    must come first.
     """
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
@@ -206,25 +208,25 @@ def set_hostname(name: str) -> None:
 
 
 def set_times(path: str, atime: tuple[int, int], mtime: tuple[int, int]) -> None:
-    """utimensat(2): seconds and nanoseconds of each, or UTIME_NOW or UTIME_OMIT for these."""
+    """Call utimensat(2): seconds and nanoseconds of each time, or UTIME_NOW or UTIME_OMIT for these."""
     times = ctypes.create_string_buffer(struct.pack("@qlql", *atime, *mtime), 32)
     _check(_libc.utimensat(ctypes.c_int(_AT_FDCWD), os.fsencode(path), times, 0), path)
 
 
 def rename(here: int, name: bytes, there: int, new_name: bytes, flags: int) -> None:
-    """renameat2(2)."""
+    """Call renameat2(2)."""
     arguments = (ctypes.c_int(here), name, ctypes.c_int(there), new_name, ctypes.c_uint(flags))
     _check(_libc.renameat2(*arguments), os.fsdecode(name))
 
 
 def allocate(descriptor: int, mode: int, offset: int, length: int) -> None:
-    """fallocate(2)."""
+    """Call fallocate(2)."""
     numbers = (ctypes.c_int64(offset), ctypes.c_int64(length))
     _check(_libc.fallocate(ctypes.c_int(descriptor), ctypes.c_int(mode), *numbers), "fallocate")
 
 
 def file_system(descriptor: int) -> int:
-    """The type of the file system that an open file lies on, by its magic number. Raises OSError."""
+    """Return the type of the file system of an open file, as its magic number. Raises OSError."""
     found = ctypes.create_string_buffer(256)  # struct statfs, which begins with it
     _check(_libc.fstatfs(ctypes.c_int(descriptor), found), "fstatfs")
     return int(struct.unpack_from("@l", found)[0]) & 0xFFFFFFFF

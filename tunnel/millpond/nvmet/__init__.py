@@ -1,1 +1,1 @@
-"""An NVMe/TCP target of the device: the volume's blocks, and the tunnel in vendor commands."""
+"""An NVMe/TCP target for stock Linux drivers: a file as block device, and the tunnel in vendor commands."""

@@ -1,4 +1,4 @@
-"""Entry: the device's NVMe/TCP target as a process of its own, ``python -m millpond.nvmet``."""
+"""Entry: run a device's NVMe/TCP target as a process of its own, ``python -m millpond.nvmet``."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--interface", required=True, help="name of the TUN interface to make")
     parser.add_argument("--address", required=True, help="its address, such as 10.77.0.2/30")
     parser.add_argument("--mtu", type=int, default=DEFAULT_MTU, help="the most bytes of a packet")
-    parser.add_argument("--name", default="device", help="what the host shall call this end")
+    parser.add_argument("--name", default="device", help="this endpoint's name in the host's status")
     parser.add_argument("--nqn", default="", help="name of the NVM subsystem; follows from --name")
     parser.add_argument("--queues", type=int, default=8, help="the most I/O queues")
     parser.add_argument(
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(arguments: argparse.Namespace) -> LinkParameters:
-    """What this end offers. Raises ValueError for an argument that cannot be meant."""
+    """Check the arguments; returns the parameters that this endpoint offers. Raises ValueError."""
     if not 0 < len(arguments.interface.encode()) < 16:
         raise ValueError(f"an interface name has 1 to 15 bytes, not {arguments.interface!r}")
     if not 1 <= arguments.queues <= 64:
@@ -99,20 +99,20 @@ def _check(arguments: argparse.Namespace) -> LinkParameters:
 
 
 def _serve(arguments: argparse.Namespace, own: LinkParameters, status: StatusWriter, undo: ExitStack) -> None:
-    """Until stopped. Raises LocalError."""
+    """Serve until stopped. Raises LocalError."""
     backing = BackingFile(arguments.backing, arguments.block_size)
     undo.callback(backing.close)
     listener = _listen(arguments.listen)
     undo.callback(listener.close)
-    tally = CommandStats()
-    interface = _make_interface(arguments, own, status, tally)
+    stats = CommandStats()
+    interface = _make_interface(arguments, own, status, stats)
     undo.callback(interface.close)
-    port = VendorCommands(own, interface, time.monotonic, arguments.idle, tally)
+    vendor = VendorCommands(own, interface, time.monotonic, arguments.idle, stats)
     identity = _identity(arguments, backing)
-    target = Target(identity, Namespace(identity, backing, tally), port, arguments.queues)
+    target = Target(identity, Namespace(identity, backing, stats), vendor, arguments.queues)
     max_clients = 2 * (arguments.queues + 1) + 2
     subsystem = Subsystem(target, time.monotonic)
-    server = TargetServer(listener, subsystem, port, interface, max_clients, stop_descriptor())
+    server = TargetServer(listener, subsystem, vendor, interface, max_clients, stop_descriptor())
     undo.callback(server.close)
     confine_endpoint()
     where = "{}:{}".format(*listener.getsockname()[:2])
@@ -122,12 +122,12 @@ def _serve(arguments: argparse.Namespace, own: LinkParameters, status: StatusWri
 
 
 def _make_interface(
-    arguments: argparse.Namespace, own: LinkParameters, status: StatusWriter, tally: CommandStats
+    arguments: argparse.Namespace, own: LinkParameters, status: StatusWriter, stats: CommandStats
 ) -> Interface:
     counters = make_stats() if arguments.counters_fd is None else arguments.counters_fd
     address = ipaddress.ip_interface(arguments.address)
     return Interface(
-        arguments.interface, address, own, status, counters, lambda: {"opcodes": tally.figures()}
+        arguments.interface, address, own, status, counters, lambda: {"opcodes": stats.figures()}
     )
 
 
@@ -137,7 +137,7 @@ def _identity(arguments: argparse.Namespace, backing: BackingFile) -> TargetIden
 
 
 def _listen(where: str) -> socket.socket:
-    """Raises LocalError if that address cannot be had."""
+    """Return a listening socket. Raises LocalError if the address cannot be used."""
     host, _, port = where.rpartition(":")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,4 +1,4 @@
-"""Edge: a regular file or block device as the blocks of a namespace. Calls block for as long as it takes."""
+"""Edge: use a regular file or block device as the blocks of a namespace. Calls block until they are done."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class BackingFile:
-    """A ``nvm.Volume``. Raises LocalError if the file cannot be used."""
+    """A ``namespace.BlockStore`` over a file. Raises LocalError if the file cannot be used."""
 
     def __init__(self, path: Path, block_size: int) -> None:
         try:
@@ -30,24 +30,24 @@ class BackingFile:
             raise LocalError(f"{path} is smaller than one block of {block_size} bytes")
 
     def read(self, offset: int, size: int) -> bytes:
-        """``size`` bytes. Raises OSError, also when the file was truncated."""
+        """Read ``size`` bytes. Raises OSError, also when the file was truncated."""
         found = os.pread(self._descriptor, size, offset)
         if len(found) != size:
             raise OSError(errno.EIO, "the backing file has shrunk")
         return found
 
     def write(self, offset: int, data: memoryview) -> None:
-        """All of it. Raises OSError."""
+        """Write all of ``data``. Raises OSError."""
         while data:
             done = os.pwrite(self._descriptor, data, offset)
             data, offset = data[done:], offset + done
 
     def flush(self) -> None:
-        """Raises OSError."""
+        """Make all writes durable (fdatasync). Raises OSError."""
         os.fdatasync(self._descriptor)
 
     def zero(self, offset: int, size: int) -> None:
-        """By a hole where the file system has holes. Raises OSError."""
+        """Zero a range, by a hole where the file system supports that. Raises OSError."""
         if size and _libc.fallocate(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, size):
             for start in range(0, size, len(_CHUNK)):
                 self.write(offset + start, memoryview(_CHUNK)[: size - start])

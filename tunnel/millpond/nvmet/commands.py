@@ -1,4 +1,4 @@
-"""Pure: submission entries as command capsules bring them, opcodes, status values (NVMe 1.4, NVMe-oF 1.1)."""
+"""Pure: parse submission entries of command capsules; opcodes and status values (NVMe 1.4, NVMe-oF 1.1)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _USES_SGL = 0x40
 
 
 class Admin(IntEnum):
-    """Admin opcodes that are answered; the vendor's are in ``millpond.tunnel.ring.nvme_defs``."""
+    """Admin opcodes that are supported; the tunnel's are in ``millpond.tunnel.ring.nvme_defs``."""
 
     GET_LOG_PAGE = 0x02
     IDENTIFY = 0x06
@@ -73,7 +73,7 @@ class TargetStatus(IntEnum):
 
 
 class Command(NamedTuple):
-    """A command as it was submitted. ``length`` is what its SGL describes, bytes."""
+    """A command as it was submitted. ``length`` is that of its SGL, bytes."""
 
     opcode: int
     flags: int
@@ -98,11 +98,11 @@ class Command(NamedTuple):
 
     @property
     def direction(self) -> int:
-        """Which way data goes: bits 1:0 of the opcode or of FCTYPE."""
+        """The direction of data: bits 1:0 of the opcode or of FCTYPE."""
         return (self.fabrics_type if self.opcode == Admin.FABRICS else self.opcode) & 3
 
     def check(self) -> TargetStatus:
-        """Whether flags and SGL are of the kinds that NVMe/TCP has."""
+        """Check that flags and SGL are of kinds that NVMe/TCP has; returns the status."""
         if self.flags != _USES_SGL or self.direction == 3:
             return TargetStatus.INVALID_FIELD
         if self.direction == TO_CONTROLLER and self.sgl == SGL_IN_CAPSULE and self.address == 0:
@@ -113,7 +113,7 @@ class Command(NamedTuple):
 
 
 class CommandAnswer(NamedTuple):
-    """How a command ends: status, DW0 and DW1 as one number, data for the host."""
+    """The result of a command: status, DW0 and DW1 as one number, data for the host."""
 
     status: int = TargetStatus.SUCCESS
     result: int = 0
@@ -121,5 +121,5 @@ class CommandAnswer(NamedTuple):
 
 
 def parse(entry: bytes | memoryview) -> Command:
-    """The fields of a submission entry; any 64 bytes have a meaning."""
+    """Parse a submission entry; any 64 bytes are valid."""
     return Command(*ENTRY.unpack(entry))

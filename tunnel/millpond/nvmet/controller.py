@@ -1,4 +1,4 @@
-"""Pure: one association with a host: properties, admin commands, and what its I/O queues lead to."""
+"""Pure: run one association with a host: properties, admin commands, and dispatch of its I/O queues."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ _TUNNEL_IO = (Opcode.SEND, Opcode.RECV)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a controller stands for. ``max_queues`` is the most I/O queues of a host."""
+    """The parts behind a controller: identity, namespace, tunnel. ``max_queues`` is the most I/O queues of a
+    host.
+    """
 
     identity: TargetIdentity
     namespace: Namespace
-    port: VendorCommands
+    vendor: VendorCommands
     max_queues: int
 
 
 class NvmeController:
-    """The executor of a host's admin queue and of its I/O queues."""
+    """Executes the commands of a host's admin queue and I/O queues."""
 
     def __init__(self, target: Target, cntlid: int, keep_alive_ms: int) -> None:
         self._target, self.cntlid, self.keep_alive_ms = target, cntlid, keep_alive_ms
@@ -43,11 +45,11 @@ class NvmeController:
 
     @property
     def enabled(self) -> bool:
-        """Whether the host has enabled it and not shut it down."""
+        """Whether the host has enabled the controller and not shut it down."""
         return bool(self._state & CSTS_READY)
 
     def execute(self, queue: Queue, command: Command, data: memoryview) -> CommandAnswer | None:
-        """Carry out a command of any of its queues."""
+        """Execute a command of any queue; None if its answer comes later."""
         if command.opcode == Admin.FABRICS:
             return self._fabrics(queue, command)
         if not self.enabled:
@@ -55,14 +57,14 @@ class NvmeController:
         if queue.qid:
             return self._io(queue, command, data)
         if command.opcode in _TUNNEL_ADMIN:
-            return self._target.port.admin(command, data)
+            return self._target.vendor.admin(command, data)
         if command.opcode == Admin.ASYNC_EVENT:
             return self._hold_event()
         return self._admin(command)
 
     def _io(self, queue: Queue, command: Command, data: memoryview) -> CommandAnswer | None:
         if command.opcode in _TUNNEL_IO:
-            return self._target.port.io(queue, command, data)
+            return self._target.vendor.io(queue, command, data)
         if command.opcode in tuple(Io):
             return self._target.namespace.execute(command, data)
         return CommandAnswer(TargetStatus.INVALID_OPCODE)
@@ -95,10 +97,10 @@ class NvmeController:
         self._configuration = command.cdw12
         if not command.cdw12 & CC_ENABLE:
             self._state = 0
-            self._target.port.close("the host reset the controller")
+            self._target.vendor.close("the host reset the controller")
         elif command.cdw12 & _SHUTDOWN:
             self._state = _SHUTDOWN_COMPLETE
-            self._target.port.close("the host shut the controller down")
+            self._target.vendor.close("the host shut the controller down")
         else:
             self._state = CSTS_READY
         return CommandAnswer()
@@ -117,7 +119,7 @@ class NvmeController:
         if command.opcode in (Admin.SET_FEATURES, Admin.GET_FEATURES):
             return self._feature(command)
         if command.opcode == Admin.ABORT:
-            aborted = self._target.port.abort(command.cdw10 & 0xFFFF, command.cdw10 >> 16)
+            aborted = self._target.vendor.abort(command.cdw10 & 0xFFFF, command.cdw10 >> 16)
             return CommandAnswer(result=0 if aborted else _NOT_ABORTED)
         return CommandAnswer(
             TargetStatus.SUCCESS if command.opcode == Admin.KEEP_ALIVE else TargetStatus.INVALID_OPCODE
@@ -154,7 +156,7 @@ class NvmeController:
 
 
 def _log_page(command: Command) -> CommandAnswer:
-    """A part of a log page, padded with zeros to what was asked for."""
+    """Return a part of a log page, padded with zeros to the requested size."""
     page = identify.log_page(command.cdw10 & 0xFF)
     offset = command.cdw12 | command.cdw13 << 32
     if page is None or offset % 4 or offset > len(page):

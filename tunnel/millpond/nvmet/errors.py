@@ -1,4 +1,4 @@
-"""Pure: what an initiator must not send, and how NVMe/TCP names it when the connection is terminated."""
+"""Pure: errors of an initiator, and their codes in NVMe/TCP when the connection is terminated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure: the 4 KiB data structures of Identify, and the log pages (NVMe base specification 1.4)."""
+"""Pure: build the 4 KiB data structures of Identify, and the log pages (NVMe base specification 1.4)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROOM_CELSIUS = 300  # kelvin
 
 @dataclass(frozen=True, slots=True)
 class TargetIdentity:
-    """What the target tells of itself; everything that must outlast a restart follows from ``nqn``."""
+    """Identity of the target; all that must outlast a restart follows from ``nqn``."""
 
     nqn: str
     blocks: int
@@ -34,22 +34,22 @@ class TargetIdentity:
 
     @property
     def namespace_uuid(self) -> uuid.UUID:
-        """The same for the same NQN, so that a host finds its namespace again."""
+        """UUID of the namespace, derived from the NQN, so that a host finds its namespace again."""
         return uuid.uuid5(uuid.NAMESPACE_OID, self.nqn + " namespace 1")
 
     @property
     def serial(self) -> str:
-        """20 characters."""
+        """Serial number, 20 characters derived from the NQN."""
         return hashlib.sha256(self.nqn.encode()).hexdigest()[:20]
 
 
 def default_nqn(name: str) -> str:
-    """The NQN of the device called ``name``, in the form that needs no domain."""
+    """Return the NQN of the device called ``name``, in the form that needs no domain."""
     return f"nqn.2014-08.org.nvmexpress:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, 'millpond ' + name)}"
 
 
 def controller(identity: TargetIdentity, cntlid: int) -> bytes:
-    """Identify, CNS 01h."""
+    """Build Identify Controller, CNS 01h."""
     data = bytearray(SIZE)
     _text(data, 4, 20, identity.serial)
     _text(data, 24, 40, MODEL)
@@ -75,7 +75,7 @@ def _text(data: bytearray, offset: int, size: int, text: str) -> None:
 
 
 def namespace(identity: TargetIdentity) -> bytes:
-    """Identify, CNS 00h."""
+    """Build Identify Namespace, CNS 00h."""
     data = bytearray(SIZE)
     struct.pack_into("<QQQ", data, 0, identity.blocks, identity.blocks, identity.blocks)
     data[33] = 1  # DLFEAT: deallocated blocks read as zeros
@@ -85,18 +85,18 @@ def namespace(identity: TargetIdentity) -> bytes:
 
 
 def active_list(after: int) -> bytes:
-    """Identify, CNS 02h: the namespaces with identifiers beyond ``after``."""
+    """Build the list of active namespaces beyond ``after``, CNS 02h."""
     return struct.pack("<I", NAMESPACE if after < NAMESPACE else 0).ljust(SIZE, b"\0")
 
 
 def descriptors(identity: TargetIdentity) -> bytes:
-    """Identify, CNS 03h: NGUID and UUID."""
+    """Build the namespace identification descriptors, NGUID and UUID, CNS 03h."""
     number = identity.namespace_uuid.bytes
     return (bytes((2, 16, 0, 0)) + number + bytes((3, 16, 0, 0)) + number).ljust(SIZE, b"\0")
 
 
 def log_page(page: int) -> bytes | None:
-    """A whole log page, None for one that there is not."""
+    """Build a whole log page; None for a page that is not supported."""
     if page == 0x01:  # errors: none
         return bytes(_ENTRY)
     if page == 0x02:
@@ -107,5 +107,5 @@ def log_page(page: int) -> bytes | None:
 
 
 def _health() -> bytes:
-    """All is well; a target has no flash of its own to tell of."""
+    """Build the health log page: all is well, for a target has no flash of its own to report on."""
     return struct.pack("<BHBB", 0, _ROOM_CELSIUS, 100, 10).ljust(512, b"\0")

@@ -1,4 +1,4 @@
-"""Edge: the target's TUN interface: what a link does to it, the packets of both directions, the status."""
+"""Edge: connect the target to its TUN interface: set it up for a link, carry packets, report the status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _INTERFACE_SECONDS = 1.0
 
 
 class Interface:
-    """A ``port.LinkSide``. Raises LocalError if the interface cannot be made."""
+    """A ``vendor_commands.LinkSide`` over a TUN interface. Raises LocalError if the interface
+    cannot be made.
+    """
 
     def __init__(
         self,
@@ -45,25 +47,25 @@ class Interface:
         self._buffer = memoryview(bytearray(self._room))
         self.descriptor = self._tun.descriptor
 
-    def opened(self, terms: LinkParameters, peer: str) -> None:
-        """Set the interface up as agreed and say so. Raises InterfaceGone."""
-        self._tun.set_offloads(terms.offloads)
-        if terms.mtu != self._mtu:
-            self._tun.set_mtu(terms.mtu)
-            self._mtu = terms.mtu
-        self._status.up(generation=terms.generation, mtu=terms.mtu, peer=peer, **self.figures())
+    def opened(self, params: LinkParameters, peer: str) -> None:
+        """Set the interface up as negotiated and report the link. Raises InterfaceGone."""
+        self._tun.set_offloads(params.offloads)
+        if params.mtu != self._mtu:
+            self._tun.set_mtu(params.mtu)
+            self._mtu = params.mtu
+        self._status.up(generation=params.generation, mtu=params.mtu, peer=peer, **self.figures())
 
     def closed(self, reason: str) -> None:
-        """Say that the link is down."""
+        """Report that the link is down."""
         self._status.down(reason, **self.figures())
 
     def violated(self, error: LinkViolation) -> None:
-        """Count and log it."""
+        """Count and log a violation by the host."""
         self._resets += 1
         log.warning("link reset: %s", error)
 
     def packet(self, packet: bytes | memoryview) -> None:
-        """Give the interface a packet of the host, unless it is not from the host to us."""
+        """Write a host's packet to the interface, unless the filter drops it."""
         head = bytes(packet[: self._filter.head])
         cause = self._filter.verdict(head)
         if cause is None and not self._tun.write(head, memoryview(packet)[len(head) :]):
@@ -74,7 +76,9 @@ class Interface:
             self._inward.drop(cause)
 
     def read(self) -> memoryview | None:
-        """A packet for the host, None if there is none now. It holds until the next call, unless ``keep``."""
+        """Return a packet for the host, None if there is none now. It is valid until the next call, unless
+        ``keep`` is called.
+        """
         try:
             size = os.readv(self.descriptor, [self._buffer])
         except BlockingIOError:
@@ -85,11 +89,11 @@ class Interface:
         return self._buffer[:size]
 
     def keep(self) -> None:
-        """Leave the latest packet alone."""
+        """Keep the latest packet valid: use another buffer for the next."""
         self._buffer = memoryview(bytearray(self._room))
 
     def figures(self) -> dict[str, Any]:
-        """What has been counted since the start."""
+        """Return the counters since the start."""
         outward, inward = self._outward.read(), self._inward.read()
         return {
             "resets": self._resets,

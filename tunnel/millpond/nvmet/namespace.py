@@ -1,4 +1,4 @@
-"""Pure: the NVM command set on the one namespace (NVM command set specification 1.0)."""
+"""Pure: execute the NVM command set on the one namespace (NVM command set specification 1.0)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class BlockStore(Protocol):
     """The blocks of a namespace, in bytes. Each method raises OSError if it fails."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """``size`` bytes."""
+        """Read ``size`` bytes."""
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Until the next flush it may get lost."""
+        """Write ``data``; until the next flush it may get lost."""
 
     def flush(self) -> None:
         """Make all writes durable."""
@@ -36,21 +36,21 @@ class BlockStore(Protocol):
 
 
 class Namespace:
-    """Checks commands against the volume's bounds and carries them out at once."""
+    """Checks commands against the bounds of the block store and executes them at once."""
 
-    def __init__(self, identity: TargetIdentity, volume: BlockStore, tally: CommandStats) -> None:
-        self._volume, self._tally = volume, tally
+    def __init__(self, identity: TargetIdentity, store: BlockStore, stats: CommandStats) -> None:
+        self._store, self._stats = store, stats
         self._block, self._blocks = identity.block_size, identity.blocks
 
     def execute(self, command: Command, data: memoryview) -> CommandAnswer:
-        """The answer to an I/O command."""
+        """Execute an I/O command."""
         nsid = command.nsid
         if nsid != NAMESPACE and not (command.opcode == Io.FLUSH and nsid == _ALL_NAMESPACES):
             return CommandAnswer(TargetStatus.INVALID_NAMESPACE)
         try:
             if command.opcode == Io.FLUSH:
-                self._volume.flush()
-                self._tally.count(Io.FLUSH, 0)
+                self._store.flush()
+                self._stats.count(Io.FLUSH, 0)
                 return CommandAnswer()
             if command.opcode == Io.DATASET_MANAGEMENT:
                 return self._dataset_management(command, data)
@@ -66,22 +66,22 @@ class Namespace:
             return CommandAnswer(TargetStatus.OUT_OF_RANGE)
         offset, size = start * self._block, count * self._block
         if command.opcode == Io.WRITE_ZEROES:
-            self._volume.zero(offset, size)
+            self._store.zero(offset, size)
             found = b""
         elif size != command.length or size > MAX_TRANSFER:
             return CommandAnswer(TargetStatus.INVALID_FIELD)
         elif command.opcode == Io.READ:
-            found = self._volume.read(offset, size)
+            found = self._store.read(offset, size)
         else:
-            self._volume.write(offset, data)
+            self._store.write(offset, data)
             found = b""
         if command.opcode != Io.READ and command.cdw12 & _FORCE_UNIT_ACCESS:
-            self._volume.flush()
-        self._tally.count(command.opcode, size)
+            self._store.flush()
+        self._stats.count(command.opcode, size)
         return CommandAnswer(data=found)
 
     def _dataset_management(self, command: Command, data: memoryview) -> CommandAnswer:
-        """Deallocate ranges; other hints are taken and not acted on."""
+        """Deallocate ranges; other hints are accepted and ignored."""
         count = (command.cdw10 & 0xFF) + 1
         if len(data) < count * _RANGE.size:
             return CommandAnswer(TargetStatus.INVALID_FIELD)
@@ -89,6 +89,6 @@ class Namespace:
         if any(start + blocks > self._blocks for blocks, start in ranges):
             return CommandAnswer(TargetStatus.OUT_OF_RANGE)
         for blocks, start in ranges if command.cdw11 & _DEALLOCATE else ():
-            self._volume.discard(start * self._block, blocks * self._block)
-        self._tally.count(Io.DATASET_MANAGEMENT, 0)
+            self._store.discard(start * self._block, blocks * self._block)
+        self._stats.count(Io.DATASET_MANAGEMENT, 0)
         return CommandAnswer()

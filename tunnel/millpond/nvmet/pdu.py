@@ -1,4 +1,6 @@
-"""Pure: the PDUs of NVMe/TCP (NVM Express TCP transport specification 1.0, section 3.6), without digests.
+"""Pure: parse and build the PDUs of NVMe/TCP, without digests.
+
+The format is that of the NVM Express TCP transport specification 1.0, section 3.6.
 
 Every PDU begins with eight bytes: type, flags, header length, data offset (a byte each), whole length (four,
 little endian). A whole length is checked as soon as these eight bytes are there; the buffer never grows.
@@ -25,16 +27,16 @@ DATA_HEADER = 24
 ADMIN_CAPSULE_DATA = 8192
 """Bytes of data that any admin command may carry; fixed by the specification."""
 IO_CAPSULE_DATA = 17 * 4096
-"""The same of I/O commands: a packet of 64 KiB and its header go without asking for leave."""
+"""Bytes of data in an I/O capsule: a packet of 64 KiB and its header need no R2T."""
 MAX_TRANSFER = 128 * 1024
-"""The most data of one command (MDTS = 5) and of one H2CData."""
+"""Most bytes of data of one command (MDTS = 5) and of one H2CData."""
 _LAST = 4
 _MAX_TERMINATE = 152
 _MAX_PDU = COMMAND_HEADER + MAX_TRANSFER
 
 
 class PduType(IntEnum):
-    """Those that exist; odd ones are the controller's but for R2T."""
+    """Types of PDUs; odd ones are sent by the controller, as is R2T."""
 
     INITIALIZE_REQUEST = 0
     INITIALIZE_RESPONSE = 1
@@ -57,7 +59,7 @@ _LENGTHS: dict[int, tuple[int, int]] = {
 
 
 class Pdu(NamedTuple):
-    """A whole PDU; both parts are views that hold until more is received."""
+    """A whole PDU; both parts are views that are valid until more is received."""
 
     type: int
     header: memoryview
@@ -74,7 +76,9 @@ class HostData(NamedTuple):
 
 
 class PduReader:
-    """Cuts what a host sends into PDUs. Fill ``space``, tell ``filled``, then take PDUs with ``next``."""
+    """Splits a host's bytes into PDUs. The caller fills ``space``, reports the number to ``filled``, then
+    takes PDUs by ``next``.
+    """
 
     def __init__(self) -> None:
         self.capsule_data = ADMIN_CAPSULE_DATA
@@ -82,7 +86,9 @@ class PduReader:
         self._start = self._end = 0
 
     def space(self) -> memoryview:
-        """Where to receive to; never empty once ``next`` has returned None. Ends earlier PDUs' life."""
+        """Return the buffer to receive into; never empty once ``next`` has returned None. Earlier PDUs become
+        invalid.
+        """
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start > _MAX_PDU:
@@ -92,11 +98,13 @@ class PduReader:
         return self._buffer[self._end :]
 
     def filled(self, count: int) -> None:
-        """``count`` bytes were received to ``space``."""
+        """Accept ``count`` bytes that were received into ``space``."""
         self._end += count
 
     def next(self) -> Pdu | None:
-        """The next PDU, None until it is complete. Raises FabricsViolation as soon as its head is wrong."""
+        """Return the next PDU, None until it is complete. Raises FabricsViolation as soon as its head is
+        wrong.
+        """
         have = self._end - self._start
         if have < COMMON.size:
             return None
@@ -125,7 +133,7 @@ class PduReader:
 
 
 def _data_offset(header: int, offset: int, length: int) -> int:
-    """Where the data begins; ``length`` if there is none."""
+    """Return the offset of the data; ``length`` if there is none."""
     if length == header:
         return length
     if offset < header or offset % 4 or offset > length:
@@ -143,13 +151,13 @@ def initialize_request(pdu: Pdu) -> None:
 
 
 def initialize_response() -> bytes:
-    """ICResp: version 0, no padding, no digests, H2CData of up to 128 KiB."""
+    """Build ICResp: version 0, no padding, no digests, H2CData of up to 128 KiB."""
     size = _INITIALIZE.size
     return _INITIALIZE.pack(PduType.INITIALIZE_RESPONSE, 0, size, 0, size, 0, 0, 0, MAX_TRANSFER)
 
 
 def host_data(pdu: Pdu) -> HostData:
-    """The fields of an H2CData. Raises FabricsViolation if its data has another length than it says."""
+    """Parse an H2CData. Raises FabricsViolation if its data has another length than it declares."""
     *_, cid, tag, offset, length = DATA.unpack(pdu.header)
     if length != len(pdu.data):
         raise FabricsViolation(FatalError.HEADER_FIELD, f"H2CData of {length} bytes has {len(pdu.data)}")
@@ -157,23 +165,23 @@ def host_data(pdu: Pdu) -> HostData:
 
 
 def ready_to_transfer(cid: int, tag: int, length: int) -> bytes:
-    """R2T for the whole data of a command."""
+    """Build R2T for the whole data of a command."""
     return DATA.pack(PduType.READY_TO_TRANSFER, 0, DATA_HEADER, 0, DATA_HEADER, cid, tag, 0, length)
 
 
 def data_header(cid: int, length: int) -> bytes:
-    """The header of the only C2HData of a command; its data follows."""
+    """Build the header of the only C2HData of a command; its data follows."""
     whole = DATA_HEADER + length
     return DATA.pack(PduType.CONTROLLER_DATA, _LAST, DATA_HEADER, DATA_HEADER, whole, cid, 0, 0, length)
 
 
 def response(cid: int, status: int, result: int, sq_head: int, sq_id: int) -> bytes:
-    """CapsuleResp: the completion of a command."""
+    """Build CapsuleResp, the completion of a command."""
     size = RESPONSE.size
     return RESPONSE.pack(PduType.RESPONSE, 0, size, 0, size, result, sq_head, sq_id, cid, status << 1)
 
 
 def terminate(fatal: FatalError) -> bytes:
-    """C2HTermReq: the connection ends, and why."""
+    """Build C2HTermReq: the connection ends, with its reason."""
     size = _TERMINATE.size
     return _TERMINATE.pack(PduType.CONTROLLER_TERMINATE, 0, size, 0, size, fatal, 0, 0)

@@ -1,4 +1,4 @@
-"""Pure: one connection, which is one NVMe queue: PDUs in, commands executed, PDUs out."""
+"""Pure: run one connection, which is one NVMe queue: PDUs in, commands executed, PDUs out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from millpond.nvmet.pdu import MAX_TRANSFER, Pdu, PduReader, PduType
 
 ADMIN_QUEUE = 0
 MAX_BACKLOG = 1 << 20
-"""Bytes unsent from which on no command is taken any more."""
+"""Unsent bytes beyond which no more commands are taken."""
 _MAX_TRANSFERS = 8
 _NOTHING = memoryview(b"")
 
@@ -29,15 +29,17 @@ Buffer = bytes | memoryview
 
 
 class Executor(Protocol):
-    """What carries a queue's commands out."""
+    """Executes a queue's commands."""
 
     def execute(self, queue: Queue, command: Command, data: memoryview) -> CommandAnswer | None:
-        """The answer, or None if ``queue.complete`` is to follow. ``data`` holds during the call only."""
+        """Return the answer, or None if ``queue.complete`` is to follow. ``data`` is valid during the call
+        only.
+        """
 
 
 @dataclass(slots=True)
 class _Transfer:
-    """The data of a command on its way here, after an R2T."""
+    """The incoming data of a command, after an R2T."""
 
     command: Command
     data: bytearray
@@ -45,7 +47,9 @@ class _Transfer:
 
 
 class Queue:
-    """A connection from its first byte. Fill ``reader``, call ``process``, send ``outgoing``."""
+    """A connection from its first byte. The caller fills ``reader``, calls ``process``, sends
+    ``outgoing``.
+    """
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -60,13 +64,13 @@ class Queue:
         self._waiting: deque[Command] = deque()
 
     def connected(self, qid: int, entries: int, executor: Executor) -> None:
-        """The host said which queue this is: ``entries`` commands may be in flight."""
+        """Make this connection the queue ``qid``, with up to ``entries`` commands in flight."""
         self.qid, self._entries, self._head, self.executor = qid, entries, 0, executor
         if qid != ADMIN_QUEUE:
             self.reader.capsule_data = pdu.IO_CAPSULE_DATA
 
     def process(self) -> None:
-        """Act on what was received, until more is needed or too much is unsent. Raises FabricsViolation."""
+        """Process received PDUs until more is needed or too much is unsent. Raises FabricsViolation."""
         while self.backlog < MAX_BACKLOG and (found := self.reader.next()) is not None:
             if self._initialized:
                 self._take(found)
@@ -117,7 +121,7 @@ class Queue:
             self._execute(command, data[: command.length])
 
     def _request_data(self) -> None:
-        """Ask for the data of waiting commands; of few at a time, which bounds what this end holds."""
+        """Request the data of waiting commands; of few at a time, which limits the memory that they take."""
         while self._waiting and len(self._transfers) < _MAX_TRANSFERS:
             command = self._waiting.popleft()
             self._transfers[command.cid] = _Transfer(command, bytearray(command.length))
@@ -145,7 +149,7 @@ class Queue:
             self.complete(command.cid, answer)
 
     def complete(self, cid: int, answer: CommandAnswer) -> None:
-        """End a command that is in flight. The answer's data is cut to what the host has room for."""
+        """Complete a command in flight. The answer's data is cut to the length that the host has room for."""
         command = self._flying.pop(cid)
         if command.direction == TO_HOST and (data := answer.data[: command.length]):
             self._put(pdu.data_header(cid, len(data)))
@@ -157,7 +161,7 @@ class Queue:
         self.backlog += len(data)
 
     def sent(self, count: int) -> None:
-        """The first ``count`` bytes of ``outgoing`` are on their way."""
+        """Remove the first ``count`` bytes of ``outgoing``, which were sent."""
         self.backlog -= count
         while count:
             first = self.outgoing.popleft()

@@ -1,4 +1,4 @@
-"""Edge: the target's one loop over listening socket, connections and interface."""
+"""Edge: run the target's loop over listening socket, connections and interface."""
 
 from __future__ import annotations
 
@@ -26,49 +26,49 @@ _ACCEPT_PAUSE = 0.2
 
 
 class _Client:
-    """A connection."""
+    """A connection and its queue."""
 
     def __init__(self, sock: socket.socket, queue: Queue) -> None:
         self.sock, self.queue = sock, queue
         self.deadline = time.monotonic() + HANDSHAKE_SECONDS
         self.interest = selectors.EVENT_READ
         self.unfinished = False
-        """Whether commands may wait in its reader for the next round, which it may be full of."""
+        """Whether commands may wait in its reader, which may be full of them, for the next round."""
 
     @property
     def receives(self) -> bool:
-        """Whether its reader has room and its answers go off."""
+        """Whether its reader has room and its answers are being sent."""
         return not self.unfinished and self.queue.backlog < MAX_BACKLOG
 
 
 class TargetServer:
-    """Serves ``subsystem`` on a listening socket; ``interface`` feeds ``port``."""
+    """Serves ``subsystem`` on a listening socket; packets of ``interface`` go to ``vendor``."""
 
     def __init__(
         self,
         listener: socket.socket,
         subsystem: Subsystem,
-        port: VendorCommands,
+        vendor: VendorCommands,
         interface: Interface,
         max_clients: int,
         stop: int,
     ) -> None:
-        self._subsystem, self._port, self._interface = subsystem, port, interface
+        self._subsystem, self._vendor, self._interface = subsystem, vendor, interface
         self._listener, self._stop, self._max_clients = listener, stop, max_clients
         self._clients: dict[Queue, _Client] = {}
         self._selector = selectors.DefaultSelector()
         self._watches_interface = False
         self._accepts_again: float | None = None
-        """When, after a failure."""
+        """Time at which to accept again after a failure."""
         self._accept_failed = False
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(stop, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Until ``stop`` is readable. Raises InterfaceGone and Orphaned."""
+        """Serve until the descriptor ``stop`` is readable. Raises InterfaceGone and Orphaned."""
         while True:
-            events = self._selector.select(self._patience())
+            events = self._selector.select(self._timeout())
             for key, mask in events:
                 if key.fileobj == self._stop:
                     return
@@ -81,14 +81,14 @@ class TargetServer:
             self._end_round()
 
     def close(self) -> None:
-        """Take no more hosts, and leave the present one."""
+        """Close the listening socket and all connections."""
         self._listener.close()
         for client in self._clients.values():
             client.sock.close()
         self._selector.close()
 
-    def _patience(self) -> float | None:
-        """Seconds until something is due."""
+    def _timeout(self) -> float | None:
+        """Return the seconds until the next deadline, None without one."""
         times = [client.deadline for client in self._clients.values() if client.queue.qid is None]
         times += [due for due in (self._subsystem.next_expiry(), self._accepts_again) if due is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
@@ -113,7 +113,7 @@ class TargetServer:
         self._selector.register(sock, selectors.EVENT_READ, client)
 
     def _pause_accepting(self, error: OSError) -> None:
-        """What failed, for want of descriptors for instance, would fail at once again."""
+        """Stop accepting for a moment: a failure, such as a lack of descriptors, would repeat at once."""
         if not self._accept_failed:
             log.warning("no connection can be taken: %s", error.strerror)
         self._accept_failed = True
@@ -139,12 +139,12 @@ class TargetServer:
         if not count:
             self._drop(client)
             return
-        self._subsystem.heard(client.queue)
+        self._subsystem.note_traffic(client.queue)
         client.queue.reader.filled(count)
         self._process(client)
 
     def _process(self, client: _Client) -> None:
-        """Act on what was received and send the answers; little at a time, for the others wait."""
+        """Process received commands and send the answers; few at a time, because other connections wait."""
         queue = client.queue
         for _ in range(_ROUNDS):
             try:
@@ -161,7 +161,7 @@ class TargetServer:
                 return
 
     def _send(self, client: _Client) -> None:
-        """Send what can be sent now."""
+        """Send as many answers as the socket takes now."""
         queue = client.queue
         while queue.outgoing:
             try:
@@ -175,9 +175,9 @@ class TargetServer:
     def _feed(self) -> None:
         """Complete RECVs with packets of the interface."""
         for _ in range(_PACKETS_PER_ROUND):
-            if not self._port.hungry or (packet := self._interface.read()) is None:
+            if not self._vendor.can_deliver or (packet := self._interface.read()) is None:
                 return
-            client = self._clients[self._port.deliver(packet)]
+            client = self._clients[self._vendor.deliver(packet)]
             self._send(client)
             if client.queue.backlog:
                 self._interface.keep()
@@ -195,8 +195,8 @@ class TargetServer:
         if self._accepts_again is not None and self._accepts_again <= now:
             self._accepts_again = None
             self._selector.register(self._listener, selectors.EVENT_READ)
-        if self._watches_interface != self._port.hungry:
-            self._watch_interface(self._port.hungry)
+        if self._watches_interface != self._vendor.can_deliver:
+            self._watch_interface(self._vendor.can_deliver)
 
     def _watch_interface(self, wanted: bool) -> None:
         self._watches_interface = wanted

@@ -1,4 +1,4 @@
-"""Pure: how many commands of each opcode moved how many bytes."""
+"""Pure: count commands and their bytes by opcode."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from millpond.tunnel.ring.nvme_defs import Opcode
 
 
 class CommandStats:
-    """Counts the I/O commands that did something."""
+    """Counts the I/O commands that succeeded."""
 
     def __init__(self) -> None:
         self._counts: dict[int, list[int]] = {code: [0, 0] for code in (*Io, Opcode.SEND, Opcode.RECV)}
 
     def count(self, opcode: int, size: int) -> None:
-        """A command that moved ``size`` bytes."""
+        """Count a command that moved ``size`` bytes."""
         entry = self._counts[opcode]
         entry[0] += 1
         entry[1] += size
 
     def figures(self) -> dict[str, dict[str, int]]:
-        """By opcode, as in ``81h``: commands and bytes."""
+        """Return commands and bytes by opcode, as in ``81h``."""
         return {
             f"{code:02X}h": {"commands": commands, "bytes": size}
             for code, (commands, size) in self._counts.items()

@@ -1,4 +1,4 @@
-"""Pure: the target as a whole: takes Connect on new queues, keeps the one association there may be."""
+"""Pure: run the NVM subsystem: take Connect on new queues, and keep the one association there may be."""
 
 from __future__ import annotations
 
@@ -19,30 +19,32 @@ _KEEP_ALIVES_MISSED = 3
 
 
 class _Host(NamedTuple):
-    """Who connects."""
+    """A host as it identifies itself in Connect."""
 
     identifier: bytes
     nqn: bytes
 
 
 class Subsystem:
-    """The executor of queues that are not connected yet. One host at a time; it replaces its former self."""
+    """Executes the commands of queues that are not connected yet. One host at a time; its new association
+    replaces the former one.
+    """
 
     def __init__(self, target: Target, clock: Callable[[], float]) -> None:
         self._target, self._clock = target, clock
         self._controller: NvmeController | None = None
         self._host = _Host(b"", b"")
         self._last_cntlid = 0
-        self._heard = 0.0
+        self._last_traffic = 0.0
         self.doomed: list[Queue] = []
-        """Connections that are to be closed."""
+        """Queues whose connections are to be closed."""
 
     def new_queue(self) -> Queue:
-        """For a new connection."""
+        """Make the queue of a new connection."""
         return Queue(self)
 
     def execute(self, queue: Queue, command: Command, data: memoryview) -> CommandAnswer | None:
-        """Take a Connect; anything else is out of sequence."""
+        """Execute a Connect; any other command is out of sequence."""
         if command.opcode != Admin.FABRICS or command.fabrics_type != Fabrics.CONNECT:
             return CommandAnswer(TargetStatus.SEQUENCE_ERROR)
         if len(data) != CONNECT_DATA.size:
@@ -63,7 +65,7 @@ class Subsystem:
         controller, status = connect(qid, cntlid, host, command.cdw12)
         if controller is None:
             return CommandAnswer(status)
-        self._heard = self._clock()
+        self._last_traffic = self._clock()
         controller.queues[qid] = queue
         queue.connected(qid, entries, controller)
         return CommandAnswer(result=controller.cntlid)
@@ -93,35 +95,37 @@ class Subsystem:
             (controller, TargetStatus.SUCCESS) if controller.enabled else (None, TargetStatus.SEQUENCE_ERROR)
         )
 
-    def heard(self, queue: Queue) -> None:
-        """Something came from a host on ``queue``."""
+    def note_traffic(self, queue: Queue) -> None:
+        """Note that the host has sent data on ``queue``, for the keep-alive timer."""
         if queue.qid is not None:
-            self._heard = self._clock()
+            self._last_traffic = self._clock()
 
     def lost(self, queue: Queue) -> None:
-        """A connection has ended: with the admin queue the association, with any other the link."""
+        """Process the end of a connection: of the admin queue it ends the association, of any
+        other the link.
+        """
         controller = self._controller
-        self._target.port.forget(queue)
+        self._target.vendor.forget(queue)
         if controller is None or queue.qid is None or controller.queues.get(queue.qid) is not queue:
             return
         del controller.queues[queue.qid]
-        self._target.port.close("the host disconnected")
+        self._target.vendor.close("the host disconnected")
         if queue.qid == ADMIN_QUEUE:
             self._end("the host disconnected")
 
     def next_expiry(self) -> float | None:
-        """When ``expire`` is to be called next."""
-        times = [self._target.port.next_expiry(), self._silence_ends()]
+        """Return the time at which ``expire`` is to be called next, None for never."""
+        times = [self._target.vendor.next_expiry(), self._silence_ends()]
         return min((time for time in times if time is not None), default=None)
 
     def _silence_ends(self) -> float | None:
         if self._controller is None or not self._controller.keep_alive_ms:
             return None
-        return self._heard + _KEEP_ALIVES_MISSED * self._controller.keep_alive_ms / 1000
+        return self._last_traffic + _KEEP_ALIVES_MISSED * self._controller.keep_alive_ms / 1000
 
     def expire(self) -> None:
-        """Do what is due by the clock."""
-        self._target.port.expire()
+        """Complete RECVs that have waited long enough, and end an association without keep-alives."""
+        self._target.vendor.expire()
         silence = self._silence_ends()
         if silence is not None and silence <= self._clock():
             self._end("the host is silent")
@@ -130,11 +134,11 @@ class Subsystem:
         if self._controller is not None:
             self.doomed.extend(self._controller.queues.values())
             self._controller = None
-            self._target.port.close(reason)
+            self._target.vendor.close(reason)
 
 
 def _nqn(field: bytes) -> bytes:
-    """The name in a field of 256 bytes; empty if it is too long or not text."""
+    """Return the name in a field of 256 bytes; empty if it is too long or not text."""
     name = field.split(b"\0", 1)[0]
     try:
         text = name.decode()

@@ -1,4 +1,4 @@
-"""Pure: the tunnel in vendor commands: IDENTIFY and OPEN on the admin queue, SEND and RECV on I/O queues.
+"""Pure: execute the tunnel's vendor commands: IDENTIFY and OPEN (admin queue), SEND and RECV (I/O queues).
 
 SEND: CDW10 bytes of the packet, CDW11 its sequence number, CDW12 the link's generation modulo 2^32.
 RECV: CDW12 the same, CDW13 the longest wait in milliseconds (0: as long as the device likes). It ends with
@@ -19,28 +19,28 @@ from millpond.nvmet.queue import MAX_BACKLOG, Queue
 from millpond.nvmet.stats import CommandStats
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.ring.layout import ADMIN_BUFFER
-from millpond.tunnel.ring.link_params import MAX_MTU, LinkParameters, generation_after, parse, settle
+from millpond.tunnel.ring.link_params import MAX_MTU, LinkParameters, generation_after, negotiate, parse
 from millpond.tunnel.ring.nvme_defs import Opcode
 from millpond.tunnel.transports.nvme.resequencer import MODULUS, Resequencer
 
 WINDOW = 64
-"""How far a SEND may be ahead of one that is missing."""
+"""Packets that a SEND may be ahead of a missing one."""
 
 
 class LinkSide(Protocol):
-    """What becomes of a link and its packets."""
+    """Receives the events of a link and its packets."""
 
-    def opened(self, terms: LinkParameters, peer: str) -> None:
-        """A link with the host called ``peer``."""
+    def opened(self, params: LinkParameters, peer: str) -> None:
+        """Handle a new link with the host called ``peer``."""
 
     def closed(self, reason: str) -> None:
-        """It has ended."""
+        """Handle the end of the link."""
 
     def packet(self, packet: bytes | memoryview) -> None:
-        """One came; ``packet`` holds during the call only."""
+        """Handle a packet; it is valid during the call only."""
 
     def violated(self, error: LinkViolation) -> None:
-        """The host sent nonsense; an open link is closed next."""
+        """Handle a violation by the host; an open link is closed next."""
 
 
 class _Held(NamedTuple):
@@ -54,17 +54,17 @@ class _Held(NamedTuple):
 class _Link:
     """An open link."""
 
-    def __init__(self, terms: LinkParameters) -> None:
-        self.terms = terms
-        self.tag = terms.generation % MODULUS
-        self.least = terms.vnet_header + 1
-        self.most = terms.vnet_header + MAX_MTU  # with offloads at any MTU
+    def __init__(self, params: LinkParameters) -> None:
+        self.params = params
+        self.tag = params.generation % MODULUS
+        self.least = params.vnet_header + 1
+        self.most = params.vnet_header + MAX_MTU  # with offloads at any MTU
         self.incoming = Resequencer(WINDOW)
         self.sent = 0
 
 
 class VendorCommands:
-    """The device's end of the tunnel. ``idle`` is the longest that a RECV is held, seconds."""
+    """The device's side of the tunnel. ``idle`` is the longest time that a RECV is held, seconds."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class VendorCommands:
         side: LinkSide,
         clock: Callable[[], float],
         idle: float,
-        tally: CommandStats,
+        stats: CommandStats,
     ) -> None:
-        self._own, self._side, self._clock, self._idle, self._tally = own, side, clock, idle, tally
+        self._own, self._side, self._clock, self._idle, self._stats = own, side, clock, idle, stats
         self._generation = own.generation - 1
         self._offer: LinkParameters | None = None
         self._link: _Link | None = None
@@ -96,7 +96,7 @@ class VendorCommands:
         self.close("the host opens the link anew")
         self._offer = None
         offer = parse(bytes(data), "host", self._own.version)
-        settle(offer, self._own)
+        negotiate(offer, self._own)
         self._offer = offer
         return CommandAnswer()
 
@@ -104,14 +104,14 @@ class VendorCommands:
         if self._offer is None:
             return CommandAnswer(TargetStatus.SEQUENCE_ERROR)
         offer, self._offer = self._offer, None
-        terms = settle(offer, replace(self._own, generation=generation_after(self._generation)))
-        self._generation = terms.generation
-        self._link = _Link(terms)
-        self._side.opened(terms, offer.name)
-        return CommandAnswer(data=terms.pack().ljust(ADMIN_BUFFER, b"\0"))
+        params = negotiate(offer, replace(self._own, generation=generation_after(self._generation)))
+        self._generation = params.generation
+        self._link = _Link(params)
+        self._side.opened(params, offer.name)
+        return CommandAnswer(data=params.pack().ljust(ADMIN_BUFFER, b"\0"))
 
     def io(self, queue: Queue, command: Command, data: memoryview) -> CommandAnswer | None:
-        """Execute SEND or RECV; None if the RECV waits."""
+        """Execute SEND or RECV; None if the RECV waits for a packet."""
         link = self._link
         if link is None or command.cdw12 != link.tag:
             return CommandAnswer(TargetStatus.NOT_OPEN)
@@ -134,30 +134,32 @@ class VendorCommands:
             self._side.violated(error)
             self.close(str(error))
             return CommandAnswer(TargetStatus.INVALID_FIELD)
-        self._tally.count(Opcode.SEND, size)
+        self._stats.count(Opcode.SEND, size)
         return CommandAnswer()
 
     @property
-    def hungry(self) -> bool:
-        """Whether a RECV waits whose host takes what it is sent."""
+    def can_deliver(self) -> bool:
+        """Whether a RECV waits on a queue whose answers are being sent."""
         return bool(self._held) and self._held[0].queue.backlog < MAX_BACKLOG
 
     def deliver(self, packet: memoryview) -> Queue:
-        """Complete the RECV that waits longest with ``packet``; only while hungry. Its queue."""
+        """Complete the RECV that waits longest with ``packet``, only while ``can_deliver``; returns its
+        queue.
+        """
         link, held = self._link, self._held.popleft()
         if link is None:
             raise AssertionError("no RECV is held without a link")
         held.queue.complete(held.cid, CommandAnswer(result=len(packet) | link.sent << 32, data=packet))
         link.sent = (link.sent + 1) % MODULUS
-        self._tally.count(Opcode.RECV, len(packet))
+        self._stats.count(Opcode.RECV, len(packet))
         return held.queue
 
     def next_expiry(self) -> float | None:
-        """When the next RECV has waited long enough."""
+        """Return the time at which the next RECV has waited long enough, None without one."""
         return min((held.until for held in self._held), default=None)
 
     def expire(self) -> None:
-        """Complete with nothing the RECVs that have waited long enough."""
+        """Complete, without a packet, the RECVs that have waited long enough."""
         now = self._clock()
         due = [held for held in self._held if held.until <= now]
         for held in due:
@@ -165,7 +167,7 @@ class VendorCommands:
             held.queue.complete(held.cid, CommandAnswer())
 
     def abort(self, qid: int, cid: int) -> bool:
-        """End a RECV that waits; False if there is none such."""
+        """Abort a RECV that waits; False if there is no such one."""
         for held in self._held:
             if held.queue.qid == qid and held.cid == cid:
                 self._held.remove(held)
@@ -174,11 +176,11 @@ class VendorCommands:
         return False
 
     def forget(self, queue: Queue) -> None:
-        """``queue`` is gone, and what was on its way with it."""
+        """Drop the RECVs of ``queue``, which is gone."""
         self._held = deque(held for held in self._held if held.queue is not queue)
 
     def close(self, reason: str) -> None:
-        """End the link, if there is one; RECVs that wait fail."""
+        """Close the link, if there is one; waiting RECVs fail."""
         held, self._held = self._held, deque()
         for one in held:
             one.queue.complete(one.cid, CommandAnswer(TargetStatus.NOT_OPEN))

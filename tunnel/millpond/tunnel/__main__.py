@@ -1,4 +1,4 @@
-"""Entry: one end of the tunnel as a process of its own, ``python -m millpond.tunnel``."""
+"""Entry: run one endpoint of a tunnel as a program, ``python -m millpond.tunnel``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from millpond.tunnel.endpoint.cli import parse, run
 
 
 def main() -> int:
-    """Run an end as a program of its own."""
+    """Run an endpoint as a program of its own."""
     die_with_parent(signal.SIGKILL)
     arguments = parse(sys.argv[1:])
     trim_heap()
-    gc.freeze()  # pumps are forks: what a collection touches they would have copies of
+    gc.freeze()  # pumps are forks: a collection in one would copy every page that it touches
     return run(arguments)
 
 

@@ -1,4 +1,4 @@
-"""Pure: the addresses of a tunnel: of its two ends, and of the network that a device may speak with."""
+"""Pure: compute and check the addresses of a tunnel: of its two endpoints, and of its peers network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def peer_of(address: Address) -> IPAddress:
-    """The other address of a tunnel's network, which has two: a /30, /31 or /127. Raises ValueError."""
+    """Return the other address of a network of two: a /30, /31 or /127. Raises ValueError for others."""
     hosts: list[IPAddress] = list(address.network.hosts()) if address.network.num_addresses <= 4 else []
     if len(hosts) != 2 or address.ip not in hosts:
         raise ValueError(
@@ -24,7 +24,7 @@ def peer_of(address: Address) -> IPAddress:
 
 
 def check_peers(address: Address, peers: Network) -> None:
-    """Raises ValueError for peers that a tunnel with this address cannot have."""
+    """Check the peers network of a tunnel with this address. Raises ValueError if it cannot have it."""
     if not isinstance(peers, ipaddress.IPv4Network) or not isinstance(address, ipaddress.IPv4Interface):
         raise ValueError("peers are an IPv4 network")
     if not address.network.subnet_of(peers):

@@ -1,4 +1,4 @@
-"""Pure: what can go wrong on the link, beyond the errors of the wire."""
+"""Pure: errors of the link, beyond those of the wire."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from millpond.base.errors import LocalError, ProtocolError
 
 
 class LinkViolation(ProtocolError):
-    """The peer put something into the region that the protocol forbids; the link is reset."""
+    """The peer wrote something into the region that the protocol forbids; the link is reset."""
 
 
 class Orphaned(LocalError):
-    """Whoever started this end does not listen to it any more."""
+    """The process that started this endpoint no longer reads the endpoint's status."""
 
 
 class InterfaceGone(LocalError):
-    """The TUN interface was deleted under this end; only a new end can make another."""
+    """The TUN interface was deleted under this endpoint; only a new endpoint can make another."""

@@ -1,1 +1,1 @@
-"""The messages and RPC that cross the link between a host and its devices."""
+"""Messages and RPC between a host and its devices."""

@@ -1,4 +1,4 @@
-"""Edge (threads): accepts connections, each handled in a thread of its own, and outlives every bad moment."""
+"""Edge (threads): accept connections, handle each in a thread of its own, and survive every failure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Handler = Callable[[socket.socket], None]
 
 
 class Acceptor:
-    """Hands each connection of the listening socket ``server`` to ``handle``, which owns it from then on.
+    """Passes each connection of the listening socket ``server`` to ``handle``, which then owns it.
 
-    At most ``places`` at a time; more are refused. Running out of descriptors or threads is waited out.
+    At most ``places`` at a time; more are refused. A lack of descriptors or threads is waited out.
     """
 
     def __init__(self, server: socket.socket, handle: Handler, *, places: int, name: str) -> None:
@@ -34,7 +34,7 @@ class Acceptor:
         return self._thread.is_alive() and not self._closed.is_set()
 
     def close(self) -> None:
-        """Accept no more."""
+        """Accept no more connections."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)

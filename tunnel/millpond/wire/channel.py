@@ -1,4 +1,4 @@
-"""Edge: messages over one connected stream socket (TCP, TLS or Unix), each call with a deadline.
+"""Edge: send and receive messages over one connected stream socket (TCP, TLS or Unix), each with a deadline.
 
 A channel is one conversation: strictly one thread sends or receives at a time.
 """
@@ -32,30 +32,31 @@ from millpond.wire.messages import Failure, Kind, Message
 
 R = TypeVar("R", bound=Message)
 Buffer = bytes | bytearray | memoryview
-_LOOK_SECONDS = 0.2
-_CHUNK = 1 << 18  # what is copied, searched and sent then stays in a processor's cache
-_SSL_ERROR_WANT_READ = 2  # as the module ssl calls it
+_POLL_SECONDS = 0.2
+_CHUNK = 1 << 18  # a chunk that is copied, searched and sent stays in the processor's cache
+_SSL_ERROR_WANT_READ = 2  # ssl.SSL_ERROR_WANT_READ
 _SMALL = 1 << 14
 _EARLY = 1 << 12
-_UNREAD = memoryview(bytes(_CHUNK))  # as much as is sent unread, for an outlet that only counts
+_UNREAD = memoryview(bytes(_CHUNK))  # stands for a chunk that is sent unread, for an outlet that only counts
 
 
 class Outlet(Protocol):
-    """Sees every byte that a channel sends, before any encryption; raises to stop it. One that ``searches``
-    is shown copies: what is searched must be what is sent, also if others can write there.
+    """Sees every byte that a channel sends, before any encryption; raises to stop it. An outlet that
+    ``searches`` is given copies: the bytes that it searched must be those that are sent, even if others can
+    write to the original.
     """
 
     @property
     def searches(self) -> bool:
-        """Whether it looks at the bytes, and does not only count them."""
+        """Whether the outlet reads the bytes, rather than only counting them."""
 
     def passing(self, kind: Kind, data: Buffer, payload: bool) -> None:
-        """``data`` of ``kind`` is about to leave: part of a head, or of a payload."""
+        """Inspect ``data`` of ``kind`` that is about to leave: part of a head, or of a payload."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileSlice:
-    """Part of a file, of which ``descriptor`` is open. The connection is cut if the file ends within it."""
+    """Part of a file with the open ``descriptor``. The connection is cut if the file ends within it."""
 
     descriptor: int
     start: int
@@ -63,7 +64,7 @@ class FileSlice:
 
     @property
     def data(self) -> bytes:
-        """The bytes themselves. Raises ConnectionLost if they have become fewer."""
+        """The bytes of the part. Raises ConnectionLost if the file has become shorter."""
         found = os.pread(self.descriptor, self.size, self.start)
         if len(found) != self.size:
             raise ConnectionLost("a file has ended while it was sent")
@@ -71,7 +72,7 @@ class FileSlice:
 
 
 class _Sending:
-    """Around system calls: their errors become millpond's. (A generator would cost more than the calls.)"""
+    """Converts errors of system calls to millpond's. (A generator would cost more than the calls.)"""
 
     __slots__ = ("_peer",)
 
@@ -82,7 +83,9 @@ class _Sending:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, TimeoutError) and error.errno is None:  # else the kernel has given the peer up
+        if (
+            isinstance(error, TimeoutError) and error.errno is None
+        ):  # with an errno, the kernel gave the peer up
             raise DeadlineExceeded(f"{self._peer} took no data in time") from None
         if isinstance(error, OSError):
             raise ConnectionLost(f"{self._peer}: {error.strerror or error}") from error
@@ -99,25 +102,25 @@ class _Receiving(_Sending):
         if isinstance(error, EOFError):
             raise ConnectionLost(f"{self._peer} closed the connection") from None
         if isinstance(error, OSError):
-            raise self._explained(error) from error
+            raise self._translated(error) from error
 
-    def _explained(self, error: OSError) -> RemoteError:
+    def _translated(self, error: OSError) -> RemoteError:
         return ConnectionLost(f"{self._peer}: {error.strerror or error}")
 
 
 class _ReceivingTls(_Receiving):
     __slots__ = ()
 
-    def _explained(self, error: OSError) -> RemoteError:
-        # Here, because a process without such connections shall not have all of ssl in its memory.
+    def _translated(self, error: OSError) -> RemoteError:
+        # Imported here: a process without TLS connections should not load ssl.
         from millpond.wire import tls
 
-        return tls.explained(self._peer, error) or super()._explained(error)
+        return tls.translate_error(self._peer, error) or super()._translated(error)
 
 
 class Channel:
-    """Sends and receives messages. ``peer`` names the other end in errors. One that is ``eager`` takes all
-    that has come at once, to be woken less often: its socket is then nobody else's to read.
+    """Sends and receives messages. ``peer`` names the other end in errors. An ``eager`` channel reads ahead
+    all that has come, to be woken less often: then nobody else may read from its socket.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class Channel:
         self._receiving = _Receiving(peer) if self._plain else _ReceivingTls(peer)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            notice_dead_peer(sock)
+            enable_keepalive(sock)
 
     def send(
         self,
@@ -145,15 +148,15 @@ class Channel:
         *,
         before: Sequence[Message] = (),
     ) -> None:
-        """Send a message and the raw ``payload`` behind it; others of its kind, that have none, ``before``.
-        Raises ConnectionLost, DeadlineExceeded.
+        """Send a message and the raw ``payload`` behind it; ``before`` it, messages of the same kind without
+        payload. Raises ConnectionLost, DeadlineExceeded.
         """
         size = payload.size if isinstance(payload, (SharedSlice, FileSlice)) else memoryview(payload).nbytes
         heads = b"".join([*map(encode, before), encode(message, size)])
         kind, payload_kind = type(message).KIND, type(message).PAYLOAD_KIND
         if isinstance(payload, (SharedSlice, FileSlice)):
             self._send_bytes(kind, heads, deadline, payload=False)
-            self._send_stretch(payload_kind, payload, deadline)
+            self._send_slice(payload_kind, payload, deadline)
         elif size <= _SMALL:
             self._send_small(kind, heads, payload_kind, memoryview(payload).cast("B"), deadline)
         else:
@@ -163,7 +166,7 @@ class Channel:
     def _send_small(
         self, kind: Kind, heads: bytes, payload_kind: Kind, body: memoryview, deadline: Deadline
     ) -> None:
-        """At once: a packet costs more than a copy."""
+        """Send head and payload in one call: a packet costs more than a copy."""
         data = bytes(body)
         if self._outlet:
             parts = ((kind, heads, False), (payload_kind, data, True))
@@ -177,15 +180,15 @@ class Channel:
         for start in range(0, len(body), _CHUNK):
             self._send_bytes(kind, body[start : start + _CHUNK], deadline, payload=True)
 
-    def _send_stretch(self, kind: Kind, stretch: SharedSlice | FileSlice, deadline: Deadline) -> None:
+    def _send_slice(self, kind: Kind, piece: SharedSlice | FileSlice, deadline: Deadline) -> None:
         if not self._sends_pages:
-            self._send_chunks(kind, memoryview(stretch.data), deadline)
+            self._send_chunks(kind, memoryview(piece.data), deadline)
             return
-        shared = stretch.data if isinstance(stretch, SharedSlice) else None
-        for start in range(0, stretch.size, _CHUNK):
-            size = min(_CHUNK, stretch.size - start)
+        shared = piece.data if isinstance(piece, SharedSlice) else None
+        for start in range(0, piece.size, _CHUNK):
+            size = min(_CHUNK, piece.size - start)
             part = _UNREAD[:size] if shared is None else shared[start : start + size]
-            self._send_pages(kind, part, stretch.descriptor, stretch.start + start, deadline)
+            self._send_pages(kind, part, piece.descriptor, piece.start + start, deadline)
 
     @property
     def _sends_pages(self) -> bool:
@@ -202,7 +205,7 @@ class Channel:
     def _send_pages(
         self, kind: Kind, data: memoryview, descriptor: int, start: int, deadline: Deadline
     ) -> None:
-        """Have the kernel send ``data``, which lies in ``descriptor`` at ``start``, from where it is."""
+        """Have the kernel send ``data``, which lies in ``descriptor`` at ``start``, without a copy."""
         if self._outlet:
             self._outlet.passing(kind, data, payload=True)
         end = start + len(data)
@@ -215,15 +218,15 @@ class Channel:
                     self._wait_for(select.POLLOUT, deadline)
 
     def _send_file(self, descriptor: int, start: int, size: int) -> int:
-        with self._closing:  # else its number could be another file's before the kernel has seen it
+        with self._closing:  # else the socket's number could be another file's by the time of the call
             sent = os.sendfile(self._number(), descriptor, start, size)
         if not sent:
             raise OSError(errno.ENODATA, "the memory has ended")
         return sent
 
     def _wait_for(self, event: int, deadline: Deadline) -> None:
-        """Wait for the event, or a while: who waits for many bytes is not told of the last few everywhere."""
-        left = _LOOK_SECONDS if deadline.at is None else min(_LOOK_SECONDS, deadline.at - time.monotonic())
+        """Wait for the event, but not for long: SO_RCVLOWAT does not report the last few bytes everywhere."""
+        left = _POLL_SECONDS if deadline.at is None else min(_POLL_SECONDS, deadline.at - time.monotonic())
         if left <= 0:
             raise TimeoutError
         poll = select.poll()
@@ -237,7 +240,7 @@ class Channel:
         return number
 
     def receive(self, deadline: Deadline) -> Head:
-        """The next message, whatever it is. Raises ConnectionLost, DeadlineExceeded, ProtocolError."""
+        """Return the next message, of any class. Raises ConnectionLost, DeadlineExceeded, ProtocolError."""
         if self._payload_left:
             raise RuntimeError("the payload of the last message was not received")
         while True:
@@ -260,14 +263,14 @@ class Channel:
         self._payload_left = 0
 
     def _receive_chunks(self, view: memoryview, deadline: Deadline) -> memoryview:
-        """Fill ``view`` but for its end, which is returned. To be woken for every packet costs as much as to
-        copy what it brought.
+        """Fill ``view`` except for its last bytes, which are returned as a view. A wake-up for every packet
+        would cost as much as the copy of its bytes.
         """
         with self._receiving, self._woken_by_chunks():
             self.sock.settimeout(0.0)
             while len(view) > _CHUNK:
                 try:
-                    view = view[_not_the_end(self.sock.recv_into(view)) :]
+                    view = view[_or_eof(self.sock.recv_into(view)) :]
                 except BlockingIOError:
                     self._wait_for(select.POLLIN, deadline)
         return view
@@ -278,11 +281,13 @@ class Channel:
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):  # it was closed, and whoever waited is told that
+            with contextlib.suppress(OSError):  # it was closed, which the waiting thread learns by itself
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def receive_payload(self, limit: int, deadline: Deadline) -> bytearray:
-        """The payload of the last message in a new buffer. Raises LimitExceeded before it allocates."""
+        """Receive the payload of the last message into a new buffer. Raises LimitExceeded before it
+        allocates.
+        """
         if self._payload_left > limit:
             raise LimitExceeded(
                 f"{self.peer} sent {self._payload_left} bytes; at most {limit} are accepted here"
@@ -292,10 +297,10 @@ class Channel:
         return data
 
     def expect(self, reply: type[R], deadline: Deadline, payload: int | None = 0) -> R:
-        """The next message: a ``reply`` with ``payload`` bytes (None: any number). Raises Refused."""
+        """Return the next message, a ``reply`` with ``payload`` bytes (None: any number). Raises Refused."""
         head = self.receive(deadline)
         if isinstance(head.message, Failure):
-            if head.payload_size:  # it would stay in the way of the next message
+            if head.payload_size:  # the bytes would be taken for the next message
                 raise ProtocolError(f"{self.peer} sent {head.payload_size} bytes behind 'failure'")
             raise Refused(self.peer, printable(head.message.code), printable(head.message.text))
         if not isinstance(head.message, reply):
@@ -317,13 +322,13 @@ class Channel:
         with self._receiving:
             self.sock.settimeout(deadline.remaining())
             if not self.eager or len(buffer) >= _EARLY:
-                return _not_the_end(self.sock.recv_into(buffer))
+                return _or_eof(self.sock.recv_into(buffer))
             early = bytearray(_EARLY)
-            self._early = memoryview(early)[: _not_the_end(self.sock.recv_into(early))]
+            self._early = memoryview(early)[: _or_eof(self.sock.recv_into(early))]
         return self._take_early(buffer)
 
     def _take_early(self, buffer: memoryview) -> int:
-        """Of what has come before it was wanted."""
+        """Take bytes that were read ahead; returns their number."""
         count = min(len(buffer), len(self._early))
         buffer[:count] = self._early[:count]
         self._early = self._early[count:]
@@ -331,7 +336,7 @@ class Channel:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the other end has said nothing that was not received, and is still there."""
+        """Whether no unread bytes have come from the other end, and it is still there."""
         if self._early:
             return False
         try:
@@ -345,7 +350,7 @@ class Channel:
 
     @property
     def closed_cleanly(self) -> bool:
-        """Whether the last received message is whole: an end of the connection here loses nothing."""
+        """Whether the last received message is whole: a close of the connection here loses nothing."""
         return self._receiver.idle and not self._payload_left and not self._early
 
     @property
@@ -358,7 +363,7 @@ class Channel:
         return False
 
     def shut_down(self) -> None:
-        """End the conversation from any thread: whoever waits in it gets ConnectionLost."""
+        """End the connection from any thread: a thread that waits in it gets ConnectionLost."""
         with contextlib.suppress(OSError):  # the peer was faster
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
@@ -375,14 +380,14 @@ class Channel:
         self.close()
 
 
-def _not_the_end(count: int) -> int:
+def _or_eof(count: int) -> int:
     if count == 0:
         raise EOFError
     return count
 
 
-def notice_dead_peer(sock: socket.socket) -> None:
-    """A peer whose machine or link is gone says no farewell: ask after 10 s, give up after 30."""
+def enable_keepalive(sock: socket.socket) -> None:
+    """Detect a peer whose machine or link is gone (TCP keepalive): probe after 10 s, give up after 30."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
     options[socket.TCP_USER_TIMEOUT] = 30_000

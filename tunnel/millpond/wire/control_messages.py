@@ -1,4 +1,4 @@
-"""Pure: what a host and an agent say to each other about the device itself (over mutual TLS)."""
+"""Pure: define the messages of a host and an agent about the device itself (over mutual TLS)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True)
 class AtRest:
-    """What the private data are encrypted with on the flash; without a ``cipher``, the ``reason`` why not."""
+    """The encryption of the private data on the flash; without a ``cipher``, the ``reason``
+    for its absence.
+    """
 
     cipher: str = ""
     reason: str = ""
@@ -31,7 +33,9 @@ class AtRest:
 @message("welcome")
 @dataclass(frozen=True, slots=True)
 class Welcome(Message):
-    """Who the agent is. ``boot`` differs each time the agent starts; ``memory`` and ``flash`` in bytes."""
+    """The agent's identity. ``boot`` differs each time the agent starts; ``memory`` and ``flash`` are in
+    bytes.
+    """
 
     device: str
     software: str
@@ -46,15 +50,15 @@ class Welcome(Message):
 @message("load.get")
 @dataclass(frozen=True, slots=True)
 class GetLoad(Message):
-    """Ask for Load."""
+    """Ask for the load; answered by Load."""
 
 
 @message("load", Kind.METRICS)
 @dataclass(frozen=True, slots=True)
 class Load(Message):
-    """How busy the device is: cpu 0..1, memory and flash used in bytes, degrees Celsius, running jobs.
+    """The load of the device: cpu 0..1, memory and flash used in bytes, degrees Celsius, running jobs.
 
-    ``joules`` are what it has taken since its agent was started; ``energy`` says where they come from.
+    ``joules`` is the energy used since its agent was started; ``energy`` names the source of that figure.
     """
 
     cpu: float
@@ -69,13 +73,15 @@ class Load(Message):
 @message("ledger.get")
 @dataclass(frozen=True, slots=True)
 class GetLedger(Message):
-    """Ask for Ledger."""
+    """Ask for the privacy ledger; answered by Ledger."""
 
 
 @message("ledger", Kind.METRICS)
 @dataclass(frozen=True, slots=True)
 class Ledger(Message):
-    """Bytes that left the agent by kind; how often each canary was seen; bytes of private files kept."""
+    """The privacy ledger: bytes that left the agent by kind; sightings of each canary; bytes of private files
+    kept.
+    """
 
     sent: dict[str, int]
     canaries: dict[str, int]
@@ -110,8 +116,8 @@ class Attach(Message):
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """A place in a log: behind the first ``number`` lines of a device's agent that was started as ``boot``,
-    or bytes of a job's log.
+    """A position in a log: behind the first ``number`` lines of a device's agent that was started as
+    ``boot``, or bytes of a job's log.
     """
 
     boot: str
@@ -123,7 +129,7 @@ class LogPosition:
 class GetLog(Message):
     """Ask for the last lines of the agent's own log, never of a job's output; answered by Log.
 
-    With ``after`` for all that have come since that position and are still kept.
+    With ``after``, ask for all lines since that position that are still kept.
     """
 
     lines: int

@@ -1,4 +1,4 @@
-"""Pure: the frame around every message. Fed bytes, returns heads; allocates nothing unchecked.
+"""Pure: encode and parse the frame around every message; nothing is allocated for an unchecked length.
 
 A frame is a prefix of 16 bytes, a msgpack head and, for bulk, raw payload bytes:
 
@@ -37,24 +37,25 @@ class Limits:
 
 
 def encode(message: Message, payload_size: int = 0, *, version: int = PROTOCOL) -> bytes:
-    """Prefix and head of a frame; the payload follows as it is."""
+    """Encode prefix and head of a frame; the payload follows as it is."""
     head: bytes = msgpack.packb([type(message).NAME, dump(message)])
     return PREFIX.pack(MAGIC, version, len(head), payload_size) + head
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A message has arrived, and ``payload_size`` raw bytes follow it."""
+    """The head of a frame: its message, and the number of raw bytes that follow."""
 
     message: Message
     payload_size: int
 
 
 class Receiver:
-    """Takes the bytes of one direction of a connection apart.
+    """Parses the bytes of one direction of a connection.
 
-    Fill ``buffer()`` with up to its length of bytes, say how many in ``received()``; it returns a Head once a
-    head is whole. The payload's bytes are the caller's: read ``payload_size`` of them, then go on.
+    The caller fills ``buffer()`` with up to its length of bytes and reports their number to ``received()``,
+    which returns a Head once one is whole. The payload's bytes are the caller's to read, ``payload_size`` of
+    them, before the next frame.
     """
 
     def __init__(self, limits: Limits, peer: str, *, version: int = PROTOCOL) -> None:
@@ -67,7 +68,7 @@ class Receiver:
         self._payload_size: int | None = None
 
     def buffer(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return the buffer for the next bytes; never empty."""
         return memoryview(self._data)[self._have :]
 
     @property
@@ -76,7 +77,7 @@ class Receiver:
         return self._payload_size is None and self._have == 0
 
     def received(self, count: int) -> Head | None:
-        """Take note of ``count`` bytes put into ``buffer()``. Raises ProtocolError and its kinds."""
+        """Parse ``count`` bytes that were put into ``buffer()``. Raises ProtocolError and its subclasses."""
         self._have += count
         if self._have < len(self._data):
             return None

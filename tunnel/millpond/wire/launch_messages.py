@@ -1,4 +1,4 @@
-"""Pure: what a host and an agent say to each other about a launched script (over a control connection)."""
+"""Pure: define the messages of a host and an agent about a launched script (over a control connection)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from millpond.base.errors import ConfigError
 from millpond.wire.messages import Kind, Message, message
 
 MOST_CODE = 3 << 20
-"""Bytes of all files of a script: they travel in the head of one message."""
+"""Most bytes of all files of a script: they are sent in the head of one message."""
 LONGEST_LINE = 4096
-"""Characters of a line of output; longer ones are cut into several."""
+"""Most characters of a line of output; longer ones are cut into several."""
 
 MOST_AT_ONCE = 1 << 16
-"""Characters of all lines of one Output, each with its end."""
+"""Most characters of all lines of one Output, line ends counted."""
 
 
 @message("launch")
@@ -21,8 +21,8 @@ MOST_AT_ONCE = 1 << 16
 class Launch(Message):
     """Run ``script``, one of ``files``, as worker ``rank`` of ``world_size`` that meet at the master's port.
 
-    Answered by Output again and again, the last answer is Exited. It runs for as long as this connection is
-    open.
+    Answered by any number of Outputs, and at last by Exited. The script runs for as long as this connection
+    is open.
     """
 
     script: str
@@ -51,7 +51,9 @@ class Exited(Message):
 
 
 def check_files(script: str, files: dict[str, bytes]) -> None:
-    """Raises ConfigError for files that cannot lie beside each other in one folder, or are too many."""
+    """Check the files of a script. Raises ConfigError for names that are no plain file names, and for too
+    many bytes.
+    """
     for name in files:
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             raise ConfigError(f"'{name:.80}' is no name of a file")
@@ -66,7 +68,9 @@ def check_files(script: str, files: dict[str, bytes]) -> None:
 
 
 def environment(launch: Launch, interface: str) -> dict[str, str]:
-    """The variables that torchrun gives a worker; ``interface`` is the one that leads to the others."""
+    """Return the variables that torchrun gives a worker; ``interface`` is the one that leads
+    to the others.
+    """
     return {
         "RANK": str(launch.rank),
         "LOCAL_RANK": "0",
@@ -80,13 +84,13 @@ def environment(launch: Launch, interface: str) -> dict[str, str]:
 
 
 class Lines:
-    """Cuts a stream of bytes into lines. What is no UTF-8 is replaced."""
+    """Splits a stream of bytes into lines. Bytes that are not UTF-8 are replaced."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def take(self, data: bytes) -> tuple[str, ...]:
-        """The lines that ``data`` completes; a carriage return, as of a progress bar, ends one too."""
+        """Return the lines that ``data`` completes; a carriage return, as of a progress bar, ends one too."""
         *whole, self._rest = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         while len(self._rest) >= LONGEST_LINE:
             whole.append(self._rest[:LONGEST_LINE])
@@ -94,7 +98,7 @@ class Lines:
         return tuple(part for line in whole for part in _parts(line))
 
     def end(self) -> tuple[str, ...]:
-        """The last line, if nothing ended it."""
+        """Return the last line, if it has no end."""
         rest, self._rest = self._rest, b""
         return tuple(_parts(rest)) if rest else ()
 

@@ -1,4 +1,4 @@
-"""Pure: what a message is. Each component declares its own; the registry knows them by name."""
+"""Pure: define the base of messages and their registry by name; each component declares its own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import ClassVar, TypeVar
 
 
 class Kind(StrEnum):
-    """What bytes that cross the link are, for the privacy ledger."""
+    """The kinds of bytes that the privacy ledger counts."""
 
     CONTROL = "control"
     METRICS = "metrics"
     PARAMETERS = "parameters"
     VOLUME = "volume"
-    LAUNCHED = "launched"  # what a launched script prints, and what it sends by itself
+    LAUNCHED = "launched"  # output of a launched script, and its own traffic
 
 
 class Message:
@@ -32,7 +32,7 @@ _registry: dict[str, type[Message]] = {}
 
 
 def message(name: str, kind: Kind = Kind.CONTROL, payload: Kind | None = None) -> Callable[[M], M]:
-    """Class decorator: register a message under its ``name`` on the wire, with its kinds."""
+    """Return a class decorator that registers a message under its ``name`` on the wire, with its kinds."""
 
     def register(cls: M) -> M:
         if name in _registry:
@@ -45,14 +45,14 @@ def message(name: str, kind: Kind = Kind.CONTROL, payload: Kind | None = None) -
 
 
 def registered(name: str) -> type[Message]:
-    """The class of a message by its name on the wire. Raises KeyError."""
+    """Return the class of a message by its name on the wire. Raises KeyError."""
     return _registry[name]
 
 
 @message("ok")
 @dataclass(frozen=True, slots=True)
 class Ok(Message):
-    """Done; nothing to say."""
+    """The request succeeded; there is no result."""
 
 
 @message("failure")

@@ -1,4 +1,4 @@
-"""Edge: mutual TLS 1.3 with the fleet's own authority, which is the only one trusted."""
+"""Edge: connect by mutual TLS 1.3 under the fleet's own authority, the only one trusted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOST = "host"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The files that make one end of the fleet: the authority's certificate, its own, and its key."""
+    """The files that identify one member of the fleet: the authority's certificate, its own, and its key."""
 
     authority: Path
     certificate: Path
@@ -25,11 +25,11 @@ class Identity:
 
     @staticmethod
     def in_directory(directory: Path) -> Identity:
-        """The three files under their usual names."""
+        """Return the identity in a directory, by the usual names of the files."""
         return Identity(directory / "ca.pem", directory / "cert.pem", directory / "key.pem")
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """A context that shows this identity and demands one of the same fleet. Raises LocalError."""
+        """Make a context that presents this identity and demands one of the same fleet. Raises LocalError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
@@ -42,12 +42,12 @@ class Identity:
 
 
 def connect(sock: socket.socket, context: ssl.SSLContext, name: str, deadline: Deadline) -> ssl.SSLSocket:
-    """TLS towards the peer that must prove to be ``name``. Raises RemoteError."""
+    """Start TLS with the server, which must prove to be ``name``. Raises RemoteError."""
     return _handshake(sock, deadline, name, lambda: context.wrap_socket(sock, server_hostname=name))
 
 
 def accept(sock: socket.socket, context: ssl.SSLContext, name: str, deadline: Deadline) -> ssl.SSLSocket:
-    """TLS with a client that must prove to be ``name``. Raises RemoteError."""
+    """Accept TLS from a client, which must prove to be ``name``. Raises RemoteError."""
     tls = _handshake(sock, deadline, "a client", lambda: context.wrap_socket(sock, server_side=True))
     certificate: Any = tls.getpeercert()
     names = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
@@ -81,16 +81,16 @@ def _handshake(
     except OSError as error:
         sock.close()
         raise ConnectionLost(f"{peer}: {error.strerror or error}") from error
-    if tls.version() is None:  # reset just before: Python then shakes no hands, and raises nothing
+    if tls.version() is None:  # wrap_socket() skips the handshake silently if the peer has already reset
         tls.close()
         raise ConnectionLost(f"{peer} closed the connection")
     return tls
 
 
-def explained(peer: str, error: OSError) -> RemoteError | None:
-    """What an error of a TLS connection means, if it is of TLS.
+def translate_error(peer: str, error: OSError) -> RemoteError | None:
+    """Convert an error of a TLS connection; None if it is not of TLS.
 
-    TLS 1.3 tells a client only at its first read that its certificate was refused.
+    TLS 1.3 reports a refused certificate to the client only at its first read.
     """
     # A broken pipe: OpenSSL 3.6 answers an end that was not announced with an alert, which nobody takes.
     if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, BrokenPipeError)):

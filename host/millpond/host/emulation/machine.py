@@ -21,7 +21,7 @@ from millpond.images.boards import EMULATED
 from millpond.images.runtime.emulated import AGENT, BoardSpec, EmulatedBoard
 from millpond.images.runtime.qemu import QemuBoard, QemuSpec
 from millpond.images.runtime.supervisor import BoardRuntime, BoardSupervisor
-from millpond.linux.confinement.sandbox import HANDED_ON, Sandbox, accept_signals, exit_code, spawn
+from millpond.linux.confinement.sandbox import FORWARDED_SIGNALS, Sandbox, accept_signals, exit_code, spawn
 from millpond.linux.file_lock import locked
 from millpond.linux.logs import rotate
 from millpond.linux.network import loopback_up
@@ -119,7 +119,7 @@ class EmulatedMachine:
         if not self._command:
             return None
         mask = signal.pthread_sigmask(
-            signal.SIG_BLOCK, HANDED_ON if self._accepts else ()
+            signal.SIG_BLOCK, FORWARDED_SIGNALS if self._accepts else ()
         )  # the command inherits the mask
         try:
             return subprocess.Popen(self._command)

@@ -30,7 +30,7 @@ from millpond.images.boards import EMULATED
 from millpond.tunnel.endpoint.handle import EndpointHandle, spawn_endpoint
 from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 from millpond.wire import tls
-from millpond.wire.channel import Channel, notice_dead_peer
+from millpond.wire.channel import Channel, enable_keepalive
 from millpond.wire.control_messages import CONTROL_PORT, AtRest, Attach, GetLoad, Hello, Load, Welcome
 from millpond.wire.framing import Limits
 from millpond.wire.messages import Ok
@@ -134,7 +134,7 @@ class Device:
             raise DeadlineExceeded(f"{self.name} did not answer on port {port} in time") from None
         except OSError as error:
             raise ConnectionLost(f"{self.name}: {error.strerror or error}") from None
-        notice_dead_peer(sock)  # also for those that the socket is passed on to
+        enable_keepalive(sock)  # also for those that the socket is passed on to
         return sock
 
     def control(self, deadline: Deadline) -> Channel:
@@ -175,7 +175,7 @@ class Device:
                     addresses.host,
                     transport=transport,
                     peers=self._fleet.config.network,
-                    nursery=self._zygote,
+                    zygote=self._zygote,
                 )
             except (OSError, LocalError, RuntimeError) as error:
                 self._transition(DeviceEvent.LOST, f"the tunnel cannot start: {error}")

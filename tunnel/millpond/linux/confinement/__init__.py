@@ -1,1 +1,1 @@
-"""Sandboxes: namespaces, Landlock, seccomp, and starting commands inside them."""
+"""Sandboxes: namespaces, Landlock, seccomp, and commands started inside them."""

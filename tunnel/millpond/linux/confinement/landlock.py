@@ -1,8 +1,8 @@
-"""Edge (Landlock): a process gives up, for good, all files but those below one directory.
+"""Edge (Landlock): restrict this process, for good, to the files below one directory.
 
-The kernel asks where a file really lies, however it was named: through links, /proc/self/fd or a descriptor
-of a directory. What is open already stays usable. Newer kernels also take away TCP, the abstract sockets of
-others, and signals to them.
+The kernel checks the real place of a file, however it was named: through links, /proc/self/fd or a
+descriptor of a directory. Files that are open already stay usable. Newer kernels also take away TCP, the
+abstract sockets of others, and signals to them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1
 _ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1
 
 _ATTRIBUTES = struct.Struct("=QQQ")
-_SIZES = ((6, 24), (4, 16), (1, 8))  # of which a version of the kernel knows so many bytes
+_SIZES = ((6, 24), (4, 16), (1, 8))  # bytes of it that each version knows
 _BENEATH = struct.Struct("=Qi")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -38,7 +38,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """What a kernel can forbid: bits of LANDLOCK_ACCESS_FS_*, LANDLOCK_ACCESS_NET_* and LANDLOCK_SCOPE_*."""
+    """Access rights that a kernel can forbid: bits of LANDLOCK_ACCESS_FS_*, _NET_* and LANDLOCK_SCOPE_*."""
 
     files: int
     network: int = 0
@@ -46,7 +46,7 @@ class Handled:
 
 
 def handled(version: int) -> Handled:
-    """What kernels of that version of Landlock can forbid, as far as is known here."""
+    """Return the rights that kernels with a version of Landlock can forbid, as far as known here."""
     files = _FIRST_FILE_RIGHTS
     for since, right in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEVICE)):
         files |= right if version >= since else 0
@@ -55,13 +55,15 @@ def handled(version: int) -> Handled:
 
 
 def version() -> int:
-    """The kernel's version of Landlock. Raises OSError: ENOSYS if it has none, EOPNOTSUPP if it is not on."""
+    """Return the kernel's version of Landlock. Raises OSError: ENOSYS if it has none, EOPNOTSUPP if it is
+    off.
+    """
     return _call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
 
 
 def restrict(directory: Path) -> str:
-    """From now on this process, and all that it starts, opens and changes files below ``directory`` alone and
-    executes none. Says in words whether it is so: "on" or "off", and why. Raises OSError if it fails.
+    """Let this process, and all that it starts, open and change only files below ``directory`` and execute
+    none. Returns in words whether it is so: "on" or "off", and why. Raises OSError if it fails.
 
     The kernel restricts the calling thread, so there must be no other yet.
     """

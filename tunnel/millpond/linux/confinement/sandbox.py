@@ -1,7 +1,7 @@
-"""Edge: a process tree in namespaces of its own, with a root directory that holds only what it is given.
+"""Edge: run a process tree in namespaces of its own, with a root directory that holds only chosen files.
 
-The emulated boards, the volume server, the SSH server and the job workers are each started in one: what a
-process must not reach does not exist for it. Works as root and, with one uid, in a user namespace.
+Emulated devices, the volume server, the SSH server and job workers are each started in one: files that a
+process must not reach do not exist for it. Works as root and, with one uid, in a user namespace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from millpond.linux.confinement.userns import has_many_uids
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """One thing shown in a sandbox: ``source`` outside, at ``target`` inside."""
+    """A bind mount into a sandbox: ``source`` outside, at ``target`` inside."""
 
     source: Path
     target: Path
@@ -33,15 +33,14 @@ class Bind:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """What a process tree may see.
+    """The namespaces, files and privileges of a process tree.
 
     ``binds`` None keeps the whole file system; of nested targets the deeper one is on top. ``files`` are
-    readable by all, ``secrets`` by the sandbox's user alone: they map names inside to files outside, so that
-    their contents never stand in a command line. Without ``capabilities`` a root is one by name alone; with
-    ``only`` it has these CAP_* and no others, whatever it executes.
-    ``own_network`` starts with a loopback that is
-    down and nothing else. ``uid`` None stays root of the sandbox; where only one uid exists, any other uid is
-    that one renamed.
+    readable by all, ``secrets`` by the sandbox's user alone: both map names inside to contents, so that these
+    never stand in a command line. Without ``capabilities`` root has none; with ``only`` it has these CAP_*
+    and no others, whatever it executes. ``own_network`` is a new network namespace: a loopback that is down
+    and nothing else. ``uid`` None stays root of the sandbox; where only one uid exists, any other uid is
+    mapped to that one.
     """
 
     binds: tuple[Bind, ...] | None = None
@@ -59,12 +58,16 @@ class Sandbox:
 
     @property
     def renames(self) -> bool:
-        """Whether it takes a user namespace of its own here, to which its other namespaces belong."""
+        """Whether the sandbox takes a user namespace of its own here, which its other
+        namespaces belong to.
+        """
         return os.geteuid() != 0 or (self.uid is not None and not has_many_uids())
 
     @property
-    def weak(self) -> bool:
-        """Whether who is in it may not change what it is made of."""
+    def restricted(self) -> bool:
+        """Whether the process in the sandbox must not be able to modify it: its root file system is then
+        mounted read-only.
+        """
         return self.uid is not None or not self.capabilities or self.only is not None
 
 
@@ -88,19 +91,19 @@ def enter_user_namespace(inside_uid: int, flags: int = 0) -> None:
 def spawn(sandbox: Sandbox, body: Callable[[], int], *, keep: Sequence[int] = ()) -> int:
     """Fork; run ``body`` in the sandbox and exit with its result. Returns the pid to wait for.
 
-    The child dies with the calling thread. With ``own_pids`` the body runs as PID 1 and everything it ever
-    started dies with it; SIGTERM, SIGINT and SIGHUP wait for it until it calls ``accept_signals``, for the
-    kernel forgets those that a PID 1 has no handler for. Descriptors stay open as their close-on-exec flags
-    say, ``keep`` in any case.
+    The child dies with the calling thread. With ``own_pids`` the body runs as PID 1 and all its descendants
+    die with it; SIGTERM, SIGINT and SIGHUP are blocked until it calls ``accept_signals``, because the kernel
+    discards those that a PID 1 has no handler for. Descriptors stay open as their close-on-exec flags say,
+    ``keep`` in any case.
     """
     parent = os.getpid()
-    _flush()  # or the child would write it a second time
+    _flush()  # or the child would write buffered output a second time
     pid = os.fork()
     if pid:
         return pid
     try:
         syscalls.die_with_parent(signal.SIGKILL)
-        if os.getppid() == parent:  # or it died before the kernel knew
+        if os.getppid() == parent:  # or the parent died before prctl
             become(sandbox, body, keep=keep)
     finally:
         os._exit(70)
@@ -109,8 +112,8 @@ def spawn(sandbox: Sandbox, body: Callable[[], int], *, keep: Sequence[int] = ()
 def become(
     sandbox: Sandbox, body: Callable[[], int], *, keep: Sequence[int] = (), is_first: bool = False
 ) -> NoReturn:
-    """As ``spawn``, in this process, which has one thread and is for nothing else. ``is_first``: it is the
-    PID 1 of its own PIDs already.
+    """Do as ``spawn`` does, in this process, which must have one thread and no other purpose. ``is_first``:
+    it is PID 1 of its PID namespace already.
     """
     code = 70
     try:
@@ -137,9 +140,9 @@ def _flush() -> None:
 
 def enter(sandbox: Sandbox, body: Callable[[], int], *, is_first: bool = False) -> int:
     """Run ``body`` in the sandbox, which this thread never leaves. Returns its result. Raises OSError."""
-    if sandbox.new_session:  # a terminal's Ctrl-C is for whoever started this, who stops it in order
+    if sandbox.new_session:  # Ctrl-C of a terminal is for the process that started this one
         os.setsid()
-    many_uids = os.geteuid() == 0 and has_many_uids()  # only root may become another of them
+    many_uids = os.geteuid() == 0 and has_many_uids()  # only root may switch to another uid
     flags = syscalls.CLONE_NEWNS
     flags |= syscalls.CLONE_NEWNET if sandbox.own_network else 0
     new_pids = sandbox.own_pids and not is_first
@@ -153,7 +156,7 @@ def enter(sandbox: Sandbox, body: Callable[[], int], *, is_first: bool = False) 
         become_root_of_namespace(flags)
     if new_pids:
         _become_first_process()
-    mask = os.umask(0o022)  # a strict one of the caller's must not close the root to the sandbox's user
+    mask = os.umask(0o022)  # a strict umask must not close the root directory to the sandbox's user
     _build_root(sandbox, many_uids)
     os.umask(mask)
     if sandbox.hostname:
@@ -161,7 +164,7 @@ def enter(sandbox: Sandbox, body: Callable[[], int], *, is_first: bool = False) 
     if sandbox.uid is not None:
         _drop_to(sandbox.uid, many_uids)
     elif sandbox.only is not None:
-        syscalls.bound_capabilities(*sandbox.only)
+        syscalls.drop_bounding_set(*sandbox.only)
         syscalls.no_new_privileges()
     elif not sandbox.capabilities:
         syscalls.drop_capabilities()
@@ -169,28 +172,30 @@ def enter(sandbox: Sandbox, body: Callable[[], int], *, is_first: bool = False) 
     return body()
 
 
-HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def _become_first_process() -> None:
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)  # none may come before it can be handed on
+    mask = signal.pthread_sigmask(
+        signal.SIG_BLOCK, FORWARDED_SIGNALS
+    )  # none may come before it can be handed on
     if pid := os.fork():
         _relay(pid, mask)
     syscalls.die_with_parent(signal.SIGKILL)
 
 
 def accept_signals() -> None:
-    """As PID 1, once handlers are in place: let in the signals that are handed on, also earlier ones."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDED_ON)
+    """Unblock the forwarded signals, also earlier ones; call it as PID 1 once handlers are in place."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
 
 
 def _relay(pid: int, mask: set[int | signal.Signals]) -> NoReturn:
-    """Stand outside the PID namespace for its PID 1: hand on signals, and exit as it does."""
+    """Wait, outside the PID namespace, for its PID 1: forward signals to it, and exit with its code."""
 
     def forward(number: int, _frame: object) -> None:
         os.kill(pid, number)
 
-    for number in HANDED_ON:
+    for number in FORWARDED_SIGNALS:
         signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _, status = os.waitpid(pid, 0)
@@ -198,7 +203,7 @@ def _relay(pid: int, mask: set[int | signal.Signals]) -> NoReturn:
 
 
 def exit_code(status: int) -> int:
-    """The exit code of a wait status, 128 + N for signal N, as shells do."""
+    """Return the exit code of a wait status, 128 + N for signal N, as shells do."""
     code = os.waitstatus_to_exitcode(status)
     return 128 - code if code < 0 else code
 
@@ -245,19 +250,19 @@ def _build_root(sandbox: Sandbox, many_uids: bool) -> None:
         inside(root, Path(name)).symlink_to(target)
     _mount_kernel_trees(root, sandbox)
     syscalls.pivot_root(root)
-    if sandbox.weak:
+    if sandbox.restricted:
         # Where the user is root renamed, permissions alone would not protect it.
         flags = syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_RDONLY | syscalls.MS_NOSUID
         syscalls.mount("", Path("/"), "", flags)
 
 
 def inside(root: Path, path: Path) -> Path:
-    """The absolute ``path`` as seen below ``root``."""
+    """Return the absolute ``path`` as seen below ``root``."""
     return root / path.relative_to("/")
 
 
 def _open(source: Path, stack: contextlib.ExitStack) -> Path | None:
-    """A name of ``source`` that stays good when /tmp is covered; None for a link to nothing."""
+    """Return a path to ``source`` that stays valid when /tmp is covered; None for a dangling link."""
     if source.is_symlink() and not source.exists():
         return None
     descriptor = os.open(source, os.O_PATH | os.O_CLOEXEC)
@@ -296,13 +301,13 @@ def _mount_kernel_trees(root: Path, sandbox: Sandbox) -> None:
     closed = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     if sandbox.own_pids:
         syscalls.mount("proc", proc, "proc", closed)
-        if sandbox.weak:
+        if sandbox.restricted:
             _close_settings(proc)
     else:
         syscalls.bind(Path("/proc"), proc)
-    if sandbox.own_network and sandbox.hostname:  # a machine of its own sees its own interfaces
+    if sandbox.own_network and sandbox.hostname:  # an emulated machine sees its own interfaces
         (root / "sys").mkdir()
-        with contextlib.suppress(PermissionError):  # where a user namespace may not, there is none to see
+        with contextlib.suppress(PermissionError):  # a user namespace may be denied it: /sys stays empty
             syscalls.mount("sysfs", root / "sys", "sysfs", closed | syscalls.MS_RDONLY)
     pts = root / "dev" / "pts"
     pts.mkdir(parents=True, exist_ok=True)
@@ -313,7 +318,9 @@ def _mount_kernel_trees(root: Path, sandbox: Sandbox) -> None:
 
 
 def _close_settings(proc: Path) -> None:
-    """The kernel's settings are guarded by uid alone: root without capabilities could still change them."""
+    """Mount settings below /proc read-only: the kernel guards them by uid alone, so root without capabilities
+    could change them.
+    """
     for name in ("sys", "sysrq-trigger", "irq", "bus", "fs"):
         if (proc / name).exists():
             syscalls.bind(proc / name, proc / name, read_only=True)
@@ -323,7 +330,7 @@ DEVICES = tuple(Path("/dev") / name for name in ("null", "zero", "full", "random
 
 
 def system_binds() -> tuple[Bind, ...]:
-    """The read-only programs and libraries of this machine, and the harmless device nodes."""
+    """Return read-only binds of the programs and libraries of this machine, and of harmless device nodes."""
     trees = [Path(name) for name in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")]
     etc = [
         Path("/etc") / name
@@ -334,7 +341,9 @@ def system_binds() -> tuple[Bind, ...]:
 
 
 def python_binds() -> tuple[Bind, ...]:
-    """This interpreter, its virtual environment and millpond's own code, read-only, where they are now."""
+    """Return read-only binds, in place, of this interpreter, its virtual environment and
+    millpond's own code.
+    """
     found = {Path(sys.base_prefix), Path(sys.prefix), *(Path(entry).parent for entry in millpond.__path__)}
     outermost = [path for path in found if not any(parent in found for parent in path.parents)]
     return tuple(Bind(path, path) for path in sorted(outermost) if not path.is_relative_to("/usr"))

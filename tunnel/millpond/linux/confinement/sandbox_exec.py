@@ -1,6 +1,6 @@
 """Entry: ``python -m millpond.linux.confinement.sandbox_exec SPEC COMMAND...`` runs a command in a sandbox.
 
-A process with threads must not build a sandbox in its own fork; it starts this instead.
+A process with threads must not build a sandbox in a fork of its own; it executes this instead.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ")
 
 
 def confined(sandbox: Sandbox, command: list[str], *, is_first: bool = False) -> list[str]:
-    """The command line that runs ``command`` in ``sandbox``. It dies with the thread that starts it. With
-    ``is_first`` this process must start it, as the PID 1 of its own PIDs, see ``starting``.
+    """Return the command line that runs ``command`` in ``sandbox``. It dies with the thread that starts it.
+    With ``is_first`` this process must start it, as PID 1 of a new PID namespace; see ``sandboxed_process``.
     """
     spec = serialized(sandbox)
     starter = str(Path("/proc/self").readlink()) if is_first else ""  # the pid that /proc knows it by
@@ -48,7 +48,7 @@ def parsed(spec: str) -> Sandbox:
 
 
 def main() -> int:
-    """Run the command and exit as it does; SIGTERM is handed on to it."""
+    """Run the command and exit with its code; SIGTERM is forwarded to it."""
     starter, spec, *command = sys.argv[1:]
     if starter:
         _replace(parsed(spec), command, int(starter))
@@ -56,21 +56,23 @@ def main() -> int:
 
 
 def _replace(sandbox: Sandbox, command: list[str], starter: int) -> NoReturn:
-    """The command takes the place of this process, which is the first of its PIDs."""
+    """Execute the command in the place of this process, which is PID 1 of its PID namespace."""
     syscalls.die_with_parent(signal.SIGKILL)
-    if parent_pid() != starter:  # it died before the kernel knew
+    if parent_pid() != starter:  # the parent died before prctl
         sys.exit(70)
     become(sandbox, _execution(command), keep=_descriptors(), is_first=True)
 
 
 def parent_pid() -> int:
-    """The pid of this process's parent, from a /proc that is the parent's: the kernel tells a PID 1 none."""
+    """Return the pid of this process's parent, from a /proc of the parent's PID namespace: getppid is 0 for a
+    PID 1.
+    """
     return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def run(sandbox: Sandbox, command: list[str]) -> int:
-    """Run ``command`` in ``sandbox``; its exit code. This process, which has one thread, is for nothing else
-    any more: it dies with its parent, its descriptors are the command's, and SIGTERM is handed on.
+    """Run ``command`` in ``sandbox``; returns its exit code. This process must have one thread and no other
+    purpose: it dies with its parent, its descriptors become the command's, and SIGTERM is forwarded.
     """
     syscalls.die_with_parent(signal.SIGKILL)
     descriptors = _descriptors()
@@ -96,9 +98,9 @@ def _execution(command: list[str]) -> Callable[[], int]:
 
 
 def _descriptors() -> list[int]:
-    """Those that are open besides the standard ones."""
+    """List the open descriptors besides the standard ones."""
     found = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]  # noqa: PTH208
-    return [descriptor for descriptor in found if _is_open(descriptor)]  # not the one that it listed with
+    return [descriptor for descriptor in found if _is_open(descriptor)]  # listdir had one of its own
 
 
 def _is_open(descriptor: int) -> bool:

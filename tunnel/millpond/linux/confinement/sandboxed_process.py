@@ -1,4 +1,4 @@
-"""Edge: starting a command in a sandbox from a process with threads, without a process that waits for it."""
+"""Edge: start a command in a sandbox from a process with threads, without a process that waits for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from millpond.linux import syscalls
-from millpond.linux.confinement.sandbox import HANDED_ON, Sandbox
+from millpond.linux.confinement.sandbox import FORWARDED_SIGNALS, Sandbox
 from millpond.linux.confinement.sandbox_exec import confined
 
 END_SECONDS = 2.0
@@ -51,8 +51,8 @@ def start(
 
 
 def end(process: SandboxedProcess) -> None:
-    """Kill a command, and all that it started. Waits until they are gone, but not for ever: what reads from a
-    file system that does not answer dies only when that does, and the first of its PIDs after it.
+    """Kill a command and all its descendants. Waits until they are gone, but at most 2 s: a process that
+    reads from a hanging file system dies only when that answers, and the PID 1 of its namespace after it.
     """
     process.kill()
     try:
@@ -67,8 +67,8 @@ def can_be_first(sandbox: Sandbox) -> bool:
 
 
 def _may_return() -> bool:
-    """Whether this thread, once it has left its PIDs, may enter them again, without which it could start no
-    threads any more. Root of a user namespace may not where they belong to another.
+    """Whether this thread, once it has unshared its PID namespace, may enter the old one again, without which
+    it could start no more threads. Root of a user namespace may not where the old one belongs to another.
     """
     with _own_pids() as own:
         try:
@@ -91,10 +91,12 @@ def _own_pids() -> Iterator[int]:
 
 @contextlib.contextmanager
 def new_pids() -> Iterator[None]:
-    """What this thread starts meanwhile is the first process of PIDs of its own, so that no other process has
-    to stay between them, with a Python's 5 MiB, for as long as it runs. Raises OSError.
+    """Make the next process of this thread PID 1 of a new PID namespace, so that no other Python process, of
+    5 MiB, has to wait between the two for as long as it runs. Raises OSError.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)  # see accept_signals; what starts inherits it
+    mask = signal.pthread_sigmask(
+        signal.SIG_BLOCK, FORWARDED_SIGNALS
+    )  # see accept_signals; what starts inherits it
     try:
         with _own_pids() as own:
             syscalls.unshare(syscalls.CLONE_NEWPID)

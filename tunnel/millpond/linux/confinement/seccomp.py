@@ -1,4 +1,4 @@
-"""Pure: seccomp programs that allow named system calls and answer EPERM to all others."""
+"""Pure: assemble seccomp programs that allow named system calls and answer EPERM to all others."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ INTERPRETER = frozenset(
         "sched_yield",
     ]
 )
-"""What CPython needs to run on what it has open."""
+"""System calls that CPython needs to run on descriptors that are open."""
 THREADS = frozenset(["clone", "clone3", "rseq", "sched_getaffinity", "set_robust_list"])
-"""What it needs besides to start threads."""
+"""System calls that CPython needs besides to start threads."""
 
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
@@ -86,7 +86,9 @@ def known(machine: str) -> bool:
 
 
 def program(machine: str, calls: Iterable[str]) -> bytes:
-    """The program for a processor. Raises KeyError for a call or processor that is not known here."""
+    """Assemble the program for a processor. Raises KeyError for a call or processor that is
+    not known here.
+    """
     column = list(_AUDIT_ARCH).index(machine)
     numbers = sorted({number for call in calls if (number := _NUMBERS[call][column]) is not None})
     steps = [

@@ -1,4 +1,4 @@
-"""Edge (/proc): the users of this user namespace."""
+"""Edge (/proc): examine the user namespace of this process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pathlib import Path
 
 
 def has_many_uids() -> bool:
-    """Whether this user namespace can tell one user from another (more than one uid is mapped)."""
+    """Whether more than one uid is mapped in this user namespace, so that users can be told apart."""
     lines = Path("/proc/self/uid_map").read_text().splitlines()
     return sum(int(line.split()[2]) for line in lines) > 1

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from millpond.linux import syscalls
-from millpond.linux.confinement.sandbox import HANDED_ON, accept_signals, become
+from millpond.linux.confinement.sandbox import FORWARDED_SIGNALS, accept_signals, become
 from millpond.linux.confinement.sandbox_exec import parent_pid, parsed
 from millpond.linux.confinement.sandboxed_process import new_pids
 from millpond.linux.sockets import receive_with_descriptors
@@ -168,7 +168,7 @@ def main() -> int:
     syscalls.die_with_parent(signal.SIGKILL)
     if os.getppid() != int(parent):
         return 70
-    signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)  # a service manager sends them to all
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)  # a service manager sends them to all
     Path("/proc/self/comm").write_text("zygote")
     if reason := load(modules):
         print(f"zygote of {entry}: nothing is loaded ahead: {reason}", file=sys.stderr, flush=True)

@@ -1,1 +1,1 @@
-"""The loops that carry packets between an interface and a queue pair, in Python and in C."""
+"""The datapath: loops that carry packets between an interface and a queue pair, in Python and in C."""

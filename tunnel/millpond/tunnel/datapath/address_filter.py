@@ -1,5 +1,6 @@
-"""Pure: which packets of the peer go to the interface: only those from its own address to ours, or, in a
-tunnel with ``peers``, between the device's own address and a whole network.
+"""Pure: decide by their addresses which of the peer's packets go to the interface: only those from the peer's
+own address to this endpoint's, or, in a tunnel with ``peers``, between the device's address and a whole
+network.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ _ADDRESSES = {4: (12, 4), 6: (8, 16)}
 
 
 class AddressFilter:
-    """Checks a private copy of a packet's beginning, because the peer can still change the original.
+    """Checks a private copy of a packet's first bytes, because the peer can still change the original.
 
-    ``role`` is that of this end. With ``peers`` the host's end lets the device speak to all of that network,
-    but for nobody but itself; the device's end lets all of it speak to the device.
+    ``role`` is that of this endpoint. With ``peers`` the host's endpoint lets the device speak to all of that
+    network, always from its own address; the device's endpoint accepts packets from all of it.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class AddressFilter:
         self.version = address.version
         self.expected = source.network_address.packed + destination.network_address.packed
         self.mask = source.netmask.packed + destination.netmask.packed
-        """The bits of both addresses that must be as expected."""
+        """Bits of both addresses that must be as expected."""
         self.head = vnet_header + offset + 2 * width
         """Bytes to copy: vnet header and IP header up to the destination's end."""
         self.vnet_header, self.start = vnet_header, vnet_header + offset
@@ -40,7 +41,9 @@ class AddressFilter:
         self._version = address.version << 4
 
     def verdict(self, head: bytes) -> str | None:
-        """None to let it pass, or why not, as a field of Counts; ``head`` has up to ``self.head`` bytes."""
+        """Return None to pass the packet, or the cause of its drop, a field of PacketStats; ``head`` has up
+        to ``self.head`` bytes.
+        """
         if len(head) < self.head or head[self.vnet_header] & 0xF0 != self._version:
             return "malformed"
         wrong = int.from_bytes(head[self.start :]) & self.bits ^ self.wanted

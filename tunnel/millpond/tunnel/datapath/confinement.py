@@ -1,4 +1,4 @@
-"""Edge: what the processes of an end may still do once they have what they need."""
+"""Edge: restrict an endpoint's processes to what they need once they have started."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ PACKETS = frozenset(
         "epoll_pwait",
     ]
 )
-"""What carrying packets takes, on descriptors that are open. Not fcntl: with F_SETOWN it is another kill."""
+"""System calls to carry packets on open descriptors. No fcntl: with F_SETOWN it could signal any process."""
 
 
 def confine_endpoint(*capabilities: int) -> None:
-    """Keep NET_ADMIN, to change the interface's MTU, and what the transport takes."""
+    """Keep NET_ADMIN, to change the interface's MTU, and the transport's ``capabilities``."""
     no_new_privileges()
     keep_capabilities(CAP_NET_ADMIN, *capabilities)
 
 
 def confine_pump(calls: frozenset[str], *, privileged: bool) -> None:
-    """Allow a pump to carry packets and to make ``calls``: it opens nothing, starts nothing, reaches nobody.
-    Without ``privileged`` it has no capability either.
+    """Allow a pump only to carry packets and to make ``calls``: it can open no file or socket, start nothing
+    and signal nobody. Without ``privileged`` it keeps no capability either.
     """
     no_new_privileges()
     if not privileged:

@@ -1,4 +1,4 @@
-"""Pure: what a datapath loop works with: the packet interface, the link, a queue pair and its notifier."""
+"""Pure: the context of a datapath loop: the packet interface, the link, a queue pair and its notifier."""
 
 from __future__ import annotations
 
@@ -17,33 +17,36 @@ if TYPE_CHECKING:
 
 Loop = Callable[[], NoReturn]
 """Carries packets in one direction, in a process of its own, until it is killed or raises LinkViolation,
-ConnectionLost or InterfaceGone."""
+ConnectionLost or InterfaceGone.
+"""
 
 
 class PacketInterface(Protocol):
-    """Where packets come from and go to, each with its vnet header; reads wait. ``tun.Tun`` is one."""
+    """A source and sink of packets, each with its vnet header; reads block. ``tun.Tun`` is one."""
 
     name: str
     descriptor: int
 
     def read_into(self, buffer: memoryview) -> int:
-        """Wait for a packet and read it; its bytes. Raises InterfaceGone."""
+        """Wait for a packet and read it; returns its size in bytes. Raises InterfaceGone."""
 
     def write(self, head: bytes, rest: memoryview) -> bool:
-        """Give the kernel a packet in two parts; False if it refuses it. Raises InterfaceGone."""
+        """Give the kernel a packet in two parts; False if the kernel refuses it. Raises InterfaceGone."""
 
     def check_gone(self, error: OSError) -> None:
-        """Raises InterfaceGone if that is what the error of a read or write means."""
+        """Raise InterfaceGone if the error of a read or write means that."""
 
     def errors(self) -> AbstractContextManager[None]:
-        """Maps errors within to InterfaceGone where they mean that."""
+        """Map errors of the block to InterfaceGone where they mean that."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatapathContext:
-    """What pumps work with besides the link; ``outward`` counts from the interface, ``inward`` to it."""
+    """A link as its pumps see it, apart from its memory: the negotiated ``params``, the interface and its
+    filter, counters from the interface (``outward``) and to it (``inward``), and the engine.
+    """
 
-    terms: LinkParameters
+    params: LinkParameters
     interface: PacketInterface
     filter: AddressFilter
     outward: SharedStats
@@ -53,13 +56,13 @@ class DatapathContext:
 
 @dataclass(frozen=True, slots=True)
 class QueueContext:
-    """One queue pair as a pump of the host or the device sees it: the eventfd ``wake`` rings for it, ``bell``
-    rings at the peer.
+    """One queue pair as a pump sees it, on the host's side (``host``) or the device's: its memory, the
+    eventfd ``wake`` that the peer signals, and the ``notifier`` that wakes the peer.
     """
 
     host: bool
     memory: QueueMemory
     wake: int
-    bell: Notifier
-    gear: DatapathContext
-    counters: SharedStats
+    notifier: Notifier
+    datapath: DatapathContext
+    stats: SharedStats

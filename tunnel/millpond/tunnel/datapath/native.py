@@ -1,4 +1,4 @@
-"""Edge: which engine runs a link's pumps: the Python loops, or the same in C where a compiler built them."""
+"""Edge: choose the engine of a link and run it: the loops in Python, or in C where a compiler built them."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ _LOOPS = {"host": ("submit_packets", "deliver_receives"), "device": ("answer_rec
 PumpLoop = Callable[[QueueContext], NoReturn]
 
 
-class _Station(ctypes.Structure):
-    """``struct station`` of datapath.c."""
+class _NativeContext(ctypes.Structure):
+    """Mirrors ``struct context`` of datapath.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("submissions", "completions", "tail", "head", "own", "peer")),
         ("buffers", ctypes.c_void_p),
         ("buffers_address", ctypes.c_uint64),
         ("counters", ctypes.c_void_p),
-        ("bell_register", ctypes.c_void_p),
-        *((name, ctypes.c_uint32) for name in ("bell_value", "buffer_size", "entries", "queue", "weak")),
-        *((name, ctypes.c_int32) for name in ("wake", "bell", "interface")),
+        ("notifier_register", ctypes.c_void_p),
+        *(
+            (name, ctypes.c_uint32)
+            for name in ("notifier_value", "buffer_size", "entries", "queue", "weakly_ordered")
+        ),
+        *((name, ctypes.c_int32) for name in ("wake", "notifier", "interface")),
         *((name, ctypes.c_uint32) for name in ("vnet_header", "addresses_at", "addresses_length", "version")),
         ("addresses", ctypes.c_uint8 * 32),
         ("mask", ctypes.c_uint8 * 32),
@@ -46,7 +49,7 @@ class _Station(ctypes.Structure):
 
 
 def resolve(engine: str) -> str:
-    """What ``engine`` means here: ``auto`` is c where it is built, else python."""
+    """Resolve ``auto``: c where the library is built and loads, else python."""
     if engine != "auto":
         return engine
     return "c" if _works() else "python"
@@ -65,7 +68,7 @@ def _works() -> bool:
 
 
 def loops(engine: str, role: str) -> tuple[PumpLoop, PumpLoop]:
-    """The loops from the interface and to it, for ``host`` or ``device``. Raises LocalError."""
+    """Return the loops from the interface and to it, for ``host`` or ``device``. Raises LocalError."""
     if resolve(engine) == "python":
         return python_loops.LOOPS[role]
     library = _load()
@@ -86,36 +89,37 @@ def _load() -> ctypes.CDLL:
     return library
 
 
-def _run(loop: Callable[..., int], station: QueueContext) -> NoReturn:
-    arguments = _arguments(station)
+def _run(loop: Callable[..., int], context: QueueContext) -> NoReturn:
+    arguments = _arguments(context)
     outcome = loop(ctypes.byref(arguments))
     reason = arguments.reason.decode(errors="replace")
     if outcome == _VIOLATION:
         raise LinkViolation(reason)
     if outcome == _INTERFACE_GONE:
-        raise InterfaceGone(f"interface {station.gear.interface.name} was deleted")
+        raise InterfaceGone(f"interface {context.datapath.interface.name} was deleted")
     raise LocalError(f"the C engine: {reason}")
 
 
-def _arguments(station: QueueContext) -> _Station:
-    memory, gear, bell = station.memory, station.gear, station.bell
-    own, peer = memory.host_sleeps, memory.controller_sleeps
-    if not station.host:
+def _arguments(context: QueueContext) -> _NativeContext:
+    memory, datapath, notifier = context.memory, context.datapath, context.notifier
+    own, peer = memory.host_sleep_word, memory.controller_sleep_word
+    if not context.host:
         own, peer = peer, own
-    arguments = _Station(
+    arguments = _NativeContext(
         *map(_address, (memory.submissions, memory.completions, memory.tail_doorbell, memory.head_doorbell)),
         *map(_address, (own, peer, memory.buffers[0])),
         memory.span.start,
-        _address(station.counters.words),
-        None if bell.register is None else _address(bell.register),
-        *(bell.value, memory.span.size, memory.entries, memory.number),
-        memory.weakly_ordered and not WEAKLY_ORDERED,  # acquire and release do what the processor needs
-        *(station.wake, bell.descriptor, gear.interface.descriptor),
+        _address(context.stats.words),
+        None if notifier.register is None else _address(notifier.register),
+        *(notifier.value, memory.span.size, memory.entries, memory.number),
+        memory.weakly_ordered
+        and not WEAKLY_ORDERED,  # on a weakly ordered processor acquire and release suffice
+        *(context.wake, notifier.descriptor, datapath.interface.descriptor),
     )
-    expected = gear.filter.expected
-    arguments.vnet_header, arguments.version = gear.terms.vnet_header, gear.filter.version << 4
-    arguments.addresses_at, arguments.addresses_length = gear.filter.start, len(expected)
-    arguments.addresses[: len(expected)], arguments.mask[: len(expected)] = expected, gear.filter.mask
+    expected = datapath.filter.expected
+    arguments.vnet_header, arguments.version = datapath.params.vnet_header, datapath.filter.version << 4
+    arguments.addresses_at, arguments.addresses_length = datapath.filter.start, len(expected)
+    arguments.addresses[: len(expected)], arguments.mask[: len(expected)] = expected, datapath.filter.mask
     return arguments
 
 

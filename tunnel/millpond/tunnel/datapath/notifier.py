@@ -1,6 +1,7 @@
-"""Edge: doorbell interrupts between the ends, rung only for a peer that sleeps on what just happened.
+"""Edge: wake a sleeping peer by eventfd or register, and sleep until the peer does.
 
-A sleep word is 0 while its side is awake, and n + 1 while it waits for ring entry n.
+A sleep word is 0 while its side is awake, and n + 1 while it waits for ring entry n (a shadow doorbell with
+an event index, as NVMe and virtio have them).
 """
 
 from __future__ import annotations
@@ -15,69 +16,71 @@ from millpond.tunnel.datapath.stats_shm import SharedStats
 from millpond.tunnel.ring.barrier import barrier
 
 SAFETY_TIMEOUT_MS = 100
-"""The longest sleep: whatever goes wrong with a wake-up costs this much, never a hang."""
-FALSE_ALARMS, REST_MS = 64, 1
-"""After so many bells in a row that brought nothing, which an honest peer never rings, each costs a rest."""
+"""The longest sleep: a lost wake-up costs this much latency, never a hang."""
+SPURIOUS_WAKEUPS, REST_MS = 64, 1
+"""After so many spurious wake-ups in a row, which an honest peer never causes, each costs a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notifier:
-    """What wakes the peer: an eventfd, or a device register that takes ``value`` in one aligned store."""
+    """Notifies the peer's pump: by an eventfd, or a device register that takes ``value`` in one store."""
 
     descriptor: int = -1
     register: memoryview | None = None
     value: int = 1
 
-    def ring(self) -> None:
-        """Wake it. On an eventfd this may wait for ever, if a hostile peer wants: only a pump may ring."""
+    def notify(self) -> None:
+        """Notify the peer. Only a pump may call this: a hostile peer can make the write to an eventfd block
+        for ever.
+        """
         if self.register is not None:
-            barrier()  # this store may pass others: the register and the ring are memory of different kinds
+            barrier()  # ring and register are memory of different kinds: this store could pass earlier ones
             self.register[0] = self.value
             return
-        with suppress(BlockingIOError):  # after 2^64 rings, or if the peer filled its own bell
+        with suppress(BlockingIOError):  # after 2^64 writes, or if the peer filled its own eventfd
             os.eventfd_write(self.descriptor, 1)
 
 
 class Waker:
     """Wakes the peer whose sleep word is ``word``."""
 
-    def __init__(self, word: memoryview, bell: Notifier, counters: SharedStats) -> None:
-        self.word, self._ring, self._counters = word, bell.ring, counters
+    def __init__(self, word: memoryview, notifier: Notifier, stats: SharedStats) -> None:
+        self.word, self._notify, self._stats = word, notifier.notify, stats
 
-    def ring(self, slot: int) -> None:
-        """Call it after ring entry ``slot`` is published: wakes the peer if it waits for that one."""
+    def wake_if_waiting(self, entry: int) -> None:
+        """Wake the peer if it sleeps on ring entry ``entry``; call it after that entry is published."""
         barrier()
-        if self.word[0] == slot + 1:
+        if self.word[0] == entry + 1:
             self.wake()
 
     def wake(self) -> None:
-        """Wake the peer, which was seen to wait."""
-        self.word[0] = 0  # before the bell: whoever clears the word always rings after it
-        self._ring()
-        self._counters.rang()
+        """Wake the peer, whose sleep word was seen to be set."""
+        self.word[0] = 0  # before the notification, so that a cleared word is always followed by one
+        self._notify()
+        self._stats.notified()
 
 
 class Sleeper:
-    """Waits on an eventfd until the ring holds what it waits for; ``word`` is its own sleep word."""
+    """Sleeps on an eventfd until the ring holds a given entry; ``word`` is its own sleep word."""
 
-    def __init__(self, word: memoryview, bell: int, counters: SharedStats) -> None:
-        self._word, self._counters = word, counters
+    def __init__(self, word: memoryview, eventfd: int, stats: SharedStats) -> None:
+        self._word, self._stats = word, stats
         self._poll = select.epoll()
-        # Edge-triggered: each ring is one event, and the eventfd need never be read.
-        self._poll.register(bell, select.EPOLLIN | select.EPOLLET)
-        self._rest, self._false_alarms = select.poll(), 0
+        # Edge-triggered: each write is one event, and the eventfd need never be read.
+        self._poll.register(eventfd, select.EPOLLIN | select.EPOLLET)
+        self._rest, self._spurious = select.poll(), 0
 
-    def wait(self, slot: int, ready: Callable[[], bool]) -> None:
-        """Sleep until the peer publishes ``slot``, at most 100 ms; not at all if it is ``ready`` already."""
-        self._word[0] = slot + 1
+    def wait(self, entry: int, ready: Callable[[], bool]) -> None:
+        """Sleep until the peer publishes ``entry``, at most 100 ms; not at all if it is ``ready`` already."""
+        self._word[0] = entry + 1
         barrier()
         if not ready():
-            self._counters.slept()
+            self._stats.slept()
             if self._poll.poll(SAFETY_TIMEOUT_MS / 1000):
-                self._count_alarm(ready())
+                self._count_wakeup(ready())
         self._word[0] = 0
 
-    def _count_alarm(self, true: bool) -> None:
-        self._false_alarms = 0 if true else self._false_alarms + 1
-        if self._false_alarms > FALSE_ALARMS:
+    def _count_wakeup(self, ready: bool) -> None:
+        self._spurious = 0 if ready else self._spurious + 1
+        if self._spurious > SPURIOUS_WAKEUPS:
             self._rest.poll(REST_MS)

@@ -1,7 +1,7 @@
-"""Edge: the Python engine: the loops that carry packets between the interface and a queue pair.
+"""Edge: the datapath in Python: loops that carry packets between the interface and a queue pair.
 
-One per direction and end. Each runs for ever in a process of its own; it ends by being killed, or by
-LinkViolation and InterfaceGone. ``datapath.c`` has the same loops.
+One loop per direction and endpoint. Each runs in a process of its own (a pump), until it is killed or raises
+LinkViolation or InterfaceGone. ``datapath.c`` has the same loops.
 """
 
 from __future__ import annotations
@@ -21,143 +21,147 @@ _SEND, _RECV = int(Opcode.SEND), int(Opcode.RECV)
 
 
 class LoopState:
-    """A pump's tools at its station."""
+    """A loop's helpers for its queue pair: sleeper, waker, stats, interface and filter."""
 
-    def __init__(self, station: QueueContext) -> None:
-        memory = station.memory
-        own, peer = memory.host_sleeps, memory.controller_sleeps
-        if not station.host:
+    def __init__(self, context: QueueContext) -> None:
+        memory = context.memory
+        own, peer = memory.host_sleep_word, memory.controller_sleep_word
+        if not context.host:
             own, peer = peer, own
-        self.sleeper = Sleeper(own, station.wake, station.counters)
-        self.ringer = Waker(peer, station.bell, station.counters)
-        self.counters, self.interface, self.filter = (
-            station.counters,
-            station.gear.interface,
-            station.gear.filter,
+        self.sleeper = Sleeper(own, context.wake, context.stats)
+        self.waker = Waker(peer, context.notifier, context.stats)
+        self.stats, self.interface, self.filter = (
+            context.stats,
+            context.datapath.interface,
+            context.datapath.filter,
         )
         self.room = memory.span.size
         self.half = (memory.entries - 1) // 2
-        """How far ahead to wait when a ring is exhausted: one wake-up for half of it, not for each entry."""
+        """Entries to wait for when a ring is exhausted: one wake-up for half of it, not one for each entry.
+        """
 
     def wait_for_room(self, queue: HostQueue | ControllerQueue) -> None:
-        """Sleep until half of an exhausted ring is there again. The next entry counts too: a device may
-        write the later one alone, with which there would be nothing to do and no sleep.
+        """Sleep until half of an exhausted ring is free again. The next entry is checked too: a device may
+        write a later one alone, which leaves nothing to do, and without the check nothing would sleep.
         """
-        self.counters.was_full()
-        self.sleeper.wait(queue.slot(self.half), lambda: queue.ready(self.half) and queue.ready())
+        self.stats.was_full()
+        self.sleeper.wait(queue.entry(self.half), lambda: queue.ready(self.half) and queue.ready())
 
 
 # The loops are flat for speed: a call costs a tenth of a microsecond, and each runs for every packet.
 
 
-def submit_packets(station: QueueContext) -> NoReturn:
-    """Host: from the interface into SEND commands."""
-    bench, queue = LoopState(station), HostQueue(station.memory)
-    reap, acquire, submit, count = queue.reap, queue.acquire, queue.submit, bench.counters.count
-    word, wake, limit = bench.ringer.word, bench.ringer.wake, station.memory.entries - 1
-    descriptor, vectors = bench.interface.descriptor, [[buffer] for buffer in queue.buffers]
-    with bench.interface.errors():
+def submit_packets(context: QueueContext) -> NoReturn:
+    """Carry packets of the host from the interface into SEND commands."""
+    state, queue = LoopState(context), HostQueue(context.memory)
+    reap, acquire, submit, count = queue.reap, queue.acquire, queue.submit, state.stats.count
+    word, wake, limit = state.waker.word, state.waker.wake, context.memory.entries - 1
+    descriptor, vectors = state.interface.descriptor, [[buffer] for buffer in queue.buffers]
+    with state.interface.errors():
         while True:
             while (done := reap()) is not None:  # before each read: the free buffer is then still cached
                 if done[2]:
                     raise LinkViolation(f"SEND failed with NVMe status {done[2]:#x}")
             cid = acquire()
             if cid is None:
-                bench.wait_for_room(queue)
+                state.wait_for_room(queue)
                 continue
             size = readv(descriptor, vectors[cid])
-            slot = submit(_SEND, cid, size)
+            entry = submit(_SEND, cid, size)
             barrier()
-            if word[0] == slot + 1:
+            if word[0] == entry + 1:
                 wake()
             count(size, limit - len(queue.free))
 
 
-def answer_receives(station: QueueContext) -> NoReturn:
-    """Device: from the interface into the buffers of waiting RECV commands."""
-    bench, queue = LoopState(station), ControllerQueue(station.memory, (Opcode.RECV,))
-    fetch, complete, count = queue.fetch, queue.complete, bench.counters.count
-    word, wake, backlog = bench.ringer.word, bench.ringer.wake, queue.backlog
-    descriptor, vectors = bench.interface.descriptor, [[buffer] for buffer in queue.buffers]
-    with bench.interface.errors():
+def answer_receives(context: QueueContext) -> NoReturn:
+    """Carry packets of the device from the interface into the buffers of posted RECV commands."""
+    state, queue = LoopState(context), ControllerQueue(context.memory, (Opcode.RECV,))
+    fetch, complete, count = queue.fetch, queue.complete, state.stats.count
+    word, wake, backlog = state.waker.word, state.waker.wake, queue.backlog
+    descriptor, vectors = state.interface.descriptor, [[buffer] for buffer in queue.buffers]
+    with state.interface.errors():
         while True:
             command = fetch()
             if command is None:
-                bench.wait_for_room(queue)
+                state.wait_for_room(queue)
                 continue
             _, cid, index, room = command
-            if room != bench.room:  # a TUN cuts what does not fit
-                raise LinkViolation(f"RECV for {room} bytes; a buffer has {bench.room}")
+            if room != state.room:  # a TUN truncates a packet to the buffer
+                raise LinkViolation(f"RECV for {room} bytes; a buffer has {state.room}")
             size = readv(descriptor, vectors[index])
-            slot = complete(cid, size)
+            entry = complete(cid, size)
             barrier()
-            if word[0] == slot + 1:
+            if word[0] == entry + 1:
                 wake()
             count(size, backlog())
 
 
-def execute_sends(station: QueueContext) -> NoReturn:
-    """Device: from SEND commands to the interface."""
-    bench, queue = LoopState(station), ControllerQueue(station.memory, (Opcode.SEND,))
-    deliver, buffers = _deliverer(bench), queue.buffers
-    fetch, complete, word, wake = queue.fetch, queue.complete, bench.ringer.word, bench.ringer.wake
+def execute_sends(context: QueueContext) -> NoReturn:
+    """Carry packets from SEND commands to the interface of the device."""
+    state, queue = LoopState(context), ControllerQueue(context.memory, (Opcode.SEND,))
+    deliver, buffers = _deliverer(state), queue.buffers
+    fetch, complete, word, wake = queue.fetch, queue.complete, state.waker.word, state.waker.wake
     while True:
         command = fetch()
         if command is None:
-            bench.sleeper.wait(queue.slot(0), queue.ready)
+            state.sleeper.wait(queue.entry(0), queue.ready)
             continue
         deliver(buffers[command[2]], command[3])
-        slot = complete(command[1])
+        entry = complete(command[1])
         barrier()
-        if word[0] == slot + 1:
+        if word[0] == entry + 1:
             wake()
 
 
-def deliver_receives(station: QueueContext) -> NoReturn:
-    """Host: from completed RECV commands to the interface; posts them all in advance and again."""
-    bench, queue = LoopState(station), HostQueue(station.memory)
-    deliver, buffers, room = _deliverer(bench), queue.buffers, bench.room
-    reap, submit, word, wake = queue.reap, queue.submit, bench.ringer.word, bench.ringer.wake
+def deliver_receives(context: QueueContext) -> NoReturn:
+    """Carry packets from completed RECV commands to the interface of the host; posts all RECVs in advance,
+    and each again.
+    """
+    state, queue = LoopState(context), HostQueue(context.memory)
+    deliver, buffers, room = _deliverer(state), queue.buffers, state.room
+    reap, submit, word, wake = queue.reap, queue.submit, state.waker.word, state.waker.wake
     while (free := queue.acquire()) is not None:
-        bench.ringer.ring(submit(_RECV, free, room))
+        state.waker.wake_if_waiting(submit(_RECV, free, room))
     while True:
         done = reap()
         if done is None:
-            bench.sleeper.wait(queue.slot(0), queue.ready)
+            state.sleeper.wait(queue.entry(0), queue.ready)
             continue
         cid, size, status = done
         if status:
             raise LinkViolation(f"RECV failed with NVMe status {status:#x}")
-        if size:  # a controller may complete an idle RECV with nothing in it
+        if size:  # a controller may complete an idle RECV without a packet
             deliver(buffers[cid], size)
         queue.free.pop()  # the same CID: the last that became free
-        slot = submit(_RECV, cid, room)
+        entry = submit(_RECV, cid, room)
         barrier()
-        if word[0] == slot + 1:
+        if word[0] == entry + 1:
             wake()
 
 
-def _deliverer(bench: LoopState) -> Callable[[memoryview, int], None]:
-    """What gives the interface a packet of some bytes in a buffer, unless the filter is against it. The
-    head that is checked is the head that is written, whatever the peer does to the buffer meanwhile.
+def _deliverer(state: LoopState) -> Callable[[memoryview, int], None]:
+    """Return a function that writes a packet of a given size from a buffer to the interface, if the filter
+    passes it. The head that was checked is the head that is written, whatever the peer does to the buffer
+    meanwhile.
     """
-    gate, counters, count, room = bench.filter, bench.counters, bench.counters.count, bench.room
-    descriptor, interface, most = bench.interface.descriptor, bench.interface, gate.head
-    start, wanted, bits, number = gate.start, gate.wanted, gate.bits, int.from_bytes
-    version_at, version = gate.vnet_header, gate.version << 4
+    allowed, stats, count, room = state.filter, state.stats, state.stats.count, state.room
+    descriptor, interface, most = state.interface.descriptor, state.interface, allowed.head
+    start, wanted, bits, number = allowed.start, allowed.wanted, allowed.bits, int.from_bytes
+    version_at, version = allowed.vnet_header, allowed.version << 4
 
     def deliver(buffer: memoryview, size: int) -> None:
         if not version_at < size <= room:
             raise LinkViolation(f"a packet of {size} bytes; {version_at + 1} to {room} are possible")
         head = bytes(buffer[: most if size > most else size])
         if size < most or number(head[start:]) & bits != wanted or head[version_at] & 0xF0 != version:
-            counters.drop(gate.verdict(head) or "malformed")
+            stats.drop(allowed.verdict(head) or "malformed")
             return
         try:
             writev(descriptor, (head, buffer[most:size]))
         except OSError as error:
             interface.check_gone(error)
-            counters.drop("refused")
+            stats.drop("refused")
         else:
             count(size)
 
@@ -165,4 +169,4 @@ def _deliverer(bench: LoopState) -> Callable[[memoryview, int], None]:
 
 
 LOOPS = {"host": (submit_packets, deliver_receives), "device": (answer_receives, execute_sends)}
-"""Per role: from the interface, and to it."""
+"""Loops by role: from the interface, and to it."""

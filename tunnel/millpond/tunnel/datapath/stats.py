@@ -1,4 +1,4 @@
-"""Pure: what is counted of the packets of one direction."""
+"""Pure: the packet counters of one direction."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class PacketStats:
-    """One direction since the end was started. Bytes include headers.
+    """Counters of one direction since the endpoint was started. Bytes include headers.
 
-    ``bells`` were rung for the peer, ``sleeps`` taken; ``backlog`` is the sum, over packets, of the ring
-    entries in use when each was put in; ``full`` counts waits for a free entry. The rest are drops by cause.
+    ``bells`` are notifications sent to the peer, ``sleeps`` those of the pump; ``backlog`` is the sum, over
+    packets, of the ring entries in use when each was put in; ``full`` counts waits for a free entry. The
+    others are drops by cause.
     """
 
     packets: int = 0
@@ -26,11 +27,13 @@ class PacketStats:
 
     @property
     def dropped(self) -> int:
-        """Packets that were not passed on, for any cause."""
+        """Packets that were dropped, for any cause."""
         return self.malformed + self.foreign_source + self.foreign_destination + self.refused
 
     def since(self, earlier: PacketStats) -> PacketStats:
-        """What was counted after ``earlier``; all of it where the end was started again in between."""
+        """Subtract the counters read ``earlier``; all of them where the endpoint was started again in
+        between.
+        """
         if self.packets < earlier.packets or self.bytes < earlier.bytes:
             return self
         return PacketStats(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(PacketStats)))

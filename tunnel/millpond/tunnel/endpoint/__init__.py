@@ -1,1 +1,1 @@
-"""One side of a tunnel: its supervisor, its processes, and the zygote that they are forked from."""
+"""One endpoint of a tunnel: its supervisor, its pumps, and the zygote that it may be forked from."""

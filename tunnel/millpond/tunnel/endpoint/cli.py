@@ -1,4 +1,4 @@
-"""Edge: the arguments of a tunnel end, and running one as they say."""
+"""Edge: parse the arguments of an endpoint and run one accordingly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger("millpond.tunnel")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Raises SystemExit for wrong arguments."""
+    """Parse and check the arguments. Raises SystemExit for wrong ones."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
@@ -38,7 +38,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Until SIGTERM or SIGINT. Exit codes: 0 stopped, 1 it cannot work."""
+    """Run an endpoint until SIGTERM or SIGINT. Exit codes: 0 stopped, 1 it cannot work."""
     logging.basicConfig(
         level=logging.INFO,
         format=f"%(asctime)s millpond.tunnel {arguments.role} {arguments.interface}: %(message)s",
@@ -56,7 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m millpond.tunnel", description="One end of a tunnel.")
+    parser = argparse.ArgumentParser(
+        prog="python -m millpond.tunnel", description="One endpoint of a tunnel."
+    )
     parser.add_argument("role", choices=("host", "device"))
     peer = parser.add_mutually_exclusive_group(required=True)
     peer.add_argument("--socket", type=Path, help="Unix socket that the device listens on")
@@ -74,17 +76,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mtu", type=int, default=DEFAULT_MTU, help="the most bytes of a packet")
     parser.add_argument("--depth", type=int, default=DEFAULT_DEPTH, help="entries per queue")
     parser.add_argument(
-        "--offload", choices=("all", "none"), default="all", help="what packets may leave undone"
+        "--offload", choices=("all", "none"), default="all", help="segmentation and checksum offloads"
     )
     parser.add_argument("--engine", choices=ENGINES, default="auto", help="what runs the pumps")
-    parser.add_argument("--name", default="", help="what the peer shall call this end")
+    parser.add_argument("--name", default="", help="this endpoint's name in the peer's status")
     parser.add_argument("--status-fd", type=int, help="descriptor that gets a JSON line per change")
     parser.add_argument("--counters-fd", type=int, help="memory file that gets the counters")
     return parser
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raises ValueError for an argument that cannot be meant."""
+    """Check arguments that argparse cannot. Raises ValueError."""
     if not 0 < len(arguments.interface.encode()) < 16:
         raise ValueError(f"an interface name has 1 to 15 bytes, not {arguments.interface!r}")
     if arguments.nvme and arguments.role == "device":
@@ -97,7 +99,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _offer(arguments: argparse.Namespace) -> LinkParameters:
-    """Raises ValueError."""
+    """Return the parameters that this endpoint offers. Raises ValueError for values out of range."""
     offloads = ALL_OFFLOADS if arguments.offload == "all" else 0
     name = arguments.name or arguments.role
     return LinkParameters(mtu=arguments.mtu, depth=arguments.depth, offloads=offloads, name=name)
@@ -117,7 +119,11 @@ def _config(arguments: argparse.Namespace) -> EndpointConfig:
 
 
 def _transport(arguments: argparse.Namespace) -> Transport:
-    """Raises LocalError where it cannot work. An end has the code of its own transport only: it lasts."""
+    """Make the transport that the arguments name. Raises LocalError where it cannot work.
+
+    Each transport is imported only where it is used: an endpoint runs for long, and should hold no more code
+    than it needs.
+    """
     if arguments.nvme:
         from millpond.tunnel.transports.nvme.transport import passthrough_to
 
@@ -133,7 +139,9 @@ def _transport(arguments: argparse.Namespace) -> Transport:
 
 
 def _confine(arguments: argparse.Namespace) -> None:
-    """Give up what the end does not need. In a virtual machine it drives a PCI device, and keeps all."""
+    """Drop the capabilities that the endpoint does not need; in a virtual machine it drives a PCI device and
+    keeps all of them.
+    """
     if arguments.nvme:
         confine_endpoint(CAP_SYS_ADMIN)
     elif arguments.socket or arguments.role == "host":

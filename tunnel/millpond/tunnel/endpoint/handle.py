@@ -1,4 +1,4 @@
-"""Edge: an end of the tunnel as a child process of this one."""
+"""Edge: start an endpoint as a child process, follow its status and stop it."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _STOP_SECONDS = 3.0
 
 
 class Process(Protocol):
-    """What an end's process can be asked."""
+    """An endpoint's process, whether a program of its own or a fork of the zygote."""
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask the process to end (SIGTERM)."""
 
     def kill(self) -> None:
-        """End it."""
+        """Kill the process (SIGKILL)."""
 
     def wait(self) -> object:
-        """Until it has ended."""
+        """Wait until the process has ended."""
 
 
 Starter = Callable[[int, int], Process]
-"""Starts a process with descriptors for status and counters. Raises OSError."""
+"""Start a process, with the descriptors that get its status and its counters. Raises OSError."""
 
 
 class EndpointHandle:
-    """A running end. Use ``spawn_endpoint``; ``stop`` it in the end, or it stops with this process."""
+    """A running endpoint, made by ``spawn_endpoint``. It ends by ``stop``, or with this process."""
 
     def __init__(self, start: Starter) -> None:
         self._start = start
@@ -64,18 +64,18 @@ class EndpointHandle:
         with self._changed:
             self._changed.wait_for(lambda: self._process is not None or self._ended)
         if self._failure is not None:
-            raise LocalError(f"the tunnel end cannot be started: {self._failure}")
+            raise LocalError(f"the tunnel endpoint cannot be started: {self._failure}")
 
     def _follow(self, counters: int) -> None:
-        """Start the process and read what it says. It dies with the thread that forked it: so with this one,
-        which lasts as long as it does.
+        """Start the process and read its status lines. The kernel kills the process when the thread that
+        forked it ends (PR_SET_PDEATHSIG): this thread, which therefore runs as long as the process does.
         """
         try:
             self._run(counters)
         except OSError as error:
             self._failure = error
         except ValueError as error:  # a line that is not JSON: it was cut
-            log.warning("the tunnel end said something unreadable: %s", error)
+            log.warning("the tunnel endpoint wrote a status that cannot be read: %s", error)
         finally:
             if self._process is not None:
                 self._process.kill()
@@ -95,47 +95,51 @@ class EndpointHandle:
                 self._process = process
                 self._changed.notify_all()
             for line in lines:
-                self._take(json.loads(line))
+                self._set_status(json.loads(line))
         process.wait()
 
-    def _take(self, status: dict[str, Any]) -> None:
+    def _set_status(self, status: dict[str, Any]) -> None:
         with self._changed:
             self._status = status
             self._changed.notify_all()
 
     @property
     def status(self) -> dict[str, Any]:
-        """The latest state that the end reported; down once its process has ended."""
+        """The latest state that the endpoint reported; down once its process has ended."""
         with self._changed:
             if self._ended and self._status["state"] == "up":
-                return {**self._status, "state": "down", "reason": "the tunnel's end has died"}
+                return {**self._status, "state": "down", "reason": "the tunnel endpoint has died"}
             return dict(self._status)
 
     @property
     def counts(self) -> tuple[PacketStats, PacketStats]:
-        """What went from this end's interface to the peer, and what came from it, at this moment."""
+        """Read the counters: packets from this endpoint's interface to the peer, and from the peer to it."""
         outward, inward = self._counters
         return outward.read(), inward.read()
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs."""
+        """Whether the endpoint's process runs."""
         with self._changed:
             return not self._ended
 
     def wait_up(self, deadline: Deadline) -> dict[str, Any]:
-        """The status once the link is up. Raises DeadlineExceeded, or LocalError if the process ended."""
+        """Return the status once the link is up. Raises DeadlineExceeded, and LocalError if the process
+        ended.
+        """
         with self._changed:
             while self._status["state"] != "up" or self._ended:
                 if self._ended:
-                    raise LocalError(f"the tunnel end has ended: {self._status.get('reason', 'it was up')}")
+                    raise LocalError(
+                        f"the tunnel endpoint has ended: {self._status.get('reason', 'it was up')}"
+                    )
                 if deadline.passed:
                     raise DeadlineExceeded(f"the tunnel is not up: {self._status['reason']}")
                 self._changed.wait(deadline.remaining())
             return dict(self._status)
 
     def stop(self) -> None:
-        """End the process and its pumps; the interface goes with them. Does nothing the second time."""
+        """End the process and its pumps; the interface goes with them. Further calls do nothing."""
         if self._process is None or self._ended:
             return
         self._process.terminate()
@@ -157,16 +161,19 @@ def spawn_endpoint(
     name: str = "",
     peers: str = "",
     transport: Literal["socket", "ivshmem", "nvme"] = "socket",
-    nursery: EndpointZygote | None = None,
+    zygote: EndpointZygote | None = None,
 ) -> EndpointHandle:
-    """Start an end (``host`` or ``device``) in this process's network namespace: as a program of its own, or
-    from a ``nursery``, where many ends share their memory and start at once. ``where`` its peer is depends on
-    the ``transport``, as for ``python -m millpond.tunnel``. ``peers`` is the network that
-    the device may speak with, if that is more than the host. Raises LocalError.
+    """Start an endpoint in this process's network namespace. Raises LocalError.
+
+    ``role`` is ``host`` or ``device``; ``where`` tells the ``transport`` how to reach the peer, as for
+    ``python -m millpond.tunnel``; ``interface`` and ``address`` (such as 10.77.0.1/30) are of its TUN
+    interface, ``mtu`` is in bytes; ``peers`` is the network that the device may speak with, if that is more
+    than the host. Without a ``zygote`` the endpoint is a program of its own; as a fork of one it starts at
+    once, and shares memory with the other forks.
     """
     arguments = [role, f"--{transport}", str(where), "--interface", interface, "--address", address]
     arguments += ["--mtu", str(mtu), "--name", name, *(["--peers", peers] if peers else [])]
-    return EndpointHandle(functools.partial(nursery.start if nursery else _start_program, arguments))
+    return EndpointHandle(functools.partial(zygote.start if zygote else _start_program, arguments))
 
 
 def _start_program(arguments: list[str], status: int, counters: int) -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""Edge: the state of an end, one JSON object per line, for whoever started it."""
+"""Edge: report the state of an endpoint to the process that started it, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ log = logging.getLogger(__name__)
 
 
 class StatusWriter:
-    """Writes each change to ``descriptor`` (None: only to the log). Raises Orphaned if nobody reads."""
+    """Writes each change of state to ``descriptor`` (None: to the log alone). Raises Orphaned if nobody
+    reads.
+    """
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
         self._last: dict[str, Any] = {}
 
     def down(self, reason: str, **fields: Any) -> None:
-        """There is no link, because of ``reason``; says so once."""
+        """Report that there is no link, because of ``reason``; an unchanged reason is reported once."""
         self._change("down", {"reason": reason}, fields)
 
     def up(self, *, generation: int, mtu: int, peer: str, **fields: Any) -> None:
-        """A link carries packets of up to ``mtu`` bytes."""
+        """Report a link that carries packets of up to ``mtu`` bytes to the endpoint called ``peer``."""
         self._change("up", {"generation": generation, "mtu": mtu, "peer": peer}, fields)
 
-    def _change(self, state: str, what: dict[str, Any], fields: dict[str, Any]) -> None:
-        if what | {"state": state} == self._last:
+    def _change(self, state: str, summary: dict[str, Any], fields: dict[str, Any]) -> None:
+        if summary | {"state": state} == self._last:
             return
-        self._last = what | {"state": state}
-        details = ", ".join(f"{key} {value}" for key, value in what.items() if key != "reason")
-        log.info("link %s: %s", state, what.get("reason", details))
+        self._last = summary | {"state": state}
+        details = ", ".join(f"{key} {value}" for key, value in summary.items() if key != "reason")
+        log.info("link %s: %s", state, summary.get("reason", details))
         if self._descriptor is not None:
-            line = json.dumps({"state": state} | what | fields) + "\n"
+            line = json.dumps({"state": state} | summary | fields) + "\n"
             try:
                 os.write(self._descriptor, line.encode())
             except BrokenPipeError:

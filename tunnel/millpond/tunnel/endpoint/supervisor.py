@@ -1,4 +1,4 @@
-"""Edge: one end of the tunnel: keeps its interface, and a link for as long as there is a peer, for ever."""
+"""Edge: supervise one endpoint: keep its interface, and a link for as long as there is a peer."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ _LASTED_SECONDS = 1.0
 
 
 class EndpointStopped(Exception):
-    """This end was asked to stop."""
+    """SIGTERM or SIGINT asked this endpoint to stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointConfig:
-    """What one end is told. ``stop`` is readable once it shall stop; ``counters`` is a file of
-    ``counters.make_counters``; ``peers`` see AddressFilter.
+    """Configuration of one endpoint.
+
+    ``stop`` is a descriptor that is readable once it shall stop; ``counters`` is a memory file of
+    ``stats_shm.make_stats``; ``peers``: see AddressFilter; ``engine`` is one of ``native.ENGINES``.
     """
 
     role: str
@@ -50,7 +52,7 @@ class EndpointConfig:
 
 
 class Endpoint:
-    """Makes the interface at once; ``run`` supervises the link. Raises LocalError."""
+    """An endpoint: makes its interface at once; ``run`` supervises the link. Raises LocalError."""
 
     def __init__(self, config: EndpointConfig, transport: Transport, status: StatusWriter) -> None:
         self._config, self._transport, self._status = config, transport, status
@@ -66,89 +68,93 @@ class Endpoint:
         status.down(f"waiting for {transport}")
 
     def run(self) -> None:
-        """Until stopped. Raises InterfaceGone, and Orphaned when nobody listens to it any more."""
+        """Keep a link up until stopped. Raises InterfaceGone, and Orphaned when nobody reads the status any
+        more.
+        """
         try:
             while True:
-                self._attempt()
+                self._run_link()
         except EndpointStopped:
             log.info("stopped")
         finally:
             self._transport.close()
             self._tun.close()
 
-    def _attempt(self) -> None:
-        """One link from its beginning to its end, or a failure to get one, and the pause after it."""
+    def _run_link(self) -> None:
+        """Run one link from its handshake to its end, or fail to open one; then pause."""
         began = time.monotonic()
         try:
             with self._join() as connection:
-                self._carry(connection, *self._open(connection))
+                self._supervise(connection, *self._open(connection))
         except (InterfaceGone, Orphaned):
             raise
         except VersionMismatch as error:
-            self._end_of_attempt(str(error), _MISMATCH_PAUSE if self._transport.readiness() is None else 0)
+            self._end_link(str(error), _MISMATCH_PAUSE if self._transport.readiness() is None else 0)
         except (MillpondError, OSError) as error:
             if isinstance(error, LinkViolation):
                 self._resets += 1
                 log.warning("link reset: %s", error)
             lasted = time.monotonic() - began > _LASTED_SECONDS
             self._pause = _FIRST_PAUSE if lasted else min(2 * self._pause, _LONGEST_PAUSE)
-            knocked = self._transport.readiness() is not None and isinstance(error, MillpondError)
-            self._end_of_attempt(str(error), 0 if knocked else self._pause)
+            is_woken = self._transport.readiness() is not None and isinstance(error, MillpondError)
+            self._end_link(str(error), 0 if is_woken else self._pause)
 
-    def _end_of_attempt(self, reason: str, pause: float) -> None:
+    def _end_link(self, reason: str, pause: float) -> None:
         self._status.down(reason, **self._figures())
         if pause:
             self._wait((), pause)
 
     def _join(self) -> Connection:
-        knock = self._transport.readiness()
-        while knock is not None and not self._wait((knock,), None):
+        listener = self._transport.readiness()
+        while listener is not None and not self._wait((listener,), None):
             pass
         return self._transport.join()
 
     def _open(self, connection: Connection) -> tuple[LinkParameters, str]:
         config = self._config
         own = replace(config.offer, generation=generation_after(self._generation))
-        terms, peer = connection.open(own, self._wait)
-        self._generation = terms.generation
-        self._tun.set_offloads(terms.offloads)
-        if terms.mtu != self._mtu:
-            self._tun.set_mtu(terms.mtu)
-            self._mtu = terms.mtu
-        return terms, peer
+        params, peer = connection.open(own, self._wait)
+        self._generation = params.generation
+        self._tun.set_offloads(params.offloads)
+        if params.mtu != self._mtu:
+            self._tun.set_mtu(params.mtu)
+            self._mtu = params.mtu
+        return params, peer
 
-    def _carry(self, connection: Connection, terms: LinkParameters, peer: str) -> None:
-        """Run the pumps until something ends; always raises what it was."""
+    def _supervise(self, connection: Connection, params: LinkParameters, peer: str) -> None:
+        """Run the pumps until something ends; always raises the error that tells what."""
         outward, inward = self._counters
-        gear = DatapathContext(terms, self._tun, self._filter, outward, inward, self._config.engine)
-        with LinkWorkers(connection, gear) as link:
+        datapath = DatapathContext(params, self._tun, self._filter, outward, inward, self._config.engine)
+        with LinkWorkers(connection, datapath) as workers:
             self._status.up(
-                generation=terms.generation,
-                mtu=terms.mtu,
+                generation=params.generation,
+                mtu=params.mtu,
                 peer=peer,
-                depth=terms.depth,
-                offloads=terms.offloads,
+                depth=params.depth,
+                offloads=params.offloads,
                 engine=native.resolve(self._config.engine),
                 **self._figures(),
             )
-            knock = self._transport.readiness()
-            watched = [connection.gone, *(pump.report for pump in link.pumps)]
-            watched += [] if knock is None else [knock]
+            listener = self._transport.readiness()
+            watched = [connection.gone, *(pump.report for pump in workers.pumps)]
+            watched += [] if listener is None else [listener]
             while True:
                 ready = self._wait(watched, connection.check_seconds)
-                for pump in link.pumps:
+                for pump in workers.pumps:
                     if pump.report in ready:
                         raise pump.verdict()
                 if connection.gone in ready:
                     raise ConnectionLost("the peer is gone")
-                if knock in ready:
+                if listener in ready:
                     log.warning("refused a second host")
-                    self._transport.turn_away()
-                    self._wait((), _FIRST_PAUSE)  # whether it could or not, it does not knock without end
+                    self._transport.reject()
+                    self._wait((), _FIRST_PAUSE)  # bounds how often connection attempts are rejected
                 connection.check()
 
     def _wait(self, descriptors: Sequence[int], seconds: float | None) -> set[int]:
-        """Those of the descriptors that are ready within ``seconds``. Raises Stopped."""
+        """Return which of the descriptors are readable within ``seconds`` (None: wait for ever). Raises
+        EndpointStopped.
+        """
         poll = select.poll()
         for descriptor in (*descriptors, self._config.stop):
             poll.register(descriptor, select.POLLIN)

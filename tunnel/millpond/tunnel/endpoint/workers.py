@@ -1,4 +1,4 @@
-"""Edge: the two pump processes of an open link: forked, watched through a pipe each, killed."""
+"""Edge: fork the two pumps of an open link, watch each through a pipe, kill them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _MAX_REPORT = 1000
 
 @dataclass(frozen=True, slots=True)
 class LinkWorker:
-    """A running pump; ``report`` becomes readable when it ends."""
+    """A pump: the process that runs one datapath loop. ``report`` becomes readable when it ends."""
 
     pid: int
     report: int
 
     def verdict(self) -> MillpondError:
-        """Why it ended; call it when ``report`` is readable."""
+        """Return the error that ended the pump; call it when ``report`` is readable."""
         text = os.read(self.report, _MAX_REPORT)
         kind, reason = text[:1], text[1:].decode(errors="replace")
         if kind == _VIOLATION:
@@ -41,7 +41,7 @@ class LinkWorker:
         return LocalError(reason or f"a pump was killed{self._killer()}")
 
     def _killer(self) -> str:
-        """By which signal, where that tells more than that somebody did."""
+        """Name the signal that killed the pump, where it tells the cause; empty otherwise."""
         found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         causes: dict[int, str] = {
             signal.SIGBUS: "the region's file was truncated",
@@ -51,19 +51,19 @@ class LinkWorker:
         return f": {cause}" if cause else ""
 
     def kill(self) -> None:
-        """End it and forget it."""
+        """Kill and reap the pump."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         os.close(self.report)
 
 
 class LinkWorkers:
-    """The pumps of one connection; a context manager that never leaves one behind."""
+    """The pumps of one connection, as a context manager that kills and reaps all of them."""
 
-    def __init__(self, connection: Connection, gear: DatapathContext) -> None:
+    def __init__(self, connection: Connection, datapath: DatapathContext) -> None:
         self.pumps: list[LinkWorker] = []
         try:
-            for loop in connection.loops(gear):
+            for loop in connection.loops(datapath):
                 self.pumps.append(LinkWorker(*fork(functools.partial(_run, connection, loop))))
         except OSError:
             self.__exit__()

@@ -1,4 +1,4 @@
-"""Edge: the nursery, a process whose forks are the ends of many tunnels and share its memory."""
+"""Edge: start and use the endpoint zygote, whose forks are endpoints that share its memory."""
 
 from __future__ import annotations
 
@@ -20,89 +20,94 @@ log = logging.getLogger(__name__)
 MAX_REQUEST = 4096
 STARTED, REFUSED = b"S", b"R"
 _ANSWER_SECONDS = 30.0
-"""The first answer comes when the process has started, on a machine that does other things too."""
+"""Seconds for an answer; the first comes only once the zygote has started, on a loaded machine."""
 
 
 class EndpointProcess:
-    """A process that the nursery forked; thread-safe."""
+    """An endpoint's process that the zygote forked. Thread-safe."""
 
-    def __init__(self, handle: int) -> None:
-        self._handle: int | None = handle
+    def __init__(self, pidfd: int) -> None:
+        self._pidfd: int | None = pidfd
         self._lock = threading.Lock()
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask the process to end (SIGTERM)."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it."""
+        """Kill the process (SIGKILL)."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
         with self._lock, suppress(ProcessLookupError):
-            if self._handle is not None:
-                signal.pidfd_send_signal(self._handle, number)
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def wait(self) -> None:
-        """Until it has ended; for one thread."""
-        if self._handle is None:
+        """Wait until the process has ended; for one thread only."""
+        if self._pidfd is None:
             return
         poll = select.poll()
-        poll.register(self._handle, select.POLLIN)
+        poll.register(self._pidfd, select.POLLIN)
         poll.poll()
         with self._lock:
-            os.close(self._handle)
-            self._handle = None
+            os.close(self._pidfd)
+            self._pidfd = None
 
 
 class EndpointZygote:
-    """Starts ends. Its process begins with the first of them, and anew if it was killed; thread-safe."""
+    """Forks endpoints from a preloaded process, which starts with the first request, and again after it was
+    killed.
+
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
         self.pid = 0
-        """Of its process, once there is one."""
+        """The zygote's pid, 0 before it has started."""
 
     def start(self, arguments: Sequence[str], status: int, counters: int) -> EndpointProcess:
-        """An end with the arguments of ``python -m millpond.tunnel``, which gets the two descriptors. It dies
-        with the nursery, and that with this process. Raises OSError.
+        """Start an endpoint with the ``arguments`` of ``python -m millpond.tunnel``, and with the descriptors
+        that get its ``status`` and ``counters``. It dies with the zygote, and the zygote with this process.
+        Raises OSError.
         """
         request = "\0".join(arguments).encode()
         if len(request) > MAX_REQUEST:
             raise OSError("the arguments are too long")
         with self._lock:
             try:
-                return self._ask(request, status, counters)
+                return self._request_start(request, status, counters)
             except TimeoutError:
-                self._forget()
+                self._disconnect()
                 raise
             except ConnectionError:
-                self._forget()
-                log.info("the nursery of tunnel ends was killed: starting another")
-                return self._ask(request, status, counters)
+                self._disconnect()
+                log.info("the zygote of tunnel endpoints was killed: starting another")
+                return self._request_start(request, status, counters)
 
-    def _ask(self, request: bytes, status: int, counters: int) -> EndpointProcess:
+    def _request_start(self, request: bytes, status: int, counters: int) -> EndpointProcess:
         if self._control is None:
             self._control, self.pid = _start_process()
         self._control.send(request)
         sockets.send_descriptors(self._control, [status, counters])
         answer = self._control.recv(MAX_REQUEST)
         if not answer:
-            raise ConnectionResetError("the nursery is gone")
+            raise ConnectionResetError("the zygote is gone")
         if answer[:1] == REFUSED:
             raise OSError(answer[1:].decode(errors="replace"))
         return EndpointProcess(*sockets.receive_descriptors(self._control, 1))
 
-    def _forget(self) -> None:
+    def _disconnect(self) -> None:
         if self._control is not None:
             self._control.close()
             self._control = None
 
     def close(self) -> None:
-        """End its process and every end that still runs."""
+        """End the zygote and every endpoint that still runs."""
         with self._lock:
-            self._forget()
+            self._disconnect()
 
 
 def _start_process() -> tuple[socket.socket, int]:
@@ -114,6 +119,8 @@ def _start_process() -> tuple[socket.socket, int]:
         except OSError:
             ours.close()
             raise
-    threading.Thread(target=process.wait, name="nursery", daemon=True).start()  # no zombie when it ends
+    threading.Thread(
+        target=process.wait, name="endpoint zygote", daemon=True
+    ).start()  # no zombie when it ends
     ours.settimeout(_ANSWER_SECONDS)
     return ours, process.pid

@@ -1,4 +1,4 @@
-"""Edge: an interface's address, MTU and state, by netlink."""
+"""Edge: set an interface's address, MTU and state by netlink."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from pyroute2 import IPRoute
 
 _NO_ADDRESS_OF_ITS_OWN = {"attrs": [["AF_INET6", {"attrs": [["IFLA_INET6_ADDR_GEN_MODE", 1]]}]]}
-"""No IPv6 link-local address, for which the kernel would look for routers over the link for ever."""
+"""No IPv6 link-local address: with one the kernel sends router solicitations over the link for ever."""
 _DONE, _FAILED = b"D", b"F"
 _MAX_REPORT = 1000
 
 
 def configure(interface: str, address: Address, mtu: int, peers: Network | None, *, routed: bool) -> None:
-    """See ``Tun.configure``. Raises LocalError."""
+    """Configure an interface as ``Tun.configure`` describes. Raises LocalError."""
 
     def work(netlink: IPRoute) -> None:
         (index,) = netlink.link_lookup(ifname=interface)
-        if peers is not None:  # a new interface has what the machine's default is
+        if peers is not None:  # a new interface has the machine's default
             rtnetlink.set_forwarding(interface, on=False)
         netlink.link("set", index=index, mtu=mtu, IFLA_AF_SPEC=_NO_ADDRESS_OF_ITS_OWN)
         netlink.addr("add", index=index, address=str(address.ip), prefixlen=address.network.prefixlen)
@@ -41,7 +41,7 @@ def configure(interface: str, address: Address, mtu: int, peers: Network | None,
 
 
 def set_mtu(interface: str, mtu: int) -> None:
-    """Change the MTU, bytes. Raises InterfaceGone, and LocalError if it can not be changed now."""
+    """Change the MTU, bytes. Raises InterfaceGone, and LocalError if it cannot be changed now."""
 
     def work(netlink: IPRoute) -> None:
         (index,) = netlink.link_lookup(ifname=interface)
@@ -54,7 +54,9 @@ def set_mtu(interface: str, mtu: int) -> None:
 
 
 def _in_a_child(work: Callable[[IPRoute], None]) -> str:
-    """Why it failed. pyroute2 takes 25 MiB, which the end of a tunnel would keep for its few messages."""
+    """Run ``work`` in a forked child and return the reason for its failure, empty for success. pyroute2 takes
+    25 MiB, which an endpoint would keep for its few messages.
+    """
 
     def body(report: int) -> None:
         from pyroute2 import IPRoute

@@ -1,4 +1,4 @@
-"""Edge: a TUN interface that moves packets of up to 64 KiB; it goes away with its descriptor."""
+"""Edge: make and use a TUN interface for packets of up to 64 KiB; it is deleted with its descriptor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GONE = (errno.EBADFD, errno.EFAULT)
 
 
 class Tun:
-    """An interface of this network namespace. Raises LocalError if it cannot be made."""
+    """A TUN interface of this network namespace. Raises LocalError if it cannot be made."""
 
     def __init__(self, name: str, vnet_header: int, deadline: Deadline) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class Tun:
         self._poll.register(self.descriptor, select.POLLIN)
 
     def set_offloads(self, offloads: int) -> None:
-        """Take unfinished checksums and super-packets from the kernel (TUN_F_* bits). Raises LocalError."""
+        """Accept partial checksums and super-packets from the kernel (TUN_F_* bits). Raises LocalError."""
         try:
             fcntl.ioctl(self.descriptor, _TUNSETOFFLOAD, offloads)
         except OSError as error:
@@ -59,8 +59,8 @@ class Tun:
     def configure(
         self, address: Address, mtu: int, peers: Network | None = None, *, routed: bool = False
     ) -> None:
-        """Give it an address and an MTU and bring it up. With ``peers`` nothing that it brings is forwarded
-        by default, and if ``routed`` it is the way to them. Raises LocalError.
+        """Set address and MTU and bring the interface up. With ``peers``, packets that come in by it are not
+        forwarded by default, and if ``routed`` it is the route to the peers. Raises LocalError.
         """
         configure.configure(self.name, address, mtu, peers, routed=routed)
 
@@ -69,11 +69,11 @@ class Tun:
         configure.set_mtu(self.name, mtu)
 
     def set_blocking(self) -> None:
-        """Let reads wait; for this interface in all processes that share it."""
+        """Let reads block; for this interface in all processes that share it."""
         os.set_blocking(self.descriptor, True)
 
     def read_into(self, buffer: memoryview) -> int:
-        """Wait for a packet and read it, header first; its bytes. Raises InterfaceGone."""
+        """Wait for a packet and read it; returns its size in bytes. Raises InterfaceGone."""
         while True:
             try:
                 return os.readv(self.descriptor, [buffer])
@@ -84,7 +84,7 @@ class Tun:
                 raise
 
     def write(self, head: bytes, rest: memoryview) -> bool:
-        """Give the kernel a packet in two parts; False if it refuses it. Raises InterfaceGone."""
+        """Give the kernel a packet in two parts; False if the kernel refuses it. Raises InterfaceGone."""
         try:
             os.writev(self.descriptor, (head, rest))
         except OSError as error:
@@ -93,13 +93,13 @@ class Tun:
         return True
 
     def check_gone(self, error: OSError) -> None:
-        """Raises InterfaceGone if that is what the error of a read or write means."""
+        """Raise InterfaceGone if the error of a read or write means that."""
         if error.errno in _GONE:
             raise InterfaceGone(f"interface {self.name} was deleted") from None
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Maps errors within to InterfaceGone where they mean that."""
+        """Map errors of the block to InterfaceGone where they mean that."""
         try:
             yield
         except OSError as error:
@@ -112,7 +112,9 @@ class Tun:
 
 
 def _attach(descriptor: int, name: str, deadline: Deadline) -> None:
-    """Make the interface; waits for one of that name to go, as a killed end's does within milliseconds."""
+    """Make the interface. Wait while one of that name exists, as that of a killed endpoint
+    does for some ms.
+    """
     flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR | _IFF_TUN_EXCL
     request = struct.pack("16sH22x", name.encode(), flags)
     while True:

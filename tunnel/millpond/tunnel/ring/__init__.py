@@ -1,1 +1,1 @@
-"""The tunnel's protocol in shared memory: layout, registers, queue pairs, handshake."""
+"""The tunnel's protocol in shared memory: layout, registers, queue pairs, link parameters, handshake."""

@@ -1,4 +1,4 @@
-"""Pure: a memory barrier for the Python engine; CPython offers none by that name."""
+"""Pure: provide a memory barrier to the datapath in Python; CPython has none by that name."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import platform
 import threading
 
 WEAKLY_ORDERED = platform.machine() not in ("x86_64", "AMD64", "i686")
-"""Whether this processor may reorder two loads, or two stores, of any memory. x86 does not, so there
-only a load that follows a store needs a fence; except for memory that is mapped write-combining
-(``ivshmem/pci.py``), which is weakly ordered on any processor."""
+"""Whether this processor may reorder two loads, or two stores, of any memory. x86 does not, so there only a
+load that follows a store needs a barrier; except for memory that is mapped write-combining
+(``transports/ivshmem/sysfs.py``), which is weakly ordered on any processor.
+"""
 
 _lock = threading.Lock()
 _lock.acquire()

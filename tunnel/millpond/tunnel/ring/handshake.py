@@ -1,4 +1,4 @@
-"""Pure: how a link is opened: enable, IDENTIFY, OPEN. Waits through what it is given."""
+"""Pure: open a link: enable, IDENTIFY, OPEN. The caller provides the function that waits for the peer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from millpond.base.errors import VersionMismatch
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.ring.layout import ADMIN, ADMIN_BUFFER, ADMIN_ENTRIES
-from millpond.tunnel.ring.link_params import LinkParameters, check_settled, parse, settle
+from millpond.tunnel.ring.link_params import LinkParameters, check_negotiated, negotiate, parse
 from millpond.tunnel.ring.nvme_defs import Opcode, Status
 from millpond.tunnel.ring.queue_pair import Command, Completion, ControllerQueue, HostQueue
 from millpond.tunnel.ring.region import Region
@@ -17,7 +17,9 @@ Wait = Callable[[Callable[[], bool]], None]
 
 
 def open_as_host(region: Region, own: LinkParameters, wait: Wait) -> tuple[LinkParameters, str]:
-    """Settled parameters and the device's name. Raises VersionMismatch, LinkViolation, what waiting does."""
+    """Open a link as the host. Returns the negotiated parameters and the device's name. Raises
+    VersionMismatch, LinkViolation, and errors of ``wait``.
+    """
     region.registers.enable(region.layout)
     wait(lambda: region.registers.ready)
     admin = HostQueue(region.queue(ADMIN, ADMIN_ENTRIES))
@@ -28,11 +30,11 @@ def open_as_host(region: Region, own: LinkParameters, wait: Wait) -> tuple[LinkP
     _expect_success(done, Opcode.IDENTIFY)
     done, answer = _command(admin, wait, Opcode.OPEN, b"")
     _expect_success(done, Opcode.OPEN)
-    settled = parse(answer, "device", own.version)
-    check_settled(settled, own)
-    if settled.depth > region.layout.entries:
-        raise LinkViolation(f"the device settled on depth {settled.depth}; its queues have less")
-    return settled, settled.name
+    negotiated = parse(answer, "device", own.version)
+    check_negotiated(negotiated, own)
+    if negotiated.depth > region.layout.entries:
+        raise LinkViolation(f"the device chose depth {negotiated.depth}; its queues have less")
+    return negotiated, negotiated.name
 
 
 def _command(admin: HostQueue, wait: Wait, opcode: Opcode, data: bytes) -> tuple[Completion, bytes]:
@@ -56,19 +58,21 @@ def _expect_success(done: Completion, opcode: Opcode) -> None:
 
 
 def open_as_device(region: Region, own: LinkParameters, wait: Wait) -> tuple[LinkParameters, str]:
-    """Settled parameters and the host's name. Raises VersionMismatch, LinkViolation, what waiting does."""
+    """Open a link as the device. Returns the negotiated parameters and the host's name. Raises
+    VersionMismatch, LinkViolation, and errors of ``wait``.
+    """
     wait(lambda: region.registers.enabled)
     region.registers.check_enabled(region.layout)
     region.registers.set_ready()
     admin = ControllerQueue(region.queue(ADMIN, ADMIN_ENTRIES), (Opcode.IDENTIFY, Opcode.OPEN))
     offer = _take_offer(admin, own, wait)
-    settled = settle(offer, own)
-    region.registers.set_generation(settled.generation)
+    negotiated = negotiate(offer, own)
+    region.registers.set_generation(negotiated.generation)
     _, cid, index, _ = _fetch(admin, wait, Opcode.OPEN)
-    record = settled.pack()
+    record = negotiated.pack()
     admin.buffers[index][: len(record)] = record
     admin.complete(cid)
-    return settled, offer.name
+    return negotiated, offer.name
 
 
 def _take_offer(admin: ControllerQueue, own: LinkParameters, wait: Wait) -> LinkParameters:

@@ -1,11 +1,11 @@
-"""Pure: where everything lies in the shared region.
+"""Pure: compute the layout of the shared region.
 
 Addresses in commands are offsets in the region. The memory page is 128 KiB (CC.MPS 5) and every ring and
 packet buffer starts on one, so PRP1 alone describes a transfer, without a PRP list. Untouched pages are free.
 
 | page        | holds                                                         |
 |-------------|---------------------------------------------------------------|
-| 0           | registers, doorbells (1000h), sleep flags (2000h), vendor registers (3000h) |
+| 0           | registers, doorbells (1000h), sleep words (2000h), vendor registers (3000h) |
 | 1, 2        | admin submission and completion ring                          |
 | 3, 4        | SEND rings                                                    |
 | 5, 6        | RECV rings                                                    |
@@ -23,11 +23,11 @@ from millpond.tunnel.ring import nvme_defs
 PAGE_SHIFT = 5
 PAGE = 4096 << PAGE_SHIFT
 MDTS = 5
-"""The most a command moves is 2^MDTS * 4 KiB = 128 KiB: a 64 KiB packet with its vnet header, and room."""
+"""MDTS: a command moves at most 2^MDTS * 4 KiB = 128 KiB, room for a 64 KiB packet with its vnet header."""
 STRIDE = 4
-"""CAP.DSTRD: doorbells and sleep flags lie 64 bytes apart, so two writers never share a cache line."""
+"""CAP.DSTRD: doorbells and sleep words lie 64 bytes apart, so two writers never share a cache line."""
 
-SLEEP_FLAGS = 0x2000
+SLEEP_WORDS = 0x2000
 MAGIC_REGISTER, SIZE_REGISTER, GENERATION_REGISTER = 0x3000, 0x3008, 0x3010
 MAGIC = 0x646E_6F70_6C6C_696D  # "millpond", little endian
 
@@ -49,13 +49,15 @@ class Span:
 
     @property
     def end(self) -> int:
-        """The first offset behind it."""
+        """First offset behind the buffers."""
         return self.start + self.size * self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The region of I/O queues with up to ``entries`` entries. Raises ValueError outside 2 to 1024."""
+    """The layout of a region whose I/O queues have up to ``entries`` entries. Raises ValueError outside 2 to
+    1024.
+    """
 
     entries: int
 
@@ -65,7 +67,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole region."""
+        """Size of the whole region in bytes."""
         return self.buffers(RECV).end
 
     @property
@@ -74,19 +76,19 @@ class Layout:
         return nvme_defs.Capabilities(self.entries, STRIDE, 0, PAGE_SHIFT)
 
     def queue_entries(self, queue: int) -> int:
-        """The most entries of a queue's rings."""
+        """Return the number of entries of a queue's rings."""
         return ADMIN_ENTRIES if queue == ADMIN else self.entries
 
     def submission_ring(self, queue: int) -> Span:
-        """The ring of 64-byte entries."""
+        """Return the place of a submission ring, of 64-byte entries."""
         return Span((1 + 2 * queue) * PAGE, nvme_defs.SQE_SIZE, self.queue_entries(queue))
 
     def completion_ring(self, queue: int) -> Span:
-        """The ring of 16-byte entries."""
+        """Return the place of a completion ring, of 16-byte entries."""
         return Span((2 + 2 * queue) * PAGE, nvme_defs.CQE_SIZE, self.queue_entries(queue))
 
     def buffers(self, queue: int) -> Span:
-        """The data buffers of a queue, one per entry; the command with CID n uses buffer n."""
+        """Return the place of a queue's data buffers, one per entry; the command with CID n uses buffer n."""
         start = _ADMIN_BUFFERS_PAGE * PAGE
         if queue == ADMIN:
             return Span(start, ADMIN_BUFFER, ADMIN_ENTRIES)
@@ -95,7 +97,9 @@ class Layout:
 
 
 def layout_of(capabilities: int, size: int) -> Layout:
-    """The layout that a peer's CAP register tells of, in a region of ``size`` bytes. Raises LinkViolation."""
+    """Return the layout that a peer's CAP register describes, in a region of ``size`` bytes. Raises
+    LinkViolation.
+    """
     fields = nvme_defs.Capabilities.unpack(capabilities)
     try:
         layout = Layout(fields.entries)

@@ -1,8 +1,8 @@
-"""Pure: what the two ends tell each other by IDENTIFY and OPEN, and what they settle on.
+"""Pure: the parameters that both endpoints exchange by IDENTIFY and OPEN, and their negotiation.
 
 Both commands move one 4 KiB data buffer with the same fields, little endian. ``size`` counts the bytes that
-the sender knows; a shorter record of an older sender reads as zeros, what a newer one adds is ignored.
-Whatever else changes, ``version`` and ``size`` stay where they are.
+the sender knows; fields beyond the record of an older sender read as zeros, those that a newer one adds are
+ignored. ``version`` and ``size`` keep their places in all versions.
 
 | offset | size | field                                                        |
 |--------|------|--------------------------------------------------------------|
@@ -28,7 +28,7 @@ from millpond.tunnel.ring.layout import MAX_ENTRIES, MIN_ENTRIES
 TUNNEL_VERSION = 1
 VNET_HEADER = 12
 MIN_MTU, DEFAULT_MTU, MAX_MTU = 1280, 65520, 65535
-"""With less than the least the kernel takes an interface's IPv6 addresses away."""
+"""MTUs in bytes. Below MIN_MTU the kernel removes an interface's IPv6 addresses."""
 DEFAULT_DEPTH = 32
 CSUM, TSO4, TSO6 = 1, 2, 4
 ALL_OFFLOADS = CSUM | TSO4 | TSO6
@@ -38,7 +38,12 @@ _LAST_GENERATION = (1 << 62) - 1
 
 @dataclass(frozen=True, slots=True)
 class LinkParameters:
-    """One end's offer, or what was settled. Raises ValueError for a value out of range."""
+    """Parameters of a link, offered by one endpoint or negotiated by both. Raises ValueError for a value out
+    of range.
+
+    ``mtu`` and ``vnet_header`` are in bytes, ``depth`` in entries per I/O queue, ``offloads`` are TUN_F_*
+    bits.
+    """
 
     generation: int = 1
     mtu: int = DEFAULT_MTU
@@ -61,7 +66,7 @@ class LinkParameters:
             raise ValueError("the name is not up to 64 bytes of printable UTF-8")
 
     def pack(self) -> bytes:
-        """The record."""
+        """Pack the parameters as the record above."""
         name = self.name.encode()
         return _RECORD.pack(
             self.version,
@@ -76,12 +81,16 @@ class LinkParameters:
 
 
 def generation_after(generation: int) -> int:
-    """The next one. After the last, which only a peer that made it up can have named, comes the first."""
+    """Return the next generation number. The first follows the last, which only a hostile peer can have
+    named.
+    """
     return generation % _LAST_GENERATION + 1
 
 
 def parse(data: bytes, peer: str, version: int) -> LinkParameters:
-    """The peer's record. Raises VersionMismatch unless it speaks ``version``, LinkViolation for nonsense."""
+    """Parse the peer's record. Raises VersionMismatch unless the peer speaks ``version``, LinkViolation for
+    values out of range.
+    """
     if len(data) < 4:
         raise LinkViolation(f"the {peer} end's parameters have {len(data)} bytes")
     theirs, size = struct.unpack_from("<HH", data)
@@ -96,8 +105,10 @@ def parse(data: bytes, peer: str, version: int) -> LinkParameters:
         raise LinkViolation(f"the {peer} end's parameters: {error}") from None
 
 
-def settle(offer: LinkParameters, own: LinkParameters) -> LinkParameters:
-    """As the device: what both ends can do. Raises LinkViolation for another vnet header."""
+def negotiate(offer: LinkParameters, own: LinkParameters) -> LinkParameters:
+    """Compute, as the device, the parameters that both endpoints support. Raises LinkViolation for another
+    vnet header.
+    """
     if offer.vnet_header != own.vnet_header:
         raise LinkViolation(
             f"the host wants vnet headers of {offer.vnet_header} bytes, not {own.vnet_header}"
@@ -111,14 +122,14 @@ def settle(offer: LinkParameters, own: LinkParameters) -> LinkParameters:
     )
 
 
-def check_settled(settled: LinkParameters, offer: LinkParameters) -> None:
-    """As the host: refuse terms that go beyond what was offered. Raises LinkViolation."""
+def check_negotiated(negotiated: LinkParameters, offer: LinkParameters) -> None:
+    """Check, as the host, that no negotiated parameter exceeds the offer. Raises LinkViolation."""
     beyond = (
-        settled.mtu > offer.mtu
-        or settled.depth > offer.depth
-        or settled.generation < offer.generation
-        or settled.offloads & ~offer.offloads
-        or settled.vnet_header != offer.vnet_header
+        negotiated.mtu > offer.mtu
+        or negotiated.depth > offer.depth
+        or negotiated.generation < offer.generation
+        or negotiated.offloads & ~offer.offloads
+        or negotiated.vnet_header != offer.vnet_header
     )
     if beyond:
-        raise LinkViolation("the device settled on parameters beyond the host's offer")
+        raise LinkViolation("the device chose parameters beyond the host's offer")

@@ -1,4 +1,6 @@
-"""Pure: the NVMe structures and numbers that the tunnel uses, as the NVMe 1.4 specification lays them out."""
+"""Pure: define the NVMe structures and numbers that the tunnel uses, as the NVMe 1.4
+specification has them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _CAP_FIXED = 1 << 16 | 2 << 24 | 1 << 37  # contiguous queues required, ready wi
 
 
 class Opcode(IntEnum):
-    """Vendor commands. Bits 1:0 say which way data goes: 1 host to controller, 2 controller to host."""
+    """Opcodes of the tunnel's vendor commands. Bits 1:0 give the direction of data: 1 host to controller, 2
+    controller to host.
+    """
 
     SEND = 0x81
     RECV = 0x82
@@ -29,22 +33,22 @@ class Opcode(IntEnum):
 
 
 class Status(IntEnum):
-    """Status code type and code of a completion, as its bits 10:0; 7xxh is the vendor's."""
+    """Status code type and code of a completion, as its bits 10:0; 7xxh is vendor specific."""
 
     SUCCESS = 0x000
     VERSION_MISMATCH = 0x701
 
 
 def doorbell_offset(index: int, stride: int) -> int:
-    """Offset from the first doorbell: index 2y is the tail of submission queue y, 2y+1 the head of completion
-    queue y; ``stride`` is CAP.DSTRD.
+    """Return a doorbell's offset from the first one: index 2y is the tail of submission queue y, 2y+1 the
+    head of completion queue y; ``stride`` is CAP.DSTRD.
     """
     return index * (4 << stride)
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The fields of CAP in use: entries of the largest queue, doorbell stride, page sizes as 2^(12+n)."""
+    """Fields of CAP in use: entries of the largest queue, doorbell stride, page sizes as 2^(12+n)."""
 
     entries: int
     stride: int
@@ -52,21 +56,21 @@ class Capabilities:
     page_max: int
 
     def pack(self) -> int:
-        """The 64-bit register."""
+        """Pack the fields as the 64-bit register."""
         pages = self.page_min << 48 | self.page_max << 52
         return (self.entries - 1) | _CAP_FIXED | self.stride << 32 | pages
 
     @staticmethod
     def unpack(value: int) -> Capabilities:
-        """The fields of a 64-bit register; any value has a meaning."""
+        """Unpack a 64-bit register; any value is valid."""
         return Capabilities((value & 0xFFFF) + 1, value >> 32 & 15, value >> 48 & 15, value >> 52 & 15)
 
 
 def configuration(page_size: int) -> int:
-    """CC with the controller enabled: 64-byte and 16-byte entries, pages of 2^(12+page_size) bytes."""
+    """Return CC with the controller enabled: 64-byte and 16-byte entries, pages of 2^(12+page_size) bytes."""
     return CC_ENABLE | page_size << 7 | 6 << 16 | 4 << 20
 
 
 def admin_attributes(entries: int) -> int:
-    """AQA for admin queues of ``entries`` entries each."""
+    """Return AQA for admin queues of ``entries`` entries each."""
     return (entries - 1) << 16 | (entries - 1)

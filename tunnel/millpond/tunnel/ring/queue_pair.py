@@ -1,8 +1,8 @@
-"""Pure: a queue pair as the host and the controller use it, over memory that the peer may fill with anything.
+"""Pure: use a queue pair as host or controller, over memory that a hostile peer can write to.
 
-A ring of N entries holds N-1. What the peer wrote is read once, in aligned loads, and checked before it is
-used. Entries are whole before the doorbell or phase bit that announces them. The code is flat for speed: it
-runs for every packet.
+A ring of N entries holds N-1. The peer's entries are read once, in aligned loads, and checked before they
+are used. Entries are complete before the doorbell or phase bit that announces them. The code is flat for
+speed: it runs for every packet.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ Completion = tuple[int, int, int]
 Command = tuple[int, int, int, int]
 """Opcode, CID, index of its buffer, bytes."""
 
-# A submission entry has 8 words of 64 bits or 16 of 32, a completion 2 or 4: where the fields lie in these.
+# A submission entry has 8 words of 64 bits or 16 of 32, a completion 2 or 4: offsets of the fields in these.
 _SQE_QUADS, _SQE_WORDS, _PRP1_QUAD, _CDW10_WORD = 8, 16, 3, 10
 _CQE_QUADS, _CQE_WORDS, _LAST_QUAD = 2, 4, 1
 
 
 class HostQueue:
-    """The host's side. The command with CID n uses buffer n; N-1 of the N CIDs are ever in flight."""
+    """The host's side of a queue pair. The command with CID n uses buffer n; at most N-1 of the N CIDs are in
+    flight.
+    """
 
     def __init__(self, memory: QueueMemory) -> None:
         self.buffers = memory.buffers
@@ -42,35 +44,43 @@ class HostQueue:
         self._in_flight = [False] * memory.entries
 
     def acquire(self) -> int | None:
-        """A CID whose buffer is free to fill; None when all are in flight. Submit it next."""
+        """Return a CID whose buffer is free to fill, None when all are in flight. The caller
+        submits it next.
+        """
         return self.free.pop() if self.free else None
 
     def submit(self, opcode: int, cid: int, length: int) -> int:
-        """Hand the controller a command about ``length`` bytes of the CID's buffer; its ring entry."""
-        slot = self._sq_tail
+        """Submit a command over ``length`` bytes of the CID's buffer; returns the number of
+        its ring entry.
+        """
+        entry = self._sq_tail
         self._in_flight[cid] = True
-        self._submissions[_SQE_QUADS * slot] = opcode | cid << 16
-        self._submissions[_SQE_QUADS * slot + _PRP1_QUAD] = self._addresses[cid]
-        self._submission_words[_SQE_WORDS * slot + _CDW10_WORD] = length
-        self._sq_tail = tail = (slot + 1) % self._entries
+        self._submissions[_SQE_QUADS * entry] = opcode | cid << 16
+        self._submissions[_SQE_QUADS * entry + _PRP1_QUAD] = self._addresses[cid]
+        self._submission_words[_SQE_WORDS * entry + _CDW10_WORD] = length
+        self._sq_tail = tail = (entry + 1) % self._entries
         if self._weakly_ordered:
             barrier()
         self._tail_doorbell[0] = tail
-        return slot
+        return entry
 
-    def slot(self, ahead: int) -> int:
-        """The completion ring's entry that is ``ahead`` entries behind the next one."""
+    def entry(self, ahead: int) -> int:
+        """Return the number of the completion ring's entry that is ``ahead`` entries behind the next one."""
         return (self._cq_head + ahead) % self._entries
 
     def ready(self, ahead: int = 0) -> bool:
-        """Whether the completion at ``slot(ahead)`` waits; ``ahead`` is less than the ring has entries."""
+        """Whether the completion at ``entry(ahead)`` is there; ``ahead`` is less than the entries of the
+        ring.
+        """
         position = self._cq_head + ahead
         phase = self._phase ^ (position >= self._entries)
         last = self._completions[_CQE_QUADS * (position % self._entries) + _LAST_QUAD]
         return last >> 48 & 1 == phase
 
     def reap(self) -> Completion | None:
-        """The next completion, its CID free again. Raises LinkViolation if it completes nothing of ours."""
+        """Take the next completion and free its CID; None if there is none. Raises LinkViolation if it
+        completes no command in flight.
+        """
         head = self._cq_head
         last = self._completions[_CQE_QUADS * head + _LAST_QUAD]  # SQHD, SQID, CID, phase and status at once
         if last >> 48 & 1 != self._phase:
@@ -99,7 +109,7 @@ class HostQueue:
 
 
 class ControllerQueue:
-    """The controller's side: takes commands with one of ``opcodes`` and completes them."""
+    """The controller's side of a queue pair: takes commands with one of ``opcodes`` and completes them."""
 
     def __init__(self, memory: QueueMemory, opcodes: tuple[Opcode, ...]) -> None:
         self.buffers = memory.buffers
@@ -113,28 +123,28 @@ class ControllerQueue:
         self._sq_head = self._cq_tail = 0
         self._phase = 1
 
-    def slot(self, ahead: int) -> int:
-        """The submission ring's entry that is ``ahead`` entries behind the next one."""
+    def entry(self, ahead: int) -> int:
+        """Return the number of the submission ring's entry that is ``ahead`` entries behind the next one."""
         return (self._sq_head + ahead) % self._entries
 
     def ready(self, ahead: int = 0) -> bool:
-        """Whether the entry at ``slot(ahead)`` waits, or the doorbell is out of range."""
+        """Whether the command at ``entry(ahead)`` is there, or the doorbell is out of range."""
         tail = self._tail_doorbell[0]
         return tail >= self._entries or (tail - self._sq_head) % self._entries > ahead
 
     def fetch(self) -> Command | None:
-        """The next command, None if there is none. Raises LinkViolation for any field out of range."""
-        tail, slot = self._tail_doorbell[0], self._sq_head
-        if tail == slot:
+        """Take the next command, None if there is none. Raises LinkViolation for any field out of range."""
+        tail, entry = self._tail_doorbell[0], self._sq_head
+        if tail == entry:
             return None
         if tail >= self._entries:
             raise LinkViolation(f"submission tail doorbell {tail} in a queue of {self._entries}")
         if self._weakly_ordered:
             barrier()
-        first = self._submissions[_SQE_QUADS * slot]
-        address = self._submissions[_SQE_QUADS * slot + _PRP1_QUAD]
-        length = self._submission_words[_SQE_WORDS * slot + _CDW10_WORD]
-        self._sq_head = (slot + 1) % self._entries
+        first = self._submissions[_SQE_QUADS * entry]
+        address = self._submissions[_SQE_QUADS * entry + _PRP1_QUAD]
+        length = self._submission_words[_SQE_WORDS * entry + _CDW10_WORD]
+        self._sq_head = (entry + 1) % self._entries
         index, offset = divmod(address - self._start, self._size)
         opcode, cid = first & 0xFF, first >> 16 & 0xFFFF
         if opcode not in self._opcodes:
@@ -148,23 +158,27 @@ class ControllerQueue:
         return opcode, cid, index, length
 
     def backlog(self) -> int:
-        """Completions that the host has not taken yet. Raises LinkViolation for a head out of range."""
+        """Return the number of completions that the host has not taken yet. Raises LinkViolation for a head
+        out of range.
+        """
         head = self._head_doorbell[0]
         if head >= self._entries:
             raise LinkViolation(f"completion head doorbell {head} in a queue of {self._entries}")
         return (self._cq_tail - head) % self._entries
 
     def complete(self, cid: int, result: int = 0, status: Status = Status.SUCCESS) -> int:
-        """Answer a fetched command; the answer's ring entry. Raises LinkViolation if there is no room."""
-        slot = self._cq_tail
+        """Complete a fetched command; returns the number of the completion's ring entry. Raises LinkViolation
+        if the ring is full.
+        """
+        entry = self._cq_tail
         if self.backlog() == self._entries - 1:
             raise LinkViolation("the host submitted more commands than it takes completions")
-        self._completions[_CQE_QUADS * slot] = result
+        self._completions[_CQE_QUADS * entry] = result
         if self._weakly_ordered:
             barrier()
         last = self._sq_head | self._number << 16 | cid << 32 | (status << 1 | self._phase) << 48
-        self._completions[_CQE_QUADS * slot + _LAST_QUAD] = last
-        self._cq_tail = (slot + 1) % self._entries
+        self._completions[_CQE_QUADS * entry + _LAST_QUAD] = last
+        self._cq_tail = (entry + 1) % self._entries
         if self._cq_tail == 0:
             self._phase ^= 1
-        return slot
+        return entry

@@ -1,4 +1,4 @@
-"""Pure: the shared region as an end sees it: registers, and per queue its rings, doorbells and buffers."""
+"""Pure: map the shared region to registers, and per queue to rings, doorbells, sleep words and buffers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from millpond.tunnel.ring.registers import RegisterFile
 
 @dataclass(frozen=True, slots=True)
 class QueueMemory:
-    """The memory of queue pair ``number``, cut to the depth in use.
+    """The memory of queue pair ``number``, limited to the depth in use.
 
-    The sleep flags are words: not 0 says that the side waits for its bell. ``weakly_ordered`` says that this
+    A sleep word other than 0 means that its side waits for a notification. ``weakly_ordered`` means that this
     processor may reorder two loads, or two stores, of this memory.
     """
 
@@ -24,20 +24,20 @@ class QueueMemory:
     completions: memoryview
     tail_doorbell: memoryview
     head_doorbell: memoryview
-    controller_sleeps: memoryview
-    host_sleeps: memoryview
+    controller_sleep_word: memoryview
+    host_sleep_word: memoryview
     span: Span
     buffers: tuple[memoryview, ...]
     weakly_ordered: bool
 
     @property
     def entries(self) -> int:
-        """Entries of either ring."""
+        """Number of entries of either ring."""
         return len(self.buffers)
 
 
 class Region:
-    """One link's shared memory."""
+    """The shared memory of one link."""
 
     def __init__(self, memory: memoryview, layout: Layout, *, weakly_ordered: bool = WEAKLY_ORDERED) -> None:
         self.memory, self.layout, self._weakly_ordered = memory, layout, weakly_ordered
@@ -45,18 +45,18 @@ class Region:
 
     @staticmethod
     def create(memory: memoryview, layout: Layout, *, weakly_ordered: bool = WEAKLY_ORDERED) -> Region:
-        """As the controller: make a region of memory that is all zero and has the layout's size."""
+        """Prepare, as the controller, a region in memory that is all zero and has the size of the layout."""
         region = Region(memory, layout, weakly_ordered=weakly_ordered)
         region.registers.prepare(layout)
         return region
 
     @staticmethod
     def attach(memory: memoryview) -> Region:
-        """As the host: find one's way in a region that the controller made. Raises LinkViolation."""
+        """Attach, as the host, to a region that the controller prepared. Raises LinkViolation."""
         return Region(memory, RegisterFile(memory).read_layout())
 
     def queue(self, number: int, depth: int) -> QueueMemory:
-        """The memory of a queue pair, ``depth`` entries of those it has."""
+        """Return the memory of a queue pair, limited to ``depth`` entries."""
         span = self.layout.buffers(number)
         starts = range(span.start, span.start + depth * span.size, span.size)
         return QueueMemory(
@@ -65,8 +65,8 @@ class Region:
             self._cut(self.layout.completion_ring(number), depth),
             self._word(nvme_defs.DOORBELLS, 2 * number),
             self._word(nvme_defs.DOORBELLS, 2 * number + 1),
-            self._word(at.SLEEP_FLAGS, 2 * number),
-            self._word(at.SLEEP_FLAGS, 2 * number + 1),
+            self._word(at.SLEEP_WORDS, 2 * number),
+            self._word(at.SLEEP_WORDS, 2 * number + 1),
             Span(span.start, span.size, depth),
             tuple(self.memory[start : start + span.size] for start in starts),
             self._weakly_ordered,

@@ -1,6 +1,6 @@
-"""Pure: the register file at the start of the region.
+"""Pure: access the register file at the start of the region.
 
-Every access is one aligned load or store of the register's width: ``struct.pack_into`` would tear.
+Every access is one aligned load or store of the register's width: ``struct.pack_into`` could tear it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from millpond.tunnel.ring.layout import ADMIN, ADMIN_ENTRIES, Layout, layout_of
 
 
 class RegisterFile:
-    """The controller registers and the vendor's, over the region's memory."""
+    """The controller registers of NVMe and the tunnel's own, over the region's memory."""
 
     def __init__(self, memory: memoryview) -> None:
         self._size = len(memory)
@@ -21,28 +21,28 @@ class RegisterFile:
         self._quads = memory[: at.PAGE].cast("Q")
 
     def word(self, offset: int) -> memoryview:
-        """A view of the one 32-bit register at ``offset``."""
+        """Return a view of the one 32-bit register at ``offset``."""
         return self._words[offset // 4 : offset // 4 + 1]
 
     def prepare(self, layout: Layout) -> None:
-        """As the controller: describe a region that is all zero."""
+        """Describe, as the controller, a region that is all zero."""
         self._quads[nvme_defs.CAP // 8] = layout.capabilities.pack()
         self._words[nvme_defs.VS // 4] = nvme_defs.VERSION_1_4
         self._quads[at.SIZE_REGISTER // 8] = layout.size
         self._quads[at.MAGIC_REGISTER // 8] = at.MAGIC
 
     def read_layout(self) -> Layout:
-        """As the host: the layout of the region that the controller described. Raises LinkViolation."""
+        """Read, as the host, the layout of the region that the controller described. Raises LinkViolation."""
         if self._quads[at.MAGIC_REGISTER // 8] != at.MAGIC:
             raise LinkViolation("the shared region is not a millpond tunnel")
         return layout_of(self._quads[nvme_defs.CAP // 8], self._size)
 
     def enable(self, layout: Layout) -> None:
-        """As the host: say where the admin queues are, and enable the controller."""
+        """Write, as the host, the places of the admin queues, and enable the controller."""
         self._words[nvme_defs.AQA // 4] = nvme_defs.admin_attributes(ADMIN_ENTRIES)
         self._quads[nvme_defs.ASQ // 8] = layout.submission_ring(ADMIN).start
         self._quads[nvme_defs.ACQ // 8] = layout.completion_ring(ADMIN).start
-        barrier()  # what it enables is whole by then
+        barrier()  # the registers above are written before CC.EN is
         self._words[nvme_defs.CC // 4] = nvme_defs.configuration(at.PAGE_SHIFT)
 
     @property
@@ -53,7 +53,9 @@ class RegisterFile:
         return bool(found & nvme_defs.CC_ENABLE)
 
     def check_enabled(self, layout: Layout) -> None:
-        """As the controller: check what the host wrote before it enabled. Raises LinkViolation."""
+        """Check, as the controller, the registers that the host wrote before it enabled. Raises
+        LinkViolation.
+        """
         found = (
             self._words[nvme_defs.CC // 4],
             self._words[nvme_defs.AQA // 4],
@@ -79,15 +81,18 @@ class RegisterFile:
         return bool(found & nvme_defs.CSTS_READY)
 
     def set_ready(self) -> None:
-        """As the controller: take commands from now on."""
+        """Accept commands, as the controller, from now on."""
         barrier()
         self._words[nvme_defs.CSTS // 4] = nvme_defs.CSTS_READY
 
     @property
     def generation(self) -> int:
-        """Which link this is, counted over all resets; for people and tools, the ends settle it by OPEN."""
+        """The number of this link, counted over all resets; for people and tools.
+
+        The endpoints negotiate it by OPEN.
+        """
         return int(self._quads[at.GENERATION_REGISTER // 8])
 
     def set_generation(self, generation: int) -> None:
-        """As the controller: publish the settled generation."""
+        """Publish, as the controller, the negotiated generation."""
         self._quads[at.GENERATION_REGISTER // 8] = generation

@@ -1,1 +1,1 @@
-"""How the two ends get at the same memory or controller: memfd, ivshmem, NVMe."""
+"""Transports: the ways in which both endpoints reach the same memory or controller: memfd, ivshmem, NVMe."""

@@ -1,4 +1,4 @@
-"""Pure: the one interface under the tunnel: finds peers, opens a link with each, and carries its packets."""
+"""Pure: define the interface of transports: find peers, open a link with each, carry its packets."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from millpond.tunnel.datapath.context import DatapathContext, Loop
 from millpond.tunnel.ring.link_params import LinkParameters
 
 Wait = Callable[[Sequence[int], float | None], set[int]]
-"""Waits until some of the descriptors are readable, at most so many seconds; those that are. It raises when
-the end shall stop."""
+"""Waits until some of the descriptors are readable, at most so many seconds (None: for ever), and returns
+these. Raises EndpointStopped when the endpoint shall stop.
+"""
 
 
 class Connection(Protocol):
-    """One peer while it lives. A context manager that releases what it holds."""
+    """A connection with one peer. A context manager that releases what it holds."""
 
     gone: int
     """A descriptor that is readable once the peer is known to be dead."""
     check_seconds: float | None
-    """How often ``check`` is to be called while the link is up; None for never."""
+    """Seconds between calls of ``check`` while the link is up; None for no calls."""
     calls: frozenset[str]
-    """System calls of its loops beyond those for packets and bells, as ``linux.seccomp`` names them."""
+    """System calls of its loops beyond those for packets and notifications, as ``seccomp`` names them."""
     privileged: bool
-    """Whether its loops need the end's capabilities."""
+    """Whether its loops need the endpoint's capabilities."""
 
     def open(self, own: LinkParameters, wait: Wait) -> tuple[LinkParameters, str]:
-        """Settle the parameters; these and the peer's name. Raises VersionMismatch, LinkViolation,
-        ConnectionLost, DeadlineExceeded, and what ``wait`` raises."""
+        """Open the link; returns the negotiated parameters and the peer's name. Raises VersionMismatch,
+        LinkViolation, ConnectionLost, DeadlineExceeded, and errors of ``wait``.
+        """
 
     def check(self) -> None:
-        """Raises ConnectionLost if the peer has died or begun anew."""
+        """Check that the peer lives and this link is its latest. Raises ConnectionLost."""
 
-    def loops(self, gear: DatapathContext) -> tuple[Loop, Loop]:
-        """What carries packets from the interface to the peer, and from the peer to the interface."""
+    def loops(self, datapath: DatapathContext) -> tuple[Loop, Loop]:
+        """Return the loops from the interface to the peer, and from the peer to the interface."""
 
     def __enter__(self) -> Self: ...
 
@@ -47,16 +49,18 @@ class Transport(Protocol):
     """Finds peers, one after another."""
 
     def readiness(self) -> int | None:
-        """A descriptor that is readable when a peer knocks; None if ``join`` is to be tried repeatedly."""
+        """Return a descriptor that is readable when a peer connects; None if ``join`` is to be retried."""
 
     def join(self) -> Connection:
-        """Connect to a peer now. Raises RemoteError or OSError if there is none, Refused if it is taken."""
+        """Connect to a peer now. Raises RemoteError or OSError if there is none, Refused if the peer has
+        another.
+        """
 
-    def turn_away(self) -> None:
-        """Tell a peer that knocks that this end already has one."""
+    def reject(self) -> None:
+        """Reject a waiting connection attempt: an endpoint serves one peer."""
 
     def close(self) -> None:
-        """Take no more peers."""
+        """Accept no more peers."""
 
     def __str__(self) -> str:
-        """Where the peer is waited for, for the status."""
+        """Describe the peer that is waited for, for the status."""

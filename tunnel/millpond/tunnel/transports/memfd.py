@@ -1,8 +1,8 @@
 """Edge: the transport of emulated devices: a sealed memfd and eventfds, passed over a Unix socket.
 
-The device listens. To each host it answers ``+`` and, with the byte that carries them, seven descriptors (the
-region, then the bells of the controller and of the host), or ``-`` and a line that says why not. Then the
-socket only stays open: its end is the peer's death.
+The device listens. It answers each host with ``+`` and, attached to one more byte, seven descriptors: the
+region, the eventfds of the controller, those of the host; or with ``-`` and a line with the reason.
+Afterwards the socket only stays open: its end means that the peer is dead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_REASON = 500
 
 
 class MemfdListener:
-    """The device's side. Raises LocalError if it cannot listen at ``path``."""
+    """The device's side: listens for hosts. Raises LocalError if it cannot listen at ``path``."""
 
     def __init__(self, path: Path, entries: int) -> None:
         self._layout = Layout(entries)
@@ -43,16 +43,16 @@ class MemfdListener:
         self._inode = path.stat().st_ino
 
     def readiness(self) -> int | None:
-        """The listening socket."""
+        """Return the listening socket."""
         return self._server.fileno()
 
     def join(self) -> RingConnection:
-        """Accept a host and give it a region of its own. Raises OSError if it left."""
+        """Accept a host and give it a region of its own. Raises OSError if the host has left."""
         client, _ = self._server.accept()
         with ExitStack() as undo:
             undo.callback(client.close)
             client.settimeout(_ANSWER_TIMEOUT)
-            to_controller, to_host = _make_bells(undo), _make_bells(undo)
+            to_controller, to_host = _make_eventfds(undo), _make_eventfds(undo)
             descriptor = _make_region(self._layout.size)
             try:
                 region = Region.create(_map(descriptor, self._layout.size), self._layout)
@@ -61,11 +61,11 @@ class MemfdListener:
             finally:
                 os.close(descriptor)
             release = undo.pop_all().close
-        bells = tuple(map(Notifier, to_host))
-        return RingConnection("device", region, to_controller, bells, client.fileno(), release)
+        notifiers = tuple(map(Notifier, to_host))
+        return RingConnection("device", region, to_controller, notifiers, client.fileno(), release)
 
-    def turn_away(self) -> None:
-        """Refuse the next host in the queue."""
+    def reject(self) -> None:
+        """Reject the next host in the queue."""
         try:
             client, _ = self._server.accept()
         except OSError:
@@ -76,7 +76,7 @@ class MemfdListener:
                 client.sendall(_REFUSED + b"another host is connected to this device")
 
     def close(self) -> None:
-        """Stop listening; removes the socket unless a later end has replaced it."""
+        """Stop listening; remove the socket unless a later endpoint has replaced it."""
         self._server.close()
         with suppress(FileNotFoundError):
             if self._path.stat().st_ino == self._inode:
@@ -87,13 +87,13 @@ class MemfdListener:
 
 
 class MemfdConnector:
-    """The host's side, for the device that listens at ``path``."""
+    """The host's side: connects to the device that listens at ``path``."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def readiness(self) -> int | None:
-        """Nothing tells when the device comes up."""
+        """Return None: there is no event for a device that comes up."""
         return None
 
     def join(self) -> RingConnection:
@@ -106,34 +106,34 @@ class MemfdConnector:
             undo.callback(client.close)
             _read_verdict(client)
             descriptors = sockets.receive_descriptors(client, 1 + 2 * QUEUES)
-            for bell in descriptors[1:]:
-                undo.callback(os.close, bell)
+            for eventfd in descriptors[1:]:
+                undo.callback(os.close, eventfd)
             try:
-                _check_bells(descriptors[1:])
+                _check_eventfds(descriptors[1:])
                 memory = _map(descriptors[0], _sealed_size(descriptors[0]))
             finally:
                 os.close(descriptors[0])
             to_controller, to_host = descriptors[1 : 1 + QUEUES], descriptors[1 + QUEUES :]
             region = Region.attach(memory)
             release = undo.pop_all().close
-        bells = tuple(map(Notifier, to_controller))
-        return RingConnection("host", region, tuple(to_host), bells, client.fileno(), release)
+        notifiers = tuple(map(Notifier, to_controller))
+        return RingConnection("host", region, tuple(to_host), notifiers, client.fileno(), release)
 
-    def turn_away(self) -> None:
-        """Nobody knocks at a host."""
+    def reject(self) -> None:
+        """Do nothing: a host has no listener."""
 
     def close(self) -> None:
-        """Nothing is held between connections."""
+        """Do nothing: there is no state between connections."""
 
     def __str__(self) -> str:
         return f"the device at {self._path}"
 
 
-def _make_bells(undo: ExitStack) -> tuple[int, ...]:
-    bells = tuple(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(QUEUES))
-    for bell in bells:
-        undo.callback(os.close, bell)
-    return bells
+def _make_eventfds(undo: ExitStack) -> tuple[int, ...]:
+    eventfds = tuple(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(QUEUES))
+    for eventfd in eventfds:
+        undo.callback(os.close, eventfd)
+    return eventfds
 
 
 def _make_region(size: int) -> int:
@@ -158,7 +158,9 @@ def _read_verdict(client: socket.socket) -> None:
 
 
 def _sealed_size(descriptor: int) -> int:
-    """The region's size, which nobody can change any more: touching it can never raise SIGBUS."""
+    """Return the region's size in bytes. It is sealed, so nobody can change it: access never
+    raises SIGBUS.
+    """
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:
@@ -171,9 +173,9 @@ def _sealed_size(descriptor: int) -> int:
     return size
 
 
-def _check_bells(descriptors: Sequence[int]) -> None:
+def _check_eventfds(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         kind = str(Path(f"/proc/self/fd/{descriptor}").readlink())
         if kind != "anon_inode:[eventfd]":  # no file has such a name: a path begins with a slash
-            raise LinkViolation(f"the device passed {kind} for a bell")
+            raise LinkViolation(f"the device passed {kind} for an eventfd")
         os.set_blocking(descriptor, False)

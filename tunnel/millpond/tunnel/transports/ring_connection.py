@@ -1,4 +1,4 @@
-"""Edge: a link through rings in shared memory, whatever brought the two ends to the same memory."""
+"""Edge: run a link through rings in shared memory, for every transport that shares memory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ _LOOK_SECONDS = 0.001
 
 
 class RingConnection:
-    """One peer over ``region``. Per queue pair, ``wakes`` are the eventfds that it rings, ``bells`` what
-    rings at it; those of the admin queue are not used. ``gone`` becomes readable when it dies.
+    """A connection with one peer over ``region``.
+
+    Per queue pair, ``wakes`` are the eventfds that the peer signals, ``notifiers`` wake the peer; those of
+    the admin queue are not used. ``gone`` becomes readable when the peer dies; ``release`` is called at the
+    end.
     """
 
     check_seconds: float | None = None
@@ -37,40 +40,42 @@ class RingConnection:
         role: str,
         region: Region,
         wakes: tuple[int, ...],
-        bells: tuple[Notifier, ...],
+        notifiers: tuple[Notifier, ...],
         gone: int,
         release: Callable[[], None],
     ) -> None:
-        self.role, self.region, self.wakes, self.bells, self.gone = role, region, wakes, bells, gone
+        self.role, self.region, self.wakes, self.notifiers, self.gone = role, region, wakes, notifiers, gone
         self._release = release
 
     def open(self, own: LinkParameters, wait: Wait) -> tuple[LinkParameters, str]:
-        """Enable, IDENTIFY and OPEN, within 2 s."""
+        """Enable the controller, IDENTIFY and OPEN, within 2 s."""
         opener = handshake.open_as_host if self.role == "host" else handshake.open_as_device
-        return opener(self.region, own, self._patience(wait))
+        return opener(self.region, own, self._waiter(wait))
 
     def check(self) -> None:
-        """The descriptor ``gone`` tells all."""
+        """Do nothing: the descriptor ``gone`` reports the death of the peer."""
 
-    def loops(self, gear: DatapathContext) -> tuple[Loop, Loop]:
-        """A loop of the wished engine for each queue pair."""
+    def loops(self, datapath: DatapathContext) -> tuple[Loop, Loop]:
+        """Return the loops of the configured engine, one per queue pair."""
         outward, inward = (SEND, RECV) if self.role == "host" else (RECV, SEND)
-        send, receive = native.loops(gear.engine, self.role)
+        send, receive = native.loops(datapath.engine, self.role)
         return (
-            functools.partial(send, self._station(outward, gear, gear.outward)),
-            functools.partial(receive, self._station(inward, gear, gear.inward)),
+            functools.partial(send, self._context(outward, datapath, datapath.outward)),
+            functools.partial(receive, self._context(inward, datapath, datapath.inward)),
         )
 
-    def _station(self, queue: int, gear: DatapathContext, counters: SharedStats) -> QueueContext:
-        memory = self.region.queue(queue, gear.terms.depth)
-        return QueueContext(self.role == "host", memory, self.wakes[queue], self.bells[queue], gear, counters)
+    def _context(self, queue: int, datapath: DatapathContext, stats: SharedStats) -> QueueContext:
+        memory = self.region.queue(queue, datapath.params.depth)
+        wake, notifier = self.wakes[queue], self.notifiers[queue]
+        return QueueContext(self.role == "host", memory, wake, notifier, datapath, stats)
 
-    def _patience(self, wait: Wait) -> handshake.Wait:
-        """Looks for the peer's next step every millisecond; the admin queue has no bells.
+    def _waiter(self, wait: Wait) -> handshake.Wait:
+        """Return a function that polls for the peer's next step every millisecond: the admin queue has no
+        notifications.
 
-        An eventfd is one open file for all who hold it: the peer can have its readers and writers wait, and
-        fill or empty it, at any moment. So this process, which must never wait for the peer, touches none;
-        the pumps do, which are killed.
+        An eventfd is one open file for all its holders: at any moment the peer can fill or empty it and make
+        readers and writers block. This process must never wait for the peer, so it touches none; pumps do,
+        which it can kill.
         """
         deadline = Deadline.after(OPENING_SECONDS)
 

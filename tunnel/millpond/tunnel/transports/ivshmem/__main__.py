@@ -1,4 +1,6 @@
-"""Entry: the doorbell server, ``python -m millpond.tunnel.transports.ivshmem``; start it before QEMU."""
+"""Entry: run the doorbell server, ``python -m millpond.tunnel.transports.ivshmem``; QEMU needs it at its
+start.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ log = logging.getLogger("millpond.tunnel.transports.ivshmem")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve. Exit codes: 0 stopped by SIGTERM or SIGINT, 1 it cannot listen, 2 wrong arguments."""
+    """Run the server. Exit codes: 0 stopped by SIGTERM or SIGINT, 1 it cannot listen, 2 wrong arguments."""
     die_with_parent(signal.SIGKILL)
     parser = argparse.ArgumentParser(
         prog="python -m millpond.tunnel.transports.ivshmem",
-        description="Memory and doorbells for QEMU's -device ivshmem-doorbell,vectors=3 and one host end.",
+        description="Memory and doorbells for QEMU's -device ivshmem-doorbell,vectors=3 and one endpoint.",
     )
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket to listen on")
     parser.add_argument("--depth", type=int, default=DEFAULT_DEPTH, help="entries per queue to have room for")

@@ -1,4 +1,6 @@
-"""Edge (the clock): a link over an ivshmem board: first a session, then rings as everywhere, and a beat."""
+"""Edge (the clock): run a link over an ivshmem device: pairing first, then rings as over any shared memory,
+with a heartbeat.
+"""
 
 from __future__ import annotations
 
@@ -28,89 +30,91 @@ from millpond.tunnel.transports.ring_connection import RingConnection
 
 T = TypeVar("T")
 
-BEAT_SECONDS = 0.1
+HEARTBEAT_SECONDS = 0.1
 LOST_SECONDS = 1.0
-"""A peer whose beat stands still for so long is taken for dead."""
-_LOOK_SHARE, _FIRST_LOOK_SECONDS = 1 / 16, 0.001
+"""Seconds of an unchanged heartbeat after which a peer is taken for dead."""
+_POLL_SHARE, _FIRST_POLL_SECONDS = 1 / 16, 0.001
 
 
 def draw() -> int:
-    """A number for a session."""
+    """Draw a random session number."""
     return 1 + secrets.randbelow(NUMBERS - 1)
 
 
 class IvshmemConnection(abc.ABC):
-    """One link of an end of ``role``. Whoever comes to be the peer is found while it is opened."""
+    """A link of an endpoint of ``role``. ``open`` finds the peer, which may change until then."""
 
-    check_seconds: float | None = BEAT_SECONDS
+    check_seconds: float | None = HEARTBEAT_SECONDS
     calls: frozenset[str] = RingConnection.calls
     privileged = RingConnection.privileged
 
-    def __init__(self, role: str, board: IvshmemDevice) -> None:
-        self._role, self.board = role, board
-        self.box = Mailbox(board.memory, role)
+    def __init__(self, role: str, device: IvshmemDevice) -> None:
+        self._role, self.device = role, device
+        self.mailbox = Mailbox(device.memory, role)
         self._peer, self._pulse = 0, Pulse(0, 0)
-        self.gone = os.eventfd(0, os.EFD_CLOEXEC)  # never readable: ``check`` tells
+        self.gone = os.eventfd(0, os.EFD_CLOEXEC)  # never readable: ``check`` detects the end
 
     @property
     @abc.abstractmethod
     def session(self) -> HostSession | DeviceSession:
-        """This link's; its word is this end's."""
+        """The session of this link; its word is the one that this endpoint writes."""
 
     @abc.abstractmethod
-    def meet(self, wait: Wait) -> tuple[Region, int]:
-        """Wait until a peer is there, for ever: the region to share, the peer's ID."""
+    def pair(self, wait: Wait) -> tuple[Region, int]:
+        """Wait for a peer without a time limit; returns the region to share and the peer's ID."""
 
     def open(self, own: LinkParameters, wait: Wait) -> tuple[LinkParameters, str]:
-        """Wait for the peer's end, for ever; then open the link with it, within 2 s."""
-        region, self._peer = self.meet(wait)
-        bells = self.board.bells(self._peer)
-        if bells is None:
+        """Wait for the peer's endpoint without a time limit; then open the link with it, within 2 s."""
+        region, self._peer = self.pair(wait)
+        notifiers = self.device.notifiers(self._peer)
+        if notifiers is None:
             raise ConnectionLost("the peer left the doorbell server")
-        self._ring = RingConnection(self._role, region, self.board.wakes, bells, self.gone, _nothing)
+        self._ring = RingConnection(self._role, region, self.device.wakes, notifiers, self.gone, _nothing)
 
         def watchful(descriptors: Sequence[int], seconds: float | None) -> set[int]:
             ready = wait(descriptors, seconds)
             self._verify()
             return ready
 
-        terms, name = self._ring.open(own, watchful)
-        self._pulse = Pulse(self.box.their_beat, time.monotonic())
-        return terms, name
+        params, name = self._ring.open(own, watchful)
+        self._pulse = Pulse(self.mailbox.peer_heartbeat, time.monotonic())
+        return params, name
 
     def await_peer(self, found: Callable[[], T | None], wait: Wait) -> T:
-        """What ``found`` finds, looking ever less often: each ms at first and after news, later 10 times a
-        second. There are no bells here, for the reason that ``RingConnection`` has.
+        """Poll ``found`` until it returns a result, ever less often: each ms at first and after events, later
+        10 times a second. Notifications are not used here, for the reason given in ``RingConnection``.
 
-        Raises ConnectionLost after a second on a board that is lost: there may be a better one.
+        Raises ConnectionLost after a second on a device that is lost: another may have replaced it.
         """
         began = time.monotonic()
-        while (what := found()) is None:
+        while (result := found()) is None:
             waited = time.monotonic() - began
-            if self.board.lost and waited > LOST_SECONDS:
+            if self.device.lost and waited > LOST_SECONDS:
                 raise ConnectionLost("the doorbell server is gone, and no peer answers")
-            if wait(self.board.news, min(max(_LOOK_SHARE * waited, _FIRST_LOOK_SECONDS), BEAT_SECONDS)):
+            if wait(
+                self.device.events, min(max(_POLL_SHARE * waited, _FIRST_POLL_SECONDS), HEARTBEAT_SECONDS)
+            ):
                 began = time.monotonic()
-            self.board.refresh()
-        return what
+            self.device.refresh()
+        return result
 
     def check(self) -> None:
-        """Show that this end lives, and see whether the peer does."""
-        self.box.beat()
+        """Send a heartbeat and check the peer's. Raises ConnectionLost."""
+        self.mailbox.send_heartbeat()
         self._verify()
-        if self._pulse.still(self.box.their_beat, time.monotonic()) > LOST_SECONDS:
+        if self._pulse.unchanged_for(self.mailbox.peer_heartbeat, time.monotonic()) > LOST_SECONDS:
             raise ConnectionLost(f"no sign of life from the peer for {LOST_SECONDS:g} s")
 
     def _verify(self) -> None:
-        self.board.refresh()
-        if not self.board.lost and self.board.bells(self._peer) is None:
+        self.device.refresh()
+        if not self.device.lost and self.device.notifiers(self._peer) is None:
             raise ConnectionLost("the peer left the doorbell server")
         if not self.session.intact:
             raise ConnectionLost("the peer ended the link, or began anew")
 
-    def loops(self, gear: DatapathContext) -> tuple[Loop, Loop]:
-        """A loop of the wished engine for each queue pair."""
-        return self._ring.loops(gear)
+    def loops(self, datapath: DatapathContext) -> tuple[Loop, Loop]:
+        """Return the loops of the configured engine, one per queue pair."""
+        return self._ring.loops(datapath)
 
     def __enter__(self) -> Self:
         return self
@@ -118,10 +122,10 @@ class IvshmemConnection(abc.ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Tell the peer; the board stays."""
-        self.box.say(Word())
+        """End the session, which the peer detects; the device stays open."""
+        self.mailbox.write(Word())
         os.close(self.gone)
 
 
 def _nothing() -> None:
-    """The board is released by the transport."""
+    """Do nothing: the transport releases the device."""

@@ -1,4 +1,4 @@
-"""Pure: the device's side of a session: make the region anew for the host that asks, offer it."""
+"""Edge: pair as the device: prepare the region anew for the host that asks, and offer it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from millpond.tunnel.transports.ivshmem.pairing import HOST_WORD, DeviceSession,
 
 
 class DeviceConnection(IvshmemConnection):
-    """One link of the device's end, with a region of ``layout``, which the board has room for."""
+    """A link of the device's endpoint, with a region of ``layout``, for which the shared memory has room."""
 
-    def __init__(self, board: IvshmemDevice, layout: Layout) -> None:
-        super().__init__("device", board)
+    def __init__(self, device: IvshmemDevice, layout: Layout) -> None:
+        super().__init__("device", device)
         self._layout = layout
-        self._session = DeviceSession(self.box, board.position, draw)
+        self._session = DeviceSession(self.mailbox, device.position, draw)
 
     @property
     def session(self) -> DeviceSession:
-        """This link's."""
+        """The session of this link."""
         return self._session
 
-    def meet(self, wait: Wait) -> tuple[Region, int]:
-        """Answer every question until a host accepts."""
+    def pair(self, wait: Wait) -> tuple[Region, int]:
+        """Answer questions until a host accepts."""
         while True:
             question = self.await_peer(self._question, wait)
-            region = make_region(self.board.memory, self._layout, weakly_ordered=self.board.weakly_ordered)
+            region = make_region(self.device.memory, self._layout, weakly_ordered=self.device.weakly_ordered)
             self._session.answer(question)
             self.await_peer(functools.partial(self._reaction, question), wait)
             if self._session.intact:
@@ -38,16 +38,18 @@ class DeviceConnection(IvshmemConnection):
 
     def _question(self) -> Word | None:
         question = self._session.question()
-        return question if question and self.board.bells(question.peer) else None
+        return question if question and self.device.notifiers(question.peer) else None
 
     def _reaction(self, question: Word) -> Word | None:
         self._session.repeat()
-        heard = self.box.heard
-        return None if heard == question else heard
+        word = self.mailbox.peer_word
+        return None if word == question else word
 
 
 def make_region(memory: memoryview, layout: Layout, *, weakly_ordered: bool = WEAKLY_ORDERED) -> Region:
-    """The region at the start of ``memory``, its registers and rings empty but for those of the session."""
+    """Prepare the region at the start of ``memory``: clear its registers, except those of the session, and
+    its rings.
+    """
     memory[:HOST_WORD] = bytes(HOST_WORD)
     for queue in range(QUEUES):
         for ring in (layout.submission_ring(queue), layout.completion_ring(queue)):

@@ -1,4 +1,6 @@
-"""Edge: a client of the doorbell server: the host end, or a device end outside of any virtual machine."""
+"""Edge: connect to the doorbell server as the host's endpoint, or as a device's outside of any virtual
+machine.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,10 @@ _FLOCK = struct.Struct("hh4xqqi4x")  # struct flock: type, whence, start, length
 
 
 class DoorbellClient:
-    """A place at the server at ``path`` for an end of ``role``.
+    """A client of the server at ``path``, for an endpoint of ``role``; an IvshmemDevice.
 
-    Raises ConnectionLost or OSError if there is no server, ProtocolError if it is none of ours, Refused if
-    another end has that role.
+    Raises ConnectionLost or OSError if there is no server, ProtocolError if it breaks the protocol, Refused
+    if another endpoint has that role.
     """
 
     def __init__(self, path: Path, role: str) -> None:
@@ -46,7 +48,7 @@ class DoorbellClient:
             self.close()
             raise
         self._socket.setblocking(False)
-        self.news: tuple[int, ...] = (self._socket.fileno(),)
+        self.events: tuple[int, ...] = (self._socket.fileno(),)
 
     def _introduce(self) -> None:
         while not self._roster.complete:
@@ -58,9 +60,9 @@ class DoorbellClient:
         _check_eventfds(self.wakes)
 
     def _claim(self, role: str) -> memoryview:
-        """The memory, mapped; locked for the role by a descriptor of our own that the pumps keep open too.
+        """Map the memory; lock it for the role through a descriptor of its own, which pumps keep open too.
 
-        Not the descriptor that is mapped: a mapping would keep the lock until its last view is gone.
+        The lock is not on the mapped descriptor: a mapping would keep it until its last view is gone.
         """
         assert self._roster.memory is not None
         size = _sealed_size(self._roster.memory)
@@ -74,13 +76,13 @@ class DoorbellClient:
             raise Refused(other, "busy", f"another {role} is connected to this {other}") from None
         return memoryview(mmap.mmap(self._roster.memory, size))
 
-    def bells(self, peer: int) -> tuple[Notifier, ...] | None:
-        """The peer's eventfds."""
+    def notifiers(self, peer: int) -> tuple[Notifier, ...] | None:
+        """Return notifiers over the peer's eventfds; None if the peer is not there."""
         vectors = self._roster.peers.get(peer)
         return None if vectors is None else tuple(map(Notifier, vectors))
 
     def refresh(self) -> None:
-        """Take what the server has said. Its end does no harm to a link: the eventfds outlive it."""
+        """Process the server's messages. The server's end does no harm to a link: the eventfds outlive it."""
         try:
             while not self.lost and self._take():
                 pass
@@ -90,7 +92,7 @@ class DoorbellClient:
             self._lose()
 
     def _take(self) -> bool:
-        """Take one message; False when there are no more to come. Raises OSError, ProtocolError."""
+        """Process one message; False when there are no more to come. Raises OSError, ProtocolError."""
         message = _receive(self._socket)
         if message is None:
             self._lose()
@@ -98,22 +100,22 @@ class DoorbellClient:
         try:
             self._roster.take(message)
         finally:
-            while self._roster.refuse:
-                os.close(self._roster.refuse.pop())
+            while self._roster.unused:
+                os.close(self._roster.unused.pop())
         return True
 
     def _lose(self) -> None:
-        self.lost, self.news = True, ()
+        self.lost, self.events = True, ()
 
     def close(self) -> None:
-        """Leave the server; the mapping goes when nobody uses it any more."""
+        """Leave the server; the mapping goes with its last user."""
         for descriptor in self._roster.release():
             os.close(descriptor)
         self._undo.close()
 
 
 def _receive(sock: socket.socket) -> ServerMessage | None:
-    """The next message; None when the server is gone. Raises OSError, ProtocolError."""
+    """Return the next message; None when the server is gone. Raises OSError, ProtocolError."""
     # Not socket.recv_fds: it drops its flags, and the descriptors would leak into every program started.
     space = socket.CMSG_LEN(4)
     data, ancillary, flags, _ = sock.recvmsg(NUMBER.size, space, socket.MSG_CMSG_CLOEXEC)
@@ -132,7 +134,9 @@ def _receive(sock: socket.socket) -> ServerMessage | None:
 
 
 def _sealed_size(descriptor: int) -> int:
-    """The memory's size, which nobody can change any more: touching it can never raise SIGBUS."""
+    """Return the memory's size in bytes. It is sealed, so nobody can change it: access never
+    raises SIGBUS.
+    """
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:

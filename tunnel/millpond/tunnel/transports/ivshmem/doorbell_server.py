@@ -1,6 +1,6 @@
-"""Edge: the doorbell server: one shared memory for QEMU and the host end, and eventfds between them.
+"""Edge: serve one shared memory to QEMU and the host's endpoint, and eventfds between them.
 
-A process of its own, because QEMU asks it once, when it starts, while host ends come and go.
+A process of its own: QEMU connects once, when it starts, while host endpoints come and go.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _LONGEST_BACKLOG = 4096
-"""Messages for a client that does not read, such as a stopped QEMU; then it is given up."""
+"""Most messages that wait for a client that does not read, such as a stopped QEMU; beyond, it is dropped."""
 
 
 class _Client:
-    """One peer's socket, eventfds, and what it has not yet been told."""
+    """A peer's socket and eventfds, and the messages that wait to be sent to it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -35,7 +35,7 @@ class _Client:
         self.waiting: deque[ServerMessage] = deque()
 
     def flush(self) -> None:
-        """Tell what can be told now. Raises OSError when it is gone."""
+        """Send the messages that can be sent now. Raises OSError when the client is gone."""
         while self.waiting:
             message = self.waiting[0]
             descriptors = [] if message.descriptor is None else [message.descriptor]
@@ -46,7 +46,7 @@ class _Client:
             self.waiting.popleft()
 
     def close(self) -> None:
-        """Close the socket and the eventfds; whoever got these keeps them."""
+        """Close the socket and the eventfds; peers that have received these keep theirs."""
         self.socket.close()
         for vector in self.vectors:
             os.close(vector)
@@ -70,7 +70,7 @@ class DoorbellServer:
         self._clients: dict[int, _Client] = {}
 
     def serve(self, stop: int) -> None:
-        """Until ``stop`` is readable."""
+        """Serve until the descriptor ``stop`` is readable."""
         while True:
             poll = select.poll()
             for descriptor in (stop, self._listener.fileno()):
@@ -82,7 +82,7 @@ class DoorbellServer:
                 return
             for peer, client in list(self._clients.items()):
                 if events := ready.get(client.socket.fileno()):
-                    self._attend(peer, client, events)
+                    self._handle_events(peer, client, events)
             if self._listener.fileno() in ready:
                 self._accept()
 
@@ -94,22 +94,22 @@ class DoorbellServer:
             return
         sock.setblocking(False)
         client = _Client(sock)
-        peer, told = self._switchboard.join(client.vectors)
+        peer, deliveries = self._switchboard.join(client.vectors)
         self._clients[peer] = client
         log.info("peer %d has come", peer)
-        self._deliver(told)
+        self._deliver(deliveries)
 
-    def _attend(self, peer: int, client: _Client, events: int) -> None:
+    def _handle_events(self, peer: int, client: _Client, events: int) -> None:
         if self._clients.get(peer) is not client:
-            return  # given up a moment ago
-        if events & ~select.POLLOUT:  # clients say nothing, so it is its end
-            self._dismiss(peer, "has left")
+            return  # dropped a moment ago
+        if events & ~select.POLLOUT:  # clients send nothing, so it has closed
+            self._drop(peer, "has left")
         else:
             self._flush(peer, client)
 
-    def _deliver(self, told: list[Delivery]) -> None:
-        touched = {delivery.to for delivery in told}
-        for delivery in told:
+    def _deliver(self, deliveries: list[Delivery]) -> None:
+        touched = {delivery.to for delivery in deliveries}
+        for delivery in deliveries:
             self._clients[delivery.to].waiting.append(delivery.message)
         for peer in touched:
             if client := self._clients.get(peer):
@@ -119,16 +119,17 @@ class DoorbellServer:
         try:
             client.flush()
         except OSError as error:
-            self._dismiss(peer, f"has left: {error.strerror}")
+            self._drop(peer, f"has left: {error.strerror}")
             return
         if len(client.waiting) > _LONGEST_BACKLOG:
-            self._dismiss(peer, "does not read what it is told")
+            self._drop(peer, "does not read its messages")
 
-    def _dismiss(self, peer: int, why: str) -> None:
-        log.info("peer %d %s", peer, why)
+    def _drop(self, peer: int, reason: str) -> None:
+        log.info("peer %d %s", peer, reason)
         gone = self._clients.pop(peer)
-        for client in self._clients.values():  # what was not yet told of it can be told no more
-            client.waiting = deque(said for said in client.waiting if said.descriptor not in gone.vectors)
+        for client in self._clients.values():  # its eventfds are closed next: they can be announced no more
+            unsent = client.waiting
+            client.waiting = deque(message for message in unsent if message.descriptor not in gone.vectors)
         gone.close()
         self._deliver(self._switchboard.leave(peer))
 
@@ -148,12 +149,16 @@ class DoorbellServer:
 
 
 def bar_size(entries: int) -> int:
-    """Bytes of a PCI BAR, a power of 2, that holds the region of queues with ``entries``."""
+    """Return the size of a PCI BAR, a power of 2 in bytes, that holds the region of queues
+    with ``entries``.
+    """
     return 1 << (Layout(entries).size - 1).bit_length()
 
 
 def make_memory(size: int) -> int:
-    """A memory file that nobody, QEMU's guest included, can ever make shorter under whoever maps it."""
+    """Make a sealed memory file: nobody, QEMU's guest included, can shorten it under a process
+    that maps it.
+    """
     descriptor = os.memfd_create("millpond-ivshmem", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)

@@ -1,4 +1,4 @@
-"""Pure: the host's side of a session: ask, find the region that the device made, accept."""
+"""Edge: pair as the host: ask, attach to the region that the device prepared, accept."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from millpond.tunnel.transports.ivshmem.pairing import HostSession, Word
 
 
 class HostConnection(IvshmemConnection):
-    """One link of the host's end."""
+    """A link of the host's endpoint."""
 
-    def __init__(self, board: IvshmemDevice) -> None:
-        super().__init__("host", board)
-        self._session = HostSession(self.box, board.position, draw)
+    def __init__(self, device: IvshmemDevice) -> None:
+        super().__init__("host", device)
+        self._session = HostSession(self.mailbox, device.position, draw)
 
     @property
     def session(self) -> HostSession:
-        """This link's."""
+        """The session of this link."""
         return self._session
 
-    def meet(self, wait: Wait) -> tuple[Region, int]:
-        """Ask until a device answers. Raises LinkViolation if what it made is no region."""
+    def pair(self, wait: Wait) -> tuple[Region, int]:
+        """Ask until a device answers. Raises LinkViolation if the device prepared no valid region."""
         self._session.ask()
         answer = self.await_peer(self._answer, wait)
-        region = Region.attach(_described(self.board.memory))
+        region = Region.attach(_described(self.device.memory))
         self._session.accept(answer)
         return region, answer.peer
 
     def _answer(self) -> Word | None:
-        """The answer, once the server has told of the peer that gives it too."""
+        """Return the device's answer, once the server has announced that peer too."""
         self._session.ask()
         answer = self._session.answer()
-        return answer if answer and self.board.bells(answer.peer) else None
+        return answer if answer and self.device.notifiers(answer.peer) else None
 
 
 def _described(memory: memoryview) -> memoryview:
-    """As much of the memory as the device says that its region takes."""
+    """Return the part of the memory that the device declares as its region. Raises LinkViolation."""
     size = memory[:PAGE].cast("Q")[SIZE_REGISTER // 8]
     if not Layout(MIN_ENTRIES).size <= size <= len(memory):
-        raise LinkViolation(f"the device tells of a region of {size} bytes in {len(memory)} of memory")
+        raise LinkViolation(f"the device declares a region of {size} bytes in {len(memory)} of memory")
     return memory[:size]

@@ -1,7 +1,7 @@
-"""Edge: the ivshmem device without interrupts: a process looks at what the host writes, ever less often.
+"""Edge: use the ivshmem device without interrupts: a process polls the doorbells that the host writes.
 
-It looks again after a sixteenth of the time since the last change, at least 50 us and at most 10 ms. A link
-at rest has 100 looks a second; the first packet after a rest waits up to 10 ms.
+It polls again after a sixteenth of the time since the last change, at least 50 us and at most 10 ms. A link
+at rest has 100 polls a second; the first packet after a rest waits up to 10 ms.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from millpond.tunnel.transports.ivshmem.bar0 import DoorbellRegisters
 
 log = logging.getLogger(__name__)
 
-_SHORTEST, _LONGEST = 50e-6, 10e-3
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 10e-3
 _SHARE = 1 / 16
 _BUSY_SECONDS = 2.0
 
 
 class PolledDevice:
-    """The device in sysfs at ``device``, its BAR 2 as ``memory``. Only one process has it at a time.
+    """The device in sysfs at ``device``, its BAR 2 as ``memory``; an IvshmemDevice, for one process at a
+    time.
 
     Raises OSError, and LocalError if another process still has it after 2 s.
     """
 
-    news: tuple[int, ...] = ()
-    """What the process that looks keeps open while it lives."""
+    events: tuple[int, ...] = ()
+    """The report pipe of the polling process, readable once that has ended."""
     lost = False
 
     def __init__(self, device: Path, memory: memoryview, *, weakly_ordered: bool) -> None:
@@ -59,7 +60,7 @@ class PolledDevice:
         self.position = self._registers.position
 
     def _map_registers(self, path: Path) -> memoryview:
-        """BAR 0; the lock on it goes when no process of this end is left."""
+        """Map BAR 0; the lock on it goes when no process of this endpoint is left."""
         bar, lock = (os.open(path, os.O_RDWR | os.O_CLOEXEC) for _ in range(2))
         self._undo.callback(os.close, lock)
         self._undo.callback(os.close, bar)
@@ -73,42 +74,44 @@ class PolledDevice:
                     raise LocalError(f"another process uses {path.parent.name}") from None
             time.sleep(0.01)
 
-    def bells(self, peer: int) -> tuple[Notifier, ...] | None:
-        """The doorbell register; nothing tells here who is there."""
-        return self._registers.bells(peer)
+    def notifiers(self, peer: int) -> tuple[Notifier, ...] | None:
+        """Return notifiers through the doorbell register; the device does not know whether the
+        peer is there.
+        """
+        return self._registers.notifiers(peer)
 
     def refresh(self) -> None:
-        """Have another process look if the one that did was killed. Raises OSError if there can be none."""
-        if not self.news or select.select(self.news, (), (), 0)[0]:
-            log.warning("the process that looks at the device ended; another one begins")
+        """Replace the polling process if it was killed. Raises OSError if none can be started."""
+        if not self.events or select.select(self.events, (), (), 0)[0]:
+            log.warning("the process that polls the device ended: starting another")
             self._stop_watching()
             self._start_watching()
 
     def _start_watching(self) -> None:
         self._watcher, report = fork(lambda _report: watch(self.memory, self.wakes))
-        self.news = (report,)
+        self.events = (report,)
 
     def _stop_watching(self) -> None:
-        if self.news:
+        if self.events:
             os.kill(self._watcher, signal.SIGKILL)
             os.waitpid(self._watcher, 0)
-            os.close(self.news[0])
-        self.news = ()
+            os.close(self.events[0])
+        self.events = ()
 
     def close(self) -> None:
-        """End the process that looks, and give the device back."""
+        """End the polling process and release the device."""
         self._undo.close()
 
 
 def pause(quiet: float) -> float:
-    """Seconds to the next look, ``quiet`` seconds after the last change."""
-    return min(max(_SHARE * quiet, _SHORTEST), _LONGEST)
+    """Return the seconds to the next poll, ``quiet`` seconds after the last change."""
+    return min(max(_SHARE * quiet, _SHORTEST_PAUSE), _LONGEST_PAUSE)
 
 
 def watch(memory: memoryview, wakes: tuple[int, ...]) -> NoReturn:
-    """Ring one of ``wakes`` whenever the host has written what its sleeper may wait for.
+    """Signal one of ``wakes`` whenever the host has moved a doorbell that its pump may wait for.
 
-    The sleep words do not tell whether somebody sleeps: the host clears them when it rings in vain.
+    The sleep words do not tell whether a pump sleeps: the host clears them when it notifies in vain.
     """
     words = memory[:PAGE].cast("I")
     tails = {

@@ -1,4 +1,4 @@
-"""Edge: the ivshmem device in sysfs, from inside the virtual machine."""
+"""Edge: find and open the ivshmem device in sysfs, inside the virtual machine."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _DRIVER = Path("/sys/bus/pci/drivers/vfio-pci")
 _CPUS = Path("/proc/cpuinfo")
 
 
-def open_board(address: str) -> IvshmemDevice:
-    """The ivshmem device at a PCI address, or the only one: with interrupts if the kernel has vfio-pci and an
-    IOMMU, otherwise polled. Raises LocalError.
+def open_device(address: str) -> IvshmemDevice:
+    """Open the ivshmem device at a PCI address, or the only one: with interrupts if the kernel has vfio-pci
+    and an IOMMU, otherwise polled. Raises LocalError.
     """
     device = _find(address)
     try:
@@ -34,11 +34,11 @@ def open_board(address: str) -> IvshmemDevice:
         memory = _map_memory(device / ("resource2_wc" if combining else "resource2"))
         weakly_ordered = combining or WEAKLY_ORDERED
         try:
-            _give_to_vfio(device)
+            _bind_to_vfio(device)
             return VfioDevice(device, memory, weakly_ordered=weakly_ordered)
         except VfioMissing as error:
             log.warning("no interrupts from %s, it will be polled: %s", device.name, error)
-            _take_from_vfio(device)
+            _unbind_from_vfio(device)
             return PolledDevice(device, memory, weakly_ordered=weakly_ordered)
     except OSError as error:
         raise LocalError(f"cannot use {device.name}: {error}") from None
@@ -70,7 +70,7 @@ def _combining(device: Path) -> bool:
 
 
 def _map_memory(path: Path) -> memoryview:
-    """BAR 2, by sysfs in any case: vfio would map it as device memory, with no unaligned accesses on ARM."""
+    """Map BAR 2 through sysfs: vfio would map it as device memory, with no unaligned accesses on ARM."""
     bar = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return memoryview(mmap.mmap(bar, os.fstat(bar).st_size))
@@ -80,15 +80,15 @@ def _map_memory(path: Path) -> memoryview:
         os.close(bar)
 
 
-def _take_from_vfio(device: Path) -> None:
-    """A device that has a driver can not be enabled by hand."""
+def _unbind_from_vfio(device: Path) -> None:
+    """Unbind the device from vfio-pci: a device with a driver cannot be enabled by hand."""
     if (device / "driver").exists():
         (device / "driver_override").write_text("\n")
         (device / "driver/unbind").write_text(device.name)
 
 
-def _give_to_vfio(device: Path) -> None:
-    """Have vfio-pci drive it. Raises VfioMissing."""
+def _bind_to_vfio(device: Path) -> None:
+    """Bind the device to vfio-pci. Raises VfioMissing."""
     if not _DRIVER.exists():
         with suppress(OSError):
             subprocess.run(["/sbin/modprobe", "vfio-pci"], check=False, capture_output=True)
@@ -103,7 +103,7 @@ def _give_to_vfio(device: Path) -> None:
         if not driver.exists():
             (device / "driver_override").write_text("vfio-pci")
             Path("/sys/bus/pci/drivers_probe").write_text(device.name)
-    except OSError as error:  # the kernel says so where the IOMMU cannot do what vfio needs of it
+    except OSError as error:  # so the kernel reports an IOMMU that lacks a feature vfio needs
         raise VfioMissing(f"vfio-pci did not take the device: {error.strerror}") from None
     if not driver.exists():
         raise VfioMissing("vfio-pci did not take the device")

@@ -1,4 +1,4 @@
-"""Edge: the transport into a virtual machine, for the host's end outside and the device's end inside."""
+"""Edge: the transport into a virtual machine, for the host's endpoint outside and the device's inside."""
 
 from __future__ import annotations
 
@@ -13,72 +13,75 @@ from millpond.tunnel.transports.ivshmem.device_protocol import IvshmemDevice
 from millpond.tunnel.transports.ivshmem.device_side import DeviceConnection
 from millpond.tunnel.transports.ivshmem.doorbell_client import DoorbellClient
 from millpond.tunnel.transports.ivshmem.host_side import HostConnection
-from millpond.tunnel.transports.ivshmem.sysfs import open_board
+from millpond.tunnel.transports.ivshmem.sysfs import open_device
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class IvshmemTransport:
-    """One end at ``where``: the path of a doorbell server's socket, a PCI address such as 0000:00:05.0, or
-    ``pci`` for the only ivshmem device of this machine. Raises LocalError.
+    """The transport of an endpoint at ``where``: the path of a doorbell server's socket, a PCI address such
+    as 0000:00:05.0, or ``pci`` for the only ivshmem device of this machine. ``entries`` are per queue. Raises
+    LocalError.
     """
 
     def __init__(self, role: str, where: str, entries: int) -> None:
         self._role, self._where, self._layout = role, where, Layout(entries)
-        self._board: IvshmemDevice | None = None
+        self._device: IvshmemDevice | None = None
         self._open: Callable[[], IvshmemDevice] = lambda: DoorbellClient(Path(where).absolute(), role)
         if where == "pci" or _PCI_ADDRESS.fullmatch(where):
             if role == "host":
                 raise LocalError("the host's end is outside of the virtual machine, at the doorbell server")
-            self._open = lambda: open_board("" if where == "pci" else where)
-            self._board = self._checked(self._open())
+            self._open = lambda: open_device("" if where == "pci" else where)
+            self._device = self._checked(self._open())
 
     def readiness(self) -> int | None:
-        """Nothing tells that a peer knocks; a connection waits for one itself."""
+        """Return None: a connection itself waits for a peer."""
         return None
 
     def join(self) -> IvshmemConnection:
-        """A link to be opened with whoever is the peer then. Raises RemoteError, OSError, LocalError."""
-        board = self._find_board()
-        return HostConnection(board) if self._role == "host" else DeviceConnection(board, self._layout)
-
-    def _find_board(self) -> IvshmemDevice:
-        """The one that is held. A doorbell server that died took nothing with it that a link needs, so the
-        board it gave is good until there is another server.
+        """Return a link to be opened with the peer that will then be there. Raises RemoteError, OSError,
+        LocalError.
         """
-        if self._board and not self._board.lost:
-            return self._board
+        device = self._current_device()
+        return HostConnection(device) if self._role == "host" else DeviceConnection(device, self._layout)
+
+    def _current_device(self) -> IvshmemDevice:
+        """Return the open device, or open one. A link needs nothing of a doorbell server that died, so its
+        device is used until there is another server.
+        """
+        if self._device and not self._device.lost:
+            return self._device
         try:
-            board = self._checked(self._open())
+            device = self._checked(self._open())
         except (RemoteError, OSError):
-            if not self._board:
+            if not self._device:
                 raise
         else:
             self._release()
-            self._board = board
-        return self._board
+            self._device = device
+        return self._device
 
-    def _checked(self, board: IvshmemDevice) -> IvshmemDevice:
-        room = len(board.memory)
+    def _checked(self, device: IvshmemDevice) -> IvshmemDevice:
+        room = len(device.memory)
         if self._role == "device" and self._layout.size > room:
-            board.close()
+            device.close()
             raise LocalError(
                 f"queues of {self._layout.entries} entries take {self._layout.size} bytes; the shared memory "
                 f"has {room}: choose a smaller depth, or give the doorbell server the same"
             )
-        return board
+        return device
 
-    def turn_away(self) -> None:
-        """Nobody knocks."""
+    def reject(self) -> None:
+        """Do nothing: there is no listener."""
 
     def close(self) -> None:
-        """Give the board back."""
+        """Release the device."""
         self._release()
 
     def _release(self) -> None:
-        if self._board:
-            self._board.close()
-        self._board = None
+        if self._device:
+            self._device.close()
+        self._device = None
 
     def __str__(self) -> str:
         return f"the {'device' if self._role == 'host' else 'host'} at {self._where}"

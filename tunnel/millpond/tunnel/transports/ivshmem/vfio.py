@@ -1,4 +1,4 @@
-"""Edge: the ivshmem device through vfio-pci: its MSI-X interrupts arrive as eventfds."""
+"""Edge: use the ivshmem device through vfio-pci: its MSI-X interrupts arrive as eventfds."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ class VfioMissing(LocalError):
 
 
 class VfioDevice:
-    """The device in sysfs at ``device``, its BAR 2 as ``memory``. Only one process has it at a time.
+    """The device in sysfs at ``device``, its BAR 2 as ``memory``; an IvshmemDevice, for one process at a
+    time.
 
     Raises VfioMissing, and LocalError if another process still has it after 2 s.
     """
 
-    news: tuple[int, ...] = ()
+    events: tuple[int, ...] = ()
     lost = False
 
     def __init__(self, device: Path, memory: memoryview, *, weakly_ordered: bool) -> None:
@@ -81,7 +82,7 @@ class VfioDevice:
         return descriptor
 
     def _region(self, index: int) -> tuple[int, int, int]:
-        """Size, place in the device's file, and flags."""
+        """Return a region's size, offset in the device's file, and flags."""
         info = bytearray(_REGION.pack(_REGION.size, 0, index, 0, 0, 0))
         fcntl.ioctl(self._device, _GET_REGION, info)
         _, flags, *_, size, offset = _REGION.unpack(info)
@@ -96,7 +97,9 @@ class VfioDevice:
         return memoryview(mmap.mmap(self._device, max(size, mmap.PAGESIZE), offset=offset))[:size]
 
     def _take_interrupts(self) -> tuple[int, ...]:
-        """An eventfd per vector. An interrupt is a write by the device, so it must be bus master."""
+        """Enable interrupts; returns an eventfd per vector. An interrupt is a write by the device, so it must
+        be bus master.
+        """
         _, config, _ = self._region(_CONFIG)
         command = struct.unpack("<H", os.pread(self._device, 2, config + _COMMAND))[0]
         os.pwrite(self._device, struct.pack("<H", command | _MEMORY_AND_MASTER), config + _COMMAND)
@@ -105,20 +108,22 @@ class VfioDevice:
         fcntl.ioctl(self._device, _SET_IRQS, head + array.array("i", wakes).tobytes())
         return tuple(wakes)
 
-    def bells(self, peer: int) -> tuple[Notifier, ...] | None:
-        """The doorbell register; nothing tells here who is there."""
-        return self._registers.bells(peer)
+    def notifiers(self, peer: int) -> tuple[Notifier, ...] | None:
+        """Return notifiers through the doorbell register; the device does not know whether the
+        peer is there.
+        """
+        return self._registers.notifiers(peer)
 
     def refresh(self) -> None:
-        """Nothing tells here who is there."""
+        """Do nothing: the device does not report arrivals and departures."""
 
     def close(self) -> None:
-        """Give the device back."""
+        """Release the device."""
         self._undo.close()
 
 
 def _open_group(group: Path) -> int:
-    """A former end's pumps may hold it for a moment after its death."""
+    """Open the VFIO group. The pumps of a dead endpoint may hold it for a moment."""
     path = f"/dev/vfio/{group.resolve().name}"
     deadline = Deadline.after(_BUSY_SECONDS)
     while True:

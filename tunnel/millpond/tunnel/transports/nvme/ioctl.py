@@ -1,7 +1,7 @@
-"""Edge: a namespace's generic character device, ``/dev/ngXnY``: commands by ioctl to the controller.
+"""Edge: submit commands to a controller by ioctl on its generic character device, ``/dev/ngXnY``.
 
 Linux 5.13 and later. Vendor commands take CAP_SYS_ADMIN. An ioctl that waits for the controller cannot be
-interrupted, not even by SIGKILL: whoever submits a command that may wait says for how long.
+interrupted, not even by SIGKILL: a command that may wait must carry a time limit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RESULT = struct.Struct("<72xQ")
 
 
 class VendorCommand(NamedTuple):
-    """What is submitted. Which way ``data`` goes follows from the opcode; it should begin at a page."""
+    """A vendor command. The direction of ``data`` follows from the opcode; it should begin at a page."""
 
     opcode: int
     data: memoryview
@@ -55,7 +55,7 @@ class NvmeDevice:
             raise ConnectionLost(f"{path}: {error.strerror}") from None
 
     def buffer(self, size: int) -> memoryview:
-        """Memory for data, at a page, zeros."""
+        """Allocate zeroed memory for data, aligned to a page."""
         return memoryview(mmap.mmap(-1, size))
 
     def admin(self, command: VendorCommand) -> CommandOutcome:
@@ -69,7 +69,9 @@ class NvmeDevice:
     def _submit(
         self, request: int, namespace: int, command: VendorCommand, timeout_ms: int
     ) -> CommandOutcome:
-        """A timeout of 0 is the driver's own, 30 s; when it passes the driver resets the controller."""
+        """Submit a command. A timeout of 0 is the driver's own, 30 s, after which it resets
+        the controller.
+        """
         opcode, data, cdw10, cdw11, cdw12, cdw13 = command
         address = ctypes.addressof(ctypes.c_char.from_buffer(data))
         head = (opcode, 0, 0, namespace, 0, 0, 0, address, 0, len(data))
@@ -81,12 +83,14 @@ class NvmeDevice:
         return CommandOutcome(status & 0x7FF, _RESULT.unpack(block)[0])
 
     def close(self) -> None:
-        """Let it go."""
+        """Close the device."""
         os.close(self._descriptor)
 
 
 def find_device() -> Path:
-    """The first namespace whose controller is millpond's. Raises ConnectionLost if there is none."""
+    """Find the first namespace whose controller is a millpond tunnel's. Raises ConnectionLost if there is
+    none.
+    """
     for entry in sorted(_CLASS.glob("ng*n*")):
         try:
             model = (entry / "device" / "model").read_text()

@@ -1,4 +1,4 @@
-"""Pure: puts packets back in order by sequence numbers modulo 2^32, as commands may overtake each other."""
+"""Pure: restore the order of packets by sequence numbers modulo 2^32: commands may overtake each other."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ MODULUS = 1 << 32
 
 
 class Resequencer:
-    """Numbers from 0; at most ``window - 1`` packets are kept while an earlier one is missing."""
+    """Orders packets by numbers from 0; keeps at most ``window - 1`` while an earlier one is missing."""
 
     def __init__(self, window: int) -> None:
         self._window, self._next = window, 0
         self._early: dict[int, bytes] = {}
 
     def accept(self, number: int, packet: memoryview) -> Iterator[bytes | memoryview]:
-        """The packets whose turn has come. Raises LinkViolation for a number twice or too far ahead."""
+        """Return the packets that are next in order. Raises LinkViolation for a repeated number or one beyond
+        the window.
+        """
         ahead = (number - self._next) % MODULUS
         if ahead >= self._window:
             raise LinkViolation(f"sequence number {number}, expected {self._next}")

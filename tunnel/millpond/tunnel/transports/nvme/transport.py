@@ -2,7 +2,7 @@
 
 Several SENDs and RECVs are outstanding at once, each submitted by a thread that waits for it. They may
 overtake each other on their way; sequence numbers put the packets back in order at either end
-(``fabrics/port.py`` describes the commands).
+(``nvmet/vendor_commands.py`` describes the commands).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millpond.linux.confinement.seccomp import THREADS
 from millpond.tunnel.datapath.context import DatapathContext, Loop
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.ring.layout import ADMIN_BUFFER
-from millpond.tunnel.ring.link_params import MAX_MTU, LinkParameters, check_settled, parse
+from millpond.tunnel.ring.link_params import MAX_MTU, LinkParameters, check_negotiated, parse
 from millpond.tunnel.ring.nvme_defs import Opcode, Status
 from millpond.tunnel.transports.base import Wait
 from millpond.tunnel.transports.nvme.ioctl import CommandOutcome, NvmeDevice, VendorCommand, find_device
@@ -27,7 +27,9 @@ from millpond.tunnel.transports.nvme.resequencer import MODULUS
 
 SENDERS, RECEIVERS = 4, 8
 WAIT_MS = 1000
-"""How long an idle RECV waits: a killed end is gone only when its last command has ended."""
+"""Milliseconds that an idle RECV waits: a killed endpoint's process is gone only when its last command has
+ended.
+"""
 NOT_OPEN = 0x702
 _PATH_RELATED = 0x300
 _ROOM = 17 * 4096
@@ -36,10 +38,10 @@ _PAGED = 4096
 
 
 class CommandDevice(Protocol):
-    """What takes commands: ``nvme_device.NvmeDevice``."""
+    """A device that executes commands, such as ``ioctl.NvmeDevice``."""
 
     def buffer(self, size: int) -> memoryview:
-        """Memory for data."""
+        """Allocate memory for data."""
 
     def admin(self, command: VendorCommand) -> CommandOutcome:
         """Submit and wait. Raises ConnectionLost."""
@@ -48,22 +50,24 @@ class CommandDevice(Protocol):
         """Submit and wait. Raises ConnectionLost."""
 
     def close(self) -> None:
-        """Let it go."""
+        """Close the device."""
 
 
 class NvmeConnection:
-    """A ``transport.Connection`` with the controller behind ``device``."""
+    """A ``transports.base.Connection`` with the controller behind ``device``."""
 
     calls = THREADS | {"ioctl"}
     privileged = True  # vendor commands take CAP_SYS_ADMIN
 
     def __init__(self, device: CommandDevice) -> None:
         self._device = device
-        self.gone = os.eventfd(0, os.EFD_CLOEXEC)  # never readable: the outstanding RECVs tell
+        self.gone = os.eventfd(
+            0, os.EFD_CLOEXEC
+        )  # never readable: outstanding RECVs fail when the controller is gone
         self.check_seconds: float | None = None
 
     def open(self, own: LinkParameters, wait: Wait) -> tuple[LinkParameters, str]:
-        """IDENTIFY and OPEN; the driver bounds how long they take."""
+        """Send IDENTIFY and OPEN; the driver limits their time."""
         wait((), 0)
         buffer = self._device.buffer(ADMIN_BUFFER)
         record = own.pack()
@@ -73,17 +77,17 @@ class NvmeConnection:
             raise VersionMismatch("the device end of the tunnel", done.result & 0xFFFFFFFF, own.version)
         _expect_success(done, Opcode.IDENTIFY)
         _expect_success(self._device.admin(VendorCommand(Opcode.OPEN, buffer)), Opcode.OPEN)
-        settled = parse(bytes(buffer), "device", own.version)
-        check_settled(settled, own)
-        return settled, settled.name
+        negotiated = parse(bytes(buffer), "device", own.version)
+        check_negotiated(negotiated, own)
+        return negotiated, negotiated.name
 
     def check(self) -> None:
-        """Nothing to look at."""
+        """Do nothing: outstanding RECVs fail when the controller is gone."""
 
-    def loops(self, gear: DatapathContext) -> tuple[Loop, Loop]:
-        """Threads that SEND, and threads that RECV."""
-        return lambda: _run(_Sending(self._device, gear).loops()), lambda: _run(
-            _Receiving(self._device, gear).loops()
+    def loops(self, datapath: DatapathContext) -> tuple[Loop, Loop]:
+        """Return the loop that runs the SEND threads, and the one that runs the RECV threads."""
+        return lambda: _run(_Sending(self._device, datapath).loops()), lambda: _run(
+            _Receiving(self._device, datapath).loops()
         )
 
     def __enter__(self) -> Self:
@@ -95,36 +99,40 @@ class NvmeConnection:
 
 
 class NvmeTransport:
-    """Finds the controller again and again, by what ``open_device`` opens."""
+    """Opens the controller again and again by ``open_device``; ``where`` names it in the status."""
 
     def __init__(self, open_device: Callable[[], CommandDevice], where: str) -> None:
         self._open_device, self._where = open_device, where
 
     def readiness(self) -> int | None:
-        """Nothing tells when the controller comes up."""
+        """Return None: there is no event for a controller that comes up."""
         return None
 
     def join(self) -> NvmeConnection:
-        """Raises ConnectionLost."""
+        """Open the controller. Raises ConnectionLost if there is none."""
         return NvmeConnection(self._open_device())
 
-    def turn_away(self) -> None:
-        """Nobody knocks at a host."""
+    def reject(self) -> None:
+        """Do nothing: a host has no listener."""
 
     def close(self) -> None:
-        """Nothing is held between connections."""
+        """Do nothing: there is no state between connections."""
 
     def __str__(self) -> str:
         return f"the NVMe controller at {self._where}"
 
 
 def passthrough_to(where: str) -> NvmeTransport:
-    """Through the character device ``where``, or the one that is millpond's if that is ``auto``."""
+    """Return a transport through the character device ``where``, or through millpond's own if that is
+    ``auto``.
+    """
     return NvmeTransport(lambda: NvmeDevice(find_device() if where == "auto" else Path(where)), where)
 
 
 def _expect_success(done: CommandOutcome, opcode: Opcode) -> None:
-    """Raises ConnectionLost if the way to the controller is at fault, else Refused or LinkViolation."""
+    """Check a completion. Raises ConnectionLost if the path to the controller failed, else Refused or
+    LinkViolation.
+    """
     if done.status == Status.SUCCESS:
         return
     text = f"{opcode.name} failed with NVMe status {done.status:#05x}"
@@ -136,11 +144,13 @@ def _expect_success(done: CommandOutcome, opcode: Opcode) -> None:
 
 
 class _Sending:
-    """From the interface into SENDs. Threads take turns to read, so that numbers follow the packets."""
+    """Moves packets from the interface into SENDs. Threads take turns to read, so numbers
+    follow the packets.
+    """
 
-    def __init__(self, device: CommandDevice, gear: DatapathContext) -> None:
-        self._device, self._gear = device, gear
-        self._tag = gear.terms.generation % MODULUS
+    def __init__(self, device: CommandDevice, datapath: DatapathContext) -> None:
+        self._device, self._datapath = device, datapath
+        self._tag = datapath.params.generation % MODULUS
         self._turn = threading.Lock()
         self._number = self._outstanding = 0
 
@@ -159,27 +169,29 @@ class _Sending:
 
     def _read(self, buffer: memoryview) -> tuple[int, int]:
         with self._turn:
-            size = self._gear.interface.read_into(buffer)
+            size = self._datapath.interface.read_into(buffer)
             number = self._number
             self._number = (number + 1) % MODULUS
             self._outstanding += 1
-            self._gear.outward.count(size, self._outstanding)
+            self._datapath.outward.count(size, self._outstanding)
             return size, number
 
 
 def _transfer_size(size: int) -> int:
-    """Bytes to transfer for a packet: multiples of 512 spare the kernel a copy of a large one."""
+    """Return the bytes to transfer for a packet: a multiple of 512 spares the kernel a copy of
+    a large one.
+    """
     unit = 4 if size < _PAGED else 512
     return -(-size // unit) * unit
 
 
 class _Receiving:
-    """From RECVs to the interface, in the order of the sequence numbers."""
+    """Moves packets from RECVs to the interface, in the order of the sequence numbers."""
 
-    def __init__(self, device: CommandDevice, gear: DatapathContext) -> None:
-        self._device, self._gear = device, gear
-        self._tag = gear.terms.generation % MODULUS
-        self._least, self._most = gear.terms.vnet_header + 1, gear.terms.vnet_header + MAX_MTU
+    def __init__(self, device: CommandDevice, datapath: DatapathContext) -> None:
+        self._device, self._datapath = device, datapath
+        self._tag = datapath.params.generation % MODULUS
+        self._least, self._most = datapath.params.vnet_header + 1, datapath.params.vnet_header + MAX_MTU
         self._changed = threading.Condition()
         self._next = 0
         self._held: set[int] = set()
@@ -206,7 +218,9 @@ class _Receiving:
             self._changed.notify_all()
 
     def _await_turn(self, number: int) -> None:
-        """Each thread holds one packet, which bounds how far a number is ahead: of all one is due."""
+        """Wait until ``number`` is next. Each thread holds one packet, which limits how far a number can be
+        ahead.
+        """
         if number in self._held or (number - self._next) % MODULUS >= RECEIVERS:
             raise LinkViolation(f"the device sent packet {number} when {self._next} was due")
         self._held.add(number)
@@ -215,25 +229,25 @@ class _Receiving:
         self._held.remove(number)
 
     def _deliver(self, buffer: memoryview, size: int) -> None:
-        gear = self._gear
-        head = bytes(buffer[: min(size, gear.filter.head)])
-        cause = gear.filter.verdict(head)
-        if cause is None and not gear.interface.write(head, buffer[len(head) : size]):
+        datapath = self._datapath
+        head = bytes(buffer[: min(size, datapath.filter.head)])
+        cause = datapath.filter.verdict(head)
+        if cause is None and not datapath.interface.write(head, buffer[len(head) : size]):
             cause = "refused"
         if cause is None:
-            gear.inward.count(size)
+            datapath.inward.count(size)
         else:
-            gear.inward.drop(cause)
+            datapath.inward.drop(cause)
 
 
 def _run(loops: Sequence[Loop]) -> NoReturn:
-    """Run the loops in threads until one fails; raises what it raised."""
+    """Run the loops in threads until one fails; raise its error."""
     failures: queue.SimpleQueue[Exception] = queue.SimpleQueue()
 
     def guard(loop: Loop) -> None:
         try:
             loop()
-        except Exception as error:  # noqa: BLE001 - it is raised below
+        except Exception as error:  # noqa: BLE001 - raised below
             failures.put(error)
 
     for loop in loops:
