@@ -1,10 +1,11 @@
-"""A script whose steps are split by the speeds of those who run it: the same on one machine and on a fleet.
+"""A script whose steps are split by the speeds of its workers: the same on one machine and on a fleet.
 
     python balanced.py
     torchrun --nproc-per-node 2 balanced.py
     millpond launch -- balanced.py
 
-What ``millpond.train.group`` changes is marked. The data is synthetic, the same for everyone, from a seed.
+The changes for ``millpond.train.group`` are marked. The data is synthetic, the same on each worker, from a
+seed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import millpond.train
 
 
 def synthetic(count: int, seed: int) -> TensorDataset:
-    """Images [count, 64] of ten kinds, and which kind each is."""
+    """Make images [count, 64] of ten kinds, and the kind of each."""
     kinds = torch.rand(10, 64, generator=torch.Generator().manual_seed(0))
     source = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, 10, (count,), generator=source)
@@ -28,7 +29,7 @@ def synthetic(count: int, seed: int) -> TensorDataset:
 
 
 def accuracy(model: nn.Module, dataset: TensorDataset) -> float:
-    """The part of the samples that the model is right about."""
+    """Return the share of the samples that the model classifies right."""
     images, labels = dataset.tensors
     model.eval()
     with torch.no_grad():
@@ -38,7 +39,7 @@ def accuracy(model: nn.Module, dataset: TensorDataset) -> float:
 
 
 def main() -> None:
-    """Train, and print what came of it."""
+    """Train, and print the accuracy and each rank's share of the samples."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
     epochs = parser.parse_args().epochs

@@ -4,7 +4,7 @@ from torch import nn
 
 
 def build(width: int, classes: int = 10) -> nn.Module:
-    """Logits [N, classes] of images [N, 1, 8, 8]."""
+    """Build a CNN: logits [N, classes] of images [N, 1, 8, 8]."""
     return nn.Sequential(
         nn.Conv2d(1, width, kernel_size=3, padding=1, bias=False),
         nn.BatchNorm2d(width),

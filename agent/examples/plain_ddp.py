@@ -22,7 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 def load(folder: Path | None, seed: int) -> TensorDataset:
-    """Images as rows of numbers from 0 to 1, and their labels."""
+    """Load images as rows of numbers from 0 to 1, and their labels."""
     if folder:
         images = np.load(folder / "images.npy").astype(np.float32)
         labels = np.load(folder / "labels.npy").astype(np.int64)
@@ -36,7 +36,7 @@ def load(folder: Path | None, seed: int) -> TensorDataset:
 
 
 def train_epoch(model: nn.Module, loader: DataLoader, optimizer: torch.optim.Optimizer) -> float:
-    """The mean loss over all workers."""
+    """Train one epoch; return the mean loss over all workers."""
     total = torch.zeros(2)
     for images, labels in loader:
         loss = nn.functional.cross_entropy(model(images), labels)
@@ -49,7 +49,7 @@ def train_epoch(model: nn.Module, loader: DataLoader, optimizer: torch.optim.Opt
 
 
 def digest(model: nn.Module) -> str:
-    """Of all parameters, bit by bit."""
+    """Return a hash of all parameters, bit by bit."""
     found = hashlib.sha256()
     for parameter in model.parameters():
         found.update(parameter.detach().numpy().tobytes())
@@ -57,7 +57,7 @@ def digest(model: nn.Module) -> str:
 
 
 def main() -> None:
-    """Train, and print what came of it."""
+    """Train, and print losses and a digest of the parameters."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, help="a folder with images.npy and labels.npy")
     parser.add_argument("--epochs", type=int, default=3)

@@ -285,7 +285,7 @@ def test_memory_that_cannot_be_kept_is_not_used(start: Start) -> None:
 
 @pytest.fixture
 def server(folder: Path, tmp_path: Path, zygote: Zygote) -> Iterator[ParameterServer]:
-    request = PrepareWorker(JOB, "parameter-server", (), {"net.py": NET}, role="keeper", states=3)
+    request = PrepareWorker(JOB, "parameter-server", (), {"net.py": NET}, role="parameter_server", states=3)
     states = memory.make("states")
     process = ParameterServer(request, [folder], tmp_path / "log", zygote, states)
     try:

@@ -44,12 +44,12 @@ def host_and(devices: int) -> Cohort:
     return Cohort([WorkerKind(HOST, 999), WorkerKind(DEVICE, 999)], [0] + devices * [1])
 
 
-def speed(crew: Cohort, seconds: float, slowness: np.ndarray) -> float:
-    return float(crew.batches(seconds, slowness).sum()) / seconds
+def speed(cohort: Cohort, seconds: float, slowness: np.ndarray) -> float:
+    return float(cohort.batches(seconds, slowness).sum()) / seconds
 
 
-def levels(crew: Cohort, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).uniform(0.5, 4, crew.size)
+def levels(cohort: Cohort, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(0.5, 4, cohort.size)
 
 
 @given(curves())
@@ -78,50 +78,50 @@ def test_the_peak_is_where_more_samples_bring_no_more_speed() -> None:
 
 
 @given(crews(), some.integers(0, 2**32))
-def test_nobody_takes_longer_than_the_step_and_nobody_could_do_more(crew: Cohort, seed: int) -> None:
-    slowness = levels(crew, seed)
-    seconds = crew.step_seconds(slowness)
-    batches = crew.batches(seconds, slowness)
-    assert np.all(crew.times(batches, slowness) <= seconds * (1 + 1e-9))
-    assert np.all((batches == 0) | (batches >= LEAST_BATCH)) and np.all(batches <= crew.caps)
+def test_nobody_takes_longer_than_the_step_and_nobody_could_do_more(cohort: Cohort, seed: int) -> None:
+    slowness = levels(cohort, seed)
+    seconds = cohort.step_seconds(slowness)
+    batches = cohort.batches(seconds, slowness)
+    assert np.all(cohort.times(batches, slowness) <= seconds * (1 + 1e-9))
+    assert np.all((batches == 0) | (batches >= LEAST_BATCH)) and np.all(batches <= cohort.caps)
     more = np.where(batches > 0, batches + 1, LEAST_BATCH)
-    could = (more <= crew.caps) & (crew.times(more, slowness) < seconds * (1 - 1e-9))
+    could = (more <= cohort.caps) & (cohort.times(more, slowness) < seconds * (1 - 1e-9))
     assert not could.any()
 
 
 @given(crews(), some.integers(0, 2**32), some.floats(0, 1), some.integers(0, 2**12 - 1))
-def test_a_fixed_global_batch_is_met_exactly(crew: Cohort, seed: int, part: float, absent: int) -> None:
-    slowness = levels(crew, seed)
-    slowness[[rank for rank in range(crew.size) if absent >> rank & 1]] = np.inf
+def test_a_fixed_global_batch_is_met_exactly(cohort: Cohort, seed: int, part: float, absent: int) -> None:
+    slowness = levels(cohort, seed)
+    slowness[[rank for rank in range(cohort.size) if absent >> rank & 1]] = np.inf
     present = np.isfinite(slowness)
-    total = LEAST_BATCH + int(part * (int(crew.caps.sum()) - LEAST_BATCH))
-    if crew.nearest(total, present) != total:
+    total = LEAST_BATCH + int(part * (int(cohort.caps.sum()) - LEAST_BATCH))
+    if cohort.nearest(total, present) != total:
         with pytest.raises(ValueError, match="possible"):
-            crew.batches_of(total, slowness)
-        total = crew.nearest(total, present)
+            cohort.batches_of(total, slowness)
+        total = cohort.nearest(total, present)
     if total:
-        batches = crew.batches_of(total, slowness)
+        batches = cohort.batches_of(total, slowness)
         assert batches.sum() == total and not batches[~present].any()
-        assert np.all((batches == 0) | (batches >= LEAST_BATCH)) and np.all(batches <= crew.caps)
+        assert np.all((batches == 0) | (batches >= LEAST_BATCH)) and np.all(batches <= cohort.caps)
 
 
 def test_an_odd_global_batch_is_one_of_three_and_twos() -> None:
-    crew = Cohort([WorkerKind(DEVICE, 2), WorkerKind(DEVICE, 5)], [0, 0, 0, 1])
-    assert crew.batches_of(5, np.array([1.0, 2.0, 3.0, 9.0])).tolist() == [2, 0, 0, 3]
-    assert crew.batches_of(3, np.array([1.0, 2.0, 3.0, 0.1])).tolist() == [0, 0, 0, 3]
-    assert crew.nearest(5, np.array([True, True, True, False])) == 4
+    cohort = Cohort([WorkerKind(DEVICE, 2), WorkerKind(DEVICE, 5)], [0, 0, 0, 1])
+    assert cohort.batches_of(5, np.array([1.0, 2.0, 3.0, 9.0])).tolist() == [2, 0, 0, 3]
+    assert cohort.batches_of(3, np.array([1.0, 2.0, 3.0, 0.1])).tolist() == [0, 0, 0, 3]
+    assert cohort.nearest(5, np.array([True, True, True, False])) == 4
 
 
 @given(crews(), some.integers(0, 2**32), some.integers(0, 2**12 - 1))
-def test_who_is_absent_might_as_well_not_be_in_the_crew(crew: Cohort, seed: int, absent: int) -> None:
-    slowness = levels(crew, seed)
-    there = [rank for rank in range(crew.size) if not absent >> rank & 1]
-    alone = Cohort(crew.kinds, crew.members[there])
-    with_absent = np.full(crew.size, np.inf)
+def test_who_is_absent_might_as_well_not_be_in_the_crew(cohort: Cohort, seed: int, absent: int) -> None:
+    slowness = levels(cohort, seed)
+    there = [rank for rank in range(cohort.size) if not absent >> rank & 1]
+    alone = Cohort(cohort.kinds, cohort.members[there])
+    with_absent = np.full(cohort.size, np.inf)
     with_absent[there] = slowness[there]
-    seconds = crew.step_seconds(with_absent)
+    seconds = cohort.step_seconds(with_absent)
     assert seconds == alone.step_seconds(slowness[there])
-    batches = crew.batches(seconds, with_absent)
+    batches = cohort.batches(seconds, with_absent)
     assert batches[there].tolist() == alone.batches(seconds, slowness[there]).tolist()
     assert batches.sum() == batches[there].sum()
 
@@ -135,42 +135,42 @@ def test_the_most_influential_kind_sets_the_step() -> None:
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_devices_do_not_wait_for_a_host_that_is_interrupted(devices: int) -> None:
-    crew, slowness = host_and(devices), np.array([2.0, *np.ones(devices)])
-    seconds = crew.step_seconds(slowness)
+    cohort, slowness = host_and(devices), np.array([2.0, *np.ones(devices)])
+    seconds = cohort.step_seconds(slowness)
     assert seconds == pytest.approx(5.4)
-    assert speed(crew, seconds, slowness) > 0.94 * (33.4 / 2 + devices * 2.78)
+    assert speed(cohort, seconds, slowness) > 0.94 * (33.4 / 2 + devices * 2.78)
 
 
 @given(crews(), some.integers(0, 2**32))
-def test_no_other_time_that_somebody_takes_for_its_cap_is_worth_it(crew: Cohort, seed: int) -> None:
-    crew = Cohort(crew.kinds, crew.members[: QUANTILES + 1])
-    slowness = levels(crew, seed)
-    chosen = crew.step_seconds(slowness)
-    best = max(speed(crew, float(seconds), slowness) for seconds in crew.times(crew.caps, slowness))
-    assert best < WORTH_IT * (1 + 1e-9) * speed(crew, chosen, slowness)
+def test_no_other_time_that_somebody_takes_for_its_cap_is_worth_it(cohort: Cohort, seed: int) -> None:
+    cohort = Cohort(cohort.kinds, cohort.members[: QUANTILES + 1])
+    slowness = levels(cohort, seed)
+    chosen = cohort.step_seconds(slowness)
+    best = max(speed(cohort, float(seconds), slowness) for seconds in cohort.times(cohort.caps, slowness))
+    assert best < WORTH_IT * (1 + 1e-9) * speed(cohort, chosen, slowness)
 
 
 def test_a_large_kind_is_tried_by_few_of_it() -> None:
-    crew = host_and(5000)
+    cohort = host_and(5000)
     for seed in range(5):
-        slowness = levels(crew, seed)
-        caps = np.unique(crew.times(crew.caps, slowness))[::50]
-        best = max(speed(crew, float(seconds), slowness) for seconds in caps)
-        assert speed(crew, crew.step_seconds(slowness), slowness) > 0.98 * best
+        slowness = levels(cohort, seed)
+        caps = np.unique(cohort.times(cohort.caps, slowness))[::50]
+        best = max(speed(cohort, float(seconds), slowness) for seconds in caps)
+        assert speed(cohort, cohort.step_seconds(slowness), slowness) > 0.98 * best
 
 
 def test_who_has_no_memory_for_two_samples_sets_no_step() -> None:
-    crew = Cohort([WorkerKind(HOST, 1), WorkerKind(DEVICE, 999)], [0, 0, 1])
-    seconds = crew.step_seconds(np.ones(3))
-    assert seconds == pytest.approx(5.4) and crew.batches(seconds, np.ones(3)).tolist() == [0, 0, 15]
+    cohort = Cohort([WorkerKind(HOST, 1), WorkerKind(DEVICE, 999)], [0, 0, 1])
+    seconds = cohort.step_seconds(np.ones(3))
+    assert seconds == pytest.approx(5.4) and cohort.batches(seconds, np.ones(3)).tolist() == [0, 0, 15]
     assert Cohort([WorkerKind(HOST, 1)], [0]).step_seconds(np.ones(1)) == 0
 
 
 def test_who_has_no_time_for_two_samples_sits_out() -> None:
-    crew = Cohort([WorkerKind(DEVICE, 15)], [0, 0, 0])
+    cohort = Cohort([WorkerKind(DEVICE, 15)], [0, 0, 0])
     slowness = np.array([1.0, 1.0, 9.0])
-    assert crew.batches(5.4, slowness).tolist() == [15, 15, 0]
-    assert crew.batches(5.4, slowness / 2).tolist()[2] > 0
+    assert cohort.batches(5.4, slowness).tolist() == [15, 15, 0]
+    assert cohort.batches(5.4, slowness / 2).tolist()[2] > 0
 
 
 @pytest.mark.parametrize("busy", [None, 0.0, 0.5])
@@ -193,7 +193,7 @@ def test_a_slowdown_is_found_and_so_is_power_that_comes_back(speed: float, gone:
     for real, most in ((np.array([1.0, 1.0, 1 / speed]), gone), (np.ones(3), back)):
         found = []
         for step in range(1, 80):
-            took = controller.crew.times(controller.plan.batches, real) * noise.normal(1, 0.03, 3)
+            took = controller.cohort.times(controller.plan.batches, real) * noise.normal(1, 0.03, 3)
             if controller.observe(controller.plan.batches, took):
                 found.append(step)
         assert found[0] <= most
@@ -221,7 +221,7 @@ class Device:
 
     def step(self, slowness: float, busy: float | None) -> bool:
         batches = self.controller.plan.batches
-        took = self.controller.crew.times(batches, np.array([1.0, 1.0, slowness])) * self.noise.normal(
+        took = self.controller.cohort.times(batches, np.array([1.0, 1.0, slowness])) * self.noise.normal(
             1, 0.03, 3
         )
         told = np.array([0.0, 0.0, np.nan if busy is None else busy]) + self.noise.normal(0, 0.03, 3)
@@ -278,8 +278,8 @@ def test_who_sits_out_for_no_known_reason_is_probed(busy: float | None, total: i
 
 
 def test_members_leave_and_come_back() -> None:
-    crew = Cohort([WorkerKind(HOST, 999), WorkerKind(DEVICE, 999)], [0, 1, 1])
-    controller = BalanceController(crew, levels=np.array([1.0, 1.0, 2.0]))
+    cohort = Cohort([WorkerKind(HOST, 999), WorkerKind(DEVICE, 999)], [0, 1, 1])
+    controller = BalanceController(cohort, levels=np.array([1.0, 1.0, 2.0]))
     whole = controller.plan
     assert controller.slowness.tolist() == [1, 1, 2] and whole.batches[1] > whole.batches[2] > 0
     without = controller.leave(0)
@@ -299,13 +299,13 @@ def test_members_leave_and_come_back() -> None:
 
 
 def test_a_fixed_global_batch_is_as_near_as_those_present_can_come() -> None:
-    crew = Cohort([WorkerKind(DEVICE, 15)], [0, 0, 0])
-    controller = BalanceController(crew, total=40, present=np.array([True, True, False]))
+    cohort = Cohort([WorkerKind(DEVICE, 15)], [0, 0, 0])
+    controller = BalanceController(cohort, total=40, present=np.array([True, True, False]))
     assert controller.plan.batches.tolist() == [15, 15, 0]
     assert controller.join(2).batches.sum() == 40
     assert controller.leave(1).batches.sum() == 30
     with pytest.raises(ValueError, match="2 to 45 are possible"):
-        BalanceController(crew, total=46)
+        BalanceController(cohort, total=46)
 
 
 def test_a_step_waits_its_patience_and_at_least_the_grace() -> None:

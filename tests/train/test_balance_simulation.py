@@ -43,8 +43,8 @@ class Schedule(SimulatedLoads):
 class Hearing(Untuned):
     """Writes down what it is told: batches, seconds, and what other work takes of the processors."""
 
-    def __init__(self, crew: Cohort, **more: Any) -> None:
-        super().__init__(crew, **more)
+    def __init__(self, cohort: Cohort, **more: Any) -> None:
+        super().__init__(cohort, **more)
         self.told: list[tuple[list[float], ...]] = []
 
     def observe(self, batches: Any, measured: Any, busy: Any = None, /) -> bool:
@@ -57,45 +57,45 @@ def fleet(devices: int) -> Cohort:
 
 
 def test_a_quiet_fleet_reaches_its_ideal() -> None:
-    crew = fleet(36)
-    policies: tuple[BatchPolicy, ...] = (Untuned(crew), Stannis(crew), BalanceController(crew))
+    cohort = fleet(36)
+    policies: tuple[BatchPolicy, ...] = (Untuned(cohort), Stannis(cohort), BalanceController(cohort))
     for policy in policies:
-        outcome = simulate(crew, policy, QUIET, 50, 1)
+        outcome = simulate(cohort, policy, QUIET, 50, 1)
         assert outcome.share == pytest.approx(1, abs=0.002) and outcome.bias == 0 and outcome.new_plans == 0
         assert outcome.speed == pytest.approx(33.4 + 36 * 2.78, rel=0.01)
 
 
 def test_the_same_seed_gives_the_same_fleet() -> None:
     def once(seed: int) -> SimulationOutcome:
-        crew = fleet(5)
-        return simulate(crew, BalanceController(crew), SimulatedLoads(), 100, seed)
+        cohort = fleet(5)
+        return simulate(cohort, BalanceController(cohort), SimulatedLoads(), 100, seed)
 
     assert once(1).seconds == once(1).seconds and np.array_equal(once(1).counted, once(1).counted)
     assert once(1).seconds != once(2).seconds
 
 
 def test_busy_devices_cost_little_under_the_controller_and_much_without() -> None:
-    crew = fleet(36)
-    policies: tuple[BatchPolicy, ...] = (Untuned(crew), BalanceController(crew))
-    shares = [simulate(crew, policy, SimulatedLoads(), 400, 1).share for policy in policies]
+    cohort = fleet(36)
+    policies: tuple[BatchPolicy, ...] = (Untuned(cohort), BalanceController(cohort))
+    shares = [simulate(cohort, policy, SimulatedLoads(), 400, 1).share for policy in policies]
     assert shares[0] < 0.5 and shares[1] > 0.85
 
 
 @pytest.mark.parametrize("devices", [36, 1000])
 def test_late_sums_are_carried_over_so_that_nobody_counts_too_little(devices: int) -> None:
-    crew = fleet(devices)
-    carried = simulate(crew, BalanceController(crew), SimulatedLoads(), 400, 1)
-    dropped = simulate(crew, BalanceController(crew), SimulatedLoads(), 400, 1, carry=False)
+    cohort = fleet(devices)
+    carried = simulate(cohort, BalanceController(cohort), SimulatedLoads(), 400, 1)
+    dropped = simulate(cohort, BalanceController(cohort), SimulatedLoads(), 400, 1, carry=False)
     assert carried.bias < 0.01
     assert dropped.bias > 5 * carried.bias
     assert np.all(carried.counted <= carried.begun)
 
 
 def test_who_is_late_begins_again_with_a_part_and_is_heard_of_twice() -> None:
-    crew = Cohort([WorkerKind(STEADY, 10)], [0, 0])
-    policy = Hearing(crew, patience=1.1)
+    cohort = Cohort([WorkerKind(STEADY, 10)], [0, 0])
+    policy = Hearing(cohort, patience=1.1)
     loads = Schedule(first=(1.0, 1.5), then=(1.0, 1.0))
-    outcome = simulate(crew, policy, loads, 2, 1)
+    outcome = simulate(cohort, policy, loads, 2, 1)
     assert outcome.seconds == pytest.approx(1.1 * 5.2 + 5.2)
     assert outcome.counted.tolist() == [20, 10 + 5] and outcome.bias == 0  # 5 in 0.6 of the second step
     nothing, third = math.nan, round(1 / 3, 9)
@@ -111,26 +111,26 @@ def test_who_is_late_begins_again_with_a_part_and_is_heard_of_twice() -> None:
 
 
 def test_who_has_no_time_for_a_part_begins_with_the_next_step() -> None:
-    crew = Cohort([WorkerKind(STEADY, 10)], [0, 0])
+    cohort = Cohort([WorkerKind(STEADY, 10)], [0, 0])
     loads = Schedule(first=(1.0, 2.0), then=(1.0, 1.0))
-    outcome = simulate(crew, Untuned(crew, patience=1.1), loads, 3, 1)
+    outcome = simulate(cohort, Untuned(cohort, patience=1.1), loads, 3, 1)
     assert outcome.counted.tolist() == [30, 20] and outcome.seconds == pytest.approx(1.1 * 5.2 + 2 * 5.2)
 
 
 @pytest.mark.parametrize(("steps", "counted"), [(5, 0), (6, 6), (11, 6), (12, 12)])
 def test_who_sits_out_has_a_batch_that_nobody_waits_for(steps: int, counted: int) -> None:
-    crew, slowness = Cohort([WorkerKind(STEADY, 10)], [0, 0, 0]), (1.0, 1.0, 9.0)
-    policy = Untuned(crew, patience=1.1, levels=np.array(slowness))
+    cohort, slowness = Cohort([WorkerKind(STEADY, 10)], [0, 0, 0]), (1.0, 1.0, 9.0)
+    policy = Untuned(cohort, patience=1.1, levels=np.array(slowness))
     assert policy.plan.batches.tolist() == [10, 10, 0]
-    outcome = simulate(crew, policy, Schedule(first=slowness, then=slowness), steps, 1)  # 28.8 s for 6
+    outcome = simulate(cohort, policy, Schedule(first=slowness, then=slowness), steps, 1)  # 28.8 s for 6
     assert outcome.counted.tolist() == [10 * steps, 10 * steps, counted]
     assert outcome.seconds == pytest.approx(5.2 * steps)
 
 
 def test_where_all_sit_out_a_step_ends_with_the_first_answer() -> None:
-    crew = Cohort([WorkerKind(STEADY, 10)], [0, 0])
-    policy = Untuned(crew, patience=1.1, present=np.zeros(2, dtype=np.bool_))
-    outcome = simulate(crew, policy, Schedule(first=(1.0, 3.5), then=(1.0, 3.5)), 4, 1)
+    cohort = Cohort([WorkerKind(STEADY, 10)], [0, 0])
+    policy = Untuned(cohort, patience=1.1, present=np.zeros(2, dtype=np.bool_))
+    outcome = simulate(cohort, policy, Schedule(first=(1.0, 3.5), then=(1.0, 3.5)), 4, 1)
     assert outcome.seconds == pytest.approx(3.5 * 1.2) and outcome.counted.tolist() == [6, 2]
 
 
@@ -147,43 +147,43 @@ def test_loads_keep_their_part_of_the_time() -> None:
 
 def test_what_devices_tell_of_their_load_is_true_up_to_noise() -> None:
     slowness = np.repeat([1.0, 2.0, 4.0], 2000)
-    told = SimulatedLoads(busy_noise=0.05).told(slowness, np.random.default_rng(1)).reshape(3, 2000)
+    told = SimulatedLoads(busy_noise=0.05).reported(slowness, np.random.default_rng(1)).reshape(3, 2000)
     assert told.mean(axis=1) == pytest.approx([0.02, 0.5, 0.75], abs=0.005)  # nothing is below 0
     assert told[1:].std(axis=1) == pytest.approx([0.05, 0.05], rel=0.1) and told.min() == 0
     assert np.array_equal(
-        SimulatedLoads(busy_noise=0).told(slowness, np.random.default_rng(1)), 1 - 1 / slowness
+        SimulatedLoads(busy_noise=0).reported(slowness, np.random.default_rng(1)), 1 - 1 / slowness
     )
 
 
 def test_devices_that_sit_out_come_back_with_their_power() -> None:
-    crew = fleet(36)
+    cohort = fleet(36)
     loads = SimulatedLoads(least=6.0, most=9.0)
-    told = simulate(crew, BalanceController(crew), loads, 400, 1)
+    told = simulate(cohort, BalanceController(cohort), loads, 400, 1)
     assert told.share > 0.85 and told.bias < 0.01
     quiet = simulate(
-        crew, BalanceController(crew), SimulatedLoads(least=6.0, most=9.0, busy_noise=9.0), 400, 1
+        cohort, BalanceController(cohort), SimulatedLoads(least=6.0, most=9.0, busy_noise=9.0), 400, 1
     )
     assert quiet.share < told.share
 
 
 def test_the_rule_of_the_paper_never_gives_a_batch_back() -> None:
-    crew = Cohort([WorkerKind(DEVICE, 999)], [0, 0, 0])
-    policy = Stannis(crew)
+    cohort = Cohort([WorkerKind(DEVICE, 999)], [0, 0, 0])
+    policy = Stannis(cohort)
     normal = policy.plan.batches.copy()
     for step in range(40):
         real = np.array([1.0, 1.0, 2.0 if step < 20 else 1.0])
-        changed = policy.observe(policy.plan.batches, crew.times(policy.plan.batches, real))
+        changed = policy.observe(policy.plan.batches, cohort.times(policy.plan.batches, real))
         assert changed == (step == 4) or step > 4
     assert policy.plan.batches[2] < normal[2] and np.array_equal(policy.plan.batches[:2], normal[:2])
 
 
 @pytest.mark.parametrize("slowness", [1.5, 2.0, 4.0])
 def test_the_rule_of_the_paper_finds_a_slowdown_once(slowness: float) -> None:
-    crew = Cohort([WorkerKind(STEADY, 10)], [0, 0])
-    policy, found = Stannis(crew), []
+    cohort = Cohort([WorkerKind(STEADY, 10)], [0, 0])
+    policy, found = Stannis(cohort), []
     for step in range(30):
         batches = policy.plan.batches
-        if policy.observe(batches, crew.times(batches, np.array([1.0, slowness]))):
+        if policy.observe(batches, cohort.times(batches, np.array([1.0, slowness]))):
             found.append((step, int(policy.plan.batches[1])))
     speed = 10 / 5.2 / slowness
     expected = max(2, math.floor(0.2 * speed / (1 - 0.5 * speed)))  # b / (0.2 + 0.5 b) is the speed
@@ -193,21 +193,21 @@ def test_the_rule_of_the_paper_finds_a_slowdown_once(slowness: float) -> None:
 
 
 def test_the_rule_of_the_paper_finds_the_next_slowdown_too() -> None:
-    crew = Cohort([WorkerKind(Curve((2, 10), (1.8, 5.0)), 10)], [0, 0])  # 1 s, and 0.4 s for each sample
-    policy, found = Stannis(crew), []
+    cohort = Cohort([WorkerKind(Curve((2, 10), (1.8, 5.0)), 10)], [0, 0])  # 1 s, and 0.4 s for each sample
+    policy, found = Stannis(cohort), []
     for step in range(30):
         batches = policy.plan.batches
         real = np.array([1.0, 1.42 if step < 15 else 2.02])
-        if policy.observe(batches, crew.times(batches, real)):
+        if policy.observe(batches, cohort.times(batches, real)):
             found.append((step, int(policy.plan.batches[1])))
     assert found == [(4, 3), (19, 2)]
 
 
 def test_the_rule_of_the_paper_counts_steps_in_which_a_worker_took_part() -> None:
-    crew = Cohort([WorkerKind(STEADY, 10)], [0, 0])
-    policy = Stannis(crew)
+    cohort = Cohort([WorkerKind(STEADY, 10)], [0, 0])
+    policy = Stannis(cohort)
     batches = policy.plan.batches
-    took = crew.times(batches, np.array([1.0, 3.0]))
+    took = cohort.times(batches, np.array([1.0, 3.0]))
     for _ in range(4):
         assert not policy.observe(batches, took)
         assert not policy.observe(batches, np.array([5.2, math.nan]))
@@ -215,8 +215,8 @@ def test_the_rule_of_the_paper_counts_steps_in_which_a_worker_took_part() -> Non
 
 
 def test_the_rule_of_the_paper_has_no_batch_below_its_curve() -> None:
-    crew = Cohort([WorkerKind(HOST, 999)], [0])
-    policy = Stannis(crew)
+    cohort = Cohort([WorkerKind(HOST, 999)], [0])
+    policy = Stannis(cohort)
     for _ in range(5):
-        policy.observe(policy.plan.batches, crew.times(policy.plan.batches, np.array([9.0])))
+        policy.observe(policy.plan.batches, cohort.times(policy.plan.batches, np.array([9.0])))
     assert policy.plan.batches.tolist() == [20]

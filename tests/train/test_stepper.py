@@ -1,4 +1,4 @@
-"""Uneven shares of a batch, summed and applied by the keeper, are one process with the whole batch."""
+"""Uneven shares of a batch, summed and applied by the server, are one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -65,23 +65,23 @@ def optimizer_of(model: nn.Module, adam: bool) -> torch.optim.Optimizer:
 
 
 class Group:
-    """Workers with all samples each, and a keeper, without what lies between them."""
+    """Workers with all samples each, and a server, without what lies between them."""
 
     def __init__(self, make: type[nn.Module] | object, workers: int, *, adam: bool = False) -> None:
         assert callable(make)
         self.workers = [GradientWorker(FlatParameters(make()), [samples()]) for _ in range(workers)]
         self.model = make()
-        self.keeper = ServerOptimizer(FlatParameters(self.model), optimizer_of(self.model, adam))
+        self.server = ServerOptimizer(FlatParameters(self.model), optimizer_of(self.model, adam))
 
     def step(self, number: int, shares: list[list[int]]) -> None:
-        total = OrderedSum(self.keeper.binding.sums)
+        total = OrderedSum(self.server.parameters.sums)
         for worker, share in zip(self.workers, shares, strict=False):
-            worker.binding.state[:] = self.keeper.binding.state
+            worker.parameters.state[:] = self.server.parameters.state
             computed = worker.compute(Compute(number, number, (tuple(share),)))
             total.announce(worker)
-            total.add(worker, worker.binding.sums, computed.samples)
+            total.add(worker, worker.parameters.sums, computed.samples)
         total.divide()
-        self.keeper.apply(1.0)
+        self.server.apply(1.0)
 
 
 def alone(make: type[nn.Module] | object, batches: list[list[int]], *, adam: bool = False) -> nn.Module:
@@ -121,9 +121,9 @@ def test_uneven_shares_are_one_big_batch(make: object, adam: bool) -> None:
     for number, batch in enumerate(batches(40)):
         group.step(number, cut(batch, SPLITS[number % len(SPLITS)]))
     one = alone(make, batches(40), adam=adam)
-    difference = np.abs(group.keeper.binding.state - vector(one)).max()
+    difference = np.abs(group.server.parameters.state - vector(one)).max()
     assert difference <= 1e-6
-    assert np.abs(group.keeper.binding.state - vector(make())).max() > 0.1  # it has learned
+    assert np.abs(group.server.parameters.state - vector(make())).max() > 0.1  # it has learned
 
 
 def test_the_same_steps_have_the_same_bits() -> None:
@@ -132,7 +132,7 @@ def test_the_same_steps_have_the_same_bits() -> None:
         group = Group(plain, 3)
         for number, batch in enumerate(batches(10)):
             group.step(number, cut(batch, SPLITS[number % 3]))
-        states.append(group.keeper.binding.state.tobytes())
+        states.append(group.server.parameters.state.tobytes())
     assert states[0] == states[1]
 
 
@@ -164,18 +164,18 @@ def test_frozen_values_stay_bit_by_bit() -> None:
 
 def test_gradients_that_were_set_to_none_are_found() -> None:
     group = Group(plain, 1)
-    stepper = group.workers[0]
-    stepper.compute(Compute(1, 1, (tuple(range(8)),)))
-    whole = stepper.binding.sums.copy()
-    stepper.binding.clear()
-    for parameter in stepper.binding.model.parameters():
+    worker = group.workers[0]
+    worker.compute(Compute(1, 1, (tuple(range(8)),)))
+    whole = worker.parameters.sums.copy()
+    worker.parameters.clear()
+    for parameter in worker.parameters.model.parameters():
         parameter.grad = None
     images, labels = samples().images[:8], samples().labels[:8]
     cross_entropy(
-        stepper.binding.model(torch.from_numpy(images)), torch.from_numpy(labels), reduction="sum"
+        worker.parameters.model(torch.from_numpy(images)), torch.from_numpy(labels), reduction="sum"
     ).backward()
-    stepper.binding.gather(8)
-    assert np.array_equal(stepper.binding.sums, whole)
+    worker.parameters.gather(8)
+    assert np.array_equal(worker.parameters.sums, whole)
 
 
 @pytest.mark.parametrize("adam", [False, True])
@@ -186,11 +186,11 @@ def test_a_keeper_goes_on_from_what_another_remembered(adam: bool) -> None:
         if number < 6:
             first.step(number, cut(batch, (10, 6)))
     second = Group(plain, 2, adam=adam)
-    second.keeper.binding.state[:] = first.keeper.binding.state
-    second.keeper.restore(*first.keeper.momentum())
+    second.server.parameters.state[:] = first.server.parameters.state
+    second.server.restore(*first.server.momentum())
     for number, batch in enumerate(batches(12)[6:], 6):
         second.step(number, cut(batch, (10, 6)))
-    assert np.array_equal(second.keeper.binding.state, whole.keeper.binding.state)
+    assert np.array_equal(second.server.parameters.state, whole.server.parameters.state)
 
 
 @pytest.mark.parametrize("wanted", [((64,),), ((-1,),), ((),), ((1,), (1,))])

@@ -13,25 +13,25 @@ Line = tuple[float, float]
 
 
 def train(
-    tuning: BatchTuner, lines: Sequence[Line], steps: int, noise: Sequence[float] = (1.0,)
+    tuner: BatchTuner, lines: Sequence[Line], steps: int, noise: Sequence[float] = (1.0,)
 ) -> list[float]:
     """The seconds of the ranks in the last step."""
-    total = sum(tuning.batches)
+    total = sum(tuner.batches)
     for step in range(steps):
-        batches, scale = tuning.batches, noise[step % len(noise)]
+        batches, scale = tuner.batches, noise[step % len(noise)]
         assert sum(batches) == total and min(batches) >= 2
         seconds = [
             (start + each * batch) * scale for (start, each), batch in zip(lines, batches, strict=True)
         ]
-        tuning.observe(batches, seconds)
+        tuner.observe(batches, seconds)
     return seconds
 
 
 def test_after_ten_steps_all_take_as_long() -> None:
     lines = [(0.02, 0.001), (0.01, 0.004), (0.1, 0.002), (0.0, 0.001)]
-    tuning = BatchTuner(400, 4, balanced=True)
-    seconds = train(tuning, lines, 11)
-    assert sum(tuning.batches) == 400
+    tuner = BatchTuner(400, 4, balanced=True)
+    seconds = train(tuner, lines, 11)
+    assert sum(tuner.batches) == 400
     assert max(seconds) < 1.03 * min(seconds)
 
 
@@ -44,29 +44,29 @@ def test_steps_that_were_disturbed_do_not_move_the_plan() -> None:
 
 
 def test_where_all_batches_take_as_long_they_stay_about_equal() -> None:
-    tuning = BatchTuner(96, 3, balanced=True)
-    train(tuning, [(0.010, 0.0), (0.011, 0.0), (0.0105, 0.0)], 12)
-    assert sum(tuning.batches) == 96
-    assert min(tuning.batches) > 10
+    tuner = BatchTuner(96, 3, balanced=True)
+    train(tuner, [(0.010, 0.0), (0.011, 0.0), (0.0105, 0.0)], 12)
+    assert sum(tuner.batches) == 96
+    assert min(tuner.batches) > 10
 
 
 def test_who_is_too_slow_for_two_samples_takes_two_and_is_seen_when_it_is_faster() -> None:
-    tuning = BatchTuner(60, 3, balanced=True)
+    tuner = BatchTuner(60, 3, balanced=True)
     fast = (0.01, 0.001)
-    train(tuning, [fast, fast, (2.0, 0.5)], 10)
-    assert tuning.batches == (29, 29, 2)
-    train(tuning, [fast, fast, fast], 40)
-    assert min(tuning.batches) >= 10
+    train(tuner, [fast, fast, (2.0, 0.5)], 10)
+    assert tuner.batches == (29, 29, 2)
+    train(tuner, [fast, fast, fast], 40)
+    assert min(tuner.batches) >= 10
 
 
 def test_others_take_the_samples_of_who_has_none() -> None:
-    tuning = BatchTuner(12, 3, balanced=False)
-    assert tuning.among([True, True, True]) == tuning.batches == (4, 4, 4)
-    assert tuning.among([True, False, True]) == (6, 0, 6)
-    assert tuning.among([False, False, True]) == (0, 0, 12)
+    tuner = BatchTuner(12, 3, balanced=False)
+    assert tuner.among([True, True, True]) == tuner.batches == (4, 4, 4)
+    assert tuner.among([True, False, True]) == (6, 0, 6)
+    assert tuner.among([False, False, True]) == (0, 0, 12)
 
 
 def test_fixed_batches_stay() -> None:
-    tuning = BatchTuner(13, 3, balanced=False)
-    train(tuning, [(0.0, 0.1), (0.0, 1.0), (0.0, 9.0)], 50)
-    assert sorted(tuning.batches) == [4, 4, 5]
+    tuner = BatchTuner(13, 3, balanced=False)
+    train(tuner, [(0.0, 0.1), (0.0, 1.0), (0.0, 9.0)], 50)
+    assert sorted(tuner.batches) == [4, 4, 5]

@@ -124,7 +124,7 @@ class Process:
 
     def prepare(self, role: str, *folders: str, job: Job = JOB) -> Ready:
         ready = self.call(PrepareWorker(job, "csd1", folders, {"nets.py": NETS}, role=role), Ready)  # type: ignore[arg-type]
-        keeps = memory.map_second if role == "keeper" else memory.map_first
+        keeps = memory.map_second if role == "parameter_server" else memory.map_first
         self.state = np.frombuffer(keeps(self.shared[0], 4 * ready.size).data, np.float32)
         self.sums = np.frombuffer(memory.map_second(self.shared[1], 4 * ready.size).data, np.float32)
         return ready
@@ -201,17 +201,17 @@ def worker(module_worker: Process) -> Process:
 
 
 @pytest.fixture(scope="module")
-def module_keeper(root: Path, folder: Path, zygote: Zygote) -> Iterator[Process]:
-    with started(zygote, root, folder / "keeper.log") as process:
+def module_server(root: Path, folder: Path, zygote: Zygote) -> Iterator[Process]:
+    with started(zygote, root, folder / "server.log") as process:
         yield process
     assert process.process.returncode == 0
 
 
 @pytest.fixture
-def keeper(module_keeper: Process) -> Process:
+def server(module_server: Process) -> Process:
     """One that keeps the model, as it is in the beginning."""
-    module_keeper.prepare("keeper")
-    return module_keeper
+    module_server.prepare("parameter_server")
+    return module_server
 
 
 def state_of(seed: int, size: int) -> Vector:
@@ -305,7 +305,7 @@ def test_a_parameter_that_is_another_or_frozen_is_seen(
 def test_scoring_does_not_change_the_model(root: Path, tmp_path: Path, zygote: Zygote) -> None:
     scoring = replace(JOB, model=ModelSpec("nets:Net", ("nets.py",), {"fail": "scores"}))
     with started(zygote, root, tmp_path / "log") as process:
-        process.prepare("keeper", job=scoring)
+        process.prepare("parameter_server", job=scoring)
         before = process.state.copy()
         code, told = process.refused(Evaluate("held-out"))
         assert code == "model" and "changes its parameter 'layers.1.bias'" in told
@@ -346,16 +346,16 @@ def test_a_model_that_is_not_of_float32(worker: Process, name: str, text: str) -
     assert code == "model" and found.startswith(text)
 
 
-def test_a_worker_of_one_role_does_nothing_of_another(worker: Process, keeper: Process) -> None:
+def test_a_worker_of_one_role_does_nothing_of_another(worker: Process, server: Process) -> None:
     for request in (Apply(1.0), GetMomentum(), Train(1), GetInitial(), Evaluate("held-out")):
         assert worker.refused(request) == ("protocol", f"this worker does not serve '{request.NAME}'")
     for other in (Compute(1, 5, ((1,),)), Train(1)):
-        assert keeper.refused(other) == ("protocol", f"this worker does not serve '{other.NAME}'")
+        assert server.refused(other) == ("protocol", f"this worker does not serve '{other.NAME}'")
 
 
 def test_without_shared_memory_there_are_rounds_only(root: Path, tmp_path: Path, zygote: Zygote) -> None:
     with started(zygote, root, tmp_path / "log", shared=False) as process:
-        for role in ("steps", "keeper"):
+        for role in ("steps", "parameter_server"):
             request = PrepareWorker(JOB, "csd1", ("private/digits",), {"nets.py": NETS}, role=role)  # type: ignore[arg-type]
             expected = ("model", "this worker has no shared memory for a synchronous job")
             assert process.refused(request) == expected
@@ -363,52 +363,52 @@ def test_without_shared_memory_there_are_rounds_only(root: Path, tmp_path: Path,
         assert isinstance(rounds, Ready) and rounds.samples == 30
 
 
-def test_the_first_state_is_that_of_the_seed(keeper: Process, tmp_path: Path) -> None:
-    keeper.call(GetInitial(), Initial)
+def test_the_first_state_is_that_of_the_seed(server: Process, tmp_path: Path) -> None:
+    server.call(GetInitial(), Initial)
     (tmp_path / "nets.py").write_text(NETS)
     expected = np.empty(520, np.float32)
     flat.read(user_code.build(JOB.model, tmp_path, JOB.seed), expected)
-    assert np.array_equal(keeper.state, expected) and expected.any()
+    assert np.array_equal(server.state, expected) and expected.any()
 
 
-def test_a_keeper_applies_means_at_a_part_of_its_rate(keeper: Process) -> None:
-    before, mean = keeper.state.copy(), state_of(1, 520)
-    first = keeper.apply(mean)
+def test_a_keeper_applies_means_at_a_part_of_its_rate(server: Process) -> None:
+    before, mean = server.state.copy(), state_of(1, 520)
+    first = server.apply(mean)
     assert np.allclose(first, before - 0.5 * mean, atol=1e-6)
-    second = keeper.apply(mean, 0.25)
+    second = server.apply(mean, 0.25)
     assert np.allclose(second, first - 0.125 * (0.9 * mean + mean), atol=1e-6)
 
 
-def test_a_keeper_goes_on_from_what_another_kept(keeper: Process) -> None:
+def test_a_keeper_goes_on_from_what_another_kept(server: Process) -> None:
     for step in range(3):
-        state = keeper.apply(state_of(step, 520))
-    tensors, values = keeper.momentum()
-    expected = [keeper.apply(state_of(step, 520)).tobytes() for step in (7, 8)]
+        state = server.apply(state_of(step, 520))
+    tensors, values = server.momentum()
+    expected = [server.apply(state_of(step, 520)).tobytes() for step in (7, 8)]
     assert [tensor.name for tensor in tensors] == ["0.momentum_buffer", "1.momentum_buffer"]
     assert len(values) == 4 * 520
 
-    keeper.prepare("keeper")
-    assert keeper.momentum() == ((), b"")
-    keeper.state[:] = state
-    keeper.call(Restore(tensors), Ok, values)
-    assert [keeper.apply(state_of(step, 520)).tobytes() for step in (7, 8)] == expected
+    server.prepare("parameter_server")
+    assert server.momentum() == ((), b"")
+    server.state[:] = state
+    server.call(Restore(tensors), Ok, values)
+    assert [server.apply(state_of(step, 520)).tobytes() for step in (7, 8)] == expected
 
 
-def test_before_its_first_step_a_keeper_is_restored_from_nothing(keeper: Process) -> None:
-    keeper.state[:] = 0.5
-    keeper.call(Restore(()), Ok)
-    assert np.allclose(keeper.apply(np.ones(520, np.float32)), 0.0)
+def test_before_its_first_step_a_keeper_is_restored_from_nothing(server: Process) -> None:
+    server.state[:] = 0.5
+    server.call(Restore(()), Ok)
+    assert np.allclose(server.apply(np.ones(520, np.float32)), 0.0)
 
 
-def test_what_is_not_of_an_optimizer_is_refused(keeper: Process) -> None:
+def test_what_is_not_of_an_optimizer_is_refused(server: Process) -> None:
     tensors = (Tensor("layers.weight", (3,), "float32"),)
-    assert keeper.refused(Restore(tensors), bytes(12)) == (
+    assert server.refused(Restore(tensors), bytes(12)) == (
         "model",
         "the checkpoint's 'layers.weight' is not of an optimizer",
     )
 
 
-def test_a_keeper_scores_the_state_in_memory(keeper: Process) -> None:
+def test_a_keeper_scores_the_state_in_memory(server: Process) -> None:
     scores = []
     for weight in (0.0, 1.0):
         model = nn.Linear(64, 8)
@@ -416,16 +416,16 @@ def test_a_keeper_scores_the_state_in_memory(keeper: Process) -> None:
         rows = torch.zeros(8, 8, 8)
         rows[range(8), range(8)] = weight  # each class by its bright row
         model.weight.data = rows.view(8, 64)
-        flat.read(model, keeper.state)
-        score = keeper.call(Evaluate("held-out"), Score)
+        flat.read(model, server.state)
+        score = server.call(Evaluate("held-out"), Score)
         assert isinstance(score, Score) and score.samples == 40
         scores.append(score)
     assert scores[1].accuracy > 0.9 > scores[0].accuracy
     assert scores[1].loss < scores[0].loss == pytest.approx(np.log(8), rel=1e-4)
 
 
-def test_a_held_out_folder_that_is_not_there(keeper: Process) -> None:
-    assert keeper.refused(Evaluate("nowhere")) == ("data", "missing data: there is no folder nowhere")
+def test_a_held_out_folder_that_is_not_there(server: Process) -> None:
+    assert server.refused(Evaluate("nowhere")) == ("data", "missing data: there is no folder nowhere")
 
 
 def test_a_state_that_comes_with_a_message_ends_the_worker(

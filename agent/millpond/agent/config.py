@@ -14,11 +14,11 @@ from millpond.energy.joules import Watts
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """The device's end of the tunnel: where the host reaches it, and what the interface is called.
+    """The device's end of the tunnel: its address and transport, and the name of its interface.
 
     Either ``socket``, a Unix socket to listen at that the host reaches too, or ``ivshmem``, the PCI address
     of shared memory, "pci" for the only such device.
-    ``peers`` is the fleet's network, with which launched scripts may speak; without it, with the host alone.
+    ``peers`` is the fleet's network, which launched scripts may reach; without it, they reach the host alone.
     """
 
     address: str
@@ -30,20 +30,20 @@ class LinkConfig:
 
     @property
     def transport(self) -> Literal["socket", "ivshmem"]:
-        """Which of the two it is."""
+        """Return which of the two transports is configured."""
         return "ivshmem" if self.ivshmem else "socket"
 
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """What the gate looks for and how much a job may tell.
+    """The patterns that the gate looks for, and the settings that protect private data.
 
     ``canaries`` are texts, or bytes written ``hex:...``, that must never leave: a connection that is about
     to carry one is cut.
     ``tracers`` are only counted. ``errors`` "location" keeps a job's exception messages on the device.
     ``encrypt`` "always" refuses bulk connections without TLS; "auto" does so where the link leaves the box.
     ``at_rest`` "auto" encrypts the private part on the flash where that can be done, "required" starts only
-    then, "off" never begins to.
+    then, "off" never encrypts a new one.
     ``launch`` "private" shows a launched script, which has a network, the private part too.
     """
 
@@ -66,12 +66,12 @@ class Users:
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """Everything an agent needs to know. Paths are absolute.
+    """The agent's configuration. Paths are absolute.
 
     ``public_quota`` is how many bytes of the flash the host may fill with public files; None for all.
-    ``watts`` are what the board takes, for where nothing measures it. The sensors that an "emulated"
-    ``board`` sees are of the machine that it shares. ``zygote_idle`` are the seconds from the end of
-    the last worker to that of the zygote, which holds torch.
+    ``watts`` are the board's declared power, for where nothing measures it. The sensors that an "emulated"
+    ``board`` sees are of the machine that it shares. ``zygote_idle`` is the seconds from the end of the last
+    worker to that of the zygote, which holds torch.
     """
 
     name: str
@@ -89,7 +89,7 @@ class AgentConfig:
 
 
 def read(path: Path) -> AgentConfig:
-    """The configuration in ``path``. Raises ConfigError naming file and key."""
+    """Read the configuration in ``path``. Raises ConfigError naming file and key."""
     config = toml.read(AgentConfig, path)
     if config.watts:
         joules.check(config.watts, f"{path.name}: watts")

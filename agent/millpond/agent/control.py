@@ -47,13 +47,13 @@ REPLY_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """What a bulk connection is for: a worker's parameters, or the volume."""
+    """The purpose of a bulk connection: ``worker``'s parameters, or the volume if there is none."""
 
     worker: JobWorker | None = None
 
 
 class AgentService:
-    """What all sessions of one agent share."""
+    """Answers the host's requests; all control connections of one agent share one."""
 
     def __init__(
         self,
@@ -76,13 +76,13 @@ class AgentService:
         self._greeted = False
 
     def issue(self, purpose: Purpose, tls: bool) -> Ticket:
-        """A ticket for ``purpose``, encrypted if either side wants it."""
+        """Issue a ticket for ``purpose``, encrypted if either side wants it."""
         tls = tls or self.config.privacy.encrypt == "always"
         with self._lock:
             return Ticket(self.tickets.issue(purpose, tls, time.monotonic()), tls)
 
     def redeem(self, token: bytes, tls: bool) -> Purpose | None:
-        """What the token entitles to, once."""
+        """Return the purpose of a token, once; None if it is not valid."""
         with self._lock:
             return self.tickets.redeem(token, tls, time.monotonic())
 
@@ -123,7 +123,7 @@ class AgentService:
             return load.measure(self.config, names, self._meter)
 
     def _note_greeting(self) -> None:
-        """Tell a new slot's trial that the host has taken this agent for one of its fleet's."""
+        """Signal to a new slot's trial boot that the host has accepted this agent."""
         if not self._greeted and (runtime := os.environ.get("RUNTIME_DIRECTORY")):
             Path(runtime, "greeted").touch()
         self._greeted = True
@@ -154,7 +154,7 @@ class AgentService:
     }
 
     def _run_job(self, request: PrepareWorker, host: Channel) -> None:
-        """Hold a worker for as long as the host holds this connection."""
+        """Run a job's worker for as long as the host holds this connection."""
         worker = None
         try:
             spec.check(request.job, "the job")

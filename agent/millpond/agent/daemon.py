@@ -57,7 +57,7 @@ def _prepare_flash(config: AgentConfig) -> AtRest:
 def running(
     config: AgentConfig, config_path: Path, lines: LogLines
 ) -> Iterator[dict[str, Callable[[], bool]]]:
-    """The agent's parts, started lowest first, stopped in reverse. Yields how to ask each if it lives."""
+    """Start the agent's parts, lowest first, and stop them in reverse. Yields a liveness check of each."""
     with contextlib.ExitStack() as stack:
         at_rest = _prepare_flash(config)
         link = config.link
@@ -80,10 +80,10 @@ def running(
         gate = Gate(sought, open_ledger(ledgers, "agent", sought))
         launches = LaunchedScripts(config, gate, [volume.tally], lambda: end.counts[0].bytes)
         software = VERSION
-        device = AgentService(config, software, gate, volume, launches, lines, at_rest)
-        stack.callback(device.zygote.close)
+        service = AgentService(config, software, gate, volume, launches, lines, at_rest)
+        stack.callback(service.zygote.close)
         context = Identity.in_directory(Path(config.identity)).context(server=True)
-        listener = Listener(device, context, ipaddress.IPv4Interface(link.address), CONTROL_PORT)
+        listener = Listener(service, context, ipaddress.IPv4Interface(link.address), CONTROL_PORT)
         stack.callback(listener.stop)
         yield {
             "the tunnel's end": lambda: end.alive,
@@ -94,8 +94,8 @@ def running(
 
 
 def _watch(parts: dict[str, Callable[[], bool]], stop: threading.Event) -> None:
-    """Return when told to stop. Raises LocalError when an essential part has died: the service manager
-    starts the whole agent again, which is simpler and surer than mending it in place.
+    """Wait until ``stop`` is set. Raises LocalError when an essential part has died: the service manager
+    restarts the whole agent, which is simpler and surer than repairing it in place.
     """
     interval = min(watchdog_interval() or 1.0, 1.0)
     while not stop.wait(interval):

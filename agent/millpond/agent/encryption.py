@@ -1,7 +1,7 @@
 """Edge: encryption of the private part on the flash, with a key in the device's own state directory.
 
-The host could read the flash of a real drive past the device's Linux. What is encrypted there is of no use to
-it, unless the key lies on the same drive.
+The host could read the flash of a real drive past the device's Linux. Encrypted data is of no use to it,
+unless the key lies on the same drive.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ _CANNOT = {
 
 
 class _NotEncrypted(Exception):
-    """Says why the private part is not, or cannot be."""
+    """The private part is not or cannot be encrypted; the text says why."""
 
 
 def encrypt(private: Path, key_file: Path, wish: Literal["auto", "required", "off"]) -> AtRest:
-    """Encrypt what will be in the empty directory ``private``, or open what was encrypted before; the key is
-    made once. A directory that holds files is left as it is.
+    """Set up encryption of the empty directory ``private``, or unlock one that is encrypted already; the key
+    is made once. A directory that holds files is left as it is.
 
-    Raises LocalError if it is not encrypted though "required", and if it is, but the key is not there.
+    Raises LocalError if the directory is not encrypted though "required", and if it is, but the key is
+    missing.
     """
     try:
         cipher = _cipher(private, key_file, wish)
@@ -59,7 +60,7 @@ def _cipher(private: Path, key_file: Path, wish: str) -> str:
         return policy.cipher.name
     if wish == "off":
         raise _NotEncrypted("it is switched off ([privacy] at_rest)")
-    with contextlib.suppress(OSError):  # there is one only of an agent that was killed
+    with contextlib.suppress(OSError):  # a probe is there only if an agent was killed
         _remove(private / _PROBE)
     if any(private.iterdir()):
         raise _NotEncrypted("it held files already")
@@ -109,7 +110,7 @@ def _lock(private: Path, key_file: Path) -> str:
 
 
 def _probe(private: Path, policy: EncryptionPolicy) -> None:
-    """Raises OSError if the kernel lacks the cipher, which it says only when a file is made."""
+    """Raise OSError if the kernel lacks the cipher, which shows only when a file is made."""
     probe = private / _PROBE
     probe.mkdir(mode=0o700)
     try:
@@ -120,13 +121,13 @@ def _probe(private: Path, policy: EncryptionPolicy) -> None:
 
 
 def _remove(probe: Path) -> None:
-    for file in probe.iterdir():  # without its key, it has another name
+    for file in probe.iterdir():  # without the key, a file has another name
         file.unlink()
     probe.rmdir()
 
 
 def _disk(path: Path) -> Path:
-    """The whole disk below ``path``, as far as the kernel tells: not below overlays and device mappings."""
+    """Return the disk below ``path``, as far as sysfs shows it: not below overlays or device mappings."""
     number = path.stat().st_dev
     place = Path("/sys/dev/block", f"{os.major(number)}:{os.minor(number)}").resolve()
     return place.parent if (place / "partition").exists() else place
@@ -143,7 +144,7 @@ def _read_key(file: Path) -> bytes | None:
 
 
 def _make_key(file: Path) -> bytes:
-    """A new key, which is on its disk before anything can be encrypted with it."""
+    """Make a key, which is on its disk before anything can be encrypted with it."""
     key, fresh = os.urandom(fscrypt.KEY_SIZE), file.with_suffix(".new")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:

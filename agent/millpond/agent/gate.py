@@ -1,4 +1,4 @@
-"""Edge (shared memory): the one gate through which everything leaves the device.
+"""Edge (shared memory): the gate through which all bytes to the host leave the device.
 
 Every process of the agent that holds a socket towards the host sends through a gate. It counts each byte by
 kind and searches it, before any encryption, for canaries. Counts live in memory shared with the agent's main
@@ -23,7 +23,7 @@ SHORTEST = 8
 
 
 class CanaryError(LocalError):
-    """Bytes that must not leave the device were about to."""
+    """A canary, bytes that must not leave the device, was about to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Pattern:
 
 
 def patterns(privacy: Privacy) -> tuple[Pattern, ...]:
-    """The configured canaries and tracers, in a fixed order that all processes share."""
+    """Return the configured canaries and tracers, in a fixed order that all processes share."""
     forbidden = [Pattern(name, _bytes(name, text), True) for name, text in sorted(privacy.canaries.items())]
     counted = [Pattern(name, _bytes(name, text), False) for name, text in sorted(privacy.tracers.items())]
     return (*forbidden, *counted)
 
 
 def _bytes(name: str, text: str) -> bytes:
-    """The bytes that a text stands for: itself, or what follows ``hex:``. Raises ConfigError."""
+    """Return the bytes of a text: itself, or the hexadecimal after ``hex:``. Raises ConfigError."""
     try:
         data = bytes.fromhex(text.removeprefix("hex:")) if text.startswith("hex:") else text.encode()
     except ValueError:
@@ -64,7 +64,7 @@ class LedgerCounters:
 
     @classmethod
     def in_memory(cls) -> LedgerCounters:
-        """Counters that end with the processes that hold them."""
+        """Make counters that end with the processes that hold them."""
         descriptor = os.memfd_create("ledger")
         os.ftruncate(descriptor, mmap.PAGESIZE)
         return cls(descriptor)
@@ -79,7 +79,7 @@ class LedgerCounters:
 
 
 class Gate:
-    """Counts and searches what leaves through the outlets it hands out, one for each connection."""
+    """Counts and searches the bytes that leave through its outlets, one for each connection."""
 
     def __init__(self, patterns: Sequence[Pattern], tally: LedgerCounters) -> None:
         if len(KINDS) + len(patterns) > mmap.PAGESIZE // 8:
@@ -87,24 +87,24 @@ class Gate:
         self.patterns, self.tally = tuple(patterns), tally
 
     def outlet(self) -> GateOutlet:
-        """The outlet of a new connection."""
+        """Make the outlet of a new connection."""
         return GateOutlet(self)
 
 
 class GateOutlet:
-    """One connection's way out. Finds patterns also where they lie across two sends, and across the payloads
-    of two messages, as a file's contents do that is read in parts.
+    """The sending side of one connection. Finds patterns also across two sends, and across the payloads of
+    two messages, as a pattern in a file that is read in parts lies.
     """
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._tail = b""  # of all that was sent
-        self._payload_tail = b""  # of payloads alone
+        self._tail = b""  # the last bytes of all that was sent
+        self._payload_tail = b""  # the last bytes of payloads alone
         self._keep = max((len(pattern.data) for pattern in gate.patterns), default=1) - 1
 
     @property
     def searches(self) -> bool:
-        """See Outlet."""
+        """Return whether data is searched and not only counted, see ``wire.channel.Outlet``."""
         return bool(self._gate.patterns)
 
     def passing(self, kind: Kind, data: Buffer, payload: bool) -> None:
@@ -136,7 +136,7 @@ class GateOutlet:
 
 
 def ledger(gate: Gate, others: Sequence[LedgerCounters]) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes sent by kind and sightings by pattern, over all processes."""
+    """Return the bytes sent by kind and the sightings by pattern, over all processes."""
     tallies = (gate.tally, *others)
     sent = {str(kind): sum(tally[i] for tally in tallies) for i, kind in enumerate(KINDS)}
     seen = {

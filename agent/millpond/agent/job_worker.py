@@ -1,6 +1,6 @@
 """Edge: a job's worker on the device: one process without network that may read the private data.
 
-The worker trains; the agent relays. All that the worker says goes to the host through the agent's gate, and
+The worker trains; the agent relays. All answers of the worker go to the host through the agent's gate, and
 the worker ends when the host's connections end.
 """
 
@@ -61,8 +61,8 @@ def check_folders(folders: tuple[str, ...]) -> None:
 
 
 class JobWorker:
-    """The process of one job, a fork of ``zygote``. ``prepare`` first; then each bulk request is relayed by
-    ``relay``.
+    """The worker process of one job, a fork of ``zygote``. ``prepare`` comes first; then ``relay`` relays
+    each bulk request.
     """
 
     def __init__(self, config: AgentConfig, name: str, zygote: Zygote) -> None:
@@ -126,7 +126,7 @@ class JobWorker:
                 self._forward(reply.message, reply.payload_size, self._channel, host, buffer)
 
     def _compute(self, request: Head, host: Channel) -> None:
-        """A step: the state goes to the worker and the sums come back in the memory that they share."""
+        """Relay a step: the state and the sums lie in memory that the agent and the worker share."""
         state, sums = self._state, self._sums
         if request.payload_size != self._size or state is None or sums is None:
             raise ProtocolError(f"{host.peer} sent {request.payload_size} bytes of state, not {self._size}")
@@ -155,12 +155,12 @@ class JobWorker:
         target.send(message, Deadline.after(seconds), payload)
 
     def _wait_for_worker(self, host: Channel, deadline: Deadline) -> None:
-        """Wait until the worker says something, or raise ConnectionLost as soon as the host has gone."""
+        """Wait until the worker answers, or raise ConnectionLost as soon as the host has gone."""
         self._poll(host, deadline)
         deadline.remaining()
 
     def _poll(self, host: Channel, deadline: Deadline) -> bool:
-        """Whether the worker has said something before the deadline. Raises HostLeft."""
+        """Return whether the worker has answered before the deadline. Raises HostLeft."""
         poll = select.poll()
         poll.register(self._channel.sock, select.POLLIN)
         poll.register(host.sock, select.POLLIN)
@@ -171,7 +171,7 @@ class JobWorker:
         return bool(ready)
 
     def _wait_while_busy(self, host: Channel) -> None:
-        """Wait for the worker as long as it does anything: all others wait in this step, too."""
+        """Wait for the worker as long as it uses its processor: all others wait in this step, too."""
         seen = None
         while not self._poll(host, Deadline.after(HANG_SECONDS)):
             now = processor_time(self._process.pid)

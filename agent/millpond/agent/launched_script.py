@@ -1,7 +1,7 @@
 """Edge: a launched script on the device: a process that has the network, and therefore no private part.
 
-Its output goes to the host through the agent's gate. What it sends by itself the agent cannot search; the
-ledger counts it, by the counters of the tunnel.
+Its output goes to the host through the agent's gate. Traffic that the script sends by itself the agent cannot
+search; the ledger counts it, by the counters of the tunnel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from millpond.wire.messages import Failure, Kind
 
 log = logging.getLogger(__name__)
 
-SEND_SECONDS = 600.0  # whoever looks at the output may have stopped to read
+SEND_SECONDS = 600.0  # the reader of the output may have paused
 REPLY_SECONDS = 10.0
 PLACE_SECONDS = 20.0  # the host may launch again before this agent has seen that it left the last one
 MOST_OUTPUT = 16 << 20
@@ -36,7 +36,7 @@ COUNT_SECONDS = 1.0
 
 
 class LaunchedScripts:
-    """Runs one launched script at a time. ``crossed`` tells the bytes that have left by the tunnel."""
+    """Runs one launched script at a time. ``crossed`` returns the bytes that have left by the tunnel."""
 
     def __init__(
         self, config: AgentConfig, gate: Gate, others: Sequence[LedgerCounters], crossed: Callable[[], int]
@@ -47,7 +47,7 @@ class LaunchedScripts:
 
     @property
     def names(self) -> list[str]:
-        """What runs now, for the device's load."""
+        """Return the name of the running script, if any, for the device's load."""
         script = self._script
         return [script] if script else []
 
@@ -91,13 +91,13 @@ class LaunchedScripts:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[Callable[[], None]]:
-        """Call what this yields now and then: it adds to the ledger what has left by the tunnel besides what
-        the gate has counted, packets' heads included.
+        """Yield a function to call now and then: it adds to the ledger the bytes that have left by the tunnel
+        and that the gate has not counted, packets' heads included.
         """
         begin = self._uncounted()
 
         def count() -> None:
-            new = self._uncounted() - begin  # what is added is in the gate's sum from then on
+            new = self._uncounted() - begin  # bytes once added are in the gate's sum from then on
             if new > 0:
                 self._gate.tally.add(KINDS.index(Kind.LAUNCHED), new)
 
@@ -111,7 +111,7 @@ class LaunchedScripts:
 
 
 def _relay(script: LaunchedScript, host: Channel, count: Callable[[], None]) -> None:
-    """Pass on what the script prints, at a bounded rate, until it ends. Raises ConnectionLost."""
+    """Relay the script's output, at a bounded rate, until it ends. Raises ConnectionLost."""
     lines, left = Lines(), MOST_OUTPUT
     poll = select.poll()
     poll.register(script.output, select.POLLIN)
@@ -119,7 +119,7 @@ def _relay(script: LaunchedScript, host: Channel, count: Callable[[], None]) -> 
     while True:
         ready = {descriptor for descriptor, _ in poll.poll(COUNT_SECONDS * 1000)}
         count()
-        if host.sock.fileno() in ready:  # it has nothing to say meanwhile
+        if host.sock.fileno() in ready:  # the host sends nothing meanwhile
             raise ConnectionLost("the host left a launched script")
         if script.output in ready:
             data = script.read()
@@ -128,15 +128,15 @@ def _relay(script: LaunchedScript, host: Channel, count: Callable[[], None]) -> 
                 host.send(Output(found), Deadline.after(SEND_SECONDS))
                 left -= len(data)
                 if left <= 0:
-                    told = f"(more than {MOST_OUTPUT >> 20} MiB of output: the rest is not shown)"
-                    host.send(Output((told,)), Deadline.after(SEND_SECONDS))
+                    notice = f"(more than {MOST_OUTPUT >> 20} MiB of output: the rest is not shown)"
+                    host.send(Output((notice,)), Deadline.after(SEND_SECONDS))
             if not data:
                 return
             time.sleep(len(data) / OUTPUT_RATE)
 
 
 def _sandbox(config: AgentConfig) -> Sandbox:
-    """With the device's network, and so without the private part, unless the device's owner wants it."""
+    """Return a sandbox with the device's network, so without the private part unless its owner allows it."""
     private = config.privacy.launch == "private"
     shown = Path(config.volume) if private else Path(config.volume, PUBLIC)
     return Sandbox(

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def open_ledger(folder: Path, process: str, patterns: Sequence[Pattern]) -> LedgerCounters:
-    """The counters of ``process`` in a file, which goes on counting when the agent starts again.
+    """Open the counters of ``process`` in a file, which goes on counting when the agent starts again.
 
     Other patterns, or kinds, begin a new file: its counters would mean something else.
     """

@@ -34,21 +34,21 @@ _HOST = Limits(head=4 << 20, payload=1 << 34)
 class Listener:
     """Serves the host at ``address``, in a thread for each connection, until ``stop``.
 
-    Only the other end of the tunnel is heard: the device's own users could else take all the places, and so
-    could other devices.
+    Only connections from the other end of the tunnel are served: otherwise the device's own users, or other
+    devices, could take all the places.
     """
 
     def __init__(
-        self, device: AgentService, context: ssl.SSLContext, address: ipaddress.IPv4Interface, port: int
+        self, service: AgentService, context: ssl.SSLContext, address: ipaddress.IPv4Interface, port: int
     ) -> None:
-        self._device, self._context = device, context
+        self._service, self._context = service, context
         self._hosts = {str(host) for host in address.network.hosts()} - {str(address.ip)}
         server = _listen(str(address.ip), port)
         self._acceptor = Acceptor(server, self._handle, places=CONNECTIONS, name="listener")
 
     @property
     def alive(self) -> bool:
-        """Whether it still accepts connections."""
+        """Return whether the listener still accepts connections."""
         return self._acceptor.alive
 
     def stop(self) -> None:
@@ -74,10 +74,10 @@ class Listener:
         first = _peek(connection, deadline)
         if first == _TLS_HANDSHAKE:
             secure = tls.accept(connection, self._context, tls.HOST, deadline)
-            with Channel(secure, "host", limits=_HOST, outlet=self._device.gate.outlet()) as host:
+            with Channel(secure, "host", limits=_HOST, outlet=self._service.gate.outlet()) as host:
                 self._serve_host(host)
         else:
-            outlet = self._device.gate.outlet()
+            outlet = self._service.gate.outlet()
             with Channel(connection, "a client", limits=_STRANGER, outlet=outlet) as stranger:
                 head = stranger.receive(deadline)
                 if not isinstance(head.message, Attach):
@@ -85,37 +85,37 @@ class Listener:
                 self._attach(stranger, head.message, deadline, encrypted=False)
 
     def _serve_host(self, host: Channel) -> None:
-        """A TLS connection is control, until it shows a ticket for encrypted bulk."""
+        """Serve control requests on a TLS connection, until it shows a ticket for encrypted bulk."""
         deadline = Deadline.after(FIRST_WORD_SECONDS)
         try:
-            if ticket := self._device.serve(host):
+            if ticket := self._service.serve(host):
                 self._attach(host, ticket, deadline, encrypted=True)
         except VersionMismatch as error:
             host.send(Failure("version", str(error)), deadline)
             raise
 
     def _attach(self, client: Channel, ticket: Attach, deadline: Deadline, *, encrypted: bool) -> None:
-        purpose = self._device.redeem(ticket.token, encrypted)
+        purpose = self._service.redeem(ticket.token, encrypted)
         if purpose is None:
             client.send(Failure("ticket", "this ticket is not valid"), deadline)
             raise RemoteError("a ticket that is not valid was shown")
         client.send(Ok(), deadline)
         if purpose.worker is not None:
-            outlet = self._device.gate.outlet()
+            outlet = self._service.gate.outlet()
             purpose.worker.relay(Channel(client.sock, "host", limits=_HOST, outlet=outlet))
         elif encrypted:
             self._relay_volume(client.sock)
         else:
-            self._device.volume.hand_over(client.sock)
+            self._service.volume.hand_over(client.sock)
 
     def _relay_volume(self, host: socket.socket) -> None:
-        """Stand between TLS, which cannot be handed to another process, and the volume server.
+        """Relay between TLS, which cannot be handed to another process, and the volume server.
 
         One thread for both directions: OpenSSL allows no two in one connection. Requests and replies take
         turns, so sending cannot block both ways.
         """
         ours, theirs = socket.socketpair()
-        self._device.volume.hand_over(theirs)
+        self._service.volume.hand_over(theirs)
         with ours, contextlib.suppress(OSError):
             host.settimeout(RELAY_SECONDS)
             ours.settimeout(RELAY_SECONDS)
@@ -124,7 +124,7 @@ class Listener:
 
 
 def _relay_once(host: socket.socket, server: socket.socket) -> bool:
-    """Wait for either side and pass on what it has to say; False when one has ended."""
+    """Wait for either side and pass its data on; return False when one has ended."""
     waiting = isinstance(host, ssl.SSLSocket) and host.pending()
     ready = [host] if waiting else select.select([host, server], [], [])[0]
     for source in ready:

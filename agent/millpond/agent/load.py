@@ -1,4 +1,4 @@
-"""Edge (psutil): how busy the device is, and what energy it takes."""
+"""Edge (psutil): the load of the device, and the energy that it takes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from millpond.wire.messages import Message
 
 
 def meter(config: AgentConfig, sysfs: Path = Path("/sys")) -> EnergyMeter:
-    """What knows the device's energy from now on."""
+    """Make the meter of the device's energy from now on."""
     return EnergyMeter(None if config.board == "emulated" else sysfs, config.watts)
 
 
 def measure(config: AgentConfig, jobs: Iterable[str], energy: EnergyMeter) -> Load:
-    """The present load; cpu is the share since the last call."""
+    """Measure the present load; ``cpu`` is the busy share, 0 to 1, since the last call."""
     taken = energy.read()
     return Load(
         cpu=psutil.cpu_percent() / 100,
@@ -40,7 +40,7 @@ def _temperature() -> float | None:
 
 
 def describe(config: AgentConfig, software: str, boot: str, at_rest: AtRest) -> Message:
-    """The answer to the host's Hello."""
+    """Make the answer to the host's Hello."""
     return Welcome(
         device=config.name,
         software=software,

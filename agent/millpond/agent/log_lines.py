@@ -17,17 +17,17 @@ class LogLines(logging.Handler):
         self._count = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record; the handler's lock is held."""
+        """Keep a log record; the handler's lock is held."""
         self._lines.append(self.format(record))
         self._count += 1
 
     def last(self, most: int) -> tuple[tuple[str, ...], int]:
-        """The last lines, ``most`` at most, and how many there have been in all."""
+        """Return the last lines, ``most`` at most, and how many there have been in all."""
         lines, count = self._now()
         return lines[-most:] if most > 0 else (), count
 
     def since(self, number: int) -> tuple[tuple[str, ...], int]:
-        """The lines behind the first ``number``, as far as they are kept, and how many there have been."""
+        """Return the kept lines behind the first ``number``, and how many there have been."""
         lines, count = self._now()
         return lines[max(0, len(lines) - max(0, count - number)) :], count
 

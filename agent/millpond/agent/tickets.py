@@ -26,14 +26,16 @@ class Tickets(Generic[P]):
         self._issued: dict[bytes, _Issued[P]] = {}
 
     def issue(self, purpose: P, tls: bool, now: float) -> bytes:
-        """A token for ``purpose``, valid for a minute from ``now`` (seconds)."""
+        """Return a token for ``purpose``, valid for VALID_SECONDS from ``now`` (seconds)."""
         self._issued = {token: item for token, item in self._issued.items() if item.expires > now}
         token = self._new_token()
         self._issued[token] = _Issued(purpose, tls, now + VALID_SECONDS)
         return token
 
     def redeem(self, token: bytes, tls: bool, now: float) -> P | None:
-        """The purpose of ``token``, once; None if it is unknown, used, expired or must be encrypted."""
+        """Return the purpose of ``token``, once; None if unknown, used, expired, or not ``tls`` though it
+        must be.
+        """
         for known, item in list(self._issued.items()):
             if hmac.compare_digest(known, token):
                 del self._issued[known]

@@ -1,7 +1,7 @@
 """Edge: the volume's processes: the device's own mount, and the server that shows the host the public part.
 
 The server runs as another user in a sandbox in which the private part does not exist and which has no
-network: it only ever holds connections that the agent has authenticated and passes to it.
+network: its only connections are those that the agent has authenticated and passes to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def lock_socket(config: AgentConfig) -> Path:
-    """Where the server, which is the master of the volume's locks, listens to the device's own mount."""
+    """Return the path at which the server, master of the volume's locks, listens to the device's mount."""
     return Path(config.state, "locks")
 
 
@@ -38,7 +38,7 @@ class DeviceMount:
 
     def __init__(self, config: AgentConfig) -> None:
         self._mountpoint = Path(config.volume)
-        self._clear()  # what an agent that was killed has left
+        self._clear()  # a mount that a killed agent has left
         self._make_mountpoint()
         command = [sys.executable, "-m", "millpond.fs.mount.device", config.flash, config.volume]
         options = ["--name", config.name, "--locks", str(lock_socket(config))]
@@ -58,7 +58,7 @@ class DeviceMount:
             raise
 
     def stop(self) -> None:
-        """Unmount; kill the server if it does not, which would leave a dead mount."""
+        """Unmount; kill the mount's process if it does not end, and remove the dead mount."""
         _stop(self.process)
         self._clear()
 
@@ -88,7 +88,7 @@ class VolumeServer:
         )
         module = [sys.executable, "-m", "millpond.agent.volume_server", "/etc/agent.toml", "/volume"]
         locks_at = lock_socket(config)
-        locks_at.unlink(missing_ok=True)  # also one that a server before this one still listens at
+        locks_at.unlink(missing_ok=True)  # also of an earlier server that still listens
         with theirs, listen(locks_at) as locks, _leases(Path(config.state, "leases")) as leases:
             descriptors = [theirs.fileno(), self.tally.descriptor, locks.fileno(), leases.fileno()]
             self.process = start(sandbox, [*module, *map(str, descriptors)], pass_fds=descriptors)
@@ -105,7 +105,7 @@ class VolumeServer:
 
 
 def _leases(path: Path) -> IO[bytes]:
-    """The file of the leases that one server leaves to the next. Without it the next knows of none."""
+    """Open the file of the leases that one server leaves to the next; without it the next has none."""
     try:
         descriptor = open_leases(path)
     except OSError as error:

@@ -60,7 +60,7 @@ def main(config: str, root: str, descriptor: str, tally: str, locks: str, leases
 
 
 def _tree(root: Path, quota: int | None) -> BackingFs:
-    """The public part, with a quota if it has one."""
+    """Open the public part, with a quota if there is one."""
     descriptor = os.open(root, os.O_PATH | os.O_DIRECTORY)
     if quota is None:
         return BackingFs(descriptor, public=PUBLIC.encode())

@@ -1,4 +1,4 @@
-"""Pure: energy, from what counters, power sensors or a data sheet say."""
+"""Pure: energy from counters, power sensors or declared watts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Literal
 from millpond.base.errors import ConfigError
 
 Source = Literal["rapl", "hwmon", "declared", "unknown"]
-"""Where a figure comes from: counters in the processors, sensors of the board, what somebody has declared, or
-nowhere.
+"""The source of a figure: counters in the processors (RAPL), sensors of the board (hwmon), declared watts, or
+none.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Watts:
-    """What a machine takes doing nothing, and with all its processors busy."""
+    """A machine's power in watts, idle and with all its processors busy."""
 
     idle: float
     busy: float
@@ -25,7 +25,7 @@ _MOST = 1e6
 
 
 def check(watts: Watts, where: str) -> Watts:
-    """The same watts if they make sense. Raises ConfigError naming ``where`` and the key."""
+    """Return the same watts if they make sense. Raises ConfigError naming ``where`` and the key."""
     for key, value, least in (("idle", watts.idle, 0.0), ("busy", watts.busy, watts.idle)):
         if not least <= value <= _MOST:
             raise ConfigError(f"{where}: {key}: {value:g} is not between {least:g} and {_MOST:g}")
@@ -34,15 +34,15 @@ def check(watts: Watts, where: str) -> Watts:
 
 @dataclass(frozen=True, slots=True)
 class Joules:
-    """An amount of energy."""
+    """An amount of energy in joules, and its source."""
 
     joules: float
     source: Source
 
 
 def counted(before: int, now: int, largest: int | None) -> int:
-    """What a counter has gone on by. After ``largest`` comes 0, at most once between two readings; without it
-    a counter that is behind was begun anew, from 0.
+    """Return the increase of a counter. After ``largest`` comes 0, at most once between two readings; without
+    ``largest`` a counter that is behind was begun anew, from 0.
     """
     if now >= before:
         return now - before
@@ -50,13 +50,13 @@ def counted(before: int, now: int, largest: int | None) -> int:
 
 
 def under(before: float, now: float, seconds: float) -> float:
-    """Joules between two readings of a power in watts, as if it had changed evenly."""
+    """Return the joules between two readings of a power in watts, as if it had changed evenly."""
     return (before + now) / 2 * seconds
 
 
 def declared(watts: Watts, seconds: float, busy_seconds: float, processors: int) -> float:
-    """Joules of a machine whose ``processors`` together worked for ``busy_seconds`` of the ``seconds``: power
-    grows evenly with the share of processors that are busy.
+    """Return the joules of a machine whose ``processors`` together worked for ``busy_seconds`` of the
+    ``seconds``: power grows evenly with the share of processors that are busy.
     """
     share = min(busy_seconds / processors, seconds)
     return watts.idle * seconds + (watts.busy - watts.idle) * share

@@ -1,4 +1,4 @@
-"""Edge (sysfs, psutil and the clock): what energy this machine has taken.
+"""Edge (sysfs, psutil and the clock): the energy that this machine has taken.
 
 Of the sources the first that can be read is used:
 
@@ -8,7 +8,7 @@ Of the sources the first that can be read is used:
   power, added up. A power is read when asked for; between two readings it is taken to change evenly.
 - declared watts, by the share of processor time that was busy.
 
-All are of the whole machine: what else runs on it is in them. Emulated devices share one machine.
+All figures are of the whole machine, with other work on it. Emulated devices share one machine.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _WHOLE_MACHINE = "power_meter"
 
 
 class EnergyMeter:
-    """The energy of this machine since the meter was made. ``root`` is where sysfs is mounted; where it is
-    another machine's, there is none, and only declared watts count.
+    """Measures the energy of this machine since the meter was made. ``root`` is where sysfs is mounted, None
+    if it is another machine's: then only declared watts count.
     """
 
     def __init__(self, root: Path | None = Path("/sys"), declared: Watts | None = None) -> None:
         self.source, self._gauges = _find(root, declared)
 
     def read(self) -> Joules | None:
-        """None if nothing is known, or not at the moment; for a stretch of time subtract two readings."""
+        """Return the energy so far, None if unknown or unreadable now; for a period subtract two readings."""
         try:
             values = [gauge.total() for gauge in self._gauges]
         except (OSError, ValueError):
@@ -49,7 +49,7 @@ class EnergyMeter:
 
 class _Gauge(Protocol):
     def total(self) -> float:
-        """Joules so far. Raises OSError or ValueError if it can not be read now."""
+        """Return the joules so far. Raises OSError or ValueError if the gauge cannot be read now."""
 
 
 class _Counter:
@@ -81,7 +81,7 @@ class _Power:
 
 
 class _Declared:
-    """Nothing to read but how busy the processors were."""
+    """Declared watts, by the processors' busy time."""
 
     def __init__(self, watts: Watts) -> None:
         self._watts, self._processors = watts, psutil.cpu_count() or 1
@@ -101,7 +101,7 @@ def _find(root: Path | None, watts: Watts | None) -> tuple[Source, Sequence[_Gau
 
 
 def _packages(folder: Path) -> list[_Counter]:
-    """All, or none where one can not be read: since 2020 they are root's alone."""
+    """Return all packages' counters, or none where one cannot be read: since 2020 only root may."""
     domains = [path for path in sorted(folder.glob("intel-rapl:*")) if _text(path / "name")[:7] == "package"]
     try:
         return [_Counter(path / "energy_uj", _number(path / "max_energy_range_uj")) for path in domains]
@@ -120,7 +120,7 @@ def _sensors(folder: Path) -> list[_Gauge]:
 
 
 def _of_chip(chip: Path) -> list[tuple[Callable[[Path], _Gauge], Path]]:
-    """Its sensors of energy, or else of power: what has both measures the same twice."""
+    """Return a chip's sensors of energy, or else of power: with both it measures the same twice."""
     kinds: tuple[tuple[str, Callable[[Path], _Gauge]], ...] = (
         ("energy*_input", _Counter),
         ("power*_input", _Power),
@@ -131,7 +131,7 @@ def _of_chip(chip: Path) -> list[tuple[Callable[[Path], _Gauge], Path]]:
 
 
 def _busy_seconds() -> float:
-    """Of all processors together since the machine was started."""
+    """Return the busy seconds of all processors together since the machine was started."""
     spent = psutil.cpu_times()
     return float(spent.user + spent.nice + spent.system + spent.irq + spent.softirq)
 

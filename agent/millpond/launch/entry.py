@@ -1,8 +1,8 @@
 """Entry: the first process of a launched script's sandbox: ``python -m millpond.launch.entry FD INTERFACE``.
 
-FD is an inherited Unix socket on which one Launch comes. The script runs as it would under torchrun, in a
-folder of its own that holds its files; the folder is in memory, and goes when this process ends, as do all
-others that the script has started.
+FD is an inherited Unix socket on which one Launch message comes. The script runs as it would under torchrun,
+in a folder of its own that holds its files; the folder is in memory, and goes when this process ends, as do
+all others that the script has started.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RECEIVE_SECONDS = 60.0
 
 
 def main(descriptor: str, interface: str) -> int:
-    """Run the script; its exit code, 128 + N if signal N ended it."""
+    """Run the script; return its exit code, 128 + N if signal N ended it."""
     die_with_parent(signal.SIGKILL)
     limits = Limits(head=MOST_CODE + (1 << 20), payload=0)
     with Channel(socket.socket(fileno=int(descriptor)), "the launcher", limits=limits) as channel:
@@ -34,11 +34,11 @@ def main(descriptor: str, interface: str) -> int:
     folder = Path(tempfile.mkdtemp(prefix="launch-"))
     for name, content in launch.files.items():
         (folder / name).write_bytes(content)
-    # What it prints is shown line by line: Python must not keep it until a buffer is full.
+    # Output is shown line by line: Python must not keep it until a buffer is full.
     variables = os.environ | environment(launch, interface) | {"PYTHONUNBUFFERED": "1"}
     command = [sys.executable, launch.script, *launch.arguments]
     script = subprocess.Popen(command, cwd=folder, env=variables, stdin=subprocess.DEVNULL)
-    while True:  # as the first process it also buries what others leave behind
+    while True:  # as the first process of its pid namespace it also reaps orphans
         pid, status = os.wait()
         if pid == script.pid:
             return exit_code(status)

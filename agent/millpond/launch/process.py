@@ -40,27 +40,27 @@ class LaunchedScript:
 
     @property
     def output(self) -> int:
-        """The descriptor to read what it prints from; at its end all processes of the script are gone."""
+        """Return the descriptor of the script's output; at its end all processes of the script are gone."""
         assert self._process.stdout
         return self._process.stdout.fileno()
 
     def read(self, most: int = 1 << 15) -> bytes:
-        """Wait for output; nothing when there will be no more."""
+        """Wait for output and return it; empty when there will be no more."""
         return os.read(self.output, most)
 
     def wait(self) -> int:
-        """Its exit code, once its output has ended."""
+        """Return the script's exit code, once its output has ended."""
         code = self._process.wait()
         return 128 - code if code < 0 else code
 
     def stop(self) -> None:
-        """Kill it and all that it started."""
+        """Kill the script and all processes that it started."""
         end(self._process)
         if self._process.stdout:
             self._process.stdout.close()
 
 
 def _names(launch: Launch) -> dict[str, str]:
-    """Files by which names are known without asking anybody: torch looks for that of the master's address."""
+    """Return files that resolve names without DNS: torch looks up the name of the master's address."""
     hosts = f"127.0.0.1 localhost\n{launch.master_address} master\n"
     return {"/etc/hosts": hosts, "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n"}

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def group(model: nn.Module, *, policy: GroupPolicy = "balance") -> AbstractContextManager[ProcessGroup]:
-    """The processes that train ``model`` with this script, each with its part of every batch; a step is
-    exactly that of one process with all samples. They are those of the default process group. Without one,
-    a gloo group is made from the environment, as ``millpond launch`` and ``torchrun`` set it, and ended with
-    the ``with`` block; without RANK there the process is alone.
+    """Join the processes that train ``model`` with this script, each with its part of every batch; a step is
+    exactly that of one process with all samples. The members are the ranks of torch's default process group.
+    Without one, a gloo group is made from the environment, as ``millpond launch`` and ``torchrun`` set it,
+    and ended with the ``with`` block; if RANK is not set there, the process trains alone.
 
-    All begin with the model of rank 0. With the policy "balance" batches follow the ranks' speeds; with
+    All ranks begin with the model of rank 0. With the policy "balance" batches follow the ranks' speeds; with
     "fixed" they are equal, and the same data and seeds give the same bits. Raises LocalError, in ``with``,
-    for a model without parameters or with such as are not float32 on a CPU.
+    for a model without parameters, and for parameters that are not float32 on a CPU.
     """
     from millpond.train.distributed.group import joined  # imports torch, which the daemons do without
 

@@ -13,12 +13,13 @@ from millpond.wire.messages import Kind, Message, message
 @message("prepare")
 @dataclass(frozen=True, slots=True)
 class PrepareWorker(Message):
-    """Build the model and load the samples; answered by Ready. ``role`` says what for: rounds of training,
-    steps of it, or to keep the model and its optimizer while others compute steps.
+    """Build the model and load the samples; answered by Ready. A worker of the ``role`` "rounds" trains
+    rounds of a federated job, one of "steps" computes gradients for a synchronous job, and the
+    "parameter_server" holds that job's model and optimizer.
 
     ``folders`` are the data folders (relative to the volume on a device, absolute on the host; none for a
-    worker that only evaluates), ``code`` the files of the user's model by name. ``states`` says how many
-    states the shared memory of a synchronous job has.
+    worker that only evaluates), ``code`` the files of the user's model by name. ``states`` is the number of
+    states that the shared memory of a synchronous job has.
     """
 
     job: Job
@@ -26,7 +27,7 @@ class PrepareWorker(Message):
     folders: tuple[str, ...]
     code: dict[str, str]
     tls: bool = False
-    role: Literal["rounds", "steps", "keeper"] = "rounds"
+    role: Literal["rounds", "steps", "parameter_server"] = "rounds"
     states: int = 1
 
 
@@ -36,7 +37,7 @@ class Ready(Message):
     """The worker can train on ``samples`` samples. The model's state is ``size`` float32 values.
 
     ``token`` (from an agent only) entitles to the bulk connection for Train; encrypted if ``tls``. ``parts``
-    are the samples by folder, ``shape`` is that of one.
+    are the numbers of samples by folder, ``shape`` is the shape of one sample.
     """
 
     samples: int
@@ -90,17 +91,17 @@ class Evaluate(Message):
 @message("score", Kind.METRICS)
 @dataclass(frozen=True, slots=True)
 class Score(Message):
-    """Share of ``samples`` that were classified right, and the mean loss."""
+    """The share of ``samples`` that were classified right, 0 to 1, and the mean loss."""
 
     accuracy: float
     loss: float
     samples: int
 
 
-# What follows is of synchronous jobs. Between a worker process and whoever started it, the vectors that are
-# called payload lie in shared memory: states, float32 [states, size], where on the host the keeper writes
-# them and on a device its agent does; sums, float32 [size], in memory of each worker's. Between an agent and
-# the host they follow the messages.
+# The messages below belong to synchronous jobs. Between a worker process and its parent (the agent or the
+# host daemon), the vectors that are called payload lie in shared memory: states, float32 [states, size],
+# written on the host by the parameter server and on a device by the agent; sums, float32 [size], in memory of
+# each worker's own. Between an agent and the host these vectors follow the messages.
 
 
 @message("compute", payload=Kind.PARAMETERS)
@@ -108,8 +109,8 @@ class Score(Message):
 class Compute(Message):
     """Compute gradients at the payload, the flat float32 state; answered by Computed.
 
-    ``samples`` has the indices to take, by folder of Prepare. ``seed`` is for what the model draws. ``state``
-    is the number of the state in shared memory.
+    ``samples`` has the indices to take, by folder of Prepare. ``seed`` is for the model's random draws.
+    ``state`` is the number of the state in shared memory.
     """
 
     step: int
@@ -124,8 +125,8 @@ class Computed(Message):
     """Payload: flat float32 in the state's layout: of each parameter the sum of its gradients over
     ``samples`` samples, of each buffer (running statistics) its change times ``samples``.
 
-    ``loss`` is a sum, too. ``busy`` is the part of the processor that other work took meanwhile, NaN if it is
-    not known, ``peak`` the most bytes of memory that the worker has had.
+    ``loss`` is a sum, too. ``busy`` is the part of the processor that other work took meanwhile, 0 to 1, NaN
+    if it is not known, ``peak`` the worker's high-water mark of memory, in bytes.
     """
 
     step: int
@@ -139,9 +140,9 @@ class Computed(Message):
 @message("apply", payload=Kind.PARAMETERS)
 @dataclass(frozen=True, slots=True)
 class Apply(Message):
-    """To the keeper of the model: one step of the optimizer, at ``factor`` times its learning rate, with the
+    """Ask the parameter server for one step of the optimizer, at ``factor`` times its learning rate, with the
     payload, a mean in Computed's layout. The new state is the one with number ``state``; if that is another
-    than the last, the last stays as it is. Answered by Applied.
+    than the last, the last stays as it is. Answered by StepApplied.
     """
 
     factor: float
@@ -159,7 +160,7 @@ class StepApplied(Message):
 @message("momentum.get")
 @dataclass(frozen=True, slots=True)
 class GetMomentum(Message):
-    """Ask the keeper for what its optimizer remembers; answered by Momentum."""
+    """Ask the parameter server for the tensors of its optimizer; answered by Momentum."""
 
 
 @message("momentum", payload=Kind.PARAMETERS)
@@ -174,8 +175,8 @@ class Momentum(Message):
 @message("restore", payload=Kind.PARAMETERS)
 @dataclass(frozen=True, slots=True)
 class Restore(Message):
-    """To the keeper: take the state, and as payload that follows the message an optimizer's tensors as
-    Momentum had them, none before the first step. Answered by Ok.
+    """Have the parameter server take the state in shared memory, and as payload that follows the message an
+    optimizer's tensors as Momentum had them, none before the first step. Answered by Ok.
     """
 
     tensors: tuple[Tensor, ...]

@@ -66,7 +66,9 @@ class Processes:
         self._states = memory.make("states")
         weakref.finalize(self, os.close, self._states)
         self.locals = [self._start(rank) for rank in range(count)]
-        request = PrepareWorker(work.job, "parameter-server", (), {}, role="keeper", states=count + 1)
+        request = PrepareWorker(
+            work.job, "parameter-server", (), {}, role="parameter_server", states=count + 1
+        )
         self.server = ParameterServer(
             request, [work.test], logs / "parameter-server.log", self._zygote, self._states
         )

@@ -1,1 +1,1 @@
-"""Who computes how much in a step: curves, equal-time batches, the controller that re-tunes them."""
+"""Batches by the speeds of workers: curves, equal-time batches, the controller that re-tunes them."""

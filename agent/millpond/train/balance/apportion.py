@@ -1,14 +1,16 @@
 """Pure: how many samples of which pool each worker takes in a step, so that all pools end together.
 
-What is left is laid out over the fewest steps in which those who are there can do it: a pool with few readers
-first, and by whom has fewer pools to choose from first. So a device is given as much of its own samples as it
-can take in these steps, and the host the rest of those that cannot finish theirs. In each step everyone takes
-of its pools in these proportions; who has done its part helps with whatever it can read.
+The remaining samples are laid out over the fewest steps in which the present workers can take them: pools
+with few readers first, and in a pool first the readers with the fewest other pools. So a device is given as
+many of its own samples as it can take in these steps, and the host the rest of the pools whose device cannot
+finish them. In each step every worker takes from its pools in these proportions; a worker whose part is done
+helps with any pool that it can read.
 
 One sample alone has no variance, which BatchNorm needs. So no step leaves a single sample in a pool: a worker
-takes it too, one more than its batch, or leaves two. And who would get a single one takes another of what is
-left or of a share of three or more, or gives its own to a smaller share. A pool that had two samples or more
-can always be dealt so to batches of two or more; a share of one is all that was left of a pool.
+takes it too, one more than its batch, or leaves two. And a worker that would get a single sample takes
+another one, left in a pool or from a share of three or more, or gives its own to a smaller share. A pool that
+had two samples or more can always be dealt so to batches of two or more; a share of one is all that was left
+of a pool.
 """
 
 from __future__ import annotations
@@ -18,17 +20,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 Amounts = list[tuple[int, float]]
-"""Of pools: (pool, samples of it)."""
+"""Samples by pool: (pool, samples of it)."""
 
 _HALVINGS = 12
-"""The number of steps that are left is known to 1/4096 of it."""
+"""Bisections of the number of remaining steps, which is then known to 1/4096 of it."""
 _LEAST = 2
 _ENOUGH = 0.5
 """A plan that leaves less than half a sample leaves none: the rest is rounding."""
 
 
 class Apportionment:
-    """For ``workers`` workers and pools with these ``readers``, ranks by pool."""
+    """Divides samples of pools among ``workers`` workers; ``readers`` are the ranks that read each pool."""
 
     def __init__(self, readers: Sequence[Sequence[int]], workers: int) -> None:
         self._readers = readers
@@ -44,8 +46,9 @@ class Apportionment:
         ]
 
     def counts(self, left: Sequence[int], batches: Sequence[int]) -> list[dict[int, int]]:
-        """By rank the samples of each pool: as many as the batch, fewer where there are no more; one more or
-        fewer so that none is left alone. ``left`` is by pool, a batch of 0 is of who is not there.
+        """Return by rank the samples to take of each pool: as many as the batch, fewer where there are no
+        more; one more or fewer so that no sample is left alone. ``left`` are the remaining samples by pool, a
+        batch of 0 means an absent worker.
         """
         step = _Step(list(left), batches, self._pools, self._readers)
         for rank, amounts in self._layout(left, batches):
@@ -57,9 +60,9 @@ class Apportionment:
         return step.taken
 
     def spread(self, left: Sequence[int], batches: Sequence[int], most: int) -> list[int]:
-        """Batches no larger than these, of ``most`` samples together, with which the rest of the epoch takes
-        no more steps than it must, and everyone's own samples are in all of them: who has few does not finish
-        early, while the last steps have only those of whom has many.
+        """Return batches no larger than these, of ``most`` samples together, with which the rest of the epoch
+        takes no more steps than it must, and every worker's own samples are in all of them. Otherwise a
+        worker with few samples would finish early, and the last steps would have only samples of the others.
         """
         readable = self._readable(left, batches)
         if not any(readable):
@@ -79,7 +82,7 @@ class Apportionment:
                 if batch and any(left[p] for p in self._pools[rank])
             )
             found[rank] = min(batches[rank], _LEAST)
-        while sum(found) > together and max(found) > _LEAST:  # room for those who were given the least
+        while sum(found) > together and max(found) > _LEAST:  # room for those raised to the least
             found[found.index(max(found))] -= 1
         return found
 
@@ -87,7 +90,7 @@ class Apportionment:
         return len(self._pools[rank])
 
     def _layout(self, left: Sequence[int], batches: Sequence[int]) -> Iterator[tuple[int, Amounts]]:
-        """What each who is there takes in all steps that are left, were they as few as possible."""
+        """Yield by rank the samples that a present worker takes in the fewest possible steps."""
         readable = self._readable(left, batches)
         if not any(readable):
             return
@@ -95,14 +98,14 @@ class Apportionment:
         yield from ((rank, amounts[rank]) for rank in self._ranks if amounts[rank])
 
     def _readable(self, left: Sequence[int], batches: Sequence[int]) -> list[int]:
-        """What is left that somebody who is there can read, by pool."""
+        """Return by pool the remaining samples that a present worker can read."""
         return [
             count if any(batches[rank] for rank in ranks) else 0
             for count, ranks in zip(left, self._readers, strict=True)
         ]
 
     def _fewest_steps(self, left: Sequence[int], batches: Sequence[int]) -> tuple[float, list[Amounts]]:
-        """How many, and what each worker takes in them."""
+        """Return the least number of steps for the remaining samples, and what each worker takes in them."""
         low = high = sum(left) / sum(batches)
         amounts, missing = self._assign(left, high, batches)
         while missing > _ENOUGH:
@@ -120,7 +123,7 @@ class Apportionment:
     def _assign(
         self, left: Sequence[int], steps: float, batches: Sequence[int]
     ) -> tuple[list[Amounts], float]:
-        """Who takes what in so many steps, by rank, and how much nobody can take in them."""
+        """Return by rank what each worker takes in so many steps, and how many samples no worker can take."""
         free = [steps * batch for batch in batches]
         found: list[Amounts] = [[] for _ in batches]
         missing = 0.0
@@ -140,7 +143,7 @@ class Apportionment:
 
 
 class _Step:
-    """Samples that move from pools (``left``) to workers (``taken``, by rank and pool) and back."""
+    """Moves samples from pools (``left``) to workers (``taken``, by rank and pool) and back, in one step."""
 
     def __init__(
         self,
@@ -154,25 +157,25 @@ class _Step:
         self.taken: list[dict[int, int]] = [{} for _ in batches]
 
     def take(self, rank: int, count: int, amounts: Amounts) -> None:
-        """So many samples, or what is left of them, of pools in proportion to the amounts."""
+        """Give a worker ``count`` samples, or as many as are left, of pools in proportion to the amounts."""
         for (pool, _), part in zip(amounts, _split(count, [amount for _, amount in amounts]), strict=True):
             self._move(pool, rank, min(part, self._left[pool]))
 
     def fill(self, rank: int) -> None:
-        """The rest of its batch, as far as there is anything left that it can read."""
+        """Complete a worker's batch from the pools that it can read, as far as they have samples."""
         room = self._batches[rank] - self._sizes[rank]
         if room > 0:
             amounts = [(pool, float(self._left[pool])) for pool in self._pools[rank] if self._left[pool]]
             self.take(rank, min(room, sum(self._left[pool] for pool, _ in amounts)), amounts)
 
     def join_single_shares(self) -> None:
-        """Nobody with a batch of two or more has one sample."""
+        """Leave no worker whose batch is two or more with one sample."""
         for rank, size in enumerate(self._sizes):
             if size == 1 and self._batches[rank] >= _LEAST:
                 self._more(rank) or self._steal(rank) or self._give(rank)
 
     def join_single_rests(self) -> None:
-        """No pool has one sample left."""
+        """Leave no pool with one sample."""
         for pool, count in enumerate(self._left):
             if count != 1:
                 continue
@@ -222,7 +225,7 @@ class _Step:
 
 
 def _split(count: int, amounts: Sequence[float]) -> list[int]:
-    """So many in proportion to the amounts, what rounding leaves to the largest remainders."""
+    """Divide ``count`` in proportion to the amounts; the rest of rounding goes to the largest remainders."""
     together = sum(amounts)
     exact = [count * amount / together if together else 0.0 for amount in amounts]
     parts = [int(part) for part in exact]

@@ -1,7 +1,7 @@
-"""Pure: the batches of a job's workers, re-tuned after each step by what the step took.
+"""Pure: the batches of a job's workers, re-tuned after each step by its measured times.
 
 A worker that sits out is too slow for the smallest batch, and so is not measured. The load of its processor
-tells when that ends; where it is not known, or does not account for it, the worker is probed.
+shows when that ends; where the load is unknown, or does not account for the slowness, the worker is probed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ PATIENCE = 1.1
 """
 GRACE = 0.1
 """Seconds that a step waits at least beyond the planned time: what scheduling and waking up alone may cost
-where processors are shared. Who is late by less would only be a step late for nothing.
+where processors are shared. Not waiting for it would make a worker a whole step late for nothing.
 """
 PROBE = 50
-"""Steps after which a worker that sits out gets the smallest batch once; nobody waits for it."""
+"""Steps after which a worker that sits out gets the smallest batch once; no step waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Batches by rank (0: sits out or is absent), the seconds that each is expected to take, and how long a
-    step waits, inf for ever.
+    """Batches by rank (0: sits out or is absent), the seconds that each is expected to take, and the seconds
+    after which a step ends without late workers (inf: it waits for all).
     """
 
     batches: Ints
@@ -38,21 +38,23 @@ class BatchPlan:
 
 
 def deadline_of(times: Floats, patience: float | None) -> float:
-    """``patience`` times as long as planned, but at least GRACE seconds more; None waits for everyone."""
+    """Return ``patience`` times the longest planned time, at least GRACE seconds more; None waits for all."""
     longest = float(times.max())
     return float("inf") if patience is None else max(patience * longest, longest + GRACE)
 
 
 class BalanceController:
-    """Equal-time batches for ``crew``; with ``total`` their sum is fixed, or as near to it as those who are
-    ``present`` can come. ``levels`` by rank are how many times as long as on their curves they take at first.
-    ``probes`` says whether who sits out is probed.
-    Raises ValueError if not even the whole crew could have ``total``.
+    """Plans equal-time batches for ``cohort`` and re-plans when a worker's speed has changed.
+
+    With ``total`` the sum of the batches is fixed, or as near to it as the ``present`` workers can come.
+    ``levels`` by rank are how many times as long as on their curves the workers take at first. ``probes``
+    says whether workers that sit out are probed. Raises ValueError if not even the whole cohort could have
+    ``total``.
     """
 
     def __init__(
         self,
-        crew: Cohort,
+        cohort: Cohort,
         *,
         total: int | None = None,
         patience: float | None = PATIENCE,
@@ -61,44 +63,45 @@ class BalanceController:
         probes: bool = True,
     ) -> None:
         self._probes = probes
-        self.crew, self._total, self._patience = crew, total, patience
-        everyone = np.ones(crew.size)
+        self.cohort, self._total, self._patience = cohort, total, patience
+        ones = np.ones(cohort.size)
         if total is not None:
-            crew.batches_of(total, everyone)
-        self._slowness = Slowness(everyone if levels is None else levels)
-        self.present: Bools = np.ones(crew.size, dtype=np.bool_) if present is None else present.copy()
+            cohort.batches_of(total, ones)
+        self._slowness = Slowness(ones if levels is None else levels)
+        self.present: Bools = np.ones(cohort.size, dtype=np.bool_) if present is None else present.copy()
         self._all_present = bool(self.present.all())
-        self._sat_out: Ints = np.zeros(crew.size, dtype=np.int64)  # steps
+        self._sat_out: Ints = np.zeros(cohort.size, dtype=np.int64)  # steps
         self.plan = self._make_plan()
 
     @property
     def slowness(self) -> Floats:
-        """How many times as long as on its curve each worker takes, as far as it is known."""
+        """Return how many times as long as on its curve each worker takes, as far as it is known."""
         return self._slowness.level.copy()
 
     def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
-        """The batch that each worker did last and the seconds of its whole own work for it, NaN for who did
-        none in this step; the part of its processor that other work takes, 0 to 1, NaN if unknown. Whether
-        there is a new plan.
+        """Take in the measurements of a step; return whether there is a new plan.
+
+        Arrays are by rank: the batch that the worker did last; the seconds of its whole own work for it, NaN
+        if it did none in this step; the part of its processor that other work takes, 0 to 1, NaN if unknown.
         """
         if not self._all_present:
             measured = np.where(self.present, measured, np.nan)
             busy = None if busy is None else np.where(self.present, busy, np.nan)
-        expected = self.crew.times(batches, self._slowness.level)
+        expected = self.cohort.times(batches, self._slowness.level)
         changed = self._slowness.observe(expected, measured, busy)
         before = self.plan
         self.plan = self._with_probes(self._change_plan(changed) if changed.size else self._steady)
         return self.plan is not before and bool(np.any(before.batches != self.plan.batches))
 
     def join(self, rank: int, level: float = 1.0) -> BatchPlan:
-        """A worker is there, for the first time or again; what was known of it before is forgotten."""
-        return self._attend(rank, True, level)
+        """Add a worker, new or returned; forget its earlier measurements. Return the plan with it."""
+        return self._set_present(rank, True, level)
 
     def leave(self, rank: int) -> BatchPlan:
-        """A worker is not there any more."""
-        return self._attend(rank, False, 1.0)
+        """Remove a worker. Return the plan without it."""
+        return self._set_present(rank, False, 1.0)
 
-    def _attend(self, rank: int, present: bool, level: float) -> BatchPlan:
+    def _set_present(self, rank: int, present: bool, level: float) -> BatchPlan:
         self.present[rank] = present
         self._all_present = bool(self.present.all())
         self._slowness.reset(rank, level)
@@ -108,36 +111,36 @@ class BalanceController:
     def _make_plan(self) -> BatchPlan:
         if self._total is None:
             level = self._level()
-            self._seconds = self.crew.step_seconds(level)
-            return self._settle(self.crew.batches(self._seconds, level))
-        total = self.crew.nearest(self._total, self.present)
-        nobody = np.zeros(self.crew.size, dtype=np.int64)
-        return self._settle(self.crew.batches_of(total, self._level()) if total else nobody)
+            self._seconds = self.cohort.step_seconds(level)
+            return self._set_steady(self.cohort.batches(self._seconds, level))
+        total = self.cohort.nearest(self._total, self.present)
+        none = np.zeros(self.cohort.size, dtype=np.int64)
+        return self._set_steady(self.cohort.batches_of(total, self._level()) if total else none)
 
     def _change_plan(self, ranks: Ints) -> BatchPlan:
-        """With other levels of some; the others' batches stay if the step is as long as before."""
+        """Re-plan for new levels of some ranks; other batches stay if the step is as long as before."""
         level = self._level()
-        if self._total is not None or self.crew.step_seconds(level) != self._seconds:
+        if self._total is not None or self.cohort.step_seconds(level) != self._seconds:
             return self._make_plan()
         batches = self._steady.batches.copy()
-        batches[ranks] = self.crew.batches_for(ranks, self._seconds, level)
-        return self._settle(batches)
+        batches[ranks] = self.cohort.batches_for(ranks, self._seconds, level)
+        return self._set_steady(batches)
 
     def _level(self) -> Floats:
         level = self._slowness.level
         return level if self._all_present else np.where(self.present, level, np.inf)
 
-    def _settle(self, batches: Ints) -> BatchPlan:
-        times = self.crew.times(batches, self._slowness.level)
+    def _set_steady(self, batches: Ints) -> BatchPlan:
+        times = self.cohort.times(batches, self._slowness.level)
         self._steady = BatchPlan(batches, times, deadline_of(times, self._patience))
-        self._idle = np.flatnonzero((batches == 0) & self.present & (self.crew.caps > 0))
+        self._idle = np.flatnonzero((batches == 0) & self.present & (self.cohort.caps > 0))
         sat_out = self._sat_out[self._idle]
         self._sat_out.fill(0)
         self._sat_out[self._idle] = sat_out
         return self._steady
 
     def _with_probes(self, steady: BatchPlan) -> BatchPlan:
-        """With the smallest batch for those whose turn it is to show whether they are still as slow."""
+        """Give the smallest batch to idle workers that are due to show whether they are still as slow."""
         if not self._probes or not self._idle.size:
             return steady
         self._sat_out[self._idle] += 1
@@ -149,11 +152,13 @@ class BalanceController:
             due = due[: _make_room(batches)]
         batches[due], self._sat_out[due] = LEAST_BATCH, 0
         self._slowness.probe(due)
-        return replace(steady, batches=batches, times=self.crew.times(batches, self._slowness.level))
+        return replace(steady, batches=batches, times=self.cohort.times(batches, self._slowness.level))
 
 
 def _make_room(batches: Ints) -> int:
-    """Take a probe's two samples from one of the largest batches, so that the sum stays; 1 if that can be."""
+    """Take a probe's two samples from one of the largest batches, so that the sum stays; return 1 if
+    possible.
+    """
     can = np.where((batches == LEAST_BATCH) | (batches >= 2 * LEAST_BATCH), batches, 0)
     rank = int(np.argmax(can))
     if not can[rank]:

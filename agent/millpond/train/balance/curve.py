@@ -1,4 +1,4 @@
-"""Pure: how long a worker takes for its whole own work of one step, by its batch.
+"""Pure: seconds that a worker takes for its whole own work of one step, by its batch.
 
 Every worker computes the plan for itself from the same numbers, on processors of several kinds. So here and
 in the other modules of this package arithmetic is +, -, * and / of float64 in separate operations, which IEEE
@@ -19,15 +19,16 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 _NEVER_FASTER = 1e-6
-"""Relative: what a larger batch takes longer at least, where measurements say that it does not."""
+"""Relative: by how much a larger batch takes longer at least, where measurements say that it does not."""
 _AS_GOOD = 0.99
 """A batch with this part of the greatest speed is as good, and smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Straight lines between measured points, the last one prolonged: batches in samples, ascending, and the
-    seconds of each, ascending. Before the first point the time falls with its own slope, to no less than 0.
+    """A worker's seconds by batch, as straight lines between measured points, the last one prolonged.
+    ``batches`` are in samples, ascending, ``seconds`` those of each, ascending. Before the first point the
+    time falls with its own slope, to no less than 0.
     """
 
     batches: tuple[int, ...]
@@ -43,8 +44,9 @@ class Curve:
 
     @staticmethod
     def fit(measured: Iterable[tuple[int, float]]) -> Curve:
-        """The medians of what was measured, (batch, seconds) in any order; a time that is less than that of
-        a smaller batch is raised to it. Raises ValueError for nothing or for times that are not positive.
+        """Make a curve of the medians of measured (batch, seconds) in any order; a time that is less than
+        that of a smaller batch is raised to it. Raises ValueError for nothing or for times that are not
+        positive.
         """
         by_batch: dict[int, list[float]] = {}
         for batch, seconds in measured:
@@ -56,7 +58,7 @@ class Curve:
         return Curve(tuple(sorted(by_batch)), tuple(times))
 
     def time(self, batch: Ints) -> Floats:
-        """Seconds of each batch, any shape; 0 for a batch of 0."""
+        """Return the seconds of each batch, any shape; 0 for a batch of 0."""
         batches, seconds = self._lines()
         line = np.searchsorted(batches[1:-1], batch, side="left")
         slope = (seconds[line + 1] - seconds[line]) / (batches[line + 1] - batches[line])
@@ -64,8 +66,8 @@ class Curve:
 
     @property
     def peak(self) -> int:
-        """The smallest measured batch whose speed is as good as the best: beyond it memory is all that grows,
-        and for large images the speed falls.
+        """Return the smallest measured batch whose speed is as good as the best: beyond it memory is all that
+        grows, and for large images the speed falls.
         """
         speeds = [batch / time for batch, time in zip(self.batches, self.seconds, strict=True)]
         best = _AS_GOOD * max(speeds)
@@ -73,11 +75,11 @@ class Curve:
 
     @property
     def speed(self) -> float:
-        """Samples per second at the peak."""
+        """Return the samples per second at the peak."""
         return self.peak / self.seconds[self.batches.index(self.peak)]
 
     def _lines(self) -> tuple[Floats, Floats]:
-        """The corners of the lines: the measured points, one before them and one behind."""
+        """Return the corners of the lines: the measured points, one before them and one behind."""
         batches, seconds = list(map(float, self.batches)), list(self.seconds)
         slope = seconds[0] / batches[0]
         if len(batches) > 1:

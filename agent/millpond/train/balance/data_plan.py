@@ -1,8 +1,8 @@
-"""Pure: which samples each worker takes in each step of an epoch, whatever the batches are.
+"""Pure: the samples that each worker takes in each step of an epoch, whatever the batches are.
 
 Samples lie in pools: private ones that one worker reads, public ones of a device that it and the host read.
-Each is taken exactly once in an epoch. Where an epoch stands is a few cursors into permutations that follow
-from (seed, epoch), so a checkpoint that holds a ``Position`` resumes in the middle of an epoch.
+Each is taken exactly once in an epoch. The position in an epoch is a few cursors into permutations that
+follow from (seed, epoch), so a checkpoint that holds a ``Position`` resumes in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -35,45 +35,45 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a worker takes in a step: at most one part of each pool."""
+    """A worker's samples of one step: at most one part of each pool."""
 
     parts: tuple[Part, ...] = ()
 
     @property
     def size(self) -> int:
-        """Samples in it."""
+        """Return the number of samples in the share."""
         return sum(len(part.indices) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far an epoch has come, by pool: cursors into the orders, and what was dealt but given back."""
+    """The progress of an epoch, by pool: cursors into the orders, and samples dealt but given back."""
 
     cursors: tuple[int, ...]
     again: tuple[tuple[int, ...], ...]
 
 
 class DataPlan:
-    """The order of one epoch over ``pools``, of which ``workers`` workers take."""
+    """Deals the samples of ``pools`` to ``workers`` workers, in an order that ``seed`` and ``epoch`` fix."""
 
     def __init__(self, seed: int, epoch: int, pools: Sequence[Pool], workers: int) -> None:
         self._orders = [_order(pool.count, seed, epoch, number) for number, pool in enumerate(pools)]
         self._apportion = Apportionment([pool.readers for pool in pools], workers)
 
     def begin(self) -> Position:
-        """Nothing is dealt."""
+        """Return the position at which nothing is dealt."""
         return Position(len(self._orders) * (0,), len(self._orders) * ((),))
 
     def left(self, position: Position) -> tuple[int, ...]:
-        """Samples still to be dealt, by pool."""
+        """Return the samples still to be dealt, by pool."""
         found = zip(self._orders, position.cursors, position.again, strict=True)
         return tuple(len(order) - cursor + len(again) for order, cursor, again in found)
 
     def deal(self, position: Position, batches: Sequence[int]) -> tuple[Position, list[Share]]:
-        """The shares of a step with these batches, by rank, and where the epoch stands then. 0 is the batch
-        of who is absent or sits out. A share is smaller than its batch where there is nothing left that the
-        worker can read, and may be one more so that no sample is left alone, see ``apportion``. All are empty
-        when nobody with a batch can read what is left.
+        """Return the position after a step with these batches, and its shares by rank. A worker that is
+        absent or sits out has a batch of 0. A share is smaller than its batch where the worker's pools are
+        empty, and may be one more so that no sample is left alone, see ``apportion``. All shares are empty
+        when no worker with a batch can read any remaining sample.
         """
         cursors, again = list(position.cursors), list(position.again)
         shares = []
@@ -89,14 +89,14 @@ class DataPlan:
         return Position(tuple(cursors), tuple(again)), shares
 
     def spread(self, position: Position, batches: Sequence[int], most: int) -> list[int]:
-        """Batches no larger than these, of ``most`` samples together: so much smaller that what is left is
-        spread evenly over the steps that it takes, see ``apportion``.
+        """Return batches no larger than these, of ``most`` samples together, that spread the remaining
+        samples evenly over the remaining steps, see ``apportion``.
         """
         return self._apportion.spread(self.left(position), batches, most)
 
     def give_back(self, position: Position, share: Share) -> Position:
-        """A worker's share did not become part of a step: its samples go back to their pools, and are the
-        next that anybody takes there.
+        """Put the samples of a share that did not become part of a step back into their pools, where they are
+        dealt next. Return the new position.
         """
         again = list(position.again)
         for part in share.parts:
@@ -105,6 +105,6 @@ class DataPlan:
 
 
 def _order(count: int, seed: int, epoch: int, pool: int) -> Ints:
-    """A permutation that follows from its arguments, the same on every processor."""
+    """Return a permutation that follows from the arguments, the same on every processor."""
     key = hashlib.blake2b(f"{seed} {epoch} {pool}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).permutation(count)

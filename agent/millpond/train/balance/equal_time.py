@@ -1,13 +1,13 @@
 """Pure: batches with which all workers finish a step together.
 
-In a lock step everyone waits for the slowest, so a step of T seconds does the most work if every worker has
-the largest batch that takes it no longer than T (Stannis, section IV-A): B(T) samples in all, B(T) / T per
-second. Between two times at which somebody comes to its cap, a longer step is a gain for those below theirs,
-whose fixed costs weigh less in it, and a loss for those who are at it, and wait. So the best T is one at
-which somebody comes to its cap. The most influential kind of worker, that with the greatest speed in sum,
-sets it, as in the paper, unless the time of another's cap is WORTH_IT: that happens where no kind outweighs
-all others. A host of 33.4 images/s that is interrupted takes 10.9 s for its batch; with 4 devices of 2.78,
-whose caps take 5.4 s, its T reaches 0.80 of the speeds that are there, theirs 0.97.
+In a synchronous step all wait for the slowest worker, so a step of T seconds does the most work if every
+worker has the largest batch that takes it no longer than T (Stannis, section IV-A): B(T) samples in all, B(T)
+/ T per second. Between two times at which a worker comes to its cap, a longer step is a gain for the workers
+below their caps, whose fixed costs weigh less in it, and a loss for the workers at their caps, which wait. So
+the best T is one at which a worker comes to its cap. The most influential kind of worker, that with the
+greatest speed in sum, sets it, as in the paper, unless the time of another's cap is WORTH_IT: that happens
+where no kind outweighs all others. A host of 33.4 images/s that is interrupted takes 10.9 s for its batch;
+with 4 devices of 2.78, whose caps take 5.4 s, its T reaches 0.80 of the speeds that are there, theirs 0.97.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from millpond.train.balance.curve import Bools, Curve, Floats, Ints
 
 LEAST_BATCH = 2
-"""BatchNorm has no variance of one sample: whoever has not the time for two sits out."""
+"""BatchNorm has no variance of one sample: a worker without the time for two sits out."""
 
 WORTH_IT = 1.005
 """How many times as many samples per second another T brings, or else T stays by the most influential kind:
@@ -46,7 +46,7 @@ class WorkerKind:
 
     @property
     def cap(self) -> int:
-        """The largest batch that helps: within memory, and no further than the curve's peak. 0 for none."""
+        """Return the largest batch that helps: within memory, at most the curve's peak. 0 for none."""
         cap = min(self.most, max(self.curve.peak, LEAST_BATCH))
         return cap if cap >= LEAST_BATCH else 0
 
@@ -63,10 +63,10 @@ class Measured:
 
 
 def kinds_of(members: Sequence[Measured]) -> tuple[list[WorkerKind], list[int], list[float]]:
-    """The kinds of workers that were measured, and of each worker the index of its kind and its level: how
-    many times as long as on the curve of its kind it took, 1.0 if that is within 5 %. A kind's curve is the
-    median of its members'; those whose memory takes less than its peak are a kind of their own with the same
-    curve. Raises ValueError for points that make no curve.
+    """Group measured workers into kinds. Return the kinds, and of each worker the index of its kind and its
+    level: how many times as long as on the curve of its kind it took, 1.0 if that is within 5 %. A kind's
+    curve is the median of its members'; members whose memory takes less than the peak are a kind of their own
+    with the same curve. Raises ValueError for points that make no curve.
     """
     own = [Curve.fit(member.points) for member in members]
     curves = {
@@ -81,7 +81,7 @@ def kinds_of(members: Sequence[Measured]) -> tuple[list[WorkerKind], list[int], 
 
 
 def _middle(curves: Sequence[Curve]) -> Curve:
-    """The median of curves that ascend ascends."""
+    """Return the median of curves, which ascends as each of them does."""
     batches = sorted({batch for curve in curves for batch in curve.batches})
     times = np.median([curve.time(np.array(batches)) for curve in curves], axis=0)
     return Curve(tuple(batches), tuple(times.tolist()))
@@ -94,9 +94,9 @@ def _level(own: Curve, kind: Curve) -> float:
 
 
 class Cohort:
-    """Who trains: ``members`` has for each worker, in the order of their ranks, the index of its kind.
+    """The workers of a job: ``members`` has for each, in the order of their ranks, the index of its kind.
 
-    In what follows ``slowness[i]`` is how many times as long as its curve says worker i takes, inf for who is
+    In all methods ``slowness[i]`` is how many times as long as its curve says worker i takes, inf if it is
     absent.
     """
 
@@ -115,9 +115,9 @@ class Cohort:
         self._table, self._starts = np.concatenate(self._tables), starts[self.members]
 
     def step_seconds(self, slowness: Floats) -> float:
-        """T: what the typical worker of the most influential kind takes for the batch at its peak, or for as
-        much as its memory takes; what another takes, if that brings more samples per second by WORTH_IT. 0 if
-        nobody is there.
+        """Return T: the seconds of the typical worker of the most influential kind for the batch at its peak,
+        or for as much as its memory takes; those of another worker, if that brings more samples per second by
+        WORTH_IT. 0 if no worker is present.
         """
         there = [_there(slowness[ranks]) for ranks in self._ranks]
         weights = [speed * float(np.sum(1 / slow)) for speed, slow in zip(self._speeds, there, strict=True)]
@@ -130,8 +130,8 @@ class Cohort:
         return float(seconds[best]) if speeds[best] >= WORTH_IT * speeds[0] else usual
 
     def _tried(self, usual: float, there: Sequence[Floats]) -> tuple[Floats, Floats]:
-        """Times that a step could take, the usual one first, and the samples per second of each. ``there``
-        has for each kind how slow those are who are there, ascending.
+        """Return times that a step could take, the usual one first, and the samples per second of each.
+        ``there`` has for each kind the slowness of its present members, ascending.
         """
         able = [number for number, slow in enumerate(there) if slow.size and self._speeds[number]]
         some = [(number, *_representatives(there[number])) for number in able]
@@ -143,14 +143,14 @@ class Cohort:
         return seconds, samples / seconds
 
     def batches(self, seconds: float, slowness: Floats) -> Ints:
-        """The batch of each worker that takes it no longer than ``seconds``; 0 for who sits out."""
+        """Return the largest batch of each worker within ``seconds``; 0 for workers that sit out."""
         found = np.zeros(self.size, dtype=np.int64)
         for times, ranks in zip(self._fits, self._ranks, strict=True):
             found[ranks] = np.searchsorted(times, seconds / slowness[ranks], side="right")
         return found
 
     def batches_for(self, ranks: Ints, seconds: float, slowness: Floats) -> Ints:
-        """The same for some workers."""
+        """Return the same as ``batches`` for some workers."""
         found = np.zeros(len(ranks), dtype=np.int64)
         for number, times in enumerate(self._fits):
             own = self.members[ranks] == number
@@ -158,7 +158,7 @@ class Cohort:
         return found
 
     def times(self, batches: Ints, slowness: Floats) -> Floats:
-        """Seconds that each worker takes for its batch, which is one more than its cap at most; here every
+        """Return the seconds of each worker for its batch, which is one more than its cap at most; here every
         slowness is finite.
         """
         found = self._table[self._starts + batches]
@@ -166,7 +166,7 @@ class Cohort:
         return found
 
     def nearest(self, total: int, present: Bools) -> int:
-        """The largest global batch up to ``total`` that those who are there can have; 0 if there is none."""
+        """Return the largest global batch up to ``total`` that the present workers can have; 0 if none."""
         caps = self.caps[present]
         most = min(total, int(caps.sum()))
         if most % 2 and caps.max() <= LEAST_BATCH:
@@ -174,11 +174,11 @@ class Cohort:
         return most if most >= LEAST_BATCH else 0
 
     def batches_of(self, total: int, slowness: Floats) -> Ints:
-        """Batches that sum up to ``total``. If it is less than in a step of T, these batches, each smaller by
-        the same part: how long smaller ones take differs so little that nothing is to be won by it, and
-        everyone's data stays in every step. Else those with which the slowest takes the least time. Raises
-        ValueError if it is more than all can take at once, less than the smallest batch, or odd where nobody
-        takes three.
+        """Return batches that sum up to ``total``. If that is less than in a step of T, these are the batches
+        of that step, each smaller by the same part: times of smaller batches differ so little that nothing is
+        to be won by it, and every worker's data stays in every step. Otherwise they are the batches with
+        which the slowest worker takes the least time. Raises ValueError if ``total`` is more than all can
+        take at once, less than the smallest batch, or odd where no worker takes three.
         """
         present = np.isfinite(slowness)
         if total < LEAST_BATCH or self.nearest(total, present) != total:
@@ -201,7 +201,7 @@ class Cohort:
         return self._without(np.minimum(self.batches(high, slowness), caps), total, caps, slowness)
 
     def _without(self, batches: Ints, total: int, caps: Ints, slowness: Floats) -> Ints:
-        """Take samples away where they take longest, until ``total`` are left. Who has two loses both."""
+        """Take samples away where they take longest, until ``total`` are left; of a batch of two, both."""
         while (surplus := int(batches.sum()) - total) > 0:
             fewest = LEAST_BATCH + 1 if surplus < LEAST_BATCH else LEAST_BATCH
             rank = self._slowest(np.where(batches >= fewest, batches, 0), slowness)
@@ -211,7 +211,7 @@ class Cohort:
         return batches
 
     def _one_less(self, batches: Ints, caps: Ints, slowness: Floats) -> Ints:
-        """Where all have two or none and one sample is too many: one has three, and the slowest sit out."""
+        """Drop one sample where all batches are two or none: one becomes three, and the slowest sit out."""
         three = np.full(self.size, LEAST_BATCH + 1)
         able = np.where(caps > LEAST_BATCH, self.times(np.minimum(three, self.caps + 1), slowness), np.inf)
         rank = int(np.argmin(able))
@@ -227,8 +227,8 @@ class Cohort:
 
 
 def _scaled(batches: Ints, total: int) -> Ints:
-    """Smaller batches that sum up to ``total``, in proportion, but none less than the smallest: the largest
-    are made so much smaller still. What division leaves goes to the largest remainders.
+    """Return smaller batches that sum up to ``total``, in proportion, but none less than the smallest: the
+    largest are made so much smaller still. The rest of the division goes to the largest remainders.
     """
     together = int(batches.sum())
     found, remainders = np.divmod(batches * total, together)
@@ -242,30 +242,30 @@ def _scaled(batches: Ints, total: int) -> Ints:
 
 
 def _there(slowness: Floats) -> Floats:
-    """How slow those are who are there, ascending."""
+    """Return the slowness of the present workers, ascending."""
     slow = np.sort(slowness)  # faster than np.partition
     return slow[: int(np.searchsorted(slow, np.inf))]
 
 
 def _representatives(slow: Floats) -> tuple[Floats, Ints]:
-    """Some of ascending values, and for how many each of them stands: it is the middle one of them."""
+    """Return some of ascending values, and for how many each stands, as the middle one of them."""
     count = min(len(slow), MOST_TRIED)
     ends = np.arange(count + 1) * len(slow) // count
     return slow[(ends[:-1] + ends[1:]) // 2], np.diff(ends)
 
 
 def _quantiles(slow: Floats) -> Floats:
-    """Of ascending values, from the least to the greatest."""
+    """Return the quantiles of ascending values, from the least to the greatest."""
     return slow[np.arange(QUANTILES + 1) * (len(slow) - 1) // QUANTILES]
 
 
 def _from_two(times: Floats) -> Floats:
-    """As if one sample took as long as two, so that nobody has time for one alone."""
+    """Let one sample take as long as two, so that no worker has time for one alone."""
     return np.concatenate([times[1:LEAST_BATCH], times[1:]])
 
 
 def _span(ranks: Ints) -> Ints | slice:
-    """A slice where the ranks follow each other: a view instead of a copy."""
+    """Return a slice where the ranks follow each other: a view instead of a copy."""
     if ranks.size and ranks[-1] - ranks[0] + 1 == ranks.size:
         return slice(int(ranks[0]), int(ranks[-1]) + 1)
     return ranks

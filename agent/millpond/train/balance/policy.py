@@ -1,4 +1,4 @@
-"""Pure: what decides on the batches of a job, by name."""
+"""Pure: the batch policies of a job, by name."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ PolicyName = Literal["balance", "stannis", "fixed"]
 
 
 class Elastic(BatchPolicy, Protocol):
-    """A policy whose workers come and go. Who is absent has a batch of 0."""
+    """A policy whose workers come and go. An absent worker has a batch of 0."""
 
     @property
     def slowness(self) -> Floats:
-        """How many times as long as on its curve each worker takes, as far as the policy asks."""
+        """Return how many times as long as on its curve each worker takes, as far as the policy asks."""
 
     def join(self, rank: int, level: float = 1.0) -> BatchPlan:
-        """A worker is there that takes ``level`` times as long as on its curve. The plan with it."""
+        """Add a worker that takes ``level`` times as long as on its curve. Return the plan with it."""
 
     def leave(self, rank: int) -> BatchPlan:
-        """A worker is not there any more. The plan without it."""
+        """Remove a worker. Return the plan without it."""
 
 
 class Untuned:
-    """The equal-time batches of the beginning, for ever: nobody takes over what others leave."""
+    """Keeps the first equal-time batches for ever: no worker takes over samples of others."""
 
     def __init__(
         self,
-        crew: Cohort,
+        cohort: Cohort,
         *,
         total: int | None = None,
         patience: float | None = None,
         levels: Floats | None = None,
         present: Bools | None = None,
     ) -> None:
-        self._start = BalanceController(crew, total=total, patience=patience, levels=levels).plan
+        self._start = BalanceController(cohort, total=total, patience=patience, levels=levels).plan
         self._patience = patience
-        self.slowness: Floats = np.ones(crew.size) if levels is None else levels.copy()
-        self._present = np.ones(crew.size, dtype=np.bool_) if present is None else present.copy()
+        self.slowness: Floats = np.ones(cohort.size) if levels is None else levels.copy()
+        self._present = np.ones(cohort.size, dtype=np.bool_) if present is None else present.copy()
         self.plan = self._make_plan()
 
     def _make_plan(self) -> BatchPlan:
@@ -53,19 +53,19 @@ class Untuned:
         return BatchPlan(batches, times, deadline_of(times, self._patience))
 
     def observe(self, _batches: Ints, _measured: Floats, _busy: Floats | None = None, /) -> bool:
-        """Nothing follows from it."""
+        """Ignore the measurements: there is never a new plan."""
         return False
 
     def join(self, rank: int, level: float = 1.0) -> BatchPlan:
-        """A worker is there, with the batch of the beginning whatever its level."""
+        """Add a worker, with its first batch whatever its level."""
         self.slowness[rank] = level
-        return self._attend(rank, True)
+        return self._set_present(rank, True)
 
     def leave(self, rank: int) -> BatchPlan:
-        """A worker is not there any more."""
-        return self._attend(rank, False)
+        """Remove a worker. Return the plan without it."""
+        return self._set_present(rank, False)
 
-    def _attend(self, rank: int, present: bool) -> BatchPlan:
+    def _set_present(self, rank: int, present: bool) -> BatchPlan:
         self._present[rank] = present
         self.plan = self._make_plan()
         return self.plan
@@ -73,7 +73,7 @@ class Untuned:
 
 def policy_of(
     name: PolicyName,
-    crew: Cohort,
+    cohort: Cohort,
     total: int | None,
     patience: float | None,
     *,
@@ -81,14 +81,14 @@ def policy_of(
     present: Bools | None = None,
     probes: bool = True,
 ) -> Elastic:
-    """The policy of a job for ``crew``: ``total`` and ``patience`` as in ``BalanceController``, though
-    "stannis" has none of the latter. ``levels`` are how slow the workers are at first, ``present`` is who is
-    there. Raises ValueError if ``total`` cannot be had.
+    """Make the policy of a job for ``cohort``: ``total`` and ``patience`` as in ``BalanceController``, though
+    "stannis" has none of the latter. ``levels`` are how slow the workers are at first, ``present`` says which
+    are there. Raises ValueError if ``total`` cannot be had.
     """
     if name == "stannis":
-        return Stannis(crew, total=total, levels=levels, present=present)
+        return Stannis(cohort, total=total, levels=levels, present=present)
     if name == "fixed":
-        return Untuned(crew, total=total, patience=patience, levels=levels, present=present)
+        return Untuned(cohort, total=total, patience=patience, levels=levels, present=present)
     return BalanceController(
-        crew, total=total, patience=patience, levels=levels, present=present, probes=probes
+        cohort, total=total, patience=patience, levels=levels, present=present, probes=probes
     )

@@ -1,8 +1,8 @@
-"""Pure: which batches to measure, one after the other, so that a few seconds give a worker's curve.
+"""Pure: the batches to measure, one after the other, so that a few seconds give a worker's curve.
 
 Batches double from the smallest, as a curve rises over powers of two, until two of them in a row bring no
-more speed (one may have been disturbed), or samples, memory or seconds do not last for a larger one. What is
-left of the seconds goes into the middles of gaps: those on both sides of the peak, whose place decides on the
+more speed (one may have been disturbed), or samples, memory or seconds do not last for a larger one. The rest
+of the seconds goes into the middles of gaps: those on both sides of the peak, whose place decides on the
 batches of the whole fleet, and those before it at whose ends the curve bends, where a line would be wrong.
 """
 
@@ -16,8 +16,9 @@ from millpond.train.balance.curve import Curve
 from millpond.train.balance.equal_time import LEAST_BATCH
 
 REPEATS = 5
-"""Of a short batch that count, an odd number; fewer, and odd, where they take more than ``ENOUGH``. The first
-measurement of a batch does not count: torch fetches memory and chooses algorithms, which took 10 to 20 %.
+"""Measurements of a short batch that count, an odd number; fewer, and odd, where they take more than
+``ENOUGH``. The first measurement of a batch does not count: torch fetches memory and chooses algorithms,
+which took 10 to 20 %.
 """
 ENOUGH = 0.05
 """Part of the seconds to be spent on a batch: a long one is disturbed less, and is too dear to repeat."""
@@ -36,7 +37,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a worker of some kind was measured to do; points ascend by batch."""
+    """The measurements of a worker of some kind; points ascend by batch."""
 
     worker: str
     kind: str
@@ -44,8 +45,8 @@ class Profile:
 
 
 def largest(points: Sequence[Point], samples: int, memory: int | None) -> int:
-    """The largest batch for which there are ``samples``, and bytes of ``memory`` by the line through the last
-    two points, if there are two; 0 if there are none for the smallest.
+    """Return the largest batch for which there are ``samples``, and bytes of ``memory`` by the line through
+    the last two points, if there are two; 0 if there are none for the smallest.
     """
     if memory is None or not points:
         return samples
@@ -58,19 +59,20 @@ def largest(points: Sequence[Point], samples: int, memory: int | None) -> int:
 
 
 class Probe:
-    """As long as ``next`` has a batch, measure it and ``add`` what it took. ``seconds`` are for all of them,
-    roughly; the first is measured twice whatever it takes. ``most`` is the largest batch that there are
-    samples for, ``memory`` the bytes that the worker may use, None for any.
+    """Chooses batches to measure: as long as ``next`` has a batch, measure it and ``add`` the result.
+    ``seconds`` are for all of them, roughly; the first is measured twice whatever it takes. ``most`` is the
+    largest batch that there are samples for, ``memory`` the bytes that the worker may use, None for any.
     """
 
     def __init__(self, seconds: float, most: int, memory: int | None = None) -> None:
         self._seconds, self._samples, self._memory = seconds, most, memory
         self._spent, self._batch = 0.0, LEAST_BATCH
         self._times: dict[int, list[float]] = {}
-        self._marks: dict[int, int] = {}  # of batches that were the largest so far; another's would be theirs
+        # of batches that were the largest so far: a smaller one would show the peak of a larger
+        self._peaks: dict[int, int] = {}
 
     def next(self) -> int | None:
-        """The batch to be measured; None at the end, at once if there are not samples enough for any."""
+        """Return the batch to measure; None at the end, at once if there are not samples enough for any."""
         if self._samples < LEAST_BATCH:
             return None
         if not self._times or self._again():
@@ -78,39 +80,39 @@ class Probe:
         return self._larger() or self._between()
 
     def add(self, batch: int, seconds: float, peak_bytes: int) -> None:
-        """What it took; the first one of each batch is for warming up.
+        """Take in a measurement; the first one of each batch is for warming up.
 
         ``peak_bytes`` is the process's high-water mark, of this step or of all until now. A mark from before
-        the probe hides what batches take that need less.
+        the probe hides the memory of batches that need less.
         """
         self._spent += seconds
         self._batch = batch
         self._times.setdefault(batch, []).append(seconds)
-        if batch >= max(self._marks, default=0):
-            self._marks[batch] = max(peak_bytes, self._marks.get(batch, 0))
+        if batch >= max(self._peaks, default=0):
+            self._peaks[batch] = max(peak_bytes, self._peaks.get(batch, 0))
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """What was measured, by batch, for ``Curve.fit``. The memory of a batch that was measured after a
-        larger one is that of the line between its neighbours.
+        """Return the measurements by batch, for ``Curve.fit``. The memory of a batch that was measured after
+        a larger one is that of the line between its neighbours.
         """
-        return tuple(Point(batch, self._time(batch), self._mark(batch)) for batch in sorted(self._times))
+        return tuple(Point(batch, self._time(batch), self._peak(batch)) for batch in sorted(self._times))
 
     @property
     def most(self) -> int:
-        """The largest batch that there are samples and memory for, as far as is known."""
+        """Return the largest batch that there are samples and memory for, as far as is known."""
         return largest(self.points, self._samples, self._memory)
 
     def _again(self) -> bool:
-        """Whether the last batch is to be repeated."""
+        """Return whether the last batch is to be repeated."""
         times = self._times[self._batch][1:]
         if not times:
-            return True  # its seconds were thought of when it was begun
+            return True  # its seconds were taken into account when it was begun
         many = len(times) >= REPEATS or (len(times) % 2 == 1 and sum(times) >= ENOUGH * self._seconds)
         return not many and self._affords(median(times))
 
     def _time(self, batch: int) -> float:
-        """The median of those that count, or what else there is."""
+        """Return the median of the measurements that count, or of the warm-up alone."""
         times = self._times[batch]
         return median(times[1:] or times)
 
@@ -118,8 +120,8 @@ class Probe:
         return self._spent + seconds <= self._seconds
 
     def _larger(self) -> int | None:
-        """The next batch of those that double."""
-        grown = sorted(self._marks)
+        """Return the next batch of the doubling ones; None if there is no use or room for it."""
+        grown = sorted(self._peaks)
         last, batch = grown[-1], min(2 * grown[-1], self.most)
         past = len(grown) > 2 and self._curve(grown).peak <= grown[-3]
         if past or batch <= last or not self._affords(2 * self._time(last) / last * batch):
@@ -127,7 +129,7 @@ class Probe:
         return batch
 
     def _between(self) -> int | None:
-        """The middle of the gap nearest to the peak that is worth it, up to the one behind the peak."""
+        """Return the middle of the worthwhile gap nearest to the peak, up to the one behind it."""
         batches = sorted(self._times)
         peak = batches.index(self._curve(batches).peak)
         bent = [self._bends(batches[max(0, place - 1) : place + 2]) for place in range(len(batches))]
@@ -141,7 +143,7 @@ class Probe:
         return None
 
     def _bends(self, batches: Sequence[int]) -> bool:
-        """Whether the middle one of three batches is off the line between the others."""
+        """Return whether the middle one of three batches is off the line between the others."""
         if len(batches) < 3:
             return False
         low, middle, high = batches
@@ -151,14 +153,14 @@ class Probe:
     def _curve(self, batches: Iterable[int]) -> Curve:
         return Curve.fit((batch, self._time(batch)) for batch in batches)
 
-    def _mark(self, batch: int) -> int:
-        if batch in self._marks:
-            return self._marks[batch]
-        low = max(other for other in self._marks if other < batch)
-        high = min(other for other in self._marks if other > batch)
-        return round(_on_line(low, batch, high, self._marks[low], self._marks[high]))
+    def _peak(self, batch: int) -> int:
+        if batch in self._peaks:
+            return self._peaks[batch]
+        low = max(other for other in self._peaks if other < batch)
+        high = min(other for other in self._peaks if other > batch)
+        return round(_on_line(low, batch, high, self._peaks[low], self._peaks[high]))
 
 
 def _on_line(low: int, middle: int, high: int, at_low: float, at_high: float) -> float:
-    """The value at ``middle`` of the line through the values at ``low`` and ``high``."""
+    """Return the value at ``middle`` of the line through the values at ``low`` and ``high``."""
     return at_low + (at_high - at_low) * (middle - low) / (high - low)

@@ -1,12 +1,12 @@
-"""Pure: a fleet in lock step, simulated: what policies make of loads that come and go, to 10,000 devices.
+"""Pure: synchronous training of a fleet, simulated: batch policies under changing loads, to 10,000 devices.
 
-It follows what ``millpond.host.jobs.synchronous.step_engine`` does. Each step, who is free begins with its
-batch, and who sits out with one that nobody waits for. The step ends when all others are done, or at the
-deadline. Who is late goes on, its sums count in the step in which it is done, and it begins again with what
-it can do in the rest of that step. What other work takes of a processor is known from answers alone, and is
-that of when the batch began. The policy hears of a step's late answers first, and then of the others. That
-is all at once, where the host tells of each late answer by itself: among few workers it is the same, among
-10,000 it takes no time.
+The simulation follows ``millpond.host.jobs.synchronous.step_engine``. In each step, a free worker begins with
+its batch, and a worker that sits out with one that no step waits for. The step ends when all others are done,
+or at the deadline. A late worker goes on, its sums count in the step in which it is done, and it begins again
+with as much as it can do in the rest of that step. The share of a processor that other work takes is known
+from answers alone, and is that of when the batch began. The policy gets a step's late answers first, and then
+the others: all at once, where the host reports each late answer by itself. Among few workers that is the
+same, among 10,000 it takes no time.
 
 Exchange and optimizer are part of the curves. Time is that of the simulation alone; the generator is seeded.
 """
@@ -22,27 +22,27 @@ from millpond.train.balance.controller import BatchPlan
 from millpond.train.balance.curve import Bools, Floats, Ints
 from millpond.train.balance.equal_time import LEAST_BATCH, Cohort
 
-_SAFE = 0.9  # of what the rule of three gives for the rest of a step, as in the host
+_SAFE = 0.9  # part of the batch that the rule of three gives for the rest of a step, as in the host
 
 
 class BatchPolicy(Protocol):
-    """What decides on batches, see ``policies``."""
+    """Decides on batches, see ``policy``."""
 
     @property
     def plan(self) -> BatchPlan:
-        """The present one."""
+        """Return the present plan."""
 
     def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
-        """By rank what was done last and its seconds, NaN for nothing, and the part of the processor that
-        other work takes, NaN if unknown. Whether there is a new plan.
+        """Take in by rank the batch done last and its seconds, NaN for none, and the part of the processor
+        that other work takes, NaN if unknown. Return whether there is a new plan.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLoads:
     """Other work on the devices: each is busy a ``busy`` part of the time, for ``lasting`` steps on average,
-    and then ``least`` to ``most`` times as slow. Steps also vary by ``noise``, and what devices tell of their
-    processors by ``busy_noise``, standard deviations.
+    and then ``least`` to ``most`` times as slow. Steps also vary by ``noise``, and the processor shares that
+    devices report by ``busy_noise``, standard deviations.
     """
 
     busy: float = 0.1
@@ -53,19 +53,19 @@ class SimulatedLoads:
     busy_noise: float = 0.05
 
     def begin(self, size: int, source: np.random.Generator) -> Floats:
-        """How slow each is at first."""
+        """Return the slowness of each device at first."""
         return np.where(source.random(size) < self.busy, self._draw(size, source), 1.0)
 
     def change(self, slowness: Floats, source: np.random.Generator) -> Floats:
-        """A step later."""
+        """Return the slowness a step later."""
         ends = 1 / self.lasting
         begins = ends * self.busy / (1 - self.busy)
         chance = source.random(len(slowness))
         loaded = np.where(chance < begins, self._draw(len(slowness), source), slowness)
         return np.where(slowness > 1, np.where(chance < ends, 1.0, slowness), loaded)
 
-    def told(self, slowness: Floats, source: np.random.Generator) -> Floats:
-        """The part of each processor that other work takes, as its operating system tells."""
+    def reported(self, slowness: Floats, source: np.random.Generator) -> Floats:
+        """Return the part of each processor that other work takes, as its operating system reports it."""
         return np.clip(1 - 1 / slowness + source.normal(0.0, self.busy_noise, len(slowness)), 0.0, 1.0)
 
     def _draw(self, size: int, source: np.random.Generator) -> Floats:
@@ -74,8 +74,8 @@ class SimulatedLoads:
 
 @dataclass(frozen=True, slots=True)
 class SimulationOutcome:
-    """Of a simulation: ``counted`` are samples by rank whose sums went into a step, ``begun`` those that were
-    to; ``ideal`` is what all speeds that were there add up to.
+    """The result of a simulation: ``counted`` are samples by rank whose sums went into a step, ``begun`` the
+    samples of all begun batches; ``ideal`` is the sum of all available speeds over time, in samples.
     """
 
     seconds: float
@@ -86,39 +86,39 @@ class SimulationOutcome:
 
     @property
     def speed(self) -> float:
-        """Samples per second."""
+        """Return the counted samples per second."""
         return float(self.counted.sum()) / self.seconds
 
     @property
     def share(self) -> float:
-        """Of the ideal."""
+        """Return the counted samples as a part of the ideal."""
         return float(self.counted.sum()) / self.ideal
 
     @property
     def bias(self) -> float:
-        """By which part the samples of the worst represented worker count too little."""
+        """Return by which part the samples of the worst represented worker count too little."""
         worked = self.begun > 0
         return float(1 - np.min(self.counted[worked] / self.begun[worked]))
 
 
 def simulate(
-    crew: Cohort, policy: BatchPolicy, loads: SimulatedLoads, steps: int, seed: int, *, carry: bool = True
+    cohort: Cohort, policy: BatchPolicy, loads: SimulatedLoads, steps: int, seed: int, *, carry: bool = True
 ) -> SimulationOutcome:
-    """Without ``carry``, late sums are thrown away, as in training with backup workers."""
-    return _Simulation(crew, policy, loads, seed, carry).run(steps)
+    """Simulate a fleet. Without ``carry``, late sums are dropped, as in training with backup workers."""
+    return _Simulation(cohort, policy, loads, seed, carry).run(steps)
 
 
 class _Simulation:
     def __init__(
-        self, crew: Cohort, policy: BatchPolicy, loads: SimulatedLoads, seed: int, carry: bool
+        self, cohort: Cohort, policy: BatchPolicy, loads: SimulatedLoads, seed: int, carry: bool
     ) -> None:
-        self._crew, self._policy, self._loads, self._carry = crew, policy, loads, carry
-        self._source, self._telling = np.random.default_rng(seed), np.random.default_rng((seed, 1))
-        self._slowness = loads.begin(crew.size, self._source)
-        self._speeds = np.array([kind.curve.speed for kind in crew.kinds])[crew.members]
-        self._at = _Work.none(crew.size)
-        self._busy: Floats = np.full(crew.size, np.nan)  # as far as it was told
-        self._counted, self._begun = np.zeros((2, crew.size), dtype=np.int64)
+        self._cohort, self._policy, self._loads, self._carry = cohort, policy, loads, carry
+        self._source, self._report_noise = np.random.default_rng(seed), np.random.default_rng((seed, 1))
+        self._slowness = loads.begin(cohort.size, self._source)
+        self._speeds = np.array([kind.curve.speed for kind in cohort.kinds])[cohort.members]
+        self._at = _Work.none(cohort.size)
+        self._busy: Floats = np.full(cohort.size, np.nan)  # as far as it was reported
+        self._counted, self._begun = np.zeros((2, cohort.size), dtype=np.int64)
 
     def run(self, steps: int) -> SimulationOutcome:
         now, ideal, plans = 0.0, 0.0, 0
@@ -131,7 +131,7 @@ class _Simulation:
         return SimulationOutcome(now, ideal, self._counted, self._begun, plans)
 
     def _step(self, now: float) -> tuple[float, bool]:
-        """When it ends, and whether a new plan follows from it."""
+        """Simulate the step that begins at ``now``. Return its end, and whether there is a new plan."""
         plan, at = self._policy.plan, self._at
         late = at.batches > 0
         fresh = self._begin(plan, now, late)
@@ -143,29 +143,29 @@ class _Simulation:
         self._counted += np.where(came, at.batches, 0) if self._carry else 0
         self._counted += np.where(punctual, fresh.batches, 0)
         self._at = fresh.where(began & ~punctual, at.without(came))
-        return end, self._tell(came, at) | self._tell(punctual, fresh, always=True)
+        return end, self._report(came, at) | self._report(punctual, fresh, always=True)
 
     def _begin(self, plan: BatchPlan, now: float, late: Bools) -> _Work:
-        """What those who are free do now, and those who are late when they are free."""
+        """Return the work that free workers begin now, and late workers when they are free."""
         begin = np.where(late, self._at.done, now)
-        batches = np.where(late, _in_the_rest(plan, begin - now), _with_idle(plan.batches, self._crew.caps))
-        took = self._crew.times(batches, self._slowness)
-        took *= np.maximum(self._source.normal(1.0, self._loads.noise, self._crew.size), 0.1)
-        return _Work(batches, took, begin + took, self._loads.told(self._slowness, self._telling))
+        batches = np.where(late, _in_the_rest(plan, begin - now), _with_idle(plan.batches, self._cohort.caps))
+        took = self._cohort.times(batches, self._slowness)
+        took *= np.maximum(self._source.normal(1.0, self._loads.noise, self._cohort.size), 0.1)
+        return _Work(batches, took, begin + took, self._loads.reported(self._slowness, self._report_noise))
 
-    def _tell(self, who: Bools, work: _Work, *, always: bool = False) -> bool:
-        """The policy what these did. Whether there is a new plan."""
-        if not always and not who.any():
+    def _report(self, ranks: Bools, work: _Work, *, always: bool = False) -> bool:
+        """Report the work of ``ranks``, a mask, to the policy. Return whether there is a new plan."""
+        if not always and not ranks.any():
             return False
-        np.copyto(self._busy, work.busy, where=who)
+        np.copyto(self._busy, work.busy, where=ranks)
         return self._policy.observe(
-            np.where(who, work.batches, 0), np.where(who, work.took, np.nan), self._busy.copy()
+            np.where(ranks, work.batches, 0), np.where(ranks, work.took, np.nan), self._busy.copy()
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """By rank what each is at: samples, 0 for nothing; seconds; when it is done; what other work takes."""
+    """Work in progress by rank: samples, 0 for none; seconds; time of its end; share of other work."""
 
     batches: Ints
     took: Floats
@@ -177,7 +177,7 @@ class _Work:
         return _Work(np.zeros(size, dtype=np.int64), np.zeros(size), np.zeros(size), np.zeros(size))
 
     def where(self, mine: Bools, other: _Work) -> _Work:
-        """This for some, the other for the rest."""
+        """Return this work where the mask ``mine`` is set, the other elsewhere."""
         return _Work(
             np.where(mine, self.batches, other.batches),
             np.where(mine, self.took, other.took),
@@ -185,24 +185,24 @@ class _Work:
             np.where(mine, self.busy, other.busy),
         )
 
-    def without(self, who: Bools) -> _Work:
-        return replace(self, batches=np.where(who, 0, self.batches))
+    def without(self, ranks: Bools) -> _Work:
+        return replace(self, batches=np.where(ranks, 0, self.batches))
 
 
 def _answers(at: _Work, fresh: _Work) -> Floats:
-    """When each is first done with something."""
+    """Return the time of each worker's next answer, inf for none."""
     return np.where(at.batches > 0, at.done, np.where(fresh.batches > 0, fresh.done, np.inf))
 
 
 def _end(plan: BatchPlan, now: float, answers: Floats, fresh: _Work) -> float:
-    """When all who have a batch in the plan are done, or at the deadline, but not before the first answer."""
+    """Return when all batches of the plan are done, or the deadline; not before the first answer."""
     first = float(answers.min())
     awaited = fresh.done[plan.batches > 0]
     return min(float(awaited.max(initial=first)), max(now + plan.deadline, first))
 
 
 def _in_the_rest(plan: BatchPlan, gone: Floats) -> Ints:
-    """What each can do of its batch when so many seconds of the step are gone; 0 if that is too little."""
+    """Return the part of each batch that fits in after ``gone`` seconds of the step; 0 if too little."""
     planned = float(plan.times.max())
     left = 1 - gone / planned if planned else np.zeros_like(gone)
     batches = (_SAFE * left * plan.batches).astype(np.int64)
@@ -210,6 +210,6 @@ def _in_the_rest(plan: BatchPlan, gone: Floats) -> Ints:
 
 
 def _with_idle(batches: Ints, caps: Ints) -> Ints:
-    """With an equal part of a step, as far as their memory takes it, for those who sit out."""
+    """Give workers that sit out an equal part of a step, as far as their memory takes it."""
     equal = max(LEAST_BATCH, int(batches.sum()) // len(batches))
     return np.where(batches > 0, batches, np.minimum(caps, equal))

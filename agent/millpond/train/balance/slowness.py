@@ -1,7 +1,7 @@
-"""Pure: from the times of steps to how much slower than its curve each worker is now.
+"""Pure: how much slower than its curve each worker is now, from the times of steps.
 
 Each worker's relative error, x = (measured - expected) / (expected + JITTER), goes into a two-sided CUSUM
-(Page 1954): S = max(0, S + x - DRIFT) for slowdowns, likewise with -x for power that comes back. What exceeds
+(Page 1954): S = max(0, S + x - DRIFT) for slowdowns, likewise with -x for power that comes back. An S over
 LIMIT is a change: a large one after one or two steps, a small one after as many as it takes to tell it from
 noise. The new level is the mean since S last was 0, where x is S / n + DRIFT on average over these n steps;
 after 4, 8, 16 and 32 steps, when the mean is worth more, it is refined.
@@ -15,7 +15,7 @@ found after about 0.8 / 0.13 = 6 steps, one at 0.57 (x = 0.75) after 2; when the
 The load of the processor is a second witness. Where it has changed (by 5 deviations, see ``cpu_share``) and
 the time of the step has too, in the same direction and by AGREE (3 deviations up, 2.3 down), the time is
 believed at once; noise does both in less than one of 10^8 steps of a worker. Where they disagree, the filter
-decides. Who is not measured, being late or sitting out, is as slow as its load makes it.
+decides. A worker that is not measured, being late or sitting out, is as slow as its load makes it.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ DRIFT, LIMIT = 0.1, 0.8
 LOOK_AGAIN, LOOK_LAST = 4, 32
 """Steps after a change when its level is refined: the first, twice as many, and so on to the last."""
 JITTER = 0.05
-"""Seconds that scheduling alone may add to a step: what an error is relative to, beside the expected time."""
+"""Seconds that scheduling alone may add to a step: an error is relative to the expected time and these."""
 WORTH_IT = 0.02
 """Relative: a refinement by less than this is left."""
 AGREE = 1.3
-"""A time so many times as long as expected, or as short, is believed at once where something else says so."""
+"""A time so many times as long as expected, or as short, is believed at once where other evidence agrees."""
 
 
 class Slowness:
-    """For all workers at once. ``level[i]`` is how many times as long as on its curve worker i takes."""
+    """Estimates the slowness of workers: worker i takes ``level[i]`` times as long as on its curve."""
 
     def __init__(self, levels: Floats) -> None:
         size = len(levels)
         self.level: Floats = levels.copy()
         self._share = CpuShare(size)
-        self._error = np.zeros(size)  # x of this step, 0 for who was not measured
+        self._error = np.zeros(size)  # x of this step, 0 for workers that were not measured
         self._cusum = np.zeros(size), np.zeros(size)  # S for slowdowns, and for power that comes back
         self._lasts = np.zeros(size), np.zeros(size)  # steps since they were 0
         self._steps, self._errors = np.zeros(size), np.zeros(size)  # since the last change, and their sum
@@ -51,8 +51,8 @@ class Slowness:
         self._probed = np.zeros(size, dtype=np.bool_)
 
     def observe(self, expected: Floats, measured: Floats, busy: Floats | None = None) -> Ints:
-        """One step's seconds, NaN for who was not measured; ``busy`` as in ``cpu_share``. The ranks of those
-        whose levels changed, some perhaps twice.
+        """Take in one step's seconds, NaN for workers that were not measured; ``busy`` as in ``cpu_share``.
+        Return the ranks whose levels changed, some perhaps twice.
         """
         seen = self._measure(expected, measured)
         changed = [self._take_probes(seen)]
@@ -67,11 +67,11 @@ class Slowness:
         return np.concatenate(changed)
 
     def probe(self, ranks: Ints) -> None:
-        """These have not been measured for long: their next time is believed at once."""
+        """Believe the next time of ``ranks`` at once: they have not been measured for long."""
         self._probed[ranks] = True
 
     def reset(self, rank: int, level: float) -> None:
-        """Of this worker nothing but its level is known."""
+        """Forget all measurements of a worker; only its level is known."""
         alone = np.array([rank])
         self.level[rank] = level
         self._share.forget(rank)
@@ -79,11 +79,11 @@ class Slowness:
         self._look[rank], self._probed[rank] = np.inf, False
 
     def unexplained(self, ranks: Ints) -> Ints:
-        """Those of them that are slower than the load of their processors accounts for, if it is known."""
+        """Return those of ``ranks`` that are slower than their processors' load, if known, accounts for."""
         return ranks[~(self.level[ranks] <= AGREE * self._share.slowness(ranks))]
 
     def _measure(self, expected: Floats, measured: Floats) -> Bools:
-        """This step's errors go into the sums. Whose there are."""
+        """Add this step's errors to the sums. Return the mask of the workers that were measured."""
         seen = (measured > 0) & (measured < np.inf) & (expected > 0)
         with np.errstate(all="ignore"):  # a mask would take four times as long as what it saves
             np.subtract(measured, expected, out=self._error)
@@ -103,7 +103,7 @@ class Slowness:
         return seen
 
     def _take(self, side: int) -> Ints:
-        """The level of those that changed is from now on the mean since the change began."""
+        """Set the level of workers that changed to the mean since the change began. Return their ranks."""
         ranks = np.flatnonzero(self._cusum[side] > LIMIT)
         mean = self._cusum[side][ranks] / self._lasts[side][ranks] + DRIFT
         return self._change(ranks, 1 + mean if side == 0 else 1 - mean)
@@ -122,21 +122,21 @@ class Slowness:
         return self._change(ranks[agreed], ratio[agreed])
 
     def _estimate(self, ranks: Ints) -> Ints:
-        """The levels of those who were not measured, from how their load has changed."""
+        """Change the levels of ranks that were not measured as this step's load has changed."""
         return self._change(ranks, self._share.factor(ranks))
 
     def _estimate_mean(self, ranks: Ints) -> Ints:
-        """The same where it has changed by less, which shows after some steps."""
+        """Change the levels of ranks whose average load has changed by less, which shows after some steps."""
         ranks = self._share.changed_mean(ranks)
         self.level[ranks] *= self._share.factor_mean(ranks)
-        self._share.settle_mean(ranks)
+        self._share.rebase_mean(ranks)
         return ranks
 
     def _change(self, ranks: Ints, factor: Floats) -> Ints:
         if ranks.size:
             self.level[ranks] *= factor
             self._restart(ranks)
-            self._share.settle(ranks)
+            self._share.rebase(ranks)
         return ranks
 
     def _restart(self, ranks: Ints) -> None:

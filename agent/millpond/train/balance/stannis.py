@@ -23,36 +23,36 @@ _WEIGHT, _THRESHOLD, _IN_A_ROW = 0.7, 0.2, 5
 
 
 class Stannis:
-    """A ``policies.Elastic`` that begins with the controller's batches. It knows no deadline, a step waits
-    for everyone, and asks no processor for its load. ``slowness`` is that of the beginning.
+    """A ``policy.Elastic`` that begins with the controller's batches. It has no deadline, a step waits for
+    all, and it uses no processor's load. ``slowness`` is that of the beginning.
     """
 
     def __init__(
         self,
-        crew: Cohort,
+        cohort: Cohort,
         *,
         total: int | None = None,
         levels: Floats | None = None,
         present: Bools | None = None,
     ) -> None:
-        self._crew = crew
-        self.slowness: Floats = np.ones(crew.size) if levels is None else levels.copy()
-        self._start = BalanceController(crew, total=total, levels=levels).plan.batches
-        self._own = self._start.copy()  # of everyone, whether there or not
+        self._cohort = cohort
+        self.slowness: Floats = np.ones(cohort.size) if levels is None else levels.copy()
+        self._start = BalanceController(cohort, total=total, levels=levels).plan.batches
+        self._own = self._start.copy()  # of all workers, present or not
         self._normal: Floats = self.slowness.copy()  # since the last new batch
-        self._present = np.ones(crew.size, dtype=np.bool_) if present is None else present.copy()
-        self._flags = np.zeros(crew.size, dtype=np.int64)
+        self._present = np.ones(cohort.size, dtype=np.bool_) if present is None else present.copy()
+        self._flags = np.zeros(cohort.size, dtype=np.int64)
         self.plan = self._make_plan()
 
     def _make_plan(self) -> BatchPlan:
         batches = np.where(self._present, self._own, 0)
-        times = self._crew.times(batches, self._normal)
+        times = self._cohort.times(batches, self._normal)
         return BatchPlan(batches, times, deadline_of(times, None))
 
     def observe(self, batches: Ints, measured: Floats, _busy: Floats | None = None, /) -> bool:
-        """One step's seconds by rank. Whether there is a new plan."""
+        """Take in one step's seconds by rank. Return whether there is a new plan."""
         worked = np.isfinite(measured) & (batches > 0) & self._present
-        normal = self._crew.times(batches, self._normal)
+        normal = self._cohort.times(batches, self._normal)
         speed = np.where(worked, normal / np.where(worked, measured, 1.0), 1.0)  # part of the normal one
         flagged = _WEIGHT * (1 - speed) > _THRESHOLD
         self._flags = np.where(worked, np.where(flagged, self._flags + 1, 0), self._flags)
@@ -67,23 +67,23 @@ class Stannis:
         return True
 
     def join(self, rank: int, level: float = 1.0) -> BatchPlan:
-        """A worker is there, for the first time or again, with the batch of the beginning."""
+        """Add a worker, new or returned, with its first batch. Return the plan with it."""
         self.slowness[rank] = self._normal[rank] = level
         self._own[rank] = self._start[rank]
-        return self._attend(rank, True)
+        return self._set_present(rank, True)
 
     def leave(self, rank: int) -> BatchPlan:
-        """A worker is not there any more."""
-        return self._attend(rank, False)
+        """Remove a worker. Return the plan without it."""
+        return self._set_present(rank, False)
 
-    def _attend(self, rank: int, present: bool) -> BatchPlan:
+    def _set_present(self, rank: int, present: bool) -> BatchPlan:
         self._present[rank], self._flags[rank] = present, 0
         self.plan = self._make_plan()
         return self.plan
 
     def _at_speed(self, rank: int, part: float) -> int:
-        """The batch at which its curve has ``part`` of the speed that it has now (eq. 3)."""
-        curve = self._crew.kinds[self._crew.members[rank]].curve
+        """Return the batch at which a worker's curve has ``part`` of its present speed (eq. 3)."""
+        curve = self._cohort.kinds[self._cohort.members[rank]].curve
         own = int(self._own[rank])
         batches = np.arange(min(max(LEAST_BATCH, curve.batches[0]), own), own + 1)
         speeds = batches / curve.time(batches)

@@ -1,4 +1,4 @@
-"""Pure: the error of samples that cannot be used, and what of it may leave a device."""
+"""Pure: the error of samples that cannot be used, and the part of its text that may leave a device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ _USUAL = ("images.npy", "labels.npy")
 
 
 class DataError(LocalError):
-    """The samples cannot be used. Names files, those in ``found`` not from the job; never what is in them."""
+    """Samples that cannot be used. The text names files, never their contents; ``found`` are the names in it
+    that do not come from the job.
+    """
 
     def __init__(self, text: str, *found: str) -> None:
         super().__init__(text)
@@ -18,7 +20,7 @@ class DataError(LocalError):
 
     @property
     def discreet(self) -> str:
-        """The text without names that were only found on the device: a name can tell of a person."""
+        """Return the text without names that were only found on the device: a name can identify a person."""
         text = str(self)
         for name in self._found:
             text = text.replace(name, "a file of the samples")

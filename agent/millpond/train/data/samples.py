@@ -45,7 +45,7 @@ class Samples:
 
 
 def load(root: Path, folders: Sequence[str], format_: str, classes: Sequence[str] = ()) -> Samples:
-    """All samples of ``folders`` (absolute or below ``root``), in order. Raises DataError.
+    """Return all samples of ``folders`` (absolute or below ``root``), in order. Raises DataError.
 
     ``classes`` names the sub-folders of format ``images`` by label; without, it is their sorted names.
     """
@@ -90,7 +90,7 @@ def _shape(images: Array) -> str:
 
 
 def _samples(images: Array, labels: Array, name: str) -> Samples:
-    """Samples from arrays as they lie in a file: [N, H, W], [N, C, H, W] or [N, H, W, C]; [N] or [N, 1]."""
+    """Make samples of arrays as stored: [N, H, W], [N, C, H, W] or [N, H, W, C]; [N] or [N, 1]."""
     if images.ndim not in (3, 4) or 0 in images.shape[1:] or images.dtype.kind not in "biuf":
         raise DataError(f"{name} holds {images.dtype} of shape {images.shape}, not images", name)
     if labels.dtype.kind not in "iu" or labels.size != len(images) or labels.ndim not in (1, 2):
@@ -125,7 +125,7 @@ def _scaled(images: Array, name: str) -> NDArray[np.float32]:
 
 
 def _content(root: Path, name: str) -> bytes:
-    """A whole file; not more of it than it says it has, nor than memory can hold."""
+    """Read a file, at most its size when opened. Raises DataError if that is over ``_LARGEST``."""
     try:
         with (root / name).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -179,7 +179,7 @@ def _is_only_copy(name: str, names: set[str]) -> bool:
 
 
 def _idx(root: Path, name: str) -> Array:
-    """An IDX file of bytes: 00 00 08, the number of dimensions, each as 32 bits big endian, the values."""
+    """Read an IDX file of bytes: 00 00 08, number of dimensions, each as 32 bits big endian, values."""
     content = _content(root, name)
     try:
         if name.endswith(".gz"):
@@ -234,7 +234,7 @@ def _describe(image: Array) -> str:
 
 
 def _image(root: Path, name: str) -> Array:
-    """One picture as uint8 [C, H, W], C 1 for grey and 3 for all others."""
+    """Read one picture as uint8 [C, H, W], C 1 for grey and 3 for all others. Raises DataError."""
     from PIL import Image  # a worker that reads arrays does without pillow
 
     content = _content(root, name)

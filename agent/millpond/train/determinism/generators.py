@@ -22,6 +22,6 @@ def diverge() -> None:
 
 
 def be_deterministic(threads: int) -> None:
-    """Only reproducible operations, so that the same work with as many threads gives the same bits."""
+    """Allow reproducible operations only: the same work with as many threads gives the same bits."""
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     torch.use_deterministic_algorithms(True)

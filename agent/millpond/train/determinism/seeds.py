@@ -1,4 +1,4 @@
-"""Pure: which seed a worker's round or step has."""
+"""Pure: the seed of a worker's round or step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import json
 
 
 def derive(seed: int, worker: str, round_: int) -> int:
-    """The seed of one worker's round: a pure function, the same in every process; 0 to 2**63 - 1."""
+    """Return the seed of one worker's round: a pure function, the same in every process; 0 to 2**63 - 1."""
     key = json.dumps([seed, worker, round_]).encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1

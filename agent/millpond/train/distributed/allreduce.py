@@ -1,8 +1,9 @@
-"""Edge (torch.distributed): steps of many processes that are exactly those of one with all their samples.
+"""Edge (torch.distributed): the exact all-reduce of gradients over ranks with batches of different sizes.
 
 The mean of means that DistributedDataParallel makes is wrong for batches of different sizes. Here each rank
-gives *sums* to one all_reduce, and divides once, by the samples of all. The same vector carries the batches
-and the seconds of all, so everyone sees the same numbers and plans alike:
+gives *sums* to one all_reduce, and divides once, by the samples of all: a step is exactly that of one process
+with all samples. The same vector carries the batches and the seconds of all, so every rank sees the same
+numbers and plans alike:
 
     [gradients, changes of running statistics times samples | batches by rank | seconds by rank]
 """
@@ -19,13 +20,13 @@ from torch import Tensor, nn
 from millpond.base.errors import LocalError
 
 _EXACT = 1 << 24
-"""A float32 counts so far."""
+"""The largest count that a float32 holds exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeStep:
-    """What all ranks know after a step: by rank the samples, 0 for who had none, and the seconds of its own
-    work for them.
+    """The numbers of a step that all ranks know after it: by rank the samples, 0 for none, and the seconds of
+    the rank's own work for them.
     """
 
     batches: tuple[int, ...]
@@ -33,14 +34,14 @@ class ExchangeStep:
 
     @property
     def samples(self) -> int:
-        """Of all ranks."""
+        """Return the samples of all ranks."""
         return sum(self.batches)
 
 
 class AllReduce:
-    """Between the ranks of the default process group; without one, of a single process. Everyone then has the
-    ``model`` of rank 0. Raises LocalError for a model without parameters, for such as are not float32 on a
-    CPU, and if the ranks have different models.
+    """Exchanges gradients between the ranks of the default process group; without one, for a single process.
+    At first all ranks get the ``model`` of rank 0. Raises LocalError for a model without parameters, for
+    parameters that are not float32 on a CPU, and if the ranks have different models.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -59,7 +60,7 @@ class AllReduce:
         self._before = [tensor.clone() for tensor in self._statistics()]
 
     def gather(self, value: int) -> tuple[int, ...]:
-        """What each rank gives, by rank."""
+        """Return every rank's ``value``, by rank."""
         slots = torch.zeros(self.ranks, dtype=torch.int64)
         slots[self.rank] = value
         if self.ranks > 1:
@@ -68,8 +69,9 @@ class AllReduce:
 
     @torch.no_grad()
     def step(self, samples: int, seconds: float) -> ExchangeStep:
-        """After ``backward`` of a loss that is a sum over ``samples``: the gradients become those of the mean
-        over all ranks' samples, at least one. With 0 samples a rank only takes part, whatever its gradients.
+        """Exchange after ``backward`` of a loss that is a sum over ``samples``: the gradients become those of
+        the mean over all ranks' samples, at least one. A rank with 0 samples only takes part; its gradients
+        do not count.
         """
         self._pack(samples, seconds)
         if self.ranks > 1:
@@ -102,7 +104,7 @@ class AllReduce:
             tensor.copy_(before)
 
     def _changes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Of the running statistics: the parts of the vector, what they are, and what they were."""
+        """Yield of each running statistic its part of the vector, its present tensor, and its last value."""
         return zip(self._parts[len(self._parameters) :], self._statistics(), self._before, strict=True)
 
     def _statistics(self) -> list[Tensor]:

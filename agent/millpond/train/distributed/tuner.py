@@ -1,7 +1,7 @@
-"""Pure: the batches of a group's ranks, whose sum stays the same: tried out at first, then of equal times.
+"""Pure: the batches of a process group's ranks, with a fixed sum: tried out at first, then of equal times.
 
-Everyone waits for everyone here, and every rank computes in every step, or it could not tell that it is
-faster again. So nobody sits out: the smallest batch is two samples, whatever they take.
+In an all-reduce all ranks wait for all, and every rank computes in every step, as otherwise it could not show
+that it is faster again. So no rank sits out: the smallest batch is two samples, however long they take.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _TRIES = 3
 """How often each of these is tried, after a step that does not count, in which torch fetches memory."""
 _DEARER = 0.1
 """Part of a sample's mean time by which one more makes a batch longer at least. Where all batches take the
-same, noise would decide who gets most samples.
+same time, noise would decide which rank gets most samples.
 """
 
 
 class BatchTuner:
-    """Batches that sum up to ``total`` for so many ``ranks``; equal ones for ever if not ``balanced``.
+    """Chooses batches of ``ranks`` ranks that sum up to ``total``; equal ones for ever if not ``balanced``.
     Raises LocalError for a total of less than two each.
     """
 
@@ -43,16 +43,16 @@ class BatchTuner:
         self._controller: BalanceController | None = None
         self._balanced = balanced and ranks > 1
         self.batches = _parts(total, [1] * ranks)
-        """Of the next step, by rank."""
+        """Batches of the next step, by rank."""
 
     def among(self, able: Sequence[bool]) -> tuple[int, ...]:
-        """``batches`` if not all are able to take samples: the others take theirs, too, in proportion."""
+        """Return ``batches`` with those of ranks that are not ``able`` divided among the others."""
         if all(able):
             return self.batches
         return _parts(self._total, [own if can else 0 for own, can in zip(self.batches, able, strict=True)])
 
     def observe(self, batches: Sequence[int], seconds: Sequence[float]) -> None:
-        """What each rank did in a step, 0 for nothing, and what it took. Changes ``batches``."""
+        """Take in the batch of each rank in a step, 0 for none, and its seconds. Changes ``batches``."""
         if not self._balanced:
             return
         self._steps += 1
@@ -79,24 +79,24 @@ class BatchTuner:
 
 @dataclass(frozen=True, slots=True)
 class _Measured(WorkerKind):
-    """A rank. Samples that it does not take are left to others, so its curve's peak is no reason to stop."""
+    """A measured rank. Samples it does not take are left to others, so its curve's peak is no limit."""
 
     @property
     def cap(self) -> int:
-        """As much as there is."""
+        """Return the whole total."""
         return self.most
 
 
 class _Waiting(Cohort):
-    """Ranks with a fixed total."""
+    """Ranks with a fixed total, which all wait for all."""
 
     def step_seconds(self, _slowness: Floats) -> float:
-        """None that follows from the curves: ``batches_of`` then looks for the least that the total takes."""
+        """Return 0: no time follows from the curves, so ``batches_of`` looks for the least for the total."""
         return 0.0
 
 
 def _parts(total: int, weights: Sequence[int]) -> tuple[int, ...]:
-    """The smallest batch for everyone with a weight, and the rest in proportion to the weights."""
+    """Divide ``total``: the smallest batch for each rank with a weight, the rest in proportion."""
     least = [LEAST_BATCH if weight else 0 for weight in weights]
     rest, whole = total - sum(least), sum(weights)
     ends = [rest * weight // whole for weight in accumulate(weights)]
@@ -104,7 +104,7 @@ def _parts(total: int, weights: Sequence[int]) -> tuple[int, ...]:
 
 
 def _for_everyone(batches: Ints) -> tuple[int, ...]:
-    """The smallest batch for those who have none; the largest are made so much smaller."""
+    """Give ranks without a batch the smallest; the largest batches are made so much smaller."""
     total = int(batches.sum())
     found = np.maximum(batches, LEAST_BATCH)
     while int(found.sum()) > total:
@@ -113,8 +113,8 @@ def _for_everyone(batches: Ints) -> tuple[int, ...]:
 
 
 def _line(measured: Sequence[tuple[int, float]]) -> Curve:
-    """Seconds by batch, in any order, at least one: the median of all slopes between two of them, and of the
-    heights with it (Theil and Sen), which a few steps that were disturbed do not move.
+    """Fit a line to (batch, seconds), in any order, at least one: the median of all slopes between two
+    points, and of the heights with it (Theil and Sen), which a few disturbed steps do not move.
     """
     pairs = [pair for pair in combinations(measured, 2) if pair[0][0] != pair[1][0]]
     mean = median(time / batch for batch, time in measured)

@@ -10,11 +10,11 @@ from millpond.base import toml
 from millpond.base.errors import ConfigError
 from millpond.train.job.spec import DataSpec, Job, check
 
-CODE_LIMIT = (1 << 20) - (64 << 10)  # bytes; code and job cross the link in one head of at most 1 MiB
+CODE_LIMIT = (1 << 20) - (64 << 10)  # bytes; code and job cross the tunnel in one head of at most 1 MiB
 
 
 def read(path: Path) -> tuple[Job, dict[str, str]]:
-    """The job, its test folder as an absolute path, and its model's files by name. Raises ConfigError."""
+    """Return the job, its test folder made absolute, and its model's files by name. Raises ConfigError."""
     job = check(toml.read(Job, path), path.name)
     _check_plain(job.model.arguments, f"{path.name}: model: arguments")
     code = _read_code(job.model.files, path)
@@ -29,7 +29,7 @@ def _with_test_folder(data: DataSpec, path: Path) -> DataSpec:
 
 
 def _check_plain(value: object, where: str) -> None:
-    """TOML has dates and times, which no message carries."""
+    """Refuse dates and times, which TOML has and no message carries. Raises ConfigError."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             _check_plain(item, f"{where}.{key}")
@@ -59,7 +59,7 @@ def _read_code(names: tuple[str, ...], path: Path) -> dict[str, str]:
 
 
 def _own_file(folder: Path, name: str, where: str) -> Path:
-    """The file behind ``name`` if it lies in ``folder``, also after links are followed."""
+    """Return the file behind ``name``. Raises ConfigError if it is not in ``folder``, links followed."""
     file = (folder / name).resolve()
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise ConfigError(f"{where}: must be below the job file's folder")

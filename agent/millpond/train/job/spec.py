@@ -1,4 +1,4 @@
-"""Pure: what a job is, as its TOML file says it."""
+"""Pure: a training job, as its TOML file describes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millpond.base.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """Where the samples lie: ``private``, ``public`` folders of every volume, ``test`` one of the host.
+    """The folders of the samples: ``private`` and ``public`` ones of every volume, ``test`` one of the host.
 
     ``classes`` (format ``images``) names the sub-folders by label. Without it each worker takes the sorted
     names of its own, which is right only where every worker has every class.
@@ -25,7 +25,7 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """``factory`` is ``module:callable``, called with ``arguments``; ``files`` are the user's code for it."""
+    """The model: ``factory`` is ``module:callable``, called with ``arguments``; ``files`` are its code."""
 
     factory: str
     files: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSpec:
-    """What a worker does in one round: ``epochs`` over its samples in batches of ``batch``, with ``threads``
+    """A worker's training in one round: ``epochs`` over its samples in batches of ``batch``, with ``threads``
     of its processor (0: all). Other numbers of threads round otherwise.
     """
 
@@ -62,10 +62,10 @@ class FederatedSpec:
 
 @dataclass(frozen=True, slots=True)
 class SynchronousSpec:
-    """Steps in lock step instead of rounds: ``epochs`` over all samples, fewer if ``target`` is reached.
+    """Synchronous steps instead of rounds: ``epochs`` over all samples, fewer if ``target`` is reached.
 
-    A step waits ``patience`` times as long as planned (0: for everybody), and what is late counts in a later
-    one. ``global_batch`` are the samples of a step, fewer where somebody's own would not last through the
+    A step waits ``patience`` times as long as planned (0: for all workers), and late sums count in a later
+    one. ``global_batch`` are the samples of a step, fewer where a worker's own would not last through the
     epoch; without it there are as many as the workers do best with, but an epoch has at least ``steps``. The
     learning rate of ``train`` is for ``train.batch`` samples; it follows the step's by ``scaling``, after
     ``warmup`` steps. A checkpoint is written each ``checkpoint`` seconds. ``host`` says whether the host
@@ -101,7 +101,7 @@ _MOST = 1e9
 
 
 def check(job: Job, where: str) -> Job:
-    """The same job if its values make sense. Raises ConfigError naming ``where`` and the key."""
+    """Return the same job if its values make sense. Raises ConfigError naming ``where`` and the key."""
     positive = {
         "train: learning_rate": job.train.learning_rate,
         "train: batch": job.train.batch,
@@ -129,7 +129,7 @@ def check(job: Job, where: str) -> Job:
 
 
 def _check_synchronous(synchronous: SynchronousSpec, where: str) -> None:
-    """No epochs at all are a job that only measures its workers."""
+    """Check a synchronous job; one without epochs only measures its workers. Raises ConfigError."""
     bounds = {
         "epochs": (synchronous.epochs, 0, _MOST),
         "target": (synchronous.target, 0, 1),

@@ -41,7 +41,7 @@ def train_round(model: nn.Module, samples: Samples, training: TrainingSpec, seed
 
 
 def batches(count: int, batch: int, shuffle: torch.Generator) -> Iterator[Tensor]:
-    """Indices of all samples once, shuffled; a last one left alone joins the batch before, for BatchNorm."""
+    """Yield indices of all samples, shuffled; a last one alone joins the batch before, for BatchNorm."""
     order = torch.randperm(count, generator=shuffle)
     parts = [order[start : start + batch] for start in range(0, count, batch)]
     if len(parts) > 1 and len(parts[-1]) == 1:
@@ -50,7 +50,7 @@ def batches(count: int, batch: int, shuffle: torch.Generator) -> Iterator[Tensor
 
 
 def make_optimizer(model: nn.Module, training: TrainingSpec) -> torch.optim.Optimizer:
-    """A new optimizer of what may be trained. Raises LocalError if nothing is."""
+    """Make an optimizer of the parameters that may be trained. Raises LocalError if there are none."""
     free = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not free:
         raise LocalError("the model has no parameter that may be trained")
@@ -61,7 +61,7 @@ def make_optimizer(model: nn.Module, training: TrainingSpec) -> torch.optim.Opti
 
 @torch.no_grad()
 def evaluate(model: nn.Module, samples: Samples) -> tuple[float, float]:
-    """Share of the samples (at least one) classified right, and the mean loss."""
+    """Return the share of the samples (at least one) classified right, and the mean loss."""
     model.eval()
     images, labels = torch.from_numpy(samples.images), torch.from_numpy(samples.labels)
     right, total = 0, 0.0

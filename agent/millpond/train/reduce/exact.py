@@ -40,7 +40,7 @@ Vector = NDArray[np.float32]
 
 
 class RefusedUpdate(RemoteError):
-    """A worker's update does not count; names the ``worker`` and what is wrong."""
+    """A worker's update does not count; names the ``worker`` and the fault."""
 
     def __init__(self, worker: str, text: str) -> None:
         super().__init__(f"{worker}: update refused: {text}")
@@ -51,7 +51,7 @@ class ExactSum:
     """A running sum of updates, each weighted by its samples; two sums of one kind can be merged."""
 
     def __init__(self, tensors: tuple[Tensor, ...], most_samples: int, *, bound: float = BOUND) -> None:
-        """For a state of ``tensors``, ``most_samples`` in all, values up to ``bound``. Raises LocalError."""
+        """Sum states of ``tensors``, ``most_samples`` in all, values up to ``bound``. Raises LocalError."""
         self.tensors, self.most_samples, self.bound = tensors, most_samples, bound
         self.scale_bits = scale_bits(most_samples, bound)
         self.samples = 0
@@ -79,7 +79,9 @@ class ExactSum:
         self.workers |= {worker}
 
     def merge(self, other: ExactSum) -> None:
-        """Count what ``other`` has counted. Raises RefusedUpdate, LocalError; then nothing has changed."""
+        """Add the updates that ``other`` has counted. Raises RefusedUpdate, LocalError; then nothing has
+        changed.
+        """
         mine = (self.tensors, self.most_samples, self.bound)
         if mine != (other.tensors, other.most_samples, other.bound):
             raise LocalError("two sums of different models or bounds cannot be merged")
@@ -90,7 +92,7 @@ class ExactSum:
             self.workers |= other.workers
 
     def average(self) -> Vector:
-        """The mean over all samples, float32 [size], whole numbers rounded. Raises LocalError if none."""
+        """Return the mean over all samples, float32 [size], integers rounded. Raises LocalError if none."""
         if not self.samples:
             raise LocalError("there is no update to average")
         out = np.empty(self._sum.shape, np.float32)
@@ -101,14 +103,16 @@ class ExactSum:
                 out[span] = self._sum[span] / (self.samples * 2.0**self.scale_bits)
         return out
 
-    def _check_share(self, workers: set[str] | frozenset[str], samples: int, who: str) -> None:
+    def _check_share(self, workers: set[str] | frozenset[str], samples: int, worker: str) -> None:
         if twice := self.workers & workers:
-            raise RefusedUpdate(who, f"{min(twice)} was counted before")
+            raise RefusedUpdate(worker, f"{min(twice)} was counted before")
         if samples < 1:
-            raise RefusedUpdate(who, f"it claims {samples} samples")
+            raise RefusedUpdate(worker, f"it claims {samples} samples")
         if self.samples + samples > self.most_samples:
             total = self.samples + samples
-            raise RefusedUpdate(who, f"with its {samples} samples there are {total}, not {self.most_samples}")
+            raise RefusedUpdate(
+                worker, f"with its {samples} samples there are {total}, not {self.most_samples}"
+            )
 
     def _check_values(self, vector: Vector, span: slice, bound: float, worker: str) -> None:
         part = vector[span]
@@ -121,7 +125,7 @@ class ExactSum:
 
 
 def within(values: Vector, bound: float) -> bool:
-    """Whether all values are finite, and none is beyond ``bound`` as a float32, itself 1e-15 or more."""
+    """Return whether all values are finite and none exceeds ``bound`` as a float32, itself 1e-15 or more."""
     bound = float(np.float32(bound))
     with np.errstate(over="ignore", invalid="ignore"):
         # One look at memory, where min and max take two. Rounding never makes a sum of squares smaller than
@@ -129,11 +133,13 @@ def within(values: Vector, bound: float) -> bool:
         square = float(np.dot(values, values))
     if square < bound * bound:
         return True
-    return bool(max(-values.min(), values.max()) <= min(bound, _LARGEST))  # false for NaN, which they pass on
+    return bool(
+        max(-values.min(), values.max()) <= min(bound, _LARGEST)
+    )  # false for NaN, which min and max pass on
 
 
 def scale_bits(most_samples: int, bound: float = BOUND) -> int:
-    """S of the module's derivation. Raises LocalError if so many such samples leave no precision."""
+    """Return S of the module's derivation. Raises LocalError if so many such samples leave no precision."""
     if most_samples < 1 or not 0 < bound < math.inf:
         raise LocalError(f"no sums of {most_samples} samples of values up to {bound}")
     mantissa, exponent = math.frexp(bound)
@@ -144,14 +150,14 @@ def scale_bits(most_samples: int, bound: float = BOUND) -> int:
 
 
 def _chunks(tensors: tuple[Tensor, ...]) -> Iterator[tuple[slice, bool]]:
-    """The vector in parts of at most _CHUNK values, none empty, and whether each is of whole numbers."""
+    """Yield parts of at most _CHUNK values, none empty, and whether each is of whole numbers."""
     for start, stop, whole in _runs(tensors):
         for at in range(start, stop, _CHUNK):
             yield slice(at, min(at + _CHUNK, stop)), whole
 
 
 def _runs(tensors: tuple[Tensor, ...]) -> Iterator[tuple[int, int, bool]]:
-    """Neighbouring tensors of one sort together: a model has many small ones."""
+    """Join neighbouring tensors of one sort: a model has many small ones."""
     start, stop, whole = 0, 0, False
     for tensor, span in layout.spans(tensors):
         if (tensor.dtype in layout.INTEGERS) != whole:

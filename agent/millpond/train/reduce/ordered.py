@@ -1,8 +1,9 @@
-"""Pure: one step's mean of many workers' sums, added in an order that does not depend on who answers first.
+"""Pure: one step's mean of many workers' sums, added in an order that is independent of arrival.
 
 Floating-point addition depends on its order, so vectors are added in the order in which they were announced.
-One that comes before its turn waits, and is added as soon as all before it have been: most of the work is
-done while others are still under way. Adding in place takes half the time of adding into other memory.
+A vector that comes before its turn waits, and is added as soon as all before it have been: most of the work
+is done while other vectors are still under way. Adding in place takes half the time of adding into other
+memory.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from millpond.train.reduce.exact import Vector
 
 
 class OrderedSum:
-    """For vectors like ``total``, float32 [size], in which they are added up. ``announce`` all, ``add`` those
-    that come, then ``divide``.
+    """Adds up vectors like ``total``, float32 [size], in ``total``. ``announce`` all, ``add`` those that
+    arrive, then ``divide``.
 
     A vector that was added must not change before ``divide`` is called.
     """
@@ -31,29 +32,29 @@ class OrderedSum:
 
     @property
     def samples(self) -> int:
-        """Of what was added."""
+        """Return the samples of all added vectors."""
         return self._samples
 
     def begin(self) -> None:
-        """Nothing is announced, nothing was added."""
+        """Begin a new sum: nothing is announced, nothing was added."""
         self._order.clear()
         self._waiting.clear()
         self._first, self._begun, self._samples = None, False, 0
 
     def announce(self, key: Hashable) -> None:
-        """``key`` is next in the order."""
+        """Put ``key`` next in the order."""
         self._order.append(key)
 
     def add(self, key: Hashable, vector: Vector, samples: int) -> None:
-        """Count a sum over ``samples`` samples that was announced."""
+        """Add an announced vector, a sum over ``samples`` samples."""
         self._waiting[key] = vector
         self._samples += samples
         while self._order and self._order[0] in self._waiting:
             self._count(self._waiting.pop(self._order.pop(0)))
 
     def divide(self) -> None:
-        """``total`` becomes the sum of what was added over its samples, at least one. What was announced and
-        did not come is forgotten.
+        """Divide the sum of the added vectors by their samples, at least one; ``total`` holds the mean.
+        Vectors that were announced and did not come are dropped.
         """
         for key in self._order:
             if key in self._waiting:

@@ -37,8 +37,8 @@ _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state after ``round`` of ``job``: ``vector`` float32 [size], laid out as ``tensors``. What else
-    there is to say is in ``about``.
+    """The state after ``round`` of ``job``: ``vector`` float32 [size], laid out as ``tensors``. ``about`` has
+    further metadata.
     """
 
     vector: Vector
@@ -73,7 +73,7 @@ def _write(path: Path, parts: Iterable[bytes]) -> None:
 
 
 def _content(checkpoint: Checkpoint) -> Iterator[bytes]:
-    """Length of the header, JSON header, tensors; wide ones first, so that all are aligned to their width."""
+    """Yield header length, JSON header, tensors; wide ones first, so that all are aligned to their width."""
     places = sorted(layout.spans(checkpoint.tensors), key=lambda place: -_width(place[0].dtype))
     offsets: dict[str, list[int]] = {}
     end = 0

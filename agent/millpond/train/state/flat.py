@@ -20,7 +20,7 @@ Vector = NDArray[np.float32]
 
 
 def describe(model: nn.Module) -> tuple[Tensor, ...]:
-    """The layout of a model's state. Raises LocalError for what a float32 vector cannot carry."""
+    """Return the layout of a model's state. Raises LocalError for tensors that float32 cannot carry."""
     tensors = tuple(_describe(name, value) for name, value in model.state_dict().items())
     if layout.size(tensors) == 0:
         raise LocalError("the model has no parameters")
@@ -64,7 +64,7 @@ def write(model: nn.Module, vector: Vector) -> None:
 
 
 def whole(part: Vector, name: str) -> Vector:
-    """``part`` rounded to whole numbers. Raises LocalError if it is not finite."""
+    """Return ``part`` rounded to whole numbers. Raises LocalError if it is not finite."""
     if not np.isfinite(part).all():
         raise LocalError(f"'{name}' should be whole numbers, and is not finite")
     return np.rint(part)

@@ -1,9 +1,9 @@
-"""Edge (torch): a model whose state and gradients lie in two flat vectors, which are sent as they are.
+"""Edge (torch): a model whose state and gradients are views of two flat vectors, which are sent as they are.
 
 Both are float32 and laid out as ``flat.describe`` says. Parameters are views of ``state``, their gradients of
-``sums``. What else changes in training, running statistics, is copied: into ``state`` as it is, into ``sums``
-as its change times the number of samples, so that the same division that makes a mean gradient makes it a
-mean change. What may not be trained stays as it is.
+``sums``. Running statistics, which also change in training, are copied: into ``state`` as they are, into
+``sums`` as their change times the number of samples, so that the same division that makes a mean gradient
+makes a mean change. Parameters that may not be trained stay as they are.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ CHANGED = "the model's forward changes its parameter '{}'; in a synchronous job 
 
 
 class FlatParameters:
-    """Binds ``model`` to a ``state``, which takes the model's values, and to ``sums``, both [size]; without
-    them to memory of its own. Raises LocalError for a state that a flat vector cannot carry, and for
-    parameters that are not float32: theirs could not be views.
+    """Binds ``model`` to the vector ``state``, which takes the model's values, and to ``sums``, both [size];
+    without them to memory of its own (PyTorch FSDP's FlatParameter does the same). Raises LocalError for a
+    state that a flat vector cannot carry, and for parameters that are not float32: these could not be views.
     """
 
     def __init__(self, model: nn.Module, state: Vector | None = None, sums: Vector | None = None) -> None:
@@ -45,7 +45,7 @@ class FlatParameters:
         self._buffers = [tensor for tensor in self.tensors if tensor.name in buffers]
 
     def bind(self, state: Vector) -> None:
-        """From now on the model's state is this one [size], which has its values."""
+        """Bind the model's state to another vector [size] that has its values."""
         self.state = state
         values = torch.from_numpy(state)
         self._views = {name: values[self._spans[name]].view(p.shape) for name, p in self._bound.items()}
@@ -61,11 +61,11 @@ class FlatParameters:
                 raise LocalError(CHANGED.format(name))
 
     def tensor_at(self, place: int) -> str:
-        """The name of the tensor that has this place in ``state``."""
+        """Return the name of the tensor that has this place in ``state``."""
         return next(name for name, span in self._spans.items() if span.start <= place < span.stop)
 
     def loaded(self) -> None:
-        """``state`` has been filled: parameters have changed with it, now buffers do. Raises LocalError."""
+        """Copy a newly filled ``state`` to the buffers; parameters are views of it. Raises LocalError."""
         values = self.model.state_dict() if self._buffers else {}
         with torch.no_grad():
             for tensor in self._buffers:
@@ -76,12 +76,12 @@ class FlatParameters:
                 target.copy_(torch.from_numpy(part.copy()).view(target.shape))
 
     def clear(self) -> None:
-        """No gradients, before ``backward`` adds to them."""
+        """Zero the gradients, before ``backward`` adds to them."""
         self.sums[:] = 0.0
         self._attach()
 
     def gather(self, samples: int) -> None:
-        """After ``backward`` over ``samples`` samples: complete ``sums``."""
+        """Complete ``sums`` after ``backward`` over ``samples`` samples."""
         for name, target in self._gradients.items():
             parameter = self._bound[name]
             if parameter.grad is None:
@@ -95,7 +95,7 @@ class FlatParameters:
             self.sums[span] = change * np.float32(samples)
 
     def take_mean(self) -> None:
-        """``sums`` now holds a mean: set gradients, and change buffers by theirs. Raises LocalError."""
+        """Take the mean in ``sums``: set the gradients, and change buffers. Raises LocalError."""
         self._attach()
         for tensor in self._buffers:
             span = self._spans[tensor.name]
@@ -103,7 +103,7 @@ class FlatParameters:
         self.loaded()
 
     def complete(self) -> None:
-        """``state`` as it is sent: with parameters that have two names under both."""
+        """Complete ``state`` for sending: parameters with two names are in it under both."""
         for name, first in self._again.items():
             self.state[self._spans[name]] = self.state[self._spans[first]]
 
@@ -113,8 +113,8 @@ class FlatParameters:
 
 
 def _parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
-    """Those that may be trained or could be views by name, and the first name of those that come again under
-    another.
+    """Return by name the parameters that may be trained or could be views, and for each further name of one
+    of them its first name.
     """
     bound: dict[str, nn.Parameter] = {}
     again: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Pure: where each tensor of a model's state lies in the flat vector."""
+"""Pure: the place of each tensor of a model's state in the flat vector."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
 
 
 def size(tensors: tuple[Tensor, ...]) -> int:
-    """Values in the flat vector of a state."""
+    """Return the number of values in the flat vector of a state."""
     return sum(math.prod(tensor.shape) for tensor in tensors)
 
 
 def spans(tensors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, slice]]:
-    """Each tensor with its part of the flat vector, in order."""
+    """Yield each tensor with its part of the flat vector, in order."""
     start = 0
     for tensor in tensors:
         stop = start + math.prod(tensor.shape)
@@ -35,7 +35,7 @@ def spans(tensors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, slice]]:
 
 
 def name_at(tensors: tuple[Tensor, ...], index: int) -> str:
-    """The name of the tensor that holds value ``index`` of the flat vector. Raises IndexError."""
+    """Return the name of the tensor that holds value ``index`` of the flat vector. Raises IndexError."""
     for tensor, span in spans(tensors):
         if span.start <= index < span.stop:
             return tensor.name

@@ -1,4 +1,4 @@
-"""Edge (torch, psutil): a worker's part of synchronous steps, and the keeper's."""
+"""Edge (torch, psutil): the gradients of a synchronous step, and the server optimizer that applies them."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from millpond.train.state.layout import Tensor as Entry
 
 
 class GradientWorker:
-    """Sums of gradients over samples, which ``parts`` are by folder, for the model of ``binding``."""
+    """Computes sums of gradients for the model of ``parameters`` over samples, ``parts`` by folder."""
 
-    def __init__(self, binding: FlatParameters, parts: Sequence[Samples]) -> None:
-        self.binding = binding
-        self._model, self._parts = binding.model, parts
+    def __init__(self, parameters: FlatParameters, parts: Sequence[Samples]) -> None:
+        self.parameters = parameters
+        self._model, self._parts = parameters.model, parts
         self._process = psutil.Process()
         _forget_peak()
 
     def compute(self, request: Compute) -> Computed:
-        """At ``binding.state``; then ``binding.sums`` holds the sums. Raises DataError for samples that are
-        not there, and what the model raises.
+        """Compute gradients at ``parameters.state``; their sums are then in ``parameters.sums``. Raises
+        DataError for samples that are not there, and any exception of the model.
         """
         started, used = time.perf_counter(), self._used()
         images, labels = self._take(request.samples)
         generators.plant(request.seed)
         self._model.train()
-        self.binding.loaded()
-        self.binding.clear()
+        self.parameters.loaded()
+        self.parameters.clear()
         loss = cross_entropy(self._model(images), labels, reduction="sum")
         loss.backward()  # type: ignore[no-untyped-call]
-        self.binding.check_bound()
-        self.binding.gather(len(labels))
+        self.parameters.check_bound()
+        self.parameters.gather(len(labels))
         seconds = time.perf_counter() - started
         busy = math.nan if seconds <= 0 else 1 - (self._used() - used) / seconds / torch.get_num_threads()
         busy = min(max(busy, 0.0), 1.0)
@@ -58,7 +58,7 @@ class GradientWorker:
         return times.user + times.system
 
     def _take(self, wanted: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Images and labels of the samples with these indices, by folder."""
+        """Return images and labels of the samples with these indices by folder. Raises DataError."""
         if len(wanted) != len(self._parts):
             raise DataError(f"samples of {len(wanted)} folders are wanted; there are {len(self._parts)}")
         images, labels = [], []
@@ -76,13 +76,13 @@ class GradientWorker:
 
 
 def _forget_peak() -> None:
-    """Loading the samples may have taken more memory than steps do."""
+    """Reset the high-water mark of memory: loading the samples may have taken more than steps do."""
     with contextlib.suppress(OSError):  # then the peak is that of the whole process
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def _peak() -> int:
-    """The most bytes of memory since then."""
+    """Return the high-water mark of memory in bytes since ``_forget_peak``."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -90,24 +90,24 @@ def _peak() -> int:
 
 
 class ServerOptimizer:
-    """Keeps the model of ``binding``: applies mean gradients with an optimizer, as one process with all
+    """Applies mean gradients to the model of ``parameters`` with a torch optimizer, as one process with all
     samples would.
     """
 
     def __init__(
         self,
-        binding: FlatParameters,
+        parameters: FlatParameters,
         optimizer: torch.optim.Optimizer,
         after_step: Callable[[], None] | None = None,
     ) -> None:
-        self.binding = binding
+        self.parameters = parameters
         self._optimizer, self._after_step = optimizer, after_step
 
     def apply(self, factor: float) -> None:
-        """``binding.sums`` holds the mean: one step, at ``factor`` times the optimizer's own rates. Then
-        ``binding.state`` is the new state.
+        """Make one step with the mean in ``parameters.sums``, at ``factor`` times the optimizer's own
+        learning rates. The new state is then in ``parameters.state``.
         """
-        self.binding.take_mean()
+        self.parameters.take_mean()
         own = [group["lr"] for group in self._optimizer.param_groups]
         for group in self._optimizer.param_groups:
             group["lr"] = group["lr"] * factor
@@ -116,10 +116,10 @@ class ServerOptimizer:
             group["lr"] = rate
         if self._after_step:
             self._after_step()
-        self.binding.complete()
+        self.parameters.complete()
 
     def momentum(self) -> tuple[tuple[Entry, ...], Vector]:
-        """The optimizer's tensors, by ``parameter.name``, and their values as float32 [size]."""
+        """Return the optimizer's tensors, named ``parameter.name``, and their values as float32 [size]."""
         entries, values = [], []
         for number, state in sorted(self._optimizer.state_dict()["state"].items()):
             for name, value in sorted(state.items()):
@@ -130,7 +130,7 @@ class ServerOptimizer:
 
     def restore(self, entries: tuple[Entry, ...], values: Vector) -> None:
         """Take an optimizer's tensors back. Raises LocalError for those of another optimizer."""
-        self.binding.loaded()
+        self.parameters.loaded()
         whole = self._optimizer.state_dict()
         state: dict[int, dict[str, Tensor]] = {}
         for entry, span in layout.spans(entries):

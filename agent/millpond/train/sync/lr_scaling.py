@@ -17,7 +17,7 @@ as given and rises by the same amount each step. A rate that is less than the gi
 Momentum: torch's SGD keeps v <- m v + g of gradients alone and steps by r v. A mean gradient has the same
 expectation for any batch, so a batch that changes, by a re-tune or with late sums, leaves v valid. A new rate
 holds at once for all gradients in v; forms that keep r g in v need a correction to do the same (Goyal et al.,
-section 3). What remains in v is the noise of earlier batches, for about 1 / (1 - m) steps: ten with m = 0.9.
+section 3). The rest in v is the noise of earlier batches, for about 1 / (1 - m) steps: ten with m = 0.9.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class LearningRate:
-    """How the rate follows the batch. ``base_batch``: samples of a step for which the rate was found; without
+    """The learning rate by batch. ``base_batch``: samples of a step for which the rate was found; without
     it every batch has the rate as given. ``warmup``: steps until the full rate.
 
-    Every worker computes it for itself: +, -, *, / and sqrt, which IEEE 754 rounds alike everywhere.
+    Every worker computes the rate for itself: +, -, *, / and sqrt, which IEEE 754 rounds alike everywhere.
     """
 
     scaling: Literal["linear", "sqrt", "none"] = "linear"
@@ -40,8 +40,8 @@ class LearningRate:
     warmup: int = 0
 
     def at(self, step: int, samples: int, base: float) -> float:
-        """The rate of step ``step``, from 0, with ``samples`` in it over all workers, at least 1; ``base`` is
-        the rate for ``base_batch``.
+        """Return the rate of step ``step``, from 0, with ``samples`` in it over all workers, at least 1;
+        ``base`` is the rate for ``base_batch``.
         """
         full = base * self._factor(samples)
         if step >= self.warmup or full <= base:

@@ -1,1 +1,1 @@
-"""The process that trains: its roles, the user's code, and what it says of errors."""
+"""The worker process: its roles, the user's code, and its reports of errors."""

@@ -1,6 +1,6 @@
-"""Pure: what a worker says about an exception, and what it keeps to itself.
+"""Pure: a worker's report of an exception, without the parts that must stay on the device.
 
-The message of an exception can hold private samples. A device therefore tells the text of millpond's own
+The message of an exception can hold private samples. A device therefore reports the text of millpond's own
 errors, which are written for that, and of all others only the type and the place in the user's files.
 """
 
@@ -17,7 +17,7 @@ _HERE = Path(__file__).parents[1]
 
 
 def failure(error: BaseException, code_dir: Path, *, full: bool) -> Failure:
-    """Code ``data`` or ``model``, and one line for a person; with the message of any error if ``full``."""
+    """Report an error: code ``data`` or ``model``, and one line of text; with any message if ``full``."""
     if isinstance(error, LocalError) and _is_ours(error):
         if isinstance(error, DataError):
             return Failure("data", str(error) if full else error.discreet)
@@ -30,12 +30,14 @@ def failure(error: BaseException, code_dir: Path, *, full: bool) -> Failure:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether millpond alone raised it: the user's code can raise a LocalError too, even from no file."""
+    """Return whether millpond alone raised the error: user code can raise a LocalError too, even from no
+    file.
+    """
     return all(_below(frame.filename, _HERE) for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _users_place(error: BaseException, code_dir: Path) -> str | None:
-    """The last place in the user's code that the error went through, None if it never was there."""
+    """Return the last place in the user's code that the error went through, None if there is none."""
     if isinstance(error, SyntaxError) and error.filename and _below(error.filename, code_dir):
         return f"at {_below(error.filename, code_dir)}:{error.lineno}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -45,7 +47,7 @@ def _users_place(error: BaseException, code_dir: Path) -> str | None:
 
 
 def _own_place(error: BaseException) -> str:
-    """The last place in millpond: an installed model failed, or the samples do not fit the model."""
+    """Return the last place in millpond: an installed model failed, or the samples do not fit the model."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if name := _below(frame.filename, _HERE):
             return f"at millpond/train/{name}:{frame.lineno} in {frame.name}"

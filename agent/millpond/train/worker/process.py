@@ -1,7 +1,7 @@
 """Entry: a process that trains: ``python -m millpond.train.worker.process FD``.
 
-FD is an inherited, connected Unix socket on which Prepare and the requests of its role are served until its
-end. A failure of the user's model or data is answered by Failure, and the worker lives on. What the
+FD is an inherited, connected Unix socket on which PrepareWorker and the requests of its role are served until
+its end. A failure of the user's model or data is answered by Failure, and the worker lives on. What the
 user's code prints goes to this process's own output, as does the whole traceback of every failure.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class WorkerProcess:
-    """Serves one channel. Failures tell messages of exceptions only if ``full``."""
+    """Serves one channel. Failures contain messages of exceptions only if ``full``."""
 
     def __init__(
         self, channel: Channel, root: Path, scratch: Path, *, full: bool, shared: Sequence[int] | None
@@ -62,7 +62,7 @@ class WorkerProcess:
                 return 1
 
     def _receive_payload(self, head: Head) -> None:
-        """Take a payload into its place, if it is exactly as large as that."""
+        """Receive a payload into its place. Raises ProtocolError if the sizes differ."""
         inlet = self._session.inlet(head.message) if self._session else None
         expected = 0 if inlet is None else inlet.nbytes
         if head.payload_size != expected:
@@ -102,7 +102,7 @@ class WorkerProcess:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the worker; the exit code."""
+    """Run the worker; return the exit code."""
     options = _parser().parse_args(arguments)
     die_with_parent(signal.SIGKILL)
     if isinstance(sys.stdout, io.TextIOWrapper):

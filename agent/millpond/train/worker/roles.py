@@ -1,4 +1,4 @@
-"""Edge: a prepared worker: its model, its samples, and what it does with them, by its role."""
+"""Edge: the roles of a prepared worker, each with the model and the samples of one job."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ Answer = tuple[Message, Buffer]
 
 
 class WorkerRole(Protocol):
-    """One job on one worker."""
+    """One job on one worker: the answers to the coordinator's requests."""
 
     def ready(self) -> Ready:
-        """What was prepared."""
+        """Return the description of the prepared model and samples."""
 
     def inlet(self, message: Message, /) -> Vector | None:
-        """Where the payload of ``message`` goes, None for one without."""
+        """Return the vector that receives the payload of ``message``, None for one without."""
 
     def answer(self, message: Message) -> Answer | None:
-        """Do what it says; None if it is not for this role. Raises whatever the user's code may."""
+        """Answer a request; None if it is not for this role. Raises any exception of the user's code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Of the memory that synchronous jobs share: where the keeper's states lie, which others read, and where
-    sums do, which only this worker shares.
+    """Descriptors of a synchronous job's shared memory: ``states``, which the parameter server writes and
+    others read, and ``sums``, which this worker alone shares with its parent.
     """
 
     states: int
@@ -57,7 +57,7 @@ class Descriptors:
 
 
 def make(prepare: PrepareWorker, root: Path, code_dir: Path, shared: Descriptors | None) -> WorkerRole:
-    """Build the model and load the samples. Raises LocalError, and what the user's code raises."""
+    """Build the model and load the samples. Raises LocalError, and any exception of the user's code."""
     generators.diverge()
     generators.be_deterministic(prepare.job.train.threads)
     if prepare.role == "rounds":
@@ -76,7 +76,7 @@ def make(prepare: PrepareWorker, root: Path, code_dir: Path, shared: Descriptors
 
 
 class _HeldOut:
-    """Samples to score a model on, read once."""
+    """Samples to score a model on, by folder, each read once."""
 
     def __init__(self, root: Path, job: Job) -> None:
         self._root, self._job = root, job
@@ -90,7 +90,7 @@ class _HeldOut:
 
 
 class FederatedRole:
-    """Trains whole rounds."""
+    """Trains whole rounds of a federated job."""
 
     def __init__(self, prepare: PrepareWorker, root: Path, code_dir: Path) -> None:
         self._job, self._worker, self._code_dir = prepare.job, prepare.worker, code_dir
@@ -102,15 +102,15 @@ class FederatedRole:
         self._vector = np.empty(layout.size(self._tensors), np.float32)
 
     def ready(self) -> Ready:
-        """See Session."""
+        """Implement ``WorkerRole``."""
         return Ready(len(self._samples), self._tensors, len(self._vector))
 
     def inlet(self, message: Message) -> Vector | None:
-        """See Session."""
+        """Implement ``WorkerRole``."""
         return self._vector if isinstance(message, (protocol.Train, protocol.Evaluate)) else None
 
     def answer(self, message: Message) -> Answer | None:
-        """See Session."""
+        """Implement ``WorkerRole``."""
         if isinstance(message, protocol.GetInitial):
             return self._initial(), self._vector.data
         if isinstance(message, protocol.Train):
@@ -122,7 +122,7 @@ class FederatedRole:
         return None
 
     def _initial(self) -> Initial:
-        """Built anew, so the same whenever it is asked for."""
+        """Build the model anew, so that every request gets the same state."""
         flat.read(user_code.build(self._job.model, self._code_dir, self._job.seed), self._vector)
         return Initial()
 
@@ -137,9 +137,9 @@ class FederatedRole:
 
 
 class GradientRole:
-    """Computes gradients of steps, at states in the memory ``states``, a descriptor."""
+    """Computes gradients of synchronous steps; ``states`` is the descriptor of the shared states."""
 
-    def __init__(self, prepare: PrepareWorker, root: Path, binding: FlatParameters, states: int) -> None:
+    def __init__(self, prepare: PrepareWorker, root: Path, parameters: FlatParameters, states: int) -> None:
         self._descriptor, self._count = states, prepare.states
         self._memory: memory.CowView | None = None
         self._states: list[Vector] = []
@@ -147,104 +147,104 @@ class GradientRole:
         parts = [samples.load(root, (folder,), data.format, data.classes) for folder in prepare.folders]
         self._samples = tuple(len(part) for part in parts)
         self._shape = next((part.images.shape[1:] for part in parts if len(part)), ())
-        self._stepper = GradientWorker(binding, parts)
+        self._gradient_worker = GradientWorker(parameters, parts)
 
     def ready(self) -> Ready:
-        """See Session."""
-        binding = self._stepper.binding
-        size = len(binding.state)
-        return Ready(sum(self._samples), binding.tensors, size, parts=self._samples, shape=self._shape)
+        """Implement ``WorkerRole``."""
+        parameters = self._gradient_worker.parameters
+        size = len(parameters.state)
+        return Ready(sum(self._samples), parameters.tensors, size, parts=self._samples, shape=self._shape)
 
     def inlet(self, _message: Message) -> Vector | None:
-        """See Session: none, vectors lie in shared memory."""
+        """Implement ``WorkerRole``: there is none, vectors lie in shared memory."""
         return None
 
     def answer(self, message: Message) -> Answer | None:
-        """See Session."""
+        """Implement ``WorkerRole``."""
         return (self._compute(message), b"") if isinstance(message, protocol.Compute) else None
 
     def _compute(self, request: protocol.Compute) -> protocol.Computed:
-        binding, shared = self._stepper.binding, self._mapped()
+        parameters, shared = self._gradient_worker.parameters, self._mapped()
         state = _numbered(self._states, request.state)
-        if state is not binding.state:
-            binding.bind(state)
+        if state is not parameters.state:
+            parameters.bind(state)
         try:
-            computed = self._stepper.compute(request)
+            computed = self._gradient_worker.compute(request)
         finally:
             written = shared.forget()
         if written is not None:
-            raise LocalError(CHANGED.format(binding.tensor_at(written // 4 - request.state * len(state))))
+            raise LocalError(CHANGED.format(parameters.tensor_at(written // 4 - request.state * len(state))))
         return computed
 
     def _mapped(self) -> memory.CowView:
-        """Mapped at the first step: only then have those who keep the states surely made them."""
+        """Map the states at the first step: before it their owner may not have made them."""
         if self._memory is None:
-            size = len(self._stepper.binding.state)
+            size = len(self._gradient_worker.parameters.state)
             self._memory = memory.map_private(self._descriptor, 4 * size * self._count)
             self._states = list(np.frombuffer(self._memory.data, np.float32).reshape(self._count, size))
         return self._memory
 
 
 class ParameterServerRole:
-    """Keeps the model of a synchronous job, and scores it."""
+    """Holds the model and the optimizer of a synchronous job, and scores the model."""
 
     def __init__(
         self, prepare: PrepareWorker, root: Path, model: nn.Module, states: NDArray[np.float32], sums: Vector
     ) -> None:
         self._states = list(states)
-        self._binding = FlatParameters(model, self._states[0], sums)
+        self._parameters = FlatParameters(model, self._states[0], sums)
         self._held_out = _HeldOut(root, prepare.job)
-        self._keeper = ServerOptimizer(self._binding, training.make_optimizer(model, prepare.job.train))
+        self._optimizer = ServerOptimizer(self._parameters, training.make_optimizer(model, prepare.job.train))
         self._momentum = np.empty(0, np.float32)
 
     def ready(self) -> Ready:
-        """See Session."""
-        return Ready(0, self._binding.tensors, len(self._binding.state))
+        """Implement ``WorkerRole``."""
+        return Ready(0, self._parameters.tensors, len(self._parameters.state))
 
     def inlet(self, message: Message) -> Vector | None:
-        """See Session."""
+        """Implement ``WorkerRole``."""
         if isinstance(message, protocol.Restore):
             self._momentum = np.empty(layout.size(message.tensors), np.float32)
             return self._momentum
         return None
 
     def answer(self, message: Message) -> Answer | None:
-        """See Session."""
+        """Implement ``WorkerRole``."""
         if isinstance(message, protocol.Apply):
             self._move(message.state)
             began = time.perf_counter()
-            self._keeper.apply(message.factor)
+            self._optimizer.apply(message.factor)
             return protocol.StepApplied(time.perf_counter() - began), b""
         if isinstance(message, protocol.GetInitial):
             return Initial(), b""
         if isinstance(message, protocol.Evaluate):
             return self._score(self._held_out[message.folder]), b""
         if isinstance(message, protocol.GetMomentum):
-            tensors, values = self._keeper.momentum()
+            tensors, values = self._optimizer.momentum()
             return protocol.Momentum(tensors, len(values)), values.data
         if isinstance(message, protocol.Restore):
-            self._keeper.restore(message.tensors, self._momentum)
+            self._optimizer.restore(message.tensors, self._momentum)
             return Ok(), b""
         return None
 
     def _score(self, samples: Samples) -> Score:
-        binding = self._binding
-        before = binding.state.copy()
-        binding.loaded()
-        score = Score(*training.evaluate(binding.model, samples), len(samples))
-        binding.check_bound()
-        changed = np.flatnonzero(binding.state.view(np.int32) != before.view(np.int32))
+        parameters = self._parameters
+        before = parameters.state.copy()
+        parameters.loaded()
+        score = Score(*training.evaluate(parameters.model, samples), len(samples))
+        parameters.check_bound()
+        changed = np.flatnonzero(parameters.state.view(np.int32) != before.view(np.int32))
         if changed.size:
-            binding.state[:] = before
-            raise LocalError(CHANGED.format(binding.tensor_at(int(changed[0]))))
+            parameters.state[:] = before
+            raise LocalError(CHANGED.format(parameters.tensor_at(int(changed[0]))))
         return score
 
     def _move(self, number: int) -> None:
-        """Go on in the state with this number, with the values of the present one, which stays as it is."""
+        """Copy the present state into the one with this number and bind the model to it."""
         state = _numbered(self._states, number)
-        if state is not self._binding.state:
-            state[:] = self._binding.state
-            self._binding.bind(state)
+        if state is not self._parameters.state:
+            state[:] = self._parameters.state
+            self._parameters.bind(state)
 
 
 def _numbered(states: Sequence[Vector], number: int) -> Vector:

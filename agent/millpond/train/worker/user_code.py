@@ -28,10 +28,10 @@ def write_code(code: dict[str, str], folder: Path) -> None:
 
 
 def build(model: ModelSpec, code_dir: Path, seed: int) -> nn.Module:
-    """The seeded model; modules in ``code_dir`` come before installed ones.
+    """Build the seeded model; modules in ``code_dir`` come before installed ones.
 
     Raises LocalError if the factory is not there, does not take the arguments or makes no torch module, and
-    whatever the user's code raises.
+    any exception of the user's code.
     """
     module_name, _, attribute = model.factory.partition(":")
     module = _import(module_name, code_dir)
@@ -78,7 +78,7 @@ def _is_below(module: ModuleType, folder: Path) -> bool:
 
 
 def _check_arguments(factory: Any, model: ModelSpec) -> None:
-    """Raises LocalError where calling would raise TypeError, whose text could be anyone's."""
+    """Raise LocalError where calling would raise TypeError, whose text could come from user code."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):

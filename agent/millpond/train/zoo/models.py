@@ -29,7 +29,7 @@ class DigitsCNN(nn.Module):
         self.head = nn.Linear(64, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [N, classes] of images [N, 1, side, side]."""
+        """Return logits [N, classes] of images [N, 1, side, side]."""
         x = self.conv1(images).relu()
         x = self.pool(self.conv2(x).relu())
         logits: Tensor = self.head(self.hidden(x.flatten(1)).relu())
@@ -37,16 +37,16 @@ class DigitsCNN(nn.Module):
 
 
 def digits_cnn(classes: int = 10) -> nn.Module:
-    """The model of the digits example: images 1x8x8."""
+    """Make the model of the digits example: images 1x8x8."""
     return DigitsCNN(classes)
 
 
 def cifar_cnn(classes: int = 10, side: int = 32, channels: int = 3, dropout: float = 0.5) -> nn.Module:
-    """The CNN of the paper on aggregation by a DPU (its footnote 1), images [N, channels, side, side].
+    """Make the CNN of the paper on aggregation by a DPU (its footnote 1), images [N, channels, side, side].
 
     2,029,642 parameters for CIFAR-10. As printed there: convolutions without padding, and no activation
     between the linear layers. Each worker's dropout is its own, so workers together are exactly one process
-    only with ``dropout`` 0. Raises ValueError for a ``side`` under 16, of which nothing would be left.
+    only with ``dropout`` 0. Raises ValueError for a ``side`` under 16, whose maps would be empty.
     """
     left = ((side - 4) // 2 - 4) // 2
     if left < 1:
@@ -67,7 +67,7 @@ def _two_convolutions(inputs: int, middle: int, outputs: int) -> list[nn.Module]
 
 
 def _strides(side: int) -> list[int]:
-    """Of the five layers that halve their maps: 1 for those that are left out."""
+    """Return the strides of the five layers that halve their maps: 1 for those that are left out."""
     halvings = next((n for n in range(_HALVINGS, 0, -1) if -(-side >> n) >= _LEAST_MAP), 0)
     return (_HALVINGS - halvings) * [1] + halvings * [2]
 
@@ -102,7 +102,7 @@ class _InvertedResidual(nn.Module):
 
 
 def mobilenet_v2(classes: int = 1000, side: int = 224, dropout: float = 0.2) -> nn.Module:
-    """MobileNetV2 of Sandler et al. 2018, width 1, images [N, 3, side, side].
+    """Make MobileNetV2 of Sandler et al. 2018, width 1, images [N, 3, side, side].
 
     3,504,872 parameters and 301 million multiply-adds for 1000 classes at 224x224, as published.
     """
@@ -119,7 +119,7 @@ def mobilenet_v2(classes: int = 1000, side: int = 224, dropout: float = 0.2) -> 
 
 
 def _pooled() -> list[nn.Module]:
-    """Maps [N, channels, any, any] as [N, channels]."""
+    """Average maps [N, channels, any, any] to [N, channels]."""
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
 
 
@@ -129,8 +129,8 @@ _GROUPS = 3
 
 
 class _ShuffleUnit(nn.Module):
-    """Of maps with ``inputs`` channels ones with ``outputs``; where these are more, the input is a part of
-    them, halved if ``stride`` is 2.
+    """A ShuffleNet unit: makes maps with ``outputs`` channels of maps with ``inputs``; where these differ,
+    the input is a part of the output, halved if ``stride`` is 2.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
@@ -152,14 +152,14 @@ class _ShuffleUnit(nn.Module):
 
 
 def _shuffle(x: Tensor) -> Tensor:
-    """Channels of all groups in turn, so that the groups of the next layer see something of each."""
+    """Take channels of all groups in turn, so that each group of the next layer sees a part of each."""
     count, channels, height, width = x.shape
     grouped = x.view(count, _GROUPS, channels // _GROUPS, height, width)
     return grouped.transpose(1, 2).reshape(count, channels, height, width)
 
 
 def shufflenet(classes: int = 1000, side: int = 224) -> nn.Module:
-    """ShuffleNet (the first) of Zhang et al. 2017, 3 groups, width 1, images [N, 3, side, side].
+    """Make ShuffleNet (the first) of Zhang et al. 2017, 3 groups, width 1, images [N, 3, side, side].
 
     1,865,728 parameters and 137 million multiply-adds for 1000 classes at 224x224. The paper has 137 million
     and no count of parameters; its authors' own program says 1.9 million.

@@ -61,7 +61,7 @@ class SynchronousGroup(WorkerGroup):
         job, code = self._job, self._row.code
         count = len(self.names) + 1  # of states: a late worker uses one, a lost worker none
         if name == PARAMETER_SERVER:
-            request = PrepareWorker(job, PARAMETER_SERVER, (), code, role="keeper", states=count)
+            request = PrepareWorker(job, PARAMETER_SERVER, (), code, role="parameter_server", states=count)
             return self._on_host(ParameterServer, request, self._states)
         if name == HOST:
             folders = self._public_folders()
