@@ -132,7 +132,7 @@ def _serve(server: socket.socket, locks: socket.socket, gives_away: bool) -> int
     sessions = SessionTable(
         BackingFs(root, chown_new=gives_away, public=PUBLIC.encode()), DelegationManager(device=True)
     )
-    threading.Thread(target=accept_all, args=(locks, sessions.master), daemon=True).start()
+    threading.Thread(target=accept_all, args=(locks, sessions.delegations), daemon=True).start()
     while True:
         channel = Channel(server.accept()[0], "the host")
         threading.Thread(target=serve, args=(channel, sessions), daemon=True).start()

@@ -124,7 +124,7 @@ class World:
             leases = PersistentLeases(self.leases, self.lease)
             master = DelegationManager(self.lease, device=True, leases=leases)
             sessions = SessionTable(BackingFs(root, public=b"public"), master)
-            threading.Thread(target=accept_all, args=(locks, sessions.master), daemon=True).start()
+            threading.Thread(target=accept_all, args=(locks, sessions.delegations), daemon=True).start()
             while True:
                 channel = Channel(server.accept()[0], "the host")
                 threading.Thread(target=serve, args=(channel, sessions), daemon=True).start()

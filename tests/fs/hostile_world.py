@@ -96,7 +96,7 @@ class World:
         self.say(p.Release(self.closed))
         regain = self.say(r.DropLocks(0))
         assert isinstance(regain, r.Regain)
-        self.era = regain.era
+        self.epoch = regain.epoch
 
     def found(self, request: Message) -> int:
         answer = self.say(request)
@@ -190,7 +190,7 @@ class World:
         assert len(self.server.ends) == connections
         allowed = ProtocolError | ConnectionLost | (DeadlineExceeded if self.attending else ProtocolError)
         assert all(error is None or isinstance(error, allowed) for error in self.server.ends)
-        assert self.server.open_files == 0 and len(self.server.tree._places) == 1
+        assert self.server.open_files == 0 and len(self.server.tree._refs) == 1
         assert len(os.listdir("/proc/self/fd")) <= self._open_before  # noqa: PTH208
         os.close(self.server.root)
 

@@ -44,7 +44,7 @@ def brisk(lease: float = LEASE_SECONDS) -> Iterator[None]:
         patch.setattr(serving, "_CALLS_PER_LEASE", max(serving._CALLS_PER_LEASE, 10 * lease))
         patch.setattr(recalling, "_AGAIN_SECONDS", 0.05)
         patch.setattr(remote, "_AWAIT_SECONDS", 0.1)
-        patch.setattr(remote, "_AGAIN_SECONDS", 0.05)
+        patch.setattr(remote, "_RETRY_SECONDS", 0.05)
         yield
 
 
@@ -166,8 +166,8 @@ class Client:
 
     def attended(self) -> bool:
         """Whether the server can recall something."""
-        known = self.server.sessions.known(self.tree.rpc.client)
-        return known is not None and self.server.sessions.master.may_hold(known.holder)
+        known = self.server.sessions.find(self.tree.rpc.client)
+        return known is not None and self.server.sessions.delegations.has_lease(known.holder)
 
     def await_lease(self) -> None:
         eventually(lambda: self.attended() and self.kept(self.public), "the client has a lease")
@@ -178,20 +178,22 @@ class Device:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self.tree = CoherentFs(server.tree, self, by_kernel=True)
+        self.tree = CoherentFs(server.tree, self, passthrough=True)
         self.public = self.tree.lookup(ROOT, b"public").node
 
-    def change(self, *directories: int, inodes: tuple[int, ...] = ()) -> AbstractContextManager[Revoking]:
-        return self._server.sessions.master.change(DEVICE, *directories, inodes=inodes)
+    def write_intent(
+        self, *directories: int, inodes: tuple[int, ...] = ()
+    ) -> AbstractContextManager[Revoking]:
+        return self._server.sessions.delegations.write_intent(DEVICE, *directories, inodes=inodes)
 
-    def settle(self, inode: int) -> bool:
-        return self._server.sessions.master.settle(DEVICE, inode)
+    def recall_directory(self, inode: int) -> bool:
+        return self._server.sessions.delegations.recall_directory(DEVICE, inode)
 
-    def begin_writing(self, inode: int, *, anyway: bool = False) -> bool:
-        return self._server.sessions.master.begin_writing(inode, already=anyway)
+    def begin_writing(self, inode: int, *, force: bool = False) -> bool:
+        return self._server.sessions.delegations.begin_writing(inode, already=force)
 
     def end_writing(self, inode: int) -> None:
-        self._server.sessions.master.end_writing(inode)
+        self._server.sessions.delegations.end_writing(inode)
 
     def find(self, name: bytes) -> Node:
         return self.tree.lookup(self.public, name).node
@@ -211,9 +213,9 @@ class Device:
     def written_by_kernel(self, name: bytes) -> bool:
         """Whether the kernel may write the file itself."""
         handle = self.tree.open(self.find(name), os.O_WRONLY)
-        access = self.tree.access(handle)
+        access = self.tree.cache_mode(handle)
         self.tree.release(handle)
-        return access is CacheMode.KERNEL
+        return access is CacheMode.PASSTHROUGH
 
 
 def make(client: Client, name: bytes, parent: Node | None = None, mode: int = 0o640) -> tuple[Node, Handle]:
@@ -269,7 +271,7 @@ class Listening:
 
     def client(self) -> Holder:
         holder = self.master.join()
-        self.master.heard(holder)
+        self.master.renew_lease(holder)
         return holder
 
 

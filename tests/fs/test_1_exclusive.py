@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from millpond.fs.client.cache.inodes import CachedInode
 from millpond.fs.client.pending_creates import ExclusiveDirectory, PendingFile, PendingNames, PreallocatedFile
-from millpond.fs.proto.async_create import MOST
+from millpond.fs.proto.async_create import MAX_BATCH
 from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_api import Attributes
 
@@ -137,9 +137,9 @@ def test_a_lost_name_is_no_name(host: Host) -> None:
 
 
 def test_so_many_at_once(host: Host) -> None:
-    for number in range(MOST + 5):
+    for number in range(MAX_BATCH + 5):
         host.make(b"%d" % number)
-    assert len(host.tell()) == MOST and len(host.tell()) == 5
+    assert len(host.tell()) == MAX_BATCH and len(host.tell()) == 5
     for number in range(4):
         host.make(b"more%d" % number)
     assert [made.name for made in host.names.begin_flush(host.names.first + 1)] == [b"more0", b"more1"]

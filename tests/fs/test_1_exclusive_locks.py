@@ -25,7 +25,7 @@ def shown() -> SharedBitmap:
 
 @pytest.fixture
 def marks(shown: SharedBitmap) -> SharedBitmapView:
-    return SharedBitmapView(os.dup(shown.shared()))
+    return SharedBitmapView(os.dup(shown.descriptor()))
 
 
 @pytest.fixture
@@ -36,44 +36,52 @@ def table(shown: SharedBitmap) -> DelegationTable:
 def test_what_nobody_else_keeps_is_granted_exclusively(
     table: DelegationTable, marks: SharedBitmapView
 ) -> None:
-    table.share(ONE, D)
-    assert table.take(ONE, D) == 2 and table.has_taken(ONE, D, 2) and not table.has_taken(ONE, D, 1)
+    table.grant_read(ONE, D)
+    assert (
+        table.grant_exclusive(ONE, D) == 2
+        and table.holds_exclusive(ONE, D, 2)
+        and not table.holds_exclusive(ONE, D, 1)
+    )
     assert marks.has(D) and not marks.has(E)
-    assert table.excluded_by(OTHER, D) == ONE and table.excluded_by(ONE, D) is None
-    assert table.share(OTHER, D) == 0 == table.take(OTHER, D)
-    assert table.share(ONE, D) == 3 and table.has_taken(ONE, D, 2)
-    table.recalled(ONE, D, 3)
-    assert not table.has_taken(ONE, D, 2) and not marks.has(D) and table.share(OTHER, D)
+    assert table.exclusive_holder(OTHER, D) == ONE and table.exclusive_holder(ONE, D) is None
+    assert table.grant_read(OTHER, D) == 0 == table.grant_exclusive(OTHER, D)
+    assert table.grant_read(ONE, D) == 3 and table.holds_exclusive(ONE, D, 2)
+    table.return_delegation(ONE, D, 3)
+    assert not table.holds_exclusive(ONE, D, 2) and not marks.has(D) and table.grant_read(OTHER, D)
 
 
 def test_what_others_keep_or_change_is_not(table: DelegationTable) -> None:
-    table.share(OTHER, D)
-    assert table.take(ONE, D) == 0
+    table.grant_read(OTHER, D)
+    assert table.grant_exclusive(ONE, D) == 0
     change = WriteIntent(DEVICE)
     assert table.begin(change, E, alone=True)
-    assert table.take(ONE, E) == 0
+    assert table.grant_exclusive(ONE, E) == 0
     table.end(change)
-    assert table.take(ONE, E)
-    assert table.begin(change, E, alone=True) and table.in_the_way(change) == {ONE: {E}}
+    assert table.grant_exclusive(ONE, E)
+    assert table.begin(change, E, alone=True) and table.conflicts(change) == {ONE: {E}}
     table.end(change)
     table.leave(ONE)
 
 
 def test_whose_lease_ends_has_nothing_exclusively(table: DelegationTable, marks: SharedBitmapView) -> None:
-    number = table.take(ONE, D)
-    table.lapse(ONE)
-    assert not marks.has(D) and not table.has_taken(ONE, D, number) and table.exclusives == 0
-    assert table.take(ONE, D) > number  # a late word by the earlier grant does not count
+    number = table.grant_exclusive(ONE, D)
+    table.expire(ONE)
+    assert not marks.has(D) and not table.holds_exclusive(ONE, D, number) and table.exclusive_count == 0
+    assert table.grant_exclusive(ONE, D) > number  # a late word by the earlier grant does not count
 
 
 def test_names_that_are_being_told_hold_up_others(table: DelegationTable) -> None:
-    table.take(ONE, D)
-    table.begin_telling([D])
-    assert not table.is_told(ONE, [D]) and table.is_told(OTHER, [D, E]) and not table.is_told(OTHER, [E])
-    table.lapse(ONE)
-    assert table.is_told(OTHER, [D]) and table.take(OTHER, D) == 0
-    table.end_telling([D])
-    assert not table.is_told(OTHER, [D]) and table.take(OTHER, D)
+    table.grant_exclusive(ONE, D)
+    table.begin_flush([D])
+    assert (
+        not table.is_flushing(ONE, [D])
+        and table.is_flushing(OTHER, [D, E])
+        and not table.is_flushing(OTHER, [E])
+    )
+    table.expire(ONE)
+    assert table.is_flushing(OTHER, [D]) and table.grant_exclusive(OTHER, D) == 0
+    table.end_flush([D])
+    assert not table.is_flushing(OTHER, [D]) and table.grant_exclusive(OTHER, D)
 
 
 class Time:
@@ -95,59 +103,59 @@ def master(clock: Time) -> DelegationManager:
 
 def client(master: DelegationManager) -> Holder:
     holder = master.join()
-    master.heard(holder)
+    master.renew_lease(holder)
     return holder
 
 
 def give_up(master: DelegationManager, holder: Holder) -> None:
     inodes, upto = master.next_recall(holder, 5.0)
-    master.recalled(holder, inodes, upto, ())
+    master.return_delegations(holder, inodes, upto, ())
 
 
 def test_who_only_looks_waits_until_it_is_given_up(master: DelegationManager, clock: Time) -> None:
     one = client(master)
-    assert master.take(one, 5)
-    master.settle(one, 5)  # its own
-    master.settle(DEVICE, 6)
-    looking = Doing(master.settle, DEVICE, 5)
+    assert master.grant_exclusive(one, 5)
+    master.recall_directory(one, 5)  # its own
+    master.recall_directory(DEVICE, 6)
+    looking = Doing(master.recall_directory, DEVICE, 5)
     give_up(master, one)
     looking.result()
-    assert master.take(one, 5) == 0  # others want it just now
+    assert master.grant_exclusive(one, 5) == 0  # others want it just now
     clock.now += 1.1
-    master.heard(one)
-    assert master.take(one, 5)
+    master.renew_lease(one)
+    assert master.grant_exclusive(one, 5)
 
 
 def test_who_may_not_wait_is_told_so(master: DelegationManager) -> None:
     one = client(master)
-    master.take(one, 5)
-    looking = Doing(master.settle, DEVICE, 5, may_wait=False)
+    master.grant_exclusive(one, 5)
+    looking = Doing(master.recall_directory, DEVICE, 5, may_wait=False)
     with pytest.raises(WouldBlock):
         looking.result()
 
 
 def test_nobody_waits_longer_than_the_lease(master: DelegationManager, clock: Time) -> None:
     one = client(master)
-    number = master.take(one, 5)
-    looking = Doing(master.settle, DEVICE, 5)
+    number = master.grant_exclusive(one, 5)
+    looking = Doing(master.recall_directory, DEVICE, 5)
     clock.now += 9.9
     assert lasts(lambda: not looking.done)
     clock.now += 0.2
     looking.result()
-    with pytest.raises(OSError) as raised, master.telling(one, {5: number}):
+    with pytest.raises(OSError) as raised, master.flushing(one, {5: number}):
         pass
     assert raised.value.errno == errno.ESTALE
 
 
 def test_a_word_of_who_lost_it_in_the_middle_is_waited_for(master: DelegationManager, clock: Time) -> None:
     one, other = client(master), client(master)
-    number = master.take(one, 5)
-    with master.telling(one, {5: number}):
+    number = master.grant_exclusive(one, 5)
+    with master.flushing(one, {5: number}):
         clock.now += 10.1
-        master.heard(other)
+        master.renew_lease(other)
         looking, changing = (
-            Doing(master.settle, DEVICE, 5),
-            Doing(lambda: master.change(other, 5).__enter__()),
+            Doing(master.recall_directory, DEVICE, 5),
+            Doing(lambda: master.write_intent(other, 5).__enter__()),
         )
         assert lasts(lambda: not (looking.done or changing.done))
     looking.result()
@@ -157,4 +165,4 @@ def test_a_word_of_who_lost_it_in_the_middle_is_waited_for(master: DelegationMan
 def test_a_client_without_a_lease_gets_nothing_exclusively(master: DelegationManager, clock: Time) -> None:
     one = client(master)
     clock.now += 10.1
-    assert master.take(one, 5) == 0 and errno_of(master.settle, DEVICE, 5) is None
+    assert master.grant_exclusive(one, 5) == 0 and errno_of(master.recall_directory, DEVICE, 5) is None

@@ -259,7 +259,7 @@ def test_who_is_forgotten_while_it_gets_a_name_is_not_taken_for_another(
     victim.mkdir(mode=0o700)
     status = victim.stat()
     directory = tree.mkdir(ROOT, b"d", 0o755, None).node
-    found, handle = tree.prepare(directory)
+    found, handle = tree.create_unnamed(directory)
     chmod, instead = os.chmod, []
 
     def forgotten_meanwhile(*arguments: Any) -> None:
@@ -270,7 +270,7 @@ def test_who_is_forgotten_while_it_gets_a_name_is_not_taken_for_another(
         chmod(*arguments)
 
     monkeypatch.setattr(os, "chmod", forgotten_meanwhile)
-    errno_of(tree.give_name, found.node, directory, b"f", 0o640, 5)
+    errno_of(tree.link_unnamed, found.node, directory, b"f", 0o640, 5)
     for descriptor in instead:
         os.close(descriptor)
     after = victim.stat()

@@ -28,48 +28,48 @@ def begun(table: DelegationTable, holder: Holder, *inodes: Inode, alone: bool = 
 
 
 def test_grants_are_numbered_for_each_holder(table: DelegationTable) -> None:
-    assert [table.share(ONE, F), table.share(ONE, G), table.share(ONE, F)] == [1, 2, 3]
-    assert table.share(OTHER, F) == 1
-    assert (table.latest(ONE), table.latest(OTHER), table.latest(Holder(9))) == (3, 1, 0)
+    assert [table.grant_read(ONE, F), table.grant_read(ONE, G), table.grant_read(ONE, F)] == [1, 2, 3]
+    assert table.grant_read(OTHER, F) == 1
+    assert (table.last_grant(ONE), table.last_grant(OTHER), table.last_grant(Holder(9))) == (3, 1, 0)
     assert (table.count(ONE), table.count(OTHER), table.count(Holder(9))) == (2, 1, 0)
-    table.lapse(ONE)
-    assert table.share(ONE, F) == 4  # a number is never used twice, or a late reply would count
+    table.expire(ONE)
+    assert table.grant_read(ONE, F) == 4  # a number is never used twice, or a late reply would count
 
 
 def test_nothing_is_granted_while_others_change_it(table: DelegationTable) -> None:
     change = begun(table, OTHER, F)
-    assert table.is_changing(F) and not table.is_changing(G)
-    assert table.share(ONE, F) == 0 and table.share(ONE, G) == 1
-    assert table.share(OTHER, F) == 1  # its own change
+    assert table.has_intent(F) and not table.has_intent(G)
+    assert table.grant_read(ONE, F) == 0 and table.grant_read(ONE, G) == 1
+    assert table.grant_read(OTHER, F) == 1  # its own change
     another = begun(table, DEVICE, F)
-    assert table.share(OTHER, F) == 0
+    assert table.grant_read(OTHER, F) == 0
     table.end(another)
-    assert table.share(OTHER, F) == 2
+    assert table.grant_read(OTHER, F) == 2
     table.end(change)
-    assert table.share(ONE, F) == 2
+    assert table.grant_read(ONE, F) == 2
     table.end(change)  # has ended
 
 
 def test_whoever_keeps_it_is_in_the_way_of_others(table: DelegationTable) -> None:
     for inode in (F, G):
-        table.share(ONE, inode)
-    table.share(OTHER, G)
-    assert table.in_the_way(begun(table, DEVICE, F, G)) == {ONE: {F, G}, OTHER: {G}}
+        table.grant_read(ONE, inode)
+    table.grant_read(OTHER, G)
+    assert table.conflicts(begun(table, DEVICE, F, G)) == {ONE: {F, G}, OTHER: {G}}
     mine = begun(table, ONE, F, G)
-    assert table.in_the_way(mine) == {OTHER: {G}}
-    table.recalled(OTHER, G, table.latest(OTHER))
-    assert table.in_the_way(mine) == {}
+    assert table.conflicts(mine) == {OTHER: {G}}
+    table.return_delegation(OTHER, G, table.last_grant(OTHER))
+    assert table.conflicts(mine) == {}
 
 
 def test_what_was_granted_since_is_not_recalled(table: DelegationTable) -> None:
-    early, late = table.share(ONE, F), table.share(ONE, F)
-    table.recalled(ONE, F, early)
-    assert table.keeps(ONE, F)
-    table.recalled(ONE, F, late)
-    assert not table.keeps(ONE, F)
-    table.recalled(ONE, F, late)
-    table.recalled(ONE, Inode(99), late)
-    table.recalled(Holder(9), F, late)
+    early, late = table.grant_read(ONE, F), table.grant_read(ONE, F)
+    table.return_delegation(ONE, F, early)
+    assert table.holds(ONE, F)
+    table.return_delegation(ONE, F, late)
+    assert not table.holds(ONE, F)
+    table.return_delegation(ONE, F, late)
+    table.return_delegation(ONE, Inode(99), late)
+    table.return_delegation(Holder(9), F, late)
 
 
 def test_a_directory_is_changed_by_one_at_a_time(table: DelegationTable) -> None:
@@ -89,20 +89,20 @@ def test_a_directory_is_changed_by_one_at_a_time(table: DelegationTable) -> None
 def test_what_the_devices_kernel_writes_is_granted_to_nobody(table: DelegationTable) -> None:
     assert table.begin_writing(F) and table.begin_writing(F)
     assert table.is_written(F) and not table.is_written(G)
-    assert table.share(ONE, F) == 0 and not table.opened(ONE, F)
+    assert table.grant_read(ONE, F) == 0 and not table.opened(ONE, F)
     table.end_writing(F)
-    assert table.share(ONE, F) == 0
+    assert table.grant_read(ONE, F) == 0
     table.end_writing(F)
-    assert table.share(ONE, F) == 1 and table.opened(ONE, F)
+    assert table.grant_read(ONE, F) == 1 and table.opened(ONE, F)
     table.end_writing(F)  # nobody writes it
     table.end_writing(Inode(99))
     assert not table.is_written(F)
 
 
 def test_the_devices_kernel_does_not_write_what_others_keep_or_have_open(table: DelegationTable) -> None:
-    table.share(ONE, F)
+    table.grant_read(ONE, F)
     assert not table.begin_writing(F)
-    table.recalled(ONE, F, 1)
+    table.return_delegation(ONE, F, 1)
     assert table.opened(ONE, F) and table.opened(ONE, F) and table.opened(OTHER, F)
     for holder in (ONE, OTHER, OTHER, Holder(9)):  # closed more often than it was opened
         table.closed(holder, F)
@@ -113,69 +113,69 @@ def test_the_devices_kernel_does_not_write_what_others_keep_or_have_open(table: 
 
 
 def test_a_refused_writer_leaves_nothing(table: DelegationTable) -> None:
-    table.share(ONE, F)
+    table.grant_read(ONE, F)
     assert not table.begin_writing(F)
     table.leave(ONE)
     assert not table.is_written(F) and idle(table)
 
 
 def test_who_forgets_a_file_neither_keeps_it_nor_has_it_open(table: DelegationTable) -> None:
-    table.share(ONE, F)
+    table.grant_read(ONE, F)
     table.opened(ONE, F)
     table.opened(ONE, F)
     table.forget(ONE, F)
     table.forget(ONE, G)
-    assert not table.keeps(ONE, F) and table.begin_writing(F)
+    assert not table.holds(ONE, F) and table.begin_writing(F)
 
 
 def test_a_lapsed_lease_ends_what_is_kept_but_not_what_is_open(table: DelegationTable) -> None:
     for inode in (F, G):
-        table.share(ONE, inode)
+        table.grant_read(ONE, inode)
         table.opened(ONE, inode)
-    table.lapse(ONE)
-    assert table.count(ONE) == 0 and table.in_the_way(begun(table, DEVICE, F, G)) == {}
+    table.expire(ONE)
+    assert table.count(ONE) == 0 and table.conflicts(begun(table, DEVICE, F, G)) == {}
     assert not table.begin_writing(F)
     table.leave(ONE)
     assert table.begin_writing(F)
-    table.lapse(Holder(9))
+    table.expire(Holder(9))
     table.leave(Holder(9))
 
 
 def test_what_a_lapsed_holder_still_has_is_late_once_others_change_it(table: DelegationTable) -> None:
     for inode in (F, G):
-        table.share(ONE, inode)
-        table.share(OTHER, inode)
+        table.grant_read(ONE, inode)
+        table.grant_read(OTHER, inode)
     table.end(begun(table, OTHER, G))
     under_way = begun(table, DEVICE, F)
-    table.lapse(ONE)
+    table.expire(ONE)
     table.end(under_way)
     table.end(begun(table, ONE, F, G))
-    assert table.is_late(ONE, F) and not table.is_late(ONE, G) and not table.is_late(OTHER, F)
-    table.lapse(ONE)
-    table.share(ONE, F)
-    table.lapse(ONE)
-    assert table.is_late(ONE, F)
+    assert table.is_stale(ONE, F) and not table.is_stale(ONE, G) and not table.is_stale(OTHER, F)
+    table.expire(ONE)
+    table.grant_read(ONE, F)
+    table.expire(ONE)
+    assert table.is_stale(ONE, F)
     table.end(begun(table, OTHER, G))
-    assert table.is_late(ONE, G)
-    table.returned(ONE)
+    assert table.is_stale(ONE, G)
+    table.reconnected(ONE)
     table.end(begun(table, OTHER, F, G))
-    assert not table.is_late(ONE, F) and not table.is_late(ONE, G)
-    table.lapse(OTHER)
+    assert not table.is_stale(ONE, F) and not table.is_stale(ONE, G)
+    table.expire(OTHER)
     table.leave(OTHER)
     assert idle(table)
 
 
 def test_what_is_open_without_a_word_is_what_was_said_last(table: DelegationTable) -> None:
     for _ in range(2):
-        table.says_open(ONE, F, is_open=True)
-    table.says_open(OTHER, F, is_open=True)
+        table.report_open(ONE, F, is_open=True)
+    table.report_open(OTHER, F, is_open=True)
     assert not table.begin_writing(F)
-    table.says_open(ONE, F, is_open=False)
+    table.report_open(ONE, F, is_open=False)
     assert not table.begin_writing(F)
     table.forget(OTHER, F)
-    table.says_open(OTHER, G, is_open=False)
+    table.report_open(OTHER, G, is_open=False)
     assert table.begin_writing(F)
-    table.says_open(ONE, F, is_open=True)  # from now on, for the next who would write it
+    table.report_open(ONE, F, is_open=True)  # from now on, for the next who would write it
     table.end_writing(F)
     assert not table.begin_writing(F)
     table.leave(ONE)
@@ -183,7 +183,7 @@ def test_what_is_open_without_a_word_is_what_was_said_last(table: DelegationTabl
 
 
 def idle(table: DelegationTable) -> bool:
-    return not (table._files or any(table._held.values()) or table._lapsed)
+    return not (table._files or any(table._held.values()) or table._expired)
 
 
 holders, inodes = st.sampled_from([ONE, OTHER, DEVICE]), st.sampled_from([F, G, Inode(12)])
@@ -201,9 +201,9 @@ class Histories(RuleBasedStateMachine):
 
     @rule(holder=holders, inode=inodes)
     def share(self, holder: Holder, inode: Inode) -> None:
-        before = self.table.latest(holder)
+        before = self.table.last_grant(holder)
         others = any(inode in c.inodes and c.holder != holder for c in self.changes)
-        number = self.table.share(holder, inode)
+        number = self.table.grant_read(holder, inode)
         assert number == (0 if others or inode in self.writers else before + 1)
         if number:
             self.granted[holder, inode] = number
@@ -228,8 +228,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule(holder=holders, inode=inodes, back=st.integers(0, 3))
     def recalled(self, holder: Holder, inode: Inode, back: int) -> None:
-        upto = self.table.latest(holder) - back
-        self.table.recalled(holder, inode, upto)
+        upto = self.table.last_grant(holder) - back
+        self.table.return_delegation(holder, inode, upto)
         if self.granted.get((holder, inode), 1 << 60) <= upto:
             del self.granted[holder, inode]
 
@@ -247,17 +247,17 @@ class Histories(RuleBasedStateMachine):
 
     @rule(holder=holders)
     def lapse(self, holder: Holder) -> None:
-        self.table.lapse(holder)
+        self.table.expire(holder)
         self.granted = {key: number for key, number in self.granted.items() if key[0] != holder}
 
     @rule(holder=holders)
     def returned(self, holder: Holder) -> None:
-        self.table.returned(holder)
+        self.table.reconnected(holder)
 
     @invariant()
     def who_is_in_the_way(self) -> None:
         for change in self.changes:
-            found = {(h, i) for h, kept in self.table.in_the_way(change).items() for i in kept}
+            found = {(h, i) for h, kept in self.table.conflicts(change).items() for i in kept}
             assert found == {(h, i) for h, i in self.granted if i in change.inodes and h != change.holder}
         for holder in (ONE, OTHER, DEVICE):
             assert self.table.count(holder) == sum(1 for h, _ in self.granted if h == holder)

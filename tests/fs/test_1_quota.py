@@ -57,22 +57,22 @@ def test_a_write_that_would_cross_the_quota_is_refused() -> None:
     assert errno_of(quota.reserve, 2, 0, 2 * UNIT) == errno.ENOSPC
     second = quota.reserve(2, 0, UNIT)
     assert errno_of(quota.reserve, 3, 0, 1) == errno.ENOSPC
-    quota.settle(first, PAGE)  # it took less than it could have
-    quota.settle(second, PAGE)
+    quota.commit(first, PAGE)  # it took less than it could have
+    quota.commit(second, PAGE)
     assert (quota.used, quota.left) == (9 * UNIT, UNIT)
 
 
 def test_what_takes_nothing_is_done_when_all_is_taken() -> None:
     quota = Quota(UNIT, UNIT, 1)
-    quota.settle(quota.reserve(1, PAGE, 0), PAGE)
+    quota.commit(quota.reserve(1, PAGE, 0), PAGE)
     assert errno_of(quota.reserve, 1, PAGE, 1) == errno.ENOSPC
-    quota.settle(quota.watch(1, PAGE), 0, -1)
+    quota.commit(quota.watch(1, PAGE), 0, -1)
     assert (quota.used, quota.files, quota.left) == (0, 0, UNIT)
 
 
 def test_a_failed_write_gives_back_what_it_reserved() -> None:
     quota = Quota(UNIT, 0, 1)
-    quota.settle(quota.reserve(1, 0, UNIT), 0)
+    quota.commit(quota.reserve(1, 0, UNIT), 0)
     assert (quota.used, quota.left) == (0, UNIT)
 
 
@@ -80,30 +80,30 @@ def test_changes_of_one_file_at_a_time_are_counted_once() -> None:
     quota = Quota(100 * UNIT, 0, 1)
     first, second = quota.reserve(1, 0, UNIT), quota.reserve(1, 0, UNIT)
     cut = quota.watch(1, PAGE)  # the first has been written meanwhile
-    quota.settle(second, 2 * PAGE)
+    quota.commit(second, 2 * PAGE)
     assert quota.used == 2 * UNIT
-    quota.settle(cut, 0)
-    quota.settle(first, 0)
+    quota.commit(cut, 0)
+    quota.commit(first, 0)
     assert (quota.used, quota.left) == (0, 100 * UNIT)
 
 
 def test_files_that_come_and_go() -> None:
     quota = Quota(100 * UNIT, UNIT, 1)
-    quota.settle(quota.reserve(1, PAGE, UNIT), PAGE, 1)  # a name in a directory
-    quota.settle(quota.watch(9, 0), PAGE)  # the new directory that it is of
+    quota.commit(quota.reserve(1, PAGE, UNIT), PAGE, 1)  # a name in a directory
+    quota.commit(quota.watch(9, 0), PAGE)  # the new directory that it is of
     assert (quota.used, quota.files) == (2 * UNIT, 2)
-    quota.settle(quota.watch(9, PAGE), 0, -1)
-    quota.settle(quota.watch(9, 2 * PAGE), 2 * PAGE)  # a new file with the same number, written unseen
+    quota.commit(quota.watch(9, PAGE), 0, -1)
+    quota.commit(quota.watch(9, 2 * PAGE), 2 * PAGE)  # a new file with the same number, written unseen
     assert (quota.used, quota.files) == (UNIT, 1)
 
 
 def test_beyond_the_quota_little_is_still_overwritten() -> None:
     quota = Quota(UNIT, UNIT + MAX_TRANSFER, 1)
-    quota.settle(quota.reserve(1, PAGE, 0), PAGE + 1)
+    quota.commit(quota.reserve(1, PAGE, 0), PAGE + 1)
     assert errno_of(quota.reserve, 1, PAGE + 1, 0) == errno.ENOSPC
-    quota.settle(quota.watch(1, PAGE + 1), 0)
+    quota.commit(quota.watch(1, PAGE + 1), 0)
     assert errno_of(quota.reserve, 1, 0, 1) == errno.ENOSPC
-    quota.settle(quota.reserve(1, 0, 0), 0)
+    quota.commit(quota.reserve(1, 0, 0), 0)
 
 
 def test_a_new_count_counts() -> None:
@@ -178,12 +178,12 @@ def test_never_over_the_quota_and_never_below_nothing(limit: int, history: list[
             flash.cut(number, *rest or [0])
         elif name == "settle" and begun:
             ended = begun.pop(number % len(begun))
-            quota.settle(ended, flash.stat(ended.inode).blocks)
+            quota.commit(ended, flash.stat(ended.inode).blocks)
         assert 0 <= flash.used <= limit
         assert quota.used >= 0
         assert 0 <= quota.left <= limit
     for ended in begun:
-        quota.settle(ended, flash.stat(ended.inode).blocks)
+        quota.commit(ended, flash.stat(ended.inode).blocks)
     assert (quota.used, quota.left) == (flash.used, limit - flash.used)
 
 

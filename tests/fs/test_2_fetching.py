@@ -302,8 +302,8 @@ def test_what_nobody_reads_is_forgotten_in_the_end(
         assert len(book._idle) <= 100
         assert has(client, b"%d" % begin, b"%d" % begin)  # the first of the last ones is still there
     client.tree.statfs()
-    known = client.server.sessions.known(client.tree.rpc.client)
-    assert known and len(known.requests._nodes) < 250
+    known = client.server.sessions.find(client.tree.rpc.client)
+    assert known and len(known.handlers._nodes) < 250
 
 
 def test_closing_while_it_is_fetched(server: Server, device: Device) -> None:

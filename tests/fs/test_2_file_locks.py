@@ -146,12 +146,14 @@ def test_who_gives_up_waits_no_longer(one: Client, other: Client, family: Family
 
 def test_what_is_in_the_way(one: Client, other: Client) -> None:
     assert ask(one, Family.POSIX, lock(WRITE, 10, 19)) == 0
-    mine, others = (each.tree.locks.in_the_way(each.find(b"f"), lock(READ, owner=1)) for each in (one, other))
+    mine, others = (
+        each.tree.locks.first_conflict(each.find(b"f"), lock(READ, owner=1)) for each in (one, other)
+    )
     assert mine and others
     assert (others.mode, others.start, others.end, others.pid) == (WRITE, 10, 19, 0)
     assert mine.pid == 77
-    assert one.tree.locks.in_the_way(one.find(b"f"), lock(WRITE)) is None  # its own
-    assert errno_of(one.tree.locks.in_the_way, one.find(b"f"), lock(UNLOCK)) == errno.EINVAL
+    assert one.tree.locks.first_conflict(one.find(b"f"), lock(WRITE)) is None  # its own
+    assert errno_of(one.tree.locks.first_conflict, one.find(b"f"), lock(UNLOCK)) == errno.EINVAL
 
 
 def test_a_deadlock_is_found(one: Client, other: Client) -> None:
@@ -202,13 +204,13 @@ def test_a_server_that_forgot_all_is_asked_again(
 def end_grace(locks: Locking) -> None:
     """Have it ask for what is new in an instant, while it lets others ask again for what they had."""
     assert isinstance(locks, RemoteLocks)
-    eventually(lambda: locks._free_at > time.monotonic() + 1, "it lets others ask first")
-    locks._free_at = time.monotonic() + 0.2
+    eventually(lambda: locks._grace_end > time.monotonic() + 1, "it lets others ask first")
+    locks._grace_end = time.monotonic() + 0.2
 
 
 def _ranges(served: Server) -> list[tuple[int, int]]:
     """The start and the end of each lock that the server knows of."""
-    return [(each.start, each.end) for _, _, each in served.sessions.master.files._table.locks()]
+    return [(each.start, each.end) for _, _, each in served.sessions.delegations.files._table.locks()]
 
 
 @LOST
@@ -257,20 +259,20 @@ def shared(lapsed: set[int]) -> LockService:
     return LockService(lambda holder: holder in lapsed)
 
 
-def era_of(shared: LockService, holder: int) -> int:
+def epoch_of(shared: LockService, holder: int) -> int:
     answer = shared.perform(holder, 0, r.AwaitLocks(0, 0.0))
     assert isinstance(answer, r.Regain)
-    return answer.era
+    return answer.epoch
 
 
 def test_nothing_is_done_in_an_era_that_has_ended(shared: LockService) -> None:
-    era = era_of(shared, H)
-    setting = r.SetLock(7, era, False, 1, WRITE)
+    epoch = epoch_of(shared, H)
+    setting = r.SetLock(7, epoch, False, 1, WRITE)
     assert shared.perform(H, 7, setting) == r.LockSet(0) and shared.count(H) == 1
-    assert shared.perform(H, 7, r.DropLocks(era)) == r.LockSet(0) and shared.count(H) == 0
-    assert era_of(shared, H) != era
-    for request in (setting, r.ReleaseLocks(7, era, False, 1), r.CancelLock(era, 1), r.DropLocks(era)):
-        assert shared.perform(H, 7, request) == r.Regain(era_of(shared, H))
+    assert shared.perform(H, 7, r.DropLocks(epoch)) == r.LockSet(0) and shared.count(H) == 0
+    assert epoch_of(shared, H) != epoch
+    for request in (setting, r.ReleaseLocks(7, epoch, False, 1), r.CancelLock(epoch, 1), r.DropLocks(epoch)):
+        assert shared.perform(H, 7, request) == r.Regain(epoch_of(shared, H))
     assert shared.count(H) == 0
 
 
@@ -279,14 +281,14 @@ def test_who_has_lapsed_keeps_his_locks_until_somebody_wants_them(
     shared: LockService, lapsed: set[int], family: Family
 ) -> None:
     flock = family is Family.FLOCK
-    eras = {holder: era_of(shared, holder) for holder in (H, J)}
-    shared.perform(H, 7, r.SetLock(7, eras[H], flock, 1, WRITE))
-    assert shared.perform(J, 7, r.SetLock(7, eras[J], flock, 1, WRITE, ticket=3)) == r.LockSet(None)
-    assert shared.perform(J, 0, r.AwaitLocks(eras[J], 0.0)) == r.LocksAnswered((), ())
-    waiting = Doing(shared.perform, J, 0, r.AwaitLocks(eras[J], SOON))
+    epochs = {holder: epoch_of(shared, holder) for holder in (H, J)}
+    shared.perform(H, 7, r.SetLock(7, epochs[H], flock, 1, WRITE))
+    assert shared.perform(J, 7, r.SetLock(7, epochs[J], flock, 1, WRITE, ticket=3)) == r.LockSet(None)
+    assert shared.perform(J, 0, r.AwaitLocks(epochs[J], 0.0)) == r.LocksAnswered((), ())
+    waiting = Doing(shared.perform, J, 0, r.AwaitLocks(epochs[J], SOON))
     lapsed.add(H)
     assert waiting.result() == r.LocksAnswered((3,), (0,))
-    assert era_of(shared, H) != eras[H] and (shared.count(H), shared.count(J)) == (0, 1)
+    assert epoch_of(shared, H) != epochs[H] and (shared.count(H), shared.count(J)) == (0, 1)
     assert shared.perform(H, 7, r.GetLock(7, 1, WRITE, 0, 9)) == r.LockIs(
         *((UNLOCK,) if flock else (WRITE, 0, OFFSET_MAX, 0))
     )
@@ -308,7 +310,7 @@ def test_who_has_lapsed_keeps_his_locks_until_somebody_wants_them(
 def test_what_no_kernel_asks_is_refused(shared: LockService, request_: r.LockRequest) -> None:
     if isinstance(request_, r.SetLock):
         values = {name: getattr(request_, name) for name in r.SetLock.__slots__} | {"file": 7}
-        request_ = r.SetLock(**values | {"era": era_of(shared, H)})
+        request_ = r.SetLock(**values | {"epoch": epoch_of(shared, H)})
     assert errno_of(shared.perform, H, 7, request_) == errno.EINVAL
     assert shared.count(H) == 0
 
@@ -333,9 +335,9 @@ def test_files_of_ones_own(top: Path) -> None:
     for node in (Node(2), Node(3)):
         told, late = Told(), Told(6)
         assert locks.lock(node, Family.POSIX, lock(WRITE), None) == 0
-        assert (own if node == 3 else shared).in_the_way(node, lock(READ, owner=1))
-        assert not (own if node == 2 else shared).in_the_way(node, lock(READ, owner=1))
-        assert locks.in_the_way(node, lock(READ, owner=1))
+        assert (own if node == 3 else shared).first_conflict(node, lock(READ, owner=1))
+        assert not (own if node == 2 else shared).first_conflict(node, lock(READ, owner=1))
+        assert locks.first_conflict(node, lock(READ, owner=1))
         assert locks.lock(node, Family.POSIX, lock(READ, owner=1), told.waiting) is None
         assert locks.lock(node, Family.POSIX, lock(READ, owner=1), late.waiting) is None
         locks.cancel(5)
@@ -347,7 +349,7 @@ def test_files_of_ones_own(top: Path) -> None:
 
 def test_a_device_without_a_server_has_its_own_which_the_server_then_learns(tmp_path: Path) -> None:
     guard = DeviceDelegationBreaker(tmp_path / "locks", lease=0.5)
-    locks = RemoteLocks(lambda node, request: guard.ask_of_locks(node or 0, request(node or 0)))
+    locks = RemoteLocks(lambda node, request: guard.call_file_locks(node or 0, request(node or 0)))
     told = Told()
     assert locks.lock(ROOT, Family.POSIX, lock(WRITE, 0, 0), None) == 0
     assert locks.lock(ROOT, Family.POSIX, lock(WRITE, 0, 0, owner=1), None) == errno.EAGAIN

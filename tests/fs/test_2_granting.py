@@ -140,10 +140,10 @@ def test_who_tells_names_waits_for_nobody(client: Client, server: Server, tmp_pa
     hold(client, below)
     for number in range(60):
         (tmp_path / "public" / f"{number}").touch()
-    server.tree.most = 30
+    server.tree.max_descriptors = 30
     for number in range(60):  # more than there are descriptors: the server forgets what it can
         client.find(b"%d" % number)
-    server.tree.most = 1000
+    server.tree.max_descriptors = 1000
     with contextlib.closing(Client(server)) as other:
         there = other.find(b"above")
         hold(other, there)
@@ -168,10 +168,10 @@ def test_a_directory_that_the_server_has_forgotten_while_no_files_were_prepared(
     client.tree.async_create.flush()
     for number in range(60):
         (tmp_path / "public" / f"{number}").touch()
-    server.tree.most = 20
+    server.tree.max_descriptors = 20
     for number in range(60):
         client.find(b"%d" % number)
-    server.tree.most = 1000
+    server.tree.max_descriptors = 1000
     make(client, b"f", directory)
     assert client.tree.async_create.names.held[directory] is held and held.pending
     client.tree.fsync(client.tree.opendir(directory), False)
@@ -190,13 +190,13 @@ def test_who_has_waited_for_others_to_tell_names_has_less_time_left(
     make(client, b"g")
     while how == "create" and tree.async_create.names.held[client.public].preallocated:
         make(client, b"%d" % len(tree.async_create.names.held[client.public].preallocated))
-    tell = PreallocatedFiles.tell
+    tell = PreallocatedFiles.flush
 
     def late(*arguments: Any) -> None:
         go_on.wait(4 * SOON)
         tell(*arguments)
 
-    monkeypatch.setattr(PreallocatedFiles, "tell", late)
+    monkeypatch.setattr(PreallocatedFiles, "flush", late)
     with tree.async_create._flushing:
         operations: dict[str, Callable[[], object]] = {
             "settle": tree.async_create.flush,

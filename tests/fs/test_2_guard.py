@@ -48,13 +48,13 @@ def guard(server: Listening, path: Path) -> Iterator[DeviceDelegationBreaker]:
 
 
 def changed(guard: DeviceDelegationBreaker, *directories: int, inodes: tuple[int, ...] = ()) -> None:
-    with guard.change(*directories, inodes=inodes):
+    with guard.write_intent(*directories, inodes=inodes):
         pass
 
 
 def give_up(master: DelegationManager, holder: Holder, opened: tuple[int, ...] = ()) -> set[int]:
     inodes, upto = master.next_recall(holder, SOON)
-    master.recalled(holder, inodes, upto, opened)
+    master.return_delegations(holder, inodes, upto, opened)
     return set(inodes)
 
 
@@ -69,22 +69,24 @@ def test_a_mount_that_has_arrived_stays(server: Listening, guard: DeviceDelegati
 
 def test_a_change_is_announced(server: Listening, guard: DeviceDelegationBreaker) -> None:
     master, client = server.master, server.client()
-    with guard.change(D, inodes=(F,)) as change:
-        assert master.share(client, D) == master.share(client, F) == 0
-        assert master.share(client, G) == 1
+    with guard.write_intent(D, inodes=(F,)) as change:
+        assert master.grant_read(client, D) == master.grant_read(client, F) == 0
+        assert master.grant_read(client, G) == 1
         doing = Doing(give_up, master, client)
-        change.revoke(G)
+        change.recall(G)
         assert doing.result() == {G}
-        assert master.share(client, G) == master.share(client, F) == 0
+        assert master.grant_read(client, G) == master.grant_read(client, F) == 0
     eventually(
-        lambda: master.share(client, D) and master.share(client, F) and master.share(client, G),
+        lambda: (
+            master.grant_read(client, D) and master.grant_read(client, F) and master.grant_read(client, G)
+        ),
         "the change has ended",
     )
 
 
 def test_a_change_waits_until_nobody_keeps_it(server: Listening, guard: DeviceDelegationBreaker) -> None:
     master, client = server.master, server.client()
-    master.share(client, F)
+    master.grant_read(client, F)
     doing = Doing(changed, guard, D, inodes=(F,))
     assert master.next_recall(client, SOON)[0] == {F}
     assert not doing.done
@@ -96,18 +98,18 @@ def test_a_change_waits_until_nobody_keeps_it(server: Listening, guard: DeviceDe
 
 def test_who_cannot_wait_is_told_so(server: Listening, guard: DeviceDelegationBreaker) -> None:
     master, client = server.master, server.client()
-    master.share(client, F)
+    master.grant_read(client, F)
     with pytest.raises(WouldBlock):
         Doing(changed, guard, D, inodes=(F,), may_wait=False).result()
-    eventually(lambda: master.share(client, D), "no change has begun")  # nothing has begun
+    eventually(lambda: master.grant_read(client, D), "no change has begun")  # nothing has begun
 
     def revoke() -> None:
-        with guard.change(D + 1) as change:
-            change.revoke(F)
+        with guard.write_intent(D + 1) as change:
+            change.recall(F)
 
     with pytest.raises(WouldBlock):
         Doing(revoke, may_wait=False).result()
-    eventually(lambda: master.share(client, D + 1), "no change has begun")
+    eventually(lambda: master.grant_read(client, D + 1), "no change has begun")
     doing = Doing(revoke)
     assert give_up(master, client) == {D + 1}
     assert give_up(master, client) == {F}
@@ -116,57 +118,59 @@ def test_who_cannot_wait_is_told_so(server: Listening, guard: DeviceDelegationBr
 
 def test_who_looks_asks_only_where_there_is_a_mark(server: Listening, guard: DeviceDelegationBreaker) -> None:
     master, client = server.master, server.client()
-    assert not guard.settle(D) and server.accepted == 1
-    assert master.take(client, D)
-    assert not guard.settle(F) and server.accepted == 1
+    assert not guard.recall_directory(D) and server.accepted == 1
+    assert master.grant_exclusive(client, D)
+    assert not guard.recall_directory(F) and server.accepted == 1
     with pytest.raises(WouldBlock):
-        Doing(guard.settle, D, may_wait=False).result()
-    looking = Doing(guard.settle, D)
+        Doing(guard.recall_directory, D, may_wait=False).result()
+    looking = Doing(guard.recall_directory, D)
     assert master.next_recall(client, SOON)[0] == {D} and not looking.done
     assert give_up(master, client) == {D}
     assert looking.result()
-    assert not guard.settle(D)
+    assert not guard.recall_directory(D)
 
 
 def test_marks_are_those_of_the_master_that_is_there(server: Listening, path: Path) -> None:
     with DeviceDelegationBreaker(path, lease=0.5) as guard:
-        assert server.master.take(server.client(), D)
+        assert server.master.grant_exclusive(server.client(), D)
         server.kill()
-        Doing(guard.settle, D).result()  # once its leases are over
+        Doing(guard.recall_directory, D).result()  # once its leases are over
         other = Listening(path, device=True)
         client = other.client()
         # once the mount has seen its marks
         eventually(
-            lambda: other.master.heard(client) or other.master.take(client, F),
+            lambda: other.master.renew_lease(client) or other.master.grant_exclusive(client, F),
             "the new master knows the mount",
         )
-        looking = Doing(guard.settle, F)
+        looking = Doing(guard.recall_directory, F)
         assert give_up(other.master, client) == {F}
-        assert looking.result() and not guard.settle(D)
+        assert looking.result() and not guard.recall_directory(D)
     other.kill()
 
 
 def test_what_is_granted_before_the_marks_have_come_is_asked_for(
     server: Listening, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    received, come = device_client._received_marks, threading.Event()
+    received, come = device_client._receive_bitmap, threading.Event()
 
     def late(channel: Channel) -> SharedBitmapView:
         assert come.wait(SOON)
         return received(channel)
 
-    monkeypatch.setattr(device_client, "_received_marks", late)
+    monkeypatch.setattr(device_client, "_receive_bitmap", late)
     made = DeviceDelegationBreaker(path, lease=0.5)
     before = SharedBitmap()
-    made._marks, made._heard = (
-        SharedBitmapView(os.dup(before.shared())),
+    made._bitmap, made._last_heard = (
+        SharedBitmapView(os.dup(before.descriptor())),
         -math.inf,
     )  # of a master that is gone
     arriving = Doing(made.__enter__)
     client = server.client()
-    eventually(lambda: server.accepted and server.master.take(client, F), "the master grants a directory")
-    eventually(lambda: made._marks is None, "the marks of the earlier master are dropped")
-    looking = Doing(made.settle, F)
+    eventually(
+        lambda: server.accepted and server.master.grant_exclusive(client, F), "the master grants a directory"
+    )
+    eventually(lambda: made._bitmap is None, "the marks of the earlier master are dropped")
+    looking = Doing(made.recall_directory, F)
     assert give_up(server.master, client) == {F}
     assert looking.result()
     come.set()
@@ -189,18 +193,18 @@ def test_what_the_kernel_writes_is_granted_to_nobody(
 ) -> None:
     master, client = server.master, server.client()
     for inode in (F, F, G):
-        with guard.change(inodes=(inode,)):
+        with guard.write_intent(inodes=(inode,)):
             assert guard.begin_writing(inode)
-    eventually(lambda: master.share(client, D), "the change has ended")
-    assert master.share(client, F) == 0 and not master.opened(client, F)
+    eventually(lambda: master.grant_read(client, D), "the change has ended")
+    assert master.grant_read(client, F) == 0 and not master.opened(client, F)
     guard.end_writing(F)
     guard.end_writing(G)
     eventually(
-        lambda: master.share(client, G), "the kernel writes the file no more"
+        lambda: master.grant_read(client, G), "the kernel writes the file no more"
     )  # and so the master has heard of F as well
-    assert master.share(client, F) == 0
+    assert master.grant_read(client, F) == 0
     guard.end_writing(F)
-    eventually(lambda: master.share(client, F), "the kernel writes the file no more")
+    eventually(lambda: master.grant_read(client, F), "the kernel writes the file no more")
 
 
 def test_the_kernel_may_not_write_what_a_client_keeps_or_has_open(
@@ -208,16 +212,16 @@ def test_the_kernel_may_not_write_what_a_client_keeps_or_has_open(
 ) -> None:
     master, client = server.master, server.client()
     master.opened(client, F)
-    with guard.change(inodes=(F,)):
+    with guard.write_intent(inodes=(F,)):
         assert not guard.begin_writing(F)
     master.closed(client, F)
-    master.share(client, G)
+    master.grant_read(client, G)
     doing = Doing(changed, guard, inodes=(G,))
     give_up(master, client, (G,))  # it was opened without a word
     doing.result()
     assert not guard.begin_writing(G)
     assert guard.begin_writing(F)
-    eventually(lambda: master.share(client, G), "the change has ended")
+    eventually(lambda: master.grant_read(client, G), "the change has ended")
 
 
 def test_a_mount_that_dies_leaves_nothing(server: Listening, path: Path) -> None:
@@ -228,10 +232,10 @@ def test_a_mount_that_dies_leaves_nothing(server: Listening, path: Path) -> None
         channel.call(m.BeginChange((D,), (F,), True), m.ChangeBegun, Deadline.after(SOON))
         channel.call(m.BeginWriting(G), m.WritingBegun, Deadline.after(SOON))
         channel.send(m.EndWriting(99), Deadline.after(SOON))  # of which it knows nothing
-        assert channel.call(m.BeginWriting(G), m.WritingBegun, Deadline.after(SOON)).by_kernel
-        assert [master.share(client, inode) for inode in (D, F, G)] == [0, 0, 0]
+        assert channel.call(m.BeginWriting(G), m.WritingBegun, Deadline.after(SOON)).passthrough
+        assert [master.grant_read(client, inode) for inode in (D, F, G)] == [0, 0, 0]
     eventually(
-        lambda: all(master.share(client, inode) for inode in (D, F, G)),
+        lambda: all(master.grant_read(client, inode) for inode in (D, F, G)),
         "all that the mount had begun has ended",
     )
 
@@ -246,22 +250,22 @@ def test_a_master_that_was_started_again_is_told_what_is_written(
     again = Listening(path, device=True)
     client = again.client()
     eventually(
-        lambda: again.master.share(client, F), "the new master knows the mount"
+        lambda: again.master.grant_read(client, F), "the new master knows the mount"
     )  # nothing before it knows what is written
-    assert again.master.share(client, G) == 0 and not again.master.opened(client, G)
+    assert again.master.grant_read(client, G) == 0 and not again.master.opened(client, G)
     guard.end_writing(G)
-    assert again.master.share(client, G) == 0
+    assert again.master.grant_read(client, G) == 0
     guard.end_writing(G)
-    eventually(lambda: again.master.share(client, G), "the kernel writes the file no more")
+    eventually(lambda: again.master.grant_read(client, G), "the kernel writes the file no more")
     again.kill()
 
 
 def test_a_master_that_never_heard_of_a_mount_grants_nothing(path: Path) -> None:
     server = Listening(path, device=True)
     client = server.client()
-    assert server.master.share(client, F) == 0 == server.master.share_data(client, F)
+    assert server.master.grant_read(client, F) == 0 == server.master.grant_data(client, F)
     with DeviceDelegationBreaker(path, lease=LONG_LEASE):
-        assert server.master.share(client, F)
+        assert server.master.grant_read(client, F)
     server.kill()
 
 
@@ -272,11 +276,11 @@ def test_a_change_is_announced_to_a_master_that_was_started_again(
     server.kill()
     again = Listening(path)
     client = again.client()
-    with guard.change(D) as change:
-        assert again.master.share(client, D) == 0
-        change.revoke(F)
-        assert again.master.share(client, F) == 0
-    eventually(lambda: again.master.share(client, D), "the change has ended")
+    with guard.write_intent(D) as change:
+        assert again.master.grant_read(client, D) == 0
+        change.recall(F)
+        assert again.master.grant_read(client, F) == 0
+    eventually(lambda: again.master.grant_read(client, D), "the change has ended")
     again.kill()
 
 
@@ -284,13 +288,13 @@ def test_a_change_in_the_middle_of_which_the_master_is_started_again(
     server: Listening, guard: DeviceDelegationBreaker, path: Path
 ) -> None:
     """What is added to it is announced to another master, which must hear of the rest as well."""
-    with guard.change(D, inodes=(G,)) as change:
+    with guard.write_intent(D, inodes=(G,)) as change:
         server.kill()
         again = Listening(path)
         client = again.client()
-        change.revoke(F)
-        assert [again.master.share(client, inode) for inode in (F, D, G)] == [0, 0, 0]
-    eventually(lambda: again.master.share(client, F), "the change has ended")
+        change.recall(F)
+        assert [again.master.grant_read(client, inode) for inode in (F, D, G)] == [0, 0, 0]
+    eventually(lambda: again.master.grant_read(client, F), "the change has ended")
     again.kill()
 
 
@@ -318,8 +322,8 @@ def test_a_master_that_does_not_come_back_is_waited_for_as_long_as_a_lease(
         server.kill()
         changed(guard, D, inodes=(F,))
         assert time.monotonic() - start >= lease
-        with guard.change(D) as change:
-            change.revoke(F)
+        with guard.write_intent(D) as change:
+            change.recall(F)
         assert guard.begin_writing(F)
         guard.end_writing(F)
 

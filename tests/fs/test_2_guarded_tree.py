@@ -46,7 +46,7 @@ class OnDevice:
         (top / "private").mkdir()
         self.root = os.open(top, os.O_PATH | os.O_DIRECTORY)
         self.inodes = BackingFs(self.root, public=b"public")
-        self.tree = CoherentFs(self.inodes, guard, by_kernel=True)
+        self.tree = CoherentFs(self.inodes, guard, passthrough=True)
         self.public = self.tree.lookup(ROOT, b"public").node
         self.private = self.tree.lookup(ROOT, b"private").node
 
@@ -58,7 +58,7 @@ class OnDevice:
     def keep(self, *nodes: Node) -> None:
         inodes = [self.inodes.inode(node) for node in nodes]
         eventually(
-            lambda: all(self.master.share(self.client, inode) for inode in inodes),
+            lambda: all(self.master.grant_read(self.client, inode) for inode in inodes),
             "the client keeps the files",
         )
 
@@ -67,7 +67,7 @@ class OnDevice:
         found: set[int] = set()
         while not doing.done:
             inodes, upto = self.master.next_recall(self.client, 0.05)
-            self.master.recalled(self.client, inodes, upto, ())
+            self.master.return_delegations(self.client, inodes, upto, ())
             found |= set(inodes)
         doing.result()
         return found
@@ -124,7 +124,7 @@ def test_the_private_part_is_nobody_elses(device: OnDevice, server: Listening) -
     tree.link(secret, sub, b"l")
     tree.rename(sub, b"l", device.private, b"m")
     handle = tree.open(secret, os.O_RDWR)
-    assert tree.write(handle, b"x", 0) == 1 and tree.access(handle) is CacheMode.KERNEL
+    assert tree.write(handle, b"x", 0) == 1 and tree.cache_mode(handle) is CacheMode.PASSTHROUGH
     tree.release(handle)
     tree.unlink(device.private, b"m")
 
@@ -134,20 +134,20 @@ def test_who_writes_a_file(device: OnDevice) -> None:
     f = device.made(b"f")
     inode = device.inodes.inode(f)
     reading = tree.open(f, os.O_RDONLY)
-    assert tree.access(reading) is CacheMode.KERNEL
+    assert tree.cache_mode(reading) is CacheMode.PASSTHROUGH
     device.keep(f)
     doing = Doing(tree.open, f, os.O_RDWR)
     device.given_up(doing)
     writing = doing.result()
-    assert tree.access(writing) is CacheMode.KERNEL
-    assert master.share(device.client, inode) == 0 and not master.opened(device.client, inode)
+    assert tree.cache_mode(writing) is CacheMode.PASSTHROUGH
+    assert master.grant_read(device.client, inode) == 0 and not master.opened(device.client, inode)
     tree.release(writing)
     device.keep(f)
     assert master.opened(device.client, inode)
     tree.release(reading)
     doing = Doing(tree.open, f, os.O_WRONLY)
     assert device.given_up(doing) == {inode}
-    assert tree.access(doing.result()) is CacheMode.DIRECT
+    assert tree.cache_mode(doing.result()) is CacheMode.DIRECT
     device.keep(f)
     writing = Doing(tree.write, doing.result(), b"seen", 0)
     assert device.given_up(writing) == {inode}
@@ -164,8 +164,8 @@ def test_who_writes_a_file_that_the_kernel_reads(device: OnDevice) -> None:
     device.keep(f)
     doing = Doing(tree.open, f, os.O_WRONLY)
     assert device.given_up(doing) == {inode}
-    assert tree.access(doing.result()) is CacheMode.KERNEL
-    assert master.share(device.client, inode) == 0
+    assert tree.cache_mode(doing.result()) is CacheMode.PASSTHROUGH
+    assert master.grant_read(device.client, inode) == 0
     tree.release(reading)
     tree.release(doing.result())
     device.keep(f)
@@ -178,15 +178,15 @@ def test_who_reads_a_file_that_the_daemon_writes(device: OnDevice) -> None:
     inode = device.inodes.inode(f)
     eventually(lambda: master.opened(device.client, inode), "the client may open the file")
     handles = [tree.open(f, flags) for flags in (os.O_WRONLY, os.O_RDONLY, os.O_RDWR)]
-    assert [tree.access(handle) for handle in handles] == [CacheMode.DIRECT] * 3
+    assert [tree.cache_mode(handle) for handle in handles] == [CacheMode.DIRECT] * 3
     master.closed(device.client, inode)
     handles.append(tree.open(f, os.O_RDWR))
     tree.release(handles.pop(0))
-    assert [tree.access(handle) for handle in handles] == [CacheMode.DIRECT] * 3
+    assert [tree.cache_mode(handle) for handle in handles] == [CacheMode.DIRECT] * 3
     for handle in handles:
         tree.release(handle)
     handle = tree.open(f, os.O_RDWR)
-    assert tree.access(handle) is CacheMode.KERNEL
+    assert tree.cache_mode(handle) is CacheMode.PASSTHROUGH
     tree.release(handle)
 
 
@@ -199,7 +199,7 @@ def test_a_file_that_is_still_mapped_is_written(device: OnDevice) -> None:
         mapping = mmap.mmap(file.fileno(), 0)
     for _ in range(2):  # and whoever opens it meanwhile has not ended that
         tree.release(tree.open(f, os.O_RDWR))
-        assert master.share(device.client, inode) == 0
+        assert master.grant_read(device.client, inode) == 0
     assert master.device[1] == 1
     mapping.close()
     device.keep(f)

@@ -42,7 +42,7 @@ class Limited(Server):
         return self.bounded.quota.used, self.bounded.quota.files
 
     def host(self, name: bytes) -> Host:
-        return Host(RequestHandlers(self.tree, self.sessions.master, name * 16))
+        return Host(RequestHandlers(self.tree, self.sessions.delegations, name * 16))
 
 
 class Host:
@@ -81,14 +81,14 @@ def limited(tmp_path: Path) -> Iterator[Limited]:
     yield made
     made.drop()
     made.sessions.close()
-    assert not (made.bounded._inodes_open or made.bounded._nameless)
+    assert not (made.bounded._inodes_open or made.bounded._unnamed)
     assert made.counted == public_usage(top) and made.bounded.recount() == (0, 0)
     os.close(made.root)
 
 
 def on_flash(limited: Limited) -> int:
     """What is there and has no name."""
-    places = [os.fstat(place.descriptor) for place in limited.tree._places.values()]
+    places = [os.fstat(place.descriptor) for place in limited.tree._refs.values()]
     return sum(status.st_blocks * 512 for status in places if not status.st_nlink)
 
 

@@ -66,7 +66,7 @@ GOOD: dict[type[Message], Callable[[World], Message]] = {
     p.Open: lambda w: p.Open(w.file, os.O_RDWR, True),
     p.Read: lambda w: p.Read(w.own, 9, 0, True),
     p.ReadFile: lambda w: p.ReadFile(w.file, 9, 0),
-    p.Write: lambda w: p.Write(w.own, 0, told=(w.naming(),)),
+    p.Write: lambda w: p.Write(w.own, 0, updates=(w.naming(),)),
     p.Sync: lambda w: p.Sync(w.own, True),
     p.SyncDirectory: lambda w: p.SyncDirectory(w.node),
     p.Allocate: lambda w: p.Allocate(w.own, 0, 0, 10),
@@ -78,11 +78,11 @@ GOOD: dict[type[Message], Callable[[World], Message]] = {
     p.GetStatistics: lambda _: p.GetStatistics(),
     Fetch: lambda w: Fetch((w.node,), ((b"f",),), 100),
     r.GetLock: lambda w: r.GetLock(w.file, 1, fcntl.F_WRLCK, 0, 9),
-    r.SetLock: lambda w: r.SetLock(w.file, w.era, False, 1, fcntl.F_WRLCK, 0, 9, 1, 7),
-    r.ReleaseLocks: lambda w: r.ReleaseLocks(w.file, w.era, False, 1),
-    r.CancelLock: lambda w: r.CancelLock(w.era, 7),
-    r.AwaitLocks: lambda w: r.AwaitLocks(w.era, 0.0),
-    r.DropLocks: lambda w: r.DropLocks(w.era),
+    r.SetLock: lambda w: r.SetLock(w.file, w.epoch, False, 1, fcntl.F_WRLCK, 0, 9, 1, 7),
+    r.ReleaseLocks: lambda w: r.ReleaseLocks(w.file, w.epoch, False, 1),
+    r.CancelLock: lambda w: r.CancelLock(w.epoch, 7),
+    r.AwaitLocks: lambda w: r.AwaitLocks(w.epoch, 0.0),
+    r.DropLocks: lambda w: r.DropLocks(w.epoch),
     GetStatus: lambda _: GetStatus(True),
 }
 """What would be right; each of its fields is made wrong in turn."""
@@ -281,10 +281,10 @@ def test_lists_of_a_hundred_thousand_nodes(world: World) -> None:
 
 
 def test_answers_that_nobody_asks_for_do_not_pile_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_MOST_ANSWERS", 8)
+    monkeypatch.setattr(service, "_MAX_ANSWERS", 8)
 
     def lock(owner: int, mode: int, ticket: int | None = None) -> Message:
-        return world.say(r.SetLock(world.file, world.era, False, owner, mode, ticket=ticket))
+        return world.say(r.SetLock(world.file, world.epoch, False, owner, mode, ticket=ticket))
 
     for ticket in range(8):
         assert lock(1, fcntl.F_WRLCK) == r.LockSet(0)
@@ -292,13 +292,13 @@ def test_answers_that_nobody_asks_for_do_not_pile_up(world: World, monkeypatch: 
         assert lock(1, fcntl.F_UNLCK) == lock(2, fcntl.F_UNLCK) == r.LockSet(0)
     assert lock(1, fcntl.F_WRLCK) == r.LockSet(0)
     assert lock(2, fcntl.F_WRLCK, 9) == r.LockSet(errno.ENOLCK)
-    assert world.say(r.AwaitLocks(world.era, 0.0)) == r.LocksAnswered(tuple(range(8)), (0,) * 8)
+    assert world.say(r.AwaitLocks(world.epoch, 0.0)) == r.LocksAnswered(tuple(range(8)), (0,) * 8)
     assert lock(2, fcntl.F_WRLCK, 9) == r.LockSet(None)
 
 
 def test_time_that_is_no_number(world: World) -> None:
-    assert world.say(r.AwaitLocks(world.era, math.nan)) == r.LocksAnswered((), ())
-    assert world.say(r.AwaitLocks(world.era, -math.inf)) == r.LocksAnswered((), ())
+    assert world.say(r.AwaitLocks(world.epoch, math.nan)) == r.LocksAnswered((), ())
+    assert world.say(r.AwaitLocks(world.epoch, -math.inf)) == r.LocksAnswered((), ())
 
 
 def test_lanes_that_close_and_forget_under_each_other(world: World) -> None:
@@ -330,10 +330,10 @@ def test_who_may_not_wait_for_the_device_has_done_nothing(tmp_path: Path) -> Non
     server.sessions = SessionTable(server.tree, DelegationManager(device=True))
     with server.talk(patient=False) as talk:
         public = talk.find(b"public")
-        assert talk.ask(p.Create(public, b"f", os.O_RDWR, 0o644, keeps=True)) == p.Pending()
+        assert talk.ask(p.Create(public, b"f", os.O_RDWR, 0o644, cached=True)) == p.Pending()
         assert not (tmp_path / "public" / "f").exists() and server.open_files == 0
-        server.sessions.master.device_is_present()
-        talk.call(p.Create(public, b"f", os.O_RDWR, 0o644, keeps=True), p.Opened)
+        server.sessions.delegations.report_device()
+        talk.call(p.Create(public, b"f", os.O_RDWR, 0o644, cached=True), p.Opened)
     server.restart()
     os.close(server.root)
 

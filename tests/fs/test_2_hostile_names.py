@@ -73,27 +73,27 @@ def test_what_was_given_back_gets_no_name(world: World) -> None:
 
 def test_more_than_is_prepared_or_told_at_once(world: World) -> None:
     got = world.prepared()
-    for count in (0, -1, n.MOST + 1, 1 << 40):
+    for count in (0, -1, n.MAX_BATCH + 1, 1 << 40):
         assert isinstance(world.say(n.Preallocate(world.directory, got.granted, count)), p.Error | Failure)
-    answers = [world.say(n.Preallocate(world.directory, got.granted, n.MOST)) for _ in range(12)]
+    answers = [world.say(n.Preallocate(world.directory, got.granted, n.MAX_BATCH)) for _ in range(12)]
     nodes = [node for answer in answers if isinstance(answer, n.Preallocated) for node in answer.nodes]
     assert len(nodes) < 1100
     naming = n.NameUpdate(1, world.directory, got.granted, nodes[0], b"new", 0o644, 5)
-    assert world.say(n.FlushNames((naming,) * (n.MOST + 1))) == p.Error(errno.EMSGSIZE)
+    assert world.say(n.FlushNames((naming,) * (n.MAX_BATCH + 1))) == p.Error(errno.EMSGSIZE)
 
 
 def test_the_device_waits_no_longer_than_the_lease(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(master_, "_CONTENDED_SECONDS", 1000.0)
-    naming, master = world.naming(), world.server.sessions.master
+    naming, master = world.naming(), world.server.sessions.delegations
     inode = os.stat(world.public / "d").st_ino  # noqa: PTH116
     start = time.monotonic()
-    Doing(master.settle, DEVICE, inode).result()
+    Doing(master.recall_directory, DEVICE, inode).result()
     assert time.monotonic() - start < 10 * master.lease
     assert world.say(n.FlushNames((naming,))) == REFUSED
     assert named(world) == {"g"}
     world.attend()
     assert world.say(n.Preallocate(world.directory, 0, 1)) == n.Preallocated(0)  # others want it just now
-    assert errno_of(master.settle, DEVICE, inode) is None
+    assert errno_of(master.recall_directory, DEVICE, inode) is None
 
 
 @pytest.mark.parametrize("asked", [p.Walk, p.ReadDirectory, p.GetAttributes])

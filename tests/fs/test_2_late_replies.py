@@ -77,7 +77,7 @@ def test_what_the_device_makes_before_the_host_hears_that_the_name_is_free(
 def test_what_the_device_removes_before_the_host_hears_that_it_was_made(
     client: Client, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before(monkeypatch, RequestHandlers, "_made", lambda: device.tree.unlink(device.public, b"n"))
+    before(monkeypatch, RequestHandlers, "_created_reply", lambda: device.tree.unlink(device.public, b"n"))
     Doing(client.tree.create, client.public, b"n", os.O_RDWR, 0o644, None).result()
     assert client.names() == {"f"} and not is_there(client, b"n")
 
@@ -89,7 +89,7 @@ def test_what_was_read_ahead_from_an_earlier_server(client: Client, device: Devi
         is_there(client, b"absent%d" % number)  # so that its grants have higher numbers
     token = may_block.set(False)  # read ahead is for the mount's own thread
     handle = client.tree.open(node, os.O_RDONLY)
-    assert client.tree.access(handle) is CacheMode.KEPT
+    assert client.tree.cache_mode(handle) is CacheMode.CACHED
     assert bytes(client.tree.read(handle, PART, 0)) == bytes(PART)
     may_block.reset(token)
     server.refusing = True

@@ -43,7 +43,7 @@ def client(server: Server, device: Device) -> Iterator[Client]:
 
 @pytest.fixture
 def master(server: Server) -> DelegationManager:
-    return server.sessions.master
+    return server.sessions.delegations
 
 
 def write_back(client: Client, handle: Handle, data: bytes) -> int:
@@ -76,18 +76,18 @@ def test_what_others_have_changed_since_the_lease_was_over_stays(
 ) -> None:
     f, g = client.find(b"f"), client.find(b"g")
     client.read(f), client.read(g)
-    known = server.sessions.known(client.tree.rpc.client)
-    assert known and known.caller
+    known = server.sessions.find(client.tree.rpc.client)
+    assert known and known.callback_channel
     with client.opened(f, os.O_RDWR) as to_f, client.opened(g, os.O_RDWR) as to_g:
-        master.gone(known.holder)
+        master.expire(known.holder)
         assert write_back(client, to_f, b"nobody minds") == 12
         device.put(b"f", b"longer")
         assert errno_of(write_back, client, to_f, b"late") == errno.EIO
         assert write_back(client, to_g, b"unchanged") == 9
         assert client.tree.write(to_f, b"l", 0) == 1  # which is done now
-        known.caller.shut_down()
+        known.callback_channel.shut_down()
         eventually(
-            lambda: not master.is_late(known.holder, client.inode(f)), "what was late has been given up"
+            lambda: not master.is_stale(known.holder, client.inode(f)), "what was late has been given up"
         )
         client.await_lease()
         assert write_back(client, to_f, b"L") == 1 and client.read(f) == b"Longer"
@@ -113,7 +113,7 @@ def test_what_becomes_late_just_before_it_is_written(
 ) -> None:
     f = client.find(b"f")
     client.read(f)
-    known = server.sessions.known(client.tree.rpc.client)
+    known = server.sessions.find(client.tree.rpc.client)
     assert known
     original = CoherentFs.write
 
@@ -123,7 +123,7 @@ def test_what_becomes_late_just_before_it_is_written(
         return original(*arguments, **more)  # type: ignore[arg-type]
 
     with client.opened(f, os.O_RDWR) as handle:
-        master.gone(known.holder)
+        master.expire(known.holder)
         monkeypatch.setattr(CoherentFs, "write", after_the_device)
         assert errno_of(write_back, client, handle, b"late") == errno.EIO
     assert (top / "public" / "f").read_bytes() == b"the device's"

@@ -46,12 +46,12 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 def attending(master: DelegationManager, name: bytes) -> Holder:
     holder = master.join(name)
-    master.attend(holder, lambda: False)
+    master.begin_lease(holder, lambda: False)
     return holder
 
 
 def changed(master: DelegationManager) -> None:
-    with master.change(DEVICE, inodes=(F,)):
+    with master.write_intent(DEVICE, inodes=(F,)):
         pass
 
 
@@ -69,7 +69,7 @@ def test_a_change_waits_for_leases_of_before(machine: Machine) -> None:
     one = attending(before, ONE)
     machine.time += 5
     attending(before, OTHER)
-    before.heard(one)
+    before.renew_lease(one)
     machine.time += 9
     after = machine.started()
     assert waits(after)
@@ -84,7 +84,7 @@ def test_a_change_waits_for_leases_of_before(machine: Machine) -> None:
 def test_it_waits_for_nobody_who_has_come_back_or_was_gone(machine: Machine) -> None:
     before = machine.started()
     _, _, gone = [attending(before, name) for name in (ONE, OTHER, b"and of a third ")]
-    before.gone(gone)
+    before.expire(gone)
     after = machine.started()
     doing = Doing(changed, after)
     back = attending(after, ONE)
@@ -119,17 +119,17 @@ def test_places_are_used_again(machine: Machine) -> None:
         leases.renew(b"%16d" % number)
         leases.end(b"%16d" % (number - 1))
     again = PersistentLeases(machine.file, LEASE, lambda: machine.time)
-    assert again.outlast(None)
+    assert again.has_former(None)
     again.end(b"%16d" % (SIZE - 1))
-    assert not again.outlast(None) and not PersistentLeases(
+    assert not again.has_former(None) and not PersistentLeases(
         machine.file, LEASE, lambda: machine.time
-    ).outlast(None)
+    ).has_former(None)
 
 
 def test_who_comes_back_does_not_wait_for_himself(machine: Machine) -> None:
     """He may have to change something before he can drop what he keeps."""
     attending(machine.started(), ONE)
     after = machine.started()
-    with after.change(after.join(ONE), inodes=(F,)):
+    with after.write_intent(after.join(ONE), inodes=(F,)):
         pass
     assert waits(after)

@@ -34,7 +34,7 @@ def linked(tree: QuotaFs, node: Node, parent: Node, name: bytes) -> None:
 
 
 def told(tree: QuotaFs, node: Node, parent: Node, name: bytes) -> None:
-    tree.give_name(node, parent, name, 0o600, 5)
+    tree.link_unnamed(node, parent, name, 0o600, 5)
 
 
 @pytest.mark.parametrize("named", [linked, told])
@@ -42,7 +42,7 @@ def test_it_counts_though_it_was_closed_before_it_was_named(
     tree: QuotaFs, named: Callable[[QuotaFs, Node, Node, bytes], None]
 ) -> None:
     public, before = tree.lookup(ROOT, b"public").node, (tree.quota.used, tree.quota.files)
-    found, handle = tree.prepare(public)
+    found, handle = tree.create_unnamed(public)
     tree.write(handle, bytes(MIB), 0)
     tree.release(handle)
     closed = tree.quota.used, tree.quota.files

@@ -16,7 +16,7 @@ import pytest
 
 from millpond.fs.client import async_create as edge
 from millpond.fs.client import dir_delegations
-from millpond.fs.proto.async_create import MOST
+from millpond.fs.proto.async_create import MAX_BATCH
 from millpond.fs.server import preallocation
 from millpond.fs.server.preallocation import PreallocatedFiles
 from millpond.fs.store import backing_fs
@@ -269,23 +269,23 @@ def test_where_no_file_can_be_without_a_name_nothing_is_made_behind(
     def refused(*_: object) -> int:
         raise OSError(errno.EOPNOTSUPP, "no O_TMPFILE here")
 
-    monkeypatch.setattr(backing_fs, "nameless", refused)
+    monkeypatch.setattr(backing_fs, "open_unnamed", refused)
     for number in range(5):
         make(client, b"%d" % number)
         assert (public / f"{number}").exists()
-    assert not client.tree.async_create.names.held and not server.sessions.master.exclusives
+    assert not client.tree.async_create.names.held and not server.sessions.delegations.exclusive_count
 
 
 def test_a_directory_with_too_many_names_is_not_exclusive(
     client: Client, server: Server, public: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preallocation, "_MOST_NAMES", 3)
+    monkeypatch.setattr(preallocation, "_MAX_NAMES", 3)
     for number in range(3):
         (public / f"old{number}").touch()
     for number in range(5):
         make(client, b"%d" % number)
         assert (public / f"{number}").exists()
-    assert server.open_files == 5 and not server.sessions.master.exclusives
+    assert server.open_files == 5 and not server.sessions.delegations.exclusive_count
 
 
 def test_who_lists_an_open_directory_sees_them_too(client: Client, device: Device) -> None:
@@ -302,7 +302,7 @@ def stocked(client: Client, name: bytes) -> Node:
     directory = client.tree.mkdir(client.public, name, 0o755, None).node
     hold(client, directory)
     held = client.tree.async_create.names.held[directory]
-    while len(held.preallocated) < MOST - 1:
+    while len(held.preallocated) < MAX_BATCH - 1:
         client.tree.release(make(client, b"s%d" % len(held.names), directory)[1])
     client.tree.async_create.flush()
     return directory
@@ -312,8 +312,8 @@ def test_a_write_to_a_file_whose_name_is_not_among_the_next_tells_all_first(
     client: Client, public: Path
 ) -> None:
     full, other = stocked(client, b"full"), stocked(client, b"other")
-    for number in range(MOST + 2):
-        client.tree.release(make(client, b"%d" % number, full if number < MOST - 1 else other)[1])
+    for number in range(MAX_BATCH + 2):
+        client.tree.release(make(client, b"%d" % number, full if number < MAX_BATCH - 1 else other)[1])
     node, handle = make(client, b"f", other)
     assert Doing(client.tree.write, handle, b"data", 0, may_wait=False).result() == 4
     written = client.tree.getattr(node).attributes.mtime
@@ -375,7 +375,7 @@ def test_who_looks_at_a_directory_while_its_change_is_told_waits(
     client.tree.release(handle)
     client.tree.unlink(client.public, b"f")
     client.tree.forget(node, 1)
-    held, tell = client.tree.async_create.names.held[client.public], PreallocatedFiles.tell
+    held, tell = client.tree.async_create.names.held[client.public], PreallocatedFiles.flush
     begun, go_on = threading.Event(), threading.Event()
 
     def late(*arguments: Any) -> None:
@@ -383,7 +383,7 @@ def test_who_looks_at_a_directory_while_its_change_is_told_waits(
         assert go_on.wait(SOON)
         tell(*arguments)
 
-    monkeypatch.setattr(PreallocatedFiles, "tell", late)
+    monkeypatch.setattr(PreallocatedFiles, "flush", late)
     held.estimated = 0.0  # as after a while
     client.tree.rpc.inodes.file(client.public).attributes = None
     telling = Doing(client.tree.async_create.flush)

@@ -17,12 +17,12 @@ __all__ = ["world"]
 def fill(world: World) -> None:
     """There are as many descriptors as there may be."""
     tree = world.server.tree
-    tree.most = len(tree._places) + len(tree._open)
+    tree.max_descriptors = len(tree._refs) + len(tree._open)
 
 
 def spread(world: World) -> None:
     """There are as many as are needed."""
-    world.server.tree.most = 1 << 20
+    world.server.tree.max_descriptors = 1 << 20
 
 
 def test_what_cannot_be_prepared_does_not_stay_open(world: World) -> None:

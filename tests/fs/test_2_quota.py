@@ -250,7 +250,7 @@ def test_a_file_that_is_closed_during_a_change_holds_up_nothing(limited: Limited
     public = bounded.lookup(ROOT, b"public").node
     found, handle = bounded.create(public, b"f", os.O_RDWR, 0o644, None)
     for reopened in (False, True):
-        with bounded._changing(bounded.descriptor(handle), lambda _: MIB):
+        with bounded._charging(bounded.descriptor(handle), lambda _: MIB):
             bounded.release(handle)
             if reopened:
                 other = os.open(backing, os.O_RDONLY)  # may have the same descriptor

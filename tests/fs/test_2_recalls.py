@@ -64,7 +64,7 @@ def test_what_is_granted_is_known_without_asking(client: Client, server: Server)
         tree.lookup(public, b"none")
     server.refusing = True
     for channel in server.channels[1:]:  # all but that over which the server recalls: it was the second
-        if channel is not getattr(server.sessions.known(tree.rpc.client), "caller", None):
+        if channel is not getattr(server.sessions.find(tree.rpc.client), "callback_channel", None):
             channel.shut_down()
     found = tree.lookup(public, b"f")
     assert (found.node, found.attributes.size) == (node, 3)
@@ -83,7 +83,7 @@ def test_nothing_is_kept_without_a_keeper(server: Server, device: Device) -> Non
     client.tree.backchannel = None
     assert not client.kept(client.find(b"f"))
     with client.opened(client.find(b"f")) as handle:
-        assert client.tree.access(handle) is CacheMode.DIRECT
+        assert client.tree.cache_mode(handle) is CacheMode.DIRECT
     client.tree.close()
 
 
@@ -120,7 +120,7 @@ def test_what_another_client_changes_is_recalled(client: Client, other: Client) 
     node = client.find(b"f")
     assert client.read(node) == b"one"
     with other.opened(other.find(b"f"), os.O_RDWR) as handle:
-        assert other.tree.access(handle) is CacheMode.KEPT
+        assert other.tree.cache_mode(handle) is CacheMode.CACHED
         assert bytes(other.tree.read(handle, WHOLE, 0)) == b"one"
         other.tree.write(handle, b"two", 0)
         assert client.read(node) == b"two"
@@ -261,11 +261,11 @@ def test_a_file_that_was_dropped_can_be_read_though_others_were_not(client: Clie
             assert go_on.wait(SOON)
 
     client.kernel.before = before
-    master = client.server.sessions.master
+    master = client.server.sessions.delegations
     inodes = {client.tree.getattr(each).attributes.inode for each in (node, g)}
 
     def change() -> None:
-        with master.change(DEVICE, inodes=tuple(inodes)):
+        with master.write_intent(DEVICE, inodes=tuple(inodes)):
             pass
 
     doing = Doing(change)
@@ -283,12 +283,12 @@ def test_everything_is_dropped_when_nothing_can_be_recalled(
 ) -> None:
     node, g = client.find(b"f"), client.find(b"g")
     client.read(node)
-    known = server.sessions.known(client.tree.rpc.client)
-    assert known and known.caller
+    known = server.sessions.find(client.tree.rpc.client)
+    assert known and known.callback_channel
     names = client.kernel.names_dropped
     if how == "the server forgets it":
         server.forget()
-    known.caller.shut_down()
+    known.callback_channel.shut_down()
     eventually(lambda: {(node, True), (g, False)} <= set(client.kernel.dropped), "everything is dropped")
     assert client.kernel.names_dropped > names
     client.await_lease()
@@ -354,13 +354,13 @@ class TestLeases:
         node = client.find(b"f")
         client.read(node)
         silence = threading.Event()
-        real = server.sessions.master.next_recall
+        real = server.sessions.delegations.next_recall
 
         def silent(*arguments: object) -> object:
             silence.wait(4 * SOON)
             return real(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(server.sessions.master, "next_recall", silent)
+        monkeypatch.setattr(server.sessions.delegations, "next_recall", silent)
         eventually(lambda: (node, True) in client.kernel.dropped, "the file is dropped")
         assert not client.kept(node)  # it is known, but not for long
         assert client.size(node) == 3
@@ -418,11 +418,11 @@ def test_a_file_that_is_open_without_a_word_is_named_again(
     node = client.find(b"f")
     opened_silently(client, node)
     assert not device.written_by_kernel(b"f")
-    known = server.sessions.known(client.tree.rpc.client)
-    assert known and known.caller
+    known = server.sessions.find(client.tree.rpc.client)
+    assert known and known.callback_channel
     if how == "the server forgets it":
         server.forget()
-    known.caller.shut_down()
+    known.callback_channel.shut_down()
     eventually(lambda: node in [which for which, _ in client.kernel.dropped[1:]], "the file is dropped")
     client.await_lease()
     assert client.kept(node)
@@ -435,13 +435,13 @@ def test_a_file_that_the_kernel_came_to_write_can_still_be_read(
     """It was opened without a word, the lease ended, and the device's kernel writes it by now."""
     node = client.find(b"f")
     handle = opened_silently(client, node)
-    known = server.sessions.known(client.tree.rpc.client)
-    assert known and known.caller
+    known = server.sessions.find(client.tree.rpc.client)
+    assert known and known.callback_channel
     server.refusing = True
-    known.caller.shut_down()
-    eventually(lambda: not server.sessions.master.may_hold(known.holder), "the lease is over")
+    known.callback_channel.shut_down()
+    eventually(lambda: not server.sessions.delegations.has_lease(known.holder), "the lease is over")
     writing = device.tree.open(device.find(b"f"), os.O_RDWR)
-    assert device.tree.access(writing) is CacheMode.KERNEL
+    assert device.tree.cache_mode(writing) is CacheMode.PASSTHROUGH
     os.pwrite(device.tree.descriptor(writing), b"two", 0)
     server.refusing = False
     client.await_lease()
@@ -482,15 +482,15 @@ def test_a_change_that_failed_nobody_knows_how_is_looked_at(device: Device, serv
     node = slow.find(b"f")
     assert slow.names() == {"f", "g"} and slow.size(node) == 3
     go_on = threading.Event()
-    known = server.sessions.known(slow.tree.rpc.client)
+    known = server.sessions.find(slow.tree.rpc.client)
     assert known
-    unlink = known.requests._tree.unlink
+    unlink = known.handlers._coherent.unlink
 
     def late(*arguments: object) -> None:
         assert go_on.wait(4 * SOON)
         unlink(*arguments)  # type: ignore[arg-type]
 
-    known.requests._tree.unlink = late  # type: ignore[method-assign, assignment]
+    known.handlers._coherent.unlink = late  # type: ignore[method-assign, assignment]
     assert errno_of(slow.tree.unlink, slow.public, b"f") == errno.ETIMEDOUT
     go_on.set()
     named = Path(f"/proc/self/fd/{server.root}") / "public" / "f"

@@ -14,13 +14,13 @@ import pytest
 
 from millpond.fs.client import async_create as edge
 from millpond.fs.coherence.manager import DelegationManager
-from millpond.fs.proto.async_create import MOST
+from millpond.fs.proto.async_create import MAX_BATCH
 from millpond.fs.server.sessions import SessionTable
 from millpond.fs.store import space_reservation as room
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.store.layout import prepare
 from millpond.fs.store.quota_fs import QuotaFs
-from millpond.fs.store.space_reservation import NAMES, SpaceReservation
+from millpond.fs.store.space_reservation import MAX_NAMES, SpaceReservation
 from millpond.fs.store.usage import public_usage
 from millpond.fs.vfs.inode_api import ROOT, Node
 from millpond.fs.vfs.path_api import Handle
@@ -78,16 +78,16 @@ def test_room_is_put_by_as_long_as_names_may_be_made(flash: Flash) -> None:
     assert flash.reserve.hold(flash.directory, 3) == 3
     whole = room._BLOCKS * os.fstatvfs(flash.directory).f_frsize
     assert whole <= flash.put_by <= whole + MIB
-    flash.reserve.let_go(2)
+    flash.reserve.release(2)
     assert flash.put_by
-    flash.reserve.let_go(1)
+    flash.reserve.release(1)
     assert flash.put_by == 0
 
 
 def test_no_more_names_than_there_is_room_for(flash: Flash) -> None:
-    assert flash.reserve.hold(flash.directory, NAMES - 1) == NAMES - 1
+    assert flash.reserve.hold(flash.directory, MAX_NAMES - 1) == MAX_NAMES - 1
     assert [flash.reserve.hold(flash.directory, 9) for _ in range(2)] == [1, 0]
-    flash.reserve.let_go(NAMES)
+    flash.reserve.release(MAX_NAMES)
 
 
 def test_a_name_takes_what_is_put_by_whoever_else_wants_it(flash: Flash) -> None:
@@ -95,11 +95,11 @@ def test_a_name_takes_what_is_put_by_whoever_else_wants_it(flash: Flash) -> None
     before = flash.put_by
     flash.fill()
     flash.rivals = PIECES - 2
-    flash.reserve.naming(flash.name)
+    flash.reserve.link(flash.name)
     assert flash.made == 1 and 0 < flash.put_by < before / 8
     flash.rivals = 1
-    assert errno_of(flash.reserve.naming, flash.name) == errno.ENOSPC  # now there is nothing left
-    flash.reserve.let_go(2)
+    assert errno_of(flash.reserve.link, flash.name) == errno.ENOSPC  # now there is nothing left
+    flash.reserve.release(2)
 
 
 def test_what_was_taken_is_put_by_again_before_more_is_promised(
@@ -108,7 +108,7 @@ def test_what_was_taken_is_put_by_again_before_more_is_promised(
     flash.reserve.hold(flash.directory, 1)
     whole = flash.put_by
     flash.fill()
-    flash.reserve.naming(flash.name)
+    flash.reserve.link(flash.name)
     assert 0 < flash.put_by < whole
 
     def full(*_: object) -> None:
@@ -120,7 +120,7 @@ def test_what_was_taken_is_put_by_again_before_more_is_promised(
         assert errno_of(flash.reserve.hold, flash.directory, 1) == errno.ENOSPC
         assert flash.put_by == before  # which is for what was promised
     assert flash.reserve.hold(flash.directory, 1) == 1 and flash.put_by == whole
-    flash.reserve.let_go(2)
+    flash.reserve.release(2)
 
 
 def test_what_is_wrong_but_for_room_is_said(flash: Flash) -> None:
@@ -129,14 +129,14 @@ def test_what_is_wrong_but_for_room_is_said(flash: Flash) -> None:
 
     flash.reserve.hold(flash.directory, 1)
     before = flash.put_by
-    assert errno_of(flash.reserve.naming, there) == errno.EEXIST and flash.put_by == before
-    flash.reserve.let_go(1)
+    assert errno_of(flash.reserve.link, there) == errno.EEXIST and flash.put_by == before
+    flash.reserve.release(1)
     other = os.open("/proc", os.O_PATH)
     assert errno_of(flash.reserve.hold, other, 1)
     flash.reserve.hold(flash.directory, 1)
     assert errno_of(flash.reserve.hold, other, 1) == errno.EXDEV
     os.close(other)
-    flash.reserve.let_go(1)
+    flash.reserve.release(1)
 
 
 def test_nothing_is_put_by_where_no_name_can_be_promised(
@@ -146,8 +146,8 @@ def test_nothing_is_put_by_where_no_name_can_be_promised(
     elsewhere = os.open("/dev/shm", os.O_PATH | os.O_DIRECTORY)
     if os.fstat(elsewhere).st_dev == os.fstat(flash.directory).st_dev:
         pytest.skip("there is one file system only")
-    nameless = room.nameless
-    monkeypatch.setattr(room, "nameless", lambda _directory: nameless(elsewhere))
+    nameless = room.open_unnamed
+    monkeypatch.setattr(room, "open_unnamed", lambda _directory: nameless(elsewhere))
     assert errno_of(flash.reserve.hold, flash.directory, 3) == errno.EXDEV
     assert flash.put_by == 0
     os.close(elsewhere)
@@ -202,17 +202,17 @@ def test_held_names_fit_into_a_flash_that_is_full(ext4: Path) -> None:
     root = os.open(ext4, os.O_PATH | os.O_DIRECTORY)
     tree = BackingFs(root)
     directory = tree.lookup(ROOT, b"d").node
-    assert tree.hold_names(directory, NAMES) == NAMES
-    files = [tree.prepare(directory) for _ in range(NAMES)]
+    assert tree.reserve_names(directory, MAX_NAMES) == MAX_NAMES
+    files = [tree.create_unnamed(directory) for _ in range(MAX_NAMES)]
     fill(ext4)
     assert errno_of((ext4 / "new").mkdir) == errno.ENOSPC
     for number, (found, _) in enumerate(files):
-        tree.give_name(found.node, directory, long_name(number), 0o640, 5)
-    assert room._BLOCKS / 4 < tree._reserve._left < room._BLOCKS
+        tree.link_unnamed(found.node, directory, long_name(number), 0o640, 5)
+    assert room._BLOCKS / 4 < tree._reservation._left < room._BLOCKS
     for _, handle in files:
         tree.release(handle)
-    tree.let_go_names(NAMES)
-    assert len(os.listdir(ext4 / "d")) == NAMES  # noqa: PTH208
+    tree.release_names(MAX_NAMES)
+    assert len(os.listdir(ext4 / "d")) == MAX_NAMES  # noqa: PTH208
     tree.close()
     os.close(root)
 
@@ -226,7 +226,8 @@ def stocked(client: Client, name: bytes) -> Node:
     directory = client.tree.mkdir(client.public, name, 0o755, None).node
     number = 0
     while (
-        not (held := client.tree.async_create.names.held.get(directory)) or len(held.preallocated) < MOST - 1
+        not (held := client.tree.async_create.names.held.get(directory))
+        or len(held.preallocated) < MAX_BATCH - 1
     ):
         client.tree.release(make(client, b"s%d" % number, directory))
         number += 1
@@ -239,13 +240,13 @@ def test_names_are_told_though_the_device_fills_its_flash_meanwhile(ext4: Path) 
         client = Client(server)
         directories = [stocked(client, b"%d" % number) for number in range(3)]
         fill(ext4)
-        for number in range(MOST - 1):
+        for number in range(MAX_BATCH - 1):
             for directory in directories:
                 client.tree.release(make(client, long_name(number), directory))
         synced = client.tree.opendir(directories[0])
         client.tree.fsync(synced, False)
         for number in range(3):
-            assert len(os.listdir(ext4 / "public" / f"{number}")) > MOST  # noqa: PTH208
+            assert len(os.listdir(ext4 / "public" / f"{number}")) > MAX_BATCH  # noqa: PTH208
         more = make(client, b"one more", directories[0])  # there is room for it beside the others
         assert (ext4 / "public/0/one more").exists() and directories[
             0
@@ -278,7 +279,7 @@ def limited(tmp_path: Path) -> Iterator[Limited]:
     made.drop()
     made.sessions.close()
     left = made.bounded.quota.limit - made.bounded.quota.used
-    assert made.quota_left == max(0, left) and made.tree._reserve._file < 0  # nothing stays put by
+    assert made.quota_left == max(0, left) and made.tree._reservation._file < 0  # nothing stays put by
     os.close(made.root)
 
 
@@ -316,7 +317,7 @@ def test_names_are_told_though_others_fill_the_quota_meanwhile(
     directory = stocked(client, b"d")
     filled(limited)
     assert limited.quota_left < 4 * KIB
-    for number in range(MOST - 1):
+    for number in range(MAX_BATCH - 1):
         client.tree.release(make(client, long_name(number), directory))
     client.tree.fsync(client.tree.opendir(directory), False)
     assert errno_of(make, client, b"one more", directory) == errno.ENOSPC

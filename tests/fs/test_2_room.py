@@ -23,7 +23,7 @@ def test_more_files_than_descriptors(tree: RemoteFs, server: Server, top: Path) 
     public = tree.lookup(ROOT, b"public").node
     held = tree.lookup(public, b"0").node
     handle = tree.open(held, os.O_RDONLY)
-    server.tree.most = 20
+    server.tree.max_descriptors = 20
     nodes = [tree.lookup(public, b"%d" % number).node for number in range(60)]
     assert len(set(nodes)) == 60
     for number in (1, 59, 30, 1):
@@ -48,10 +48,10 @@ def test_a_change_that_nobody_waits_for_is_not_done(shared: Server, top: Path) -
     (top / "public" / "a").write_text("a")
     public = tree.lookup(ROOT, b"public").node
     inode = (top / "public").stat().st_ino
-    master, done = server.sessions.master, threading.Event()
+    master, done = server.sessions.delegations, threading.Event()
     other = master.join()
-    master.attend(other, lambda: False)
-    assert master.share(other, inode)
+    master.begin_lease(other, lambda: False)
+    assert master.grant_read(other, inode)
 
     def remove() -> None:
         try:
@@ -66,7 +66,7 @@ def test_a_change_that_nobody_waits_for_is_not_done(shared: Server, top: Path) -
     for channel in list(server.channels):
         channel.shut_down()
     assert done.wait(20)
-    master.gone(other)
+    master.expire(other)
     tree.close()
     thread.join()
     assert (top / "public" / "a").exists()

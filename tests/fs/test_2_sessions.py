@@ -194,7 +194,7 @@ def test_a_client_has_so_many_files_open_and_no_more(
     tree: RemoteFs, volume: PathAdapter, top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (top / "f").touch()
-    monkeypatch.setattr(client_state, "_MOST_FILES", MOST_FILES)
+    monkeypatch.setattr(client_state, "_MAX_FILES", MOST_FILES)
     handles = [volume.open("f", os.O_RDONLY) for _ in range(MOST_FILES)]
     assert errno_of(volume.open, "f", os.O_RDONLY) == errno.EMFILE
     assert errno_of(tree.create, ROOT, b"g", os.O_RDWR, 0o644, None) == errno.EMFILE
@@ -205,10 +205,10 @@ def test_a_client_has_so_many_files_open_and_no_more(
 
 def test_what_arrives_late_over_an_earlier_connection_is_not_done(server: Server, top: Path) -> None:
     with server.talk() as first:
-        assert first.welcome.memory and first.welcome.performed == 0
+        assert first.welcome.verifier and first.welcome.performed == 0
         first.call(p.MakeDirectory(ROOT, b"d", 0o755), p.FoundIs)
         with server.talk() as second:
-            assert (second.welcome.memory, second.welcome.performed) == (first.welcome.memory, 1)
+            assert (second.welcome.verifier, second.welcome.performed) == (first.welcome.verifier, 1)
             with contextlib.suppress(ConnectionLost):
                 first.ask(p.MakeDirectory(ROOT, b"late", 0o755))
             second.call(p.Again(), p.FoundIs)
@@ -298,27 +298,27 @@ def test_a_lane_that_waits_holds_up_nobody_else(server: Server, top: Path) -> No
 def test_sessions_end(server: Server, top: Path) -> None:
     (top / "f").write_text("inside")
     with server.talk() as client:
-        memory = client.welcome.memory
+        memory = client.welcome.verifier
         client.open(b"f")
         client.call(p.Goodbye(), p.Done)
     server.join()
     assert server.open_files == 0
-    server.sessions = SessionTable(server.tree, keep=60.0)
+    server.sessions = SessionTable(server.tree, retention=60.0)
     with server.talk() as client:
-        assert client.welcome.memory != memory
-        memory = client.welcome.memory
+        assert client.welcome.verifier != memory
+        memory = client.welcome.verifier
         client.open(b"f")
     server.join()
     waiting = server.sessions._timers[NAME]
     with server.talk() as client:  # in time
-        assert (client.welcome.memory, client.welcome.performed) == (memory, 2)
+        assert (client.welcome.verifier, client.welcome.performed) == (memory, 2)
         waiting.join(SOON)
         assert not waiting.is_alive() and server.open_files == 1  # it will not be ended after all
-        server.sessions._keep = 0.05
+        server.sessions._retention = 0.05
     server.join()
     eventually(lambda: server.open_files == 0, "the server has closed the file")
     with server.talk() as client:
-        assert client.welcome.memory not in (0, memory) and client.welcome.performed == 0
+        assert client.welcome.verifier not in (0, memory) and client.welcome.performed == 0
 
 
 def test_a_client_that_ended_does_no_more_over_its_other_lanes(server: Server, top: Path) -> None:
@@ -331,7 +331,7 @@ def test_a_client_that_ended_does_no_more_over_its_other_lanes(server: Server, t
                 assert isinstance(two.ask(request), p.Error)
     server.join()
     assert server.open_files == 0 and not (top / "late").exists()
-    assert len(server.tree._places) == 1  # only the root
+    assert len(server.tree._refs) == 1  # only the root
 
 
 def test_a_client_that_ends_in_the_middle_of_a_request_leaves_nothing_open(server: Server, top: Path) -> None:
@@ -344,13 +344,13 @@ def test_a_client_that_ends_in_the_middle_of_a_request_leaves_nothing_open(serve
         with contextlib.suppress(ConnectionLost):
             two.channel.receive(Deadline.after(SOON))
     server.join()
-    assert server.open_files == 0 and len(server.tree._places) == 1
+    assert server.open_files == 0 and len(server.tree._refs) == 1
 
 
 def test_there_are_not_any_number_of_clients(server: Server) -> None:
     def memory_of(number: int) -> int:
         with server.talk(b"%16d" % number) as client:
-            memory = client.welcome.memory
+            memory = client.welcome.verifier
         server.threads[-1].join(SOON)  # now the server knows that it is away
         return memory
 

@@ -41,11 +41,11 @@ def test_a_server_tells_of_its_clients(server: Server, volume: PathAdapter, top:
 
 
 def test_a_lease_has_an_age(server: Server) -> None:
-    master = server.sessions.master
+    master = server.sessions.delegations
     holder = master.join()
     assert master.lease_of(holder) == (None, 0)
-    master.attend(holder, lambda: False)
-    assert master.share(holder, 5)
+    master.begin_lease(holder, lambda: False)
+    assert master.grant_read(holder, 5)
     age, kept = master.lease_of(holder)
     assert age is not None and 0 <= age < master.lease and kept == 1
     assert master.begin_writing(7)

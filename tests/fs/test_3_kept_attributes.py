@@ -58,8 +58,8 @@ def mount(world: World, complaint: str = "") -> None:
             ready()
 
         root = os.open(world.backing, os.O_PATH)
-        tree = BackingFs(root, public=b"public", keep=KEPT)
-        tree.most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        tree = BackingFs(root, public=b"public", cache_seconds=KEPT)
+        tree.max_descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         mount_and_serve(tree, world.device, name="csd0", backing=root, on_ready=mounted)
 
     world.device_pid = served(serve)
@@ -69,7 +69,7 @@ def mount(world: World, complaint: str = "") -> None:
 def keeping(top: Path) -> Iterator[BackingFs]:
     (top / "public").mkdir()
     root = os.open(top, os.O_PATH | os.O_DIRECTORY)
-    made = BackingFs(root, public=b"public", keep=KEPT)
+    made = BackingFs(root, public=b"public", cache_seconds=KEPT)
     yield made
     made.close()
     os.close(root)
@@ -88,7 +88,7 @@ def test_what_is_private_may_be_kept(keeping: BackingFs) -> None:
 def test_names_at_the_top_may_not_when_descriptors_run_short(keeping: BackingFs) -> None:
     keeping.mkdir(ROOT, b"private", 0o755, None)
     assert keeping.lookup(ROOT, b"private").name_seconds == KEPT
-    keeping.most = 10_000
+    keeping.max_descriptors = 10_000
     found = keeping.lookup(ROOT, b"private")
     assert (found.seconds, found.name_seconds) == (KEPT, 0)
     assert keeping.mkdir(found.node, b"d", 0o755, None).name_seconds == KEPT

@@ -152,7 +152,7 @@ def test_who_is_late_is_missing_and_nobody_waits(start: Start) -> None:
     began = time.monotonic()
     late = StandIn("late", seconds=30)
     collection = gather(start(StandIn("good")), start(late), seconds=0.5)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     assert set(collection.counted) == {"good"}
     assert "deadline" in collection.missing["late"].reason
     assert late.closed.is_set()
@@ -224,7 +224,7 @@ def test_stopping_ends_a_round_in_progress(start: Start) -> None:
     threading.Timer(0.2, supervisor.stop).start()
     began = time.monotonic()
     collection = gather(supervisor, seconds=20)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     assert set(collection.missing) == {"a"}
 
 

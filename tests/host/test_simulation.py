@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from millpond.base.errors import ConfigError
-from millpond.host.cli import simulate
+from millpond.host.cli import app, simulate
 
 EXAMPLE = Path(__file__).parents[2] / "agent" / "examples" / "fleet-36.toml"
 KIND = '[[kind]]\nname = "a"\ncount = 2\nbatches = [2, 8]\nseconds = [0.1, 0.3]\n'
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "millpond.host.main", "simulate", *arguments]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60)
+Command = Callable[..., tuple[int, str, str]]
 
 
-def test_the_example_runs_and_shows_what_re_tuning_is_worth() -> None:
-    done = command("--format", "json", str(EXAMPLE))
-    assert done.returncode == 0, done.stderr
-    results = {row["policy"]: row for row in json.loads(done.stdout)["results"]}
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command in this process: its exit code, output and errors."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["millpond", "simulate", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            app.main()
+        assert isinstance(exit_.value.code, int)
+        return exit_.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_the_example_runs_and_shows_what_re_tuning_is_worth(command: Command) -> None:
+    code, out, err = command("--format", "json", str(EXAMPLE))
+    assert code == 0, err
+    results = {row["policy"]: row for row in json.loads(out)["results"]}
     assert results["millpond"]["share"] > 0.85 > 0.5 > results["untuned"]["share"]
     assert results["millpond"]["bias"] < 0.01
-    table = command(str(EXAMPLE))
-    assert table.returncode == 0 and "millpond" in table.stdout and "of the ideal" in table.stdout
+    code, table, _ = command(str(EXAMPLE))
+    assert code == 0 and "millpond" in table and "of the ideal" in table
 
 
 @pytest.mark.parametrize(
@@ -54,6 +66,5 @@ def test_a_file_that_means_nothing_is_refused_in_one_line(tmp_path: Path, text: 
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_named() -> None:
-    done = command("nowhere.toml")
-    assert done.returncode == 2 and done.stderr == "millpond: nowhere.toml: No such file or directory\n"
+def test_a_file_that_is_not_there_is_named(command: Command) -> None:
+    assert command("nowhere.toml") == (2, "", "millpond: nowhere.toml: No such file or directory\n")

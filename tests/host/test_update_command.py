@@ -24,10 +24,11 @@ from .update_support import make_fleet, make_image
 
 
 class Devices:
-    """Devices that are updated for a moment, and note who was at the same time."""
+    """Devices of which ``together`` are updated at the same time, and note how many were."""
 
-    def __init__(self, *failing: str) -> None:
+    def __init__(self, *failing: str, together: int = 1) -> None:
         self.failing, self.begun, self.most = failing, list[str](), 0
+        self._together = threading.Barrier(together, timeout=60)
         self._running = 0
         self._lock = threading.Lock()
 
@@ -36,7 +37,8 @@ class Devices:
             self.begun.append(name)
             self._running += 1
             self.most = max(self.most, self._running)
-        time.sleep(0.05)
+        self._together.wait()
+        time.sleep(0.02)  # for others that should not be there
         with self._lock:
             self._running -= 1
         return UpdateOutcome(name, "failed" if name in self.failing else "updated")
@@ -47,7 +49,7 @@ NAMES = [f"dev{number}" for number in range(6)]
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 10])
 def test_so_many_at_a_time_in_order(at_once: int) -> None:
-    devices = Devices()
+    devices = Devices(together=min(at_once, len(NAMES)))
     outcomes = roll(NAMES, at_once, devices.update)
     assert outcomes == [UpdateOutcome(name, "updated") for name in NAMES]
     assert devices.most == min(at_once, len(NAMES))

@@ -13,7 +13,7 @@ from millpond.images.format import locate
 from millpond.images.format.seed import WIPED
 
 from ..system.qemu import NAME, Board
-from ..system.support import eventually
+from ..waiting import eventually
 from .making import give_data
 
 pytestmark = pytest.mark.timeout(900)
@@ -106,6 +106,6 @@ def test_it_trains_on_its_own_private_data(board: Board) -> None:
 def test_it_reboots(board: Board) -> None:
     before = board.boots()
     board.emulation.millpond("run", "--admin", NAME, "--", "systemctl reboot")
-    eventually(lambda: board.boots() > before, "the reboot", 300)
+    eventually(lambda: board.boots() > before, "the reboot", 300, 0.1)
     board.wait_ready()
     assert board.user("cat /volume/public/data | wc -c") == str(3 << 20)

@@ -13,7 +13,7 @@ from millpond.host.remote import bundles
 from millpond.images.format import locate
 
 from ..system.qemu import NAME, Board
-from ..system.support import eventually
+from ..waiting import eventually
 from .making import ROOT, Builder
 
 pytestmark = pytest.mark.timeout(1800)
@@ -106,7 +106,7 @@ def test_power_cut_while_it_installs(board: Board, later: Path) -> None:
             assert process.poll() is None, board.said()
             return "installing" in board.said()
 
-        eventually(installing, "the installation", 600)
+        eventually(installing, "the installation", 600, 0.1)
         time.sleep(3)
         board.cut_power()
     board.wait_ready()

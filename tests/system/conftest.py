@@ -2,36 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .support import Emulation, create, why_not
+from millpond.host.fleet import provisioning
+from millpond.host.fleet.authority import Authority
+from millpond.host.fleet.directory import Fleet
+
+from ..forking import CLI, ForkServer
+from .support import (
+    EXAMPLES,
+    MARKS,
+    WATTS,
+    Emulation,
+    Trained,
+    create,
+    name_agent,
+    set_watts,
+    unshare,
+    why_not,
+)
 
 WHY_NOT = why_not()
 _HERE = Path(__file__).parent
+AGENTS = _HERE / "agents"
+GROUPS = {"shared_fleet": "fleet", "odd": "fleet-odd", "dying": "fleet-odd"}
+"""A fleet of a whole run is in one of its processes, and with it all tests that use it."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip all of this folder where no fleet can be emulated."""
-    if WHY_NOT:
-        for item in items:
-            if item.path.is_relative_to(_HERE):
+    """Skip all of this folder where no fleet can be emulated; keep tests that share a fleet together."""
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            if WHY_NOT:
                 item.add_marker(pytest.mark.skip(reason=WHY_NOT))
+            for fixture in GROUPS.keys() & getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group(GROUPS[fixture]))
+
+
+@contextlib.contextmanager
+def _switched_on(emulation: Emulation) -> Iterator[None]:
+    """A fleet that is on, and of which nothing is left in the end."""
+    try:
+        emulation.start()
+        yield
+    finally:
+        left = emulation.stop()
+    assert not left, f"left behind: {left}"
 
 
 @pytest.fixture(scope="session")
 def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulation]:
-    """Three devices with digits, one fleet for all tests."""
+    """Three devices with digits, of declared watts; the owner of csd2 shows scripts the private part."""
     emulation = create(tmp_path_factory.mktemp("shared"), ("csd0", "csd1", "csd2"))
-    try:
-        emulation.start()
+    provisioning.write_agent_config(emulation.fleet, "csd2", {"launch": "private"} | MARKS)
+    set_watts(emulation, WATTS)
+    with _switched_on(emulation):
         emulation.wait_ready()
         yield emulation
-    finally:
-        left = emulation.stop()
-    assert not left, f"left behind: {left}"
 
 
 @pytest.fixture
@@ -39,3 +72,64 @@ def fleet(shared_fleet: Emulation) -> Emulation:
     """The shared fleet, all of it ready, whatever an earlier test has done to it."""
     shared_fleet.wait_ready()
     return shared_fleet
+
+
+@pytest.fixture(scope="session")
+def digits(shared_fleet: Emulation) -> Trained:
+    """The example of a synchronous job, done."""
+    text = (EXAMPLES / "digits-sync.toml").read_text()
+    path = shared_fleet.base / "digits-sync.toml"
+    path.write_text(text.replace("target = 0.97", "target = 0.96"))
+    result = shared_fleet.millpond("train", path)
+    assert result.code == 0, f"{result}\n{shared_fleet.logs()}"
+    with shared_fleet.client() as client:
+        info, ledgers = client.jobs()[-1], client.ledgers()
+    return Trained(result, info, shared_fleet.progress(info.id)[1], ledgers)
+
+
+@pytest.fixture(scope="session")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulation]:
+    """One good device among six that are not, each in its own way."""
+    base = tmp_path_factory.mktemp("odd")
+    emulation = create(base, ("csd0", "newer", "stranger", "flood", "turning", "raving", "dead"))
+    for device, script in (
+        ("newer", "other_version.py"),
+        ("flood", "flooding.py"),
+        ("turning", "turning.py"),
+        ("raving", "raving.py"),
+        ("dead", "silent.py"),
+    ):
+        name_agent(emulation, device, AGENTS / script)
+    _make_a_stranger(emulation.fleet, base)
+    ready = dict.fromkeys(("csd0", "turning", "raving"), "ready")
+    with _switched_on(emulation):
+        emulation.wait(ready | {"newer": "incompatible", "stranger": "refused", "flood": "refused"})
+        yield emulation
+
+
+@pytest.fixture
+def dying(tmp_path: Path) -> Iterator[Emulation]:
+    """Two devices; csd1's agent dies in the middle of its second upload. csd0 takes bulk data in TLS."""
+    emulation = create(tmp_path, ("csd0", "csd1"))
+    name_agent(emulation, "csd1", AGENTS / "dying.py")
+    toml = emulation.directory / "fleet.toml"
+    toml.write_text(toml.read_text().replace('name = "csd0"\n', 'name = "csd0"\nencrypt = "always"\n'))
+    with _switched_on(emulation):
+        emulation.wait_ready()
+        yield emulation
+
+
+def _make_a_stranger(fleet: Fleet, base: Path) -> None:
+    """Give one device the identity that it would have in another fleet."""
+    etc = fleet.device_directory("stranger") / "etc"
+    Authority.create(base / "other-ca", "other").issue("stranger", base / "other")
+    for name in ("cert.pem", "key.pem"):
+        shutil.copy(base / "other" / name, etc / name)
+
+
+@pytest.fixture(scope="session")
+def apart() -> Iterator[ForkServer]:
+    """Runs commands with mounts of their own, all with the same."""
+    server = ForkServer(CLI, prefix=unshare())
+    yield server
+    server.close()

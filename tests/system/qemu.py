@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from tests.forking import Result
+from tests.waiting import eventually
 
 from millpond.host.emulation import qemu_devices
 from millpond.host.fleet import provisioning
 from millpond.host.fleet.directory import Fleet
 
-from .support import MILLPOND, Emulation, Result, eventually
+from .support import MILLPOND, Emulation
 
 NAME = "qemu0"
 BOOT_SECONDS = 600.0
@@ -96,7 +98,7 @@ class Board:
                 if process.name().startswith("qemu-system"):
                     process.kill()
                     process.wait(30)
-        eventually(self._is_missed, "the loss of the device", 60)  # until then it counts as ready
+        eventually(self._is_missed, "the loss of the device", 60, 0.1)  # until then it counts as ready
 
     def _is_missed(self) -> bool:
         device = self.emulation.devices().get(NAME)

@@ -9,14 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import psutil
+from tests.forking import CLI, Command, Result, server
+from tests.waiting import eventually
 
 from millpond.base.errors import MillpondError
 from millpond.host.api.daemon import DeviceInfo, JobInfo
@@ -26,21 +27,33 @@ from millpond.host.fleet import provisioning
 from millpond.host.fleet.directory import Fleet, read
 from millpond.host.model.jobs import Round
 from millpond.train.job import file
+from millpond.wire.control_messages import Ledger
 
-T = TypeVar("T")
 MILLPOND = (sys.executable, "-m", "millpond.host.main")
 EXAMPLES = Path(__file__).parents[2] / "agent" / "examples"
 CANARY = "canary-of-the-system-tests"
 TRACER = "tracer-of-the-system-tests"
-START_SECONDS = 90.0
+WATTS = {"host": (60.0, 200.0), "csd0": (2.0, 7.5), "csd1": (3.0, 9.0), "csd2": (2.5, 8.0)}
+"""Declared ones, idle and busy."""
+MARKS = {"canaries": {"private": CANARY}, "tracers": {"public": TRACER}}
+BAD = {"huge": {"csd1": 3e38}, "bad": {"csd1": np.nan, "csd2": 3e38}}
+"""Folders in which all pixels of some devices have one value."""
+START_SECONDS = 120.0
+EVERY = 0.1  # to look at a fleet takes it some time, too
 
 # A model whose training takes as long as a test wants, without using the processor: a tenth of a second for
-# each batch while training, until the file 'hurry' appears in the public part of the device's volume.
+# each batch, until it is told to hurry. Nor does it reach a target before it is told to finish.
 SLOW_MODEL = """\
 import time
 from pathlib import Path
 
 from torch import nn
+
+FOLDERS = (Path("/volume/public"), Path("TEST"))
+
+
+def told(word):
+    return any((folder / word).exists() for folder in FOLDERS)
 
 
 class Slow(nn.Module):
@@ -49,9 +62,9 @@ class Slow(nn.Module):
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
     def forward(self, images):
-        if self.training and not Path("/volume/public/hurry").exists():
+        if self.training and not told("hurry"):
             time.sleep(0.1)
-        return self.layers(images)
+        return self.layers(images) * (self.training or told("finish"))
 
 
 def build():
@@ -75,6 +88,8 @@ batch = 64
 
 [federated]
 rounds = {rounds}
+quorum = {quorum}
+{target}
 """
 
 
@@ -97,49 +112,37 @@ def unshare() -> tuple[str, ...]:
     return ("unshare", "-m") if os.geteuid() == 0 else ("unshare", "-Urm")
 
 
-def eventually(condition: Callable[[], T | None], what: str, seconds: float = 30.0, every: float = 0.1) -> T:
-    """The first value of ``condition`` that is true. Fails when there is none in time."""
-    end = time.monotonic() + seconds
-    while True:
-        if value := condition():
-            return value
-        assert time.monotonic() < end, f"{what}: not within {seconds:.0f} s"
-        time.sleep(every)
+def millpond(*arguments: str | Path, stdin: str = "", timeout: float = 180.0) -> Result:
+    """Run a ``millpond`` command without a terminal."""
+    return server(CLI).run("millpond", *arguments, stdin=stdin, timeout=timeout)
 
 
 @dataclass(frozen=True)
-class Result:
-    """How a command ended."""
+class Trained:
+    """A job that is done, and what had crossed the tunnels then."""
 
-    code: int
-    out: str
-    err: str
-
-
-def millpond(*arguments: str | Path, stdin: str = "", timeout: float = 90.0) -> Result:
-    """Run a ``millpond`` command without a terminal."""
-    argv = [*MILLPOND, *map(str, arguments)]
-    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
-    return Result(done.returncode, done.stdout, done.stderr)
+    result: Result
+    info: JobInfo
+    rounds: list[Round]
+    ledgers: dict[str, Ledger]
 
 
 def write_data(fleet: Fleet, base: Path) -> None:
-    """Digits as in the demo, and on csd1 two folders of samples that are no good for training."""
+    """Digits as in the demo, and folders in which some devices' samples are no good for training."""
     names = [device.name for device in fleet.config.device]
     division = data.divide(data.load(), max(len(names), 2), 7)
     data.write(base / "test", division.test)
-    marks = {"canaries": {"private": CANARY}, "tracers": {"public": TRACER}}
     for name, private, public in zip(names, division.private, division.public, strict=False):
         flash = fleet.device_directory(name) / "flash"
         data.write(flash / "private" / "digits", private, CANARY)
         data.write(flash / "public" / "digits", public)
         (flash / "private").chmod(0o700)
         (flash / "public" / "README.txt").write_text(f"Anyone may read this: {TRACER}\n")
-        provisioning.write_agent_config(fleet, name, marks)
-        for folder, value in (("poison", np.nan), ("huge", 3e38)):
+        provisioning.write_agent_config(fleet, name, MARKS)
+        for folder, values in BAD.items():
             images = private.images.astype(np.float32) / 255
-            if name == "csd1":
-                images[:] = value
+            if name in values:
+                images[:] = values[name]
             _write_floats(flash / "private" / folder, images, private.labels)
 
 
@@ -203,7 +206,7 @@ class Emulation:
         return found
 
     def millpond(
-        self, command: str, *arguments: str | Path, stdin: str = "", timeout: float = 90.0
+        self, command: str, *arguments: str | Path, stdin: str = "", timeout: float = 180.0
     ) -> Result:
         """Run a command on this fleet."""
         return millpond(command, "--fleet", self.directory, *arguments, stdin=stdin, timeout=timeout)
@@ -232,7 +235,7 @@ class Emulation:
             return last if all(n in last and last[n].state == state for n, state in states.items()) else None
 
         try:
-            return eventually(reached, f"{states}", seconds)
+            return eventually(reached, f"{states}", seconds, EVERY)
         except AssertionError as error:
             found = {name: (device.state, device.reason) for name, device in last.items()}
             raise AssertionError(f"{error}; found {found}; {self.logs()}") from None
@@ -247,8 +250,10 @@ class Emulation:
             self.base / "emulate.log",
             self.directory / "host.log",
             *self.directory.glob("devices/*/*.log"),
+            *self.directory.glob("devices/*/state/jobs/*.log"),
+            *self.directory.glob("jobs/*/host.log"),
         ]
-        return "\n".join(f"--- {path}\n{path.read_text()[-2000:]}" for path in paths if path.exists())
+        return "\n".join(f"--- {path}\n{path.read_text()[-2000:]}" for path in paths if _size(path))
 
     def pid_one(self, device: str) -> psutil.Process:
         """The init of a board: when it dies, all of the board does."""
@@ -263,6 +268,10 @@ class Emulation:
         """The host daemon."""
         return next(p for p in self.processes() if _command(p)[1:4] == ["-m", "millpond.host.main", "host"])
 
+    def begin(self, command: str, *arguments: str | Path) -> Command:
+        """Begin a command on this fleet; who calls it closes it."""
+        return server(CLI).start("millpond", command, "--fleet", self.directory, *arguments)
+
     def submit(self, job_file: Path) -> int:
         """Start a job."""
         job, code = file.read(job_file)
@@ -276,7 +285,7 @@ class Emulation:
                 return progress.info, list(progress.rounds)
         raise AssertionError("no progress")
 
-    def wait_for_rounds(self, job: int, count: int, seconds: float = 60.0) -> list[Round]:
+    def wait_for_rounds(self, job: int, count: int, seconds: float = 120.0) -> list[Round]:
         """Wait until a job has finished ``count`` rounds."""
 
         def enough() -> list[Round] | None:
@@ -284,9 +293,9 @@ class Emulation:
             assert info.state in ("running", "done"), f"{info.error}\n{self.logs()}"
             return rounds if len(rounds) >= count else None
 
-        return eventually(enough, f"{count} rounds of job {job}", seconds)
+        return eventually(enough, f"{count} rounds of job {job}", seconds, EVERY)
 
-    def wait_for_end(self, job: int, seconds: float = 90.0) -> tuple[JobInfo, list[Round]]:
+    def wait_for_end(self, job: int, seconds: float = 180.0) -> tuple[JobInfo, list[Round]]:
         """Wait until a job has ended, also over a restart of the daemon."""
 
         def ended() -> tuple[JobInfo, list[Round]] | None:
@@ -296,7 +305,7 @@ class Emulation:
                 return None
             return (info, rounds) if info.state != "running" else None
 
-        return eventually(ended, f"the end of job {job}", seconds)
+        return eventually(ended, f"the end of job {job}", seconds, EVERY)
 
     def write_job(
         self,
@@ -306,6 +315,8 @@ class Emulation:
         factory: str = "model:build",
         private: str = "private/digits",
         rounds: int = 3,
+        quorum: float = 0.5,
+        target: float | None = None,
     ) -> Path:
         """A job file, with the code of its model unless the factory is of millpond."""
         files = "[]" if factory.startswith("millpond.") else '["model.py"]'
@@ -313,28 +324,55 @@ class Emulation:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             (folder / "test").symlink_to(self.base / "test")
-        (folder / "model.py").write_text(code)
-        text = JOB.format(name=name, private=private, factory=factory, files=files, rounds=rounds)
+        self.write_model(folder, code)
+        text = JOB.format(
+            name=name,
+            private=private,
+            factory=factory,
+            files=files,
+            rounds=rounds,
+            quorum=quorum,
+            target="" if target is None else f"target = {target}",
+        )
         (folder / "job.toml").write_text(text)
         return folder / "job.toml"
 
+    def write_model(self, folder: Path, code: str) -> None:
+        """The code of a job's model, which knows where it may be told something."""
+        (folder / "model.py").write_text(code.replace("TEST", str((self.base / "test").resolve())))
+
     @contextlib.contextmanager
-    def hurrying(self) -> Iterator[Callable[[], None]]:
-        """Call what this yields to have slow models hurry, until the end of the block."""
-        flags = [
-            self.fleet.device_directory(device.name) / "flash" / "public" / "hurry"
-            for device in self.fleet.config.device
-        ]
-
-        def hurry() -> None:
-            for flag in flags:
-                flag.touch()
-
+    def pace(self) -> Iterator[Pace]:
+        """Tell slow models to go faster, until the end of the block."""
+        flash = [self.fleet.device_directory(device.name) / "flash" for device in self.fleet.config.device]
+        pace = Pace([*(folder / "public" for folder in flash), self.base / "test"])
         try:
-            yield hurry
+            yield pace
         finally:
-            for flag in flags:
-                flag.unlink(missing_ok=True)
+            pace.slow_down()
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast models of SLOW_MODEL's train, wherever they do so."""
+
+    folders: list[Path]
+
+    def hurry(self) -> None:
+        """Have them train as fast as they can."""
+        for folder in self.folders:
+            (folder / "hurry").touch()
+
+    def finish(self) -> None:
+        """The same, and have them reach their target in the next round."""
+        (self.folders[-1] / "finish").touch()
+        self.hurry()
+
+    def slow_down(self) -> None:
+        """Have them be as slow as at first."""
+        for folder in self.folders:
+            (folder / "hurry").unlink(missing_ok=True)
+        (self.folders[-1] / "finish").unlink(missing_ok=True)
 
 
 def create(base: Path, names: Iterable[str]) -> Emulation:
@@ -358,6 +396,24 @@ def name_agent(emulation: Emulation, device: str, script: Path, encrypt: str = "
     path.write_text(text.replace(before, f"{before}{command}\n"))
 
 
+def set_watts(emulation: Emulation, watts: dict[str, tuple[float, float]]) -> None:
+    """Declare the watts of the host and of csd0 in the fleet's file, those of others on the devices."""
+    path = emulation.directory / "fleet.toml"
+    text = path.read_text()
+    for name, (idle, busy) in watts.items():
+        table = f"[watts]\nidle = {idle}\nbusy = {busy}\n"
+        if name == "host":
+            text = f"{text}\n{table}"
+        elif name == "csd0":
+            line = f'[[device]]\nname = "{name}"\n'
+            assert line in text
+            text = text.replace(line, f"{line}watts = {{ idle = {idle}, busy = {busy} }}\n")
+        else:
+            own = emulation.fleet.device_directory(name) / "etc" / "agent.toml"
+            own.write_text(f"{own.read_text()}\n{table}")
+    path.write_text(text)
+
+
 def descendants(pid: int) -> list[psutil.Process]:
     """A process and all below it that are alive."""
     try:
@@ -375,6 +431,10 @@ def running(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -414,11 +474,6 @@ def mounts_below(directory: Path) -> list[str]:
     """What is mounted below a directory, as this process sees it."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return [line for line in lines if line.split()[4].startswith(str(directory))]
-
-
-def interfaces() -> set[str]:
-    """The network interfaces of this machine that could be of millpond."""
-    return {name for name in psutil.net_if_addrs() if name.startswith("mp")}
 
 
 def receive_all(sock: socket.socket, seconds: float = 10.0) -> bytes:

@@ -51,7 +51,7 @@ def accuracy(result: Result) -> float:
 
 
 def test_digits_twice_come_to_the_same_bits(fleet: Emulation) -> None:
-    results = [fleet.millpond("train", fleet.base / "digits.toml", timeout=120) for _ in range(2)]
+    results = [fleet.millpond("train", fleet.base / "digits.toml") for _ in range(2)]
     models = [trained(result, fleet) for result in results]
     assert models[0] != models[1]
     assert accuracy(results[0]) == accuracy(results[1]) >= 0.95
@@ -65,7 +65,7 @@ def test_digits_twice_come_to_the_same_bits(fleet: Emulation) -> None:
 
 
 def test_a_model_of_the_users_own(fleet: Emulation) -> None:
-    result = fleet.millpond("train", fleet.base / "mymodel.toml", timeout=150)
+    result = fleet.millpond("train", fleet.base / "mymodel.toml")
     state = load_file(trained(result, fleet))
     assert accuracy(result) >= 0.95
     assert state["1.num_batches_tracked"].dtype.kind == "i"
@@ -88,16 +88,15 @@ def test_a_model_that_raises_tells_where_and_keeps_its_message(fleet: Emulation)
     assert "patient" not in told
 
 
-@pytest.mark.parametrize(("folder", "reason"), [("poison", "not finite"), ("huge", "update refused")])
-def test_bad_samples_of_one_device_stay_out_of_every_round(
-    fleet: Emulation, folder: str, reason: str
-) -> None:
-    job = fleet.write_job(f"bad-{folder}", private=f"private/{folder}", code=LINEAR)
+def test_bad_samples_stay_out_of_every_round(fleet: Emulation) -> None:
+    reasons = {"csd1": "not finite", "csd2": "update refused"}
+    job = fleet.write_job("bad", private="private/bad", code=LINEAR, quorum=0.1)
     info, rounds = fleet.wait_for_end(fleet.submit(job))
     assert (info.state, len(rounds)) == ("done", 3), info.error
     for result in rounds:
-        assert set(result.workers) == {"csd0", "csd2"}
-        assert set(result.missing) == {"csd1"}
-        assert "csd1" in result.missing["csd1"]
-        assert reason in result.missing["csd1"]
+        assert set(result.workers) == {"csd0"}
+        assert result.missing.keys() == reasons.keys()
+        for device, reason in reasons.items():
+            assert device in result.missing[device]
+            assert reason in result.missing[device]
     assert all(np.isfinite(tensor).all() for tensor in load_file(info.model).values())

@@ -18,17 +18,18 @@ from typing import Any
 import psutil
 import pytest
 
-from millpond.host.fleet import provisioning
 from millpond.wire.launch_messages import MOST_CODE
 
-from .support import EXAMPLES, MILLPOND, Emulation, Result, create, eventually, running
+from ..forking import Command
+from ..waiting import eventually
+from .support import EXAMPLES, Emulation, Result, running
 
 pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif(shutil.which("ip") is None, reason="there is no 'ip' to ask what is forwarded"),
 ]
 
-ENDS_SECONDS = 10.0
+ENDS_SECONDS = 30.0
 WAITING = """\
 import os, socket, sys, time
 rank, name = int(os.environ["RANK"]), os.environ["GLOO_SOCKET_IFNAME"]
@@ -59,6 +60,7 @@ Path("scratch").write_text("x")
 """
 REACHING = """\
 import os, socket, sys
+from concurrent.futures import ThreadPoolExecutor
 def reach(address, port):
     try:
         socket.create_connection((address, int(port)), 3).close()
@@ -66,8 +68,9 @@ def reach(address, port):
     except OSError as error:
         return "not reached"
 if os.environ["RANK"] == "0":
-    for target in sys.argv[1:]:
-        print(target, reach(*target.split(":")), flush=True)
+    with ThreadPoolExecutor(len(sys.argv)) as pool:
+        for target, said in zip(sys.argv[1:], pool.map(lambda t: reach(*t.split(":")), sys.argv[1:])):
+            print(target, said, flush=True)
 sys.stdout.flush()
 """
 LISTEN = """\
@@ -79,26 +82,11 @@ with socket.create_server(("", 40000)) as server:
 """
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulation]:
-    """Three devices; the owner of csd2 shows scripts the private part."""
-    emulation = create(tmp_path_factory.mktemp("launch"), ("csd0", "csd1", "csd2"))
-    provisioning.write_agent_config(emulation.fleet, "csd2", {"launch": "private"})
-    try:
-        emulation.start()
-        emulation.wait_ready()
-        yield emulation
-    finally:
-        left = emulation.stop()
-    assert not left, f"left behind: {left}"
-
-
 @pytest.fixture
 def ready(fleet: Emulation) -> Iterator[Emulation]:
     """All of it ready; after the test no process of a script is left and nothing is forwarded."""
-    fleet.wait_ready()
     yield fleet
-    eventually(lambda: not scripts(fleet), "no process of a script is left", 45)
+    eventually(lambda: not scripts(fleet), "no process of a script is left", 90, 0.1)
     fleet.wait_ready()
     assert closed(fleet)
 
@@ -156,16 +144,13 @@ def write(fleet: Emulation, name: str, code: str) -> Path:
     return path
 
 
-def begin(fleet: Emulation, script: Path, *options: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def begun(fleet: Emulation, script: Path) -> Iterator[Command]:
     """A launch of which all three workers have begun."""
-    argv = [*MILLPOND, "launch", "--fleet", str(fleet.directory), "--devices", "csd0,csd1", *options, "--"]
-    process = subprocess.Popen(
-        [*argv, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout
-    begun = sorted(process.stdout.readline() for _ in range(3))
-    assert begun == ["[csd0] begun\n", "[csd1] begun\n", "[host] begun\n"], process.communicate(timeout=10)
-    return process
+    with fleet.begin("launch", "--devices", "csd0,csd1", "--", script) as process:
+        said = sorted(process.stdout.readline() for _ in range(3))
+        assert said == ["[csd0] begun\n", "[csd1] begun\n", "[host] begun\n"], process.communicate(timeout=60)
+        yield process
 
 
 def failure(result: Result) -> str:
@@ -194,7 +179,7 @@ def test_all_ranks_end_as_under_torchrun(ready: Emulation) -> None:
         str(data),
     ]
     for _ in range(3):
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=180)
         if "terminate called without an active exception" not in done.stderr:  # gloo's, at its end
             break
     assert done.returncode == 0, done.stderr
@@ -202,7 +187,7 @@ def test_all_ranks_end_as_under_torchrun(ready: Emulation) -> None:
     with ready.client() as client:
         before = client.ledgers()["csd1"].sent
     result = ready.millpond(
-        "launch", "--devices", "csd0,csd1", *files, "--", script, *options, ".", timeout=120
+        "launch", "--devices", "csd0,csd1", *files, "--", script, *options, ".", timeout=180
     )
     assert result.code == 0, f"{result}\n{ready.logs()}"
     assert len(digests(result.out)) == 3
@@ -226,7 +211,7 @@ def test_devices_alone_and_one_alone(ready: Emulation) -> None:
     assert found["workers"] == [{"name": "csd1", "rank": 0, "exit_code": 0}]
     assert found["lines"] == [{"worker": "csd1", "line": "0 1"}] and found["error"] == ""
     result = ready.millpond(
-        "launch", "--no-host", "--", EXAMPLES / "plain_ddp.py", "--epochs", "1", timeout=120
+        "launch", "--no-host", "--", EXAMPLES / "plain_ddp.py", "--epochs", "1", timeout=180
     )
     assert result.code == 0, result
     assert len({digest for _, _, digest in digests(result.out)}) == 1 and len(digests(result.out)) == 3
@@ -255,43 +240,43 @@ def test_what_a_script_started_ends_with_it(ready: Emulation) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_all_workers_end_with_the_command(ready: Emulation, number: int, code: int) -> None:
-    process = begin(ready, write(ready, "waiting.py", FOR_EVER))
-    assert forwarding(ready) == ["1", "1", "0"]
-    busy = ready.millpond("launch", "--devices", "csd1", "--", write(ready, "other.py", FOR_EVER))
-    assert (busy.code, "csd1: in another launch already" in busy.err) == (2, True)
-    assert len(scripts(ready)) >= 6
-    process.send_signal(number)
-    assert process.wait(ENDS_SECONDS) == code
-    process.communicate()
-    eventually(lambda: not scripts(ready), "no process of a script is left", ENDS_SECONDS)
-    eventually(lambda: closed(ready), "nothing is forwarded any more", ENDS_SECONDS)
+    with begun(ready, write(ready, "waiting.py", FOR_EVER)) as process:
+        assert forwarding(ready) == ["1", "1", "0"]
+        busy = ready.millpond("launch", "--devices", "csd1", "--", write(ready, "other.py", FOR_EVER))
+        assert (busy.code, "csd1: in another launch already" in busy.err) == (2, True)
+        assert len(scripts(ready)) >= 6
+        process.send_signal(number)
+        assert process.wait(ENDS_SECONDS) == code
+    eventually(lambda: not scripts(ready), "no process of a script is left", ENDS_SECONDS, 0.1)
+    eventually(lambda: closed(ready), "nothing is forwarded any more", ENDS_SECONDS, 0.1)
 
 
 @pytest.mark.parametrize("victim", ["its board", "its agent", "all tunnels"])
 def test_a_device_that_is_lost_ends_the_launch(ready: Emulation, victim: str) -> None:
-    process, before = begin(ready, write(ready, "waiting.py", FOR_EVER)), interfaces(ready)
-    if victim == "all tunnels":
-        for end in [p for p in ready.processes() if "millpond.tunnel.endpoint.zygote" in command(p)]:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it died with the one before
-                end.kill()
-    else:
-        (ready.pid_one if victim == "its board" else ready.agent)("csd1").kill()
-    _, errors = process.communicate(timeout=3 * ENDS_SECONDS)
+    before = interfaces(ready)
+    with begun(ready, write(ready, "waiting.py", FOR_EVER)) as process:
+        if victim == "all tunnels":
+            for end in [p for p in ready.processes() if "millpond.tunnel.endpoint.zygote" in command(p)]:
+                with contextlib.suppress(psutil.NoSuchProcess):  # it died with the one before
+                    end.kill()
+        else:
+            (ready.pid_one if victim == "its board" else ready.agent)("csd1").kill()
+        _, errors = process.communicate(timeout=3 * ENDS_SECONDS)
     assert process.returncode == 3
     lost = r"millpond: csd[01] \(rank [12]\): .*; the others were ended\n"
     assert re.fullmatch(lost if victim == "all tunnels" else lost.replace("[01]", "1"), errors)
     if victim == "all tunnels":  # until they are new, some devices still pass for ready
-        eventually(lambda: len(interfaces(ready) - before) == 3, "all tunnels are new")
+        eventually(lambda: len(interfaces(ready) - before) == 3, "all tunnels are new", every=0.1)
     ready.wait({"csd1": "ready"})
 
 
 def test_a_killed_daemon_leaves_nothing_running_or_open(ready: Emulation) -> None:
-    process = begin(ready, write(ready, "waiting.py", FOR_EVER))
-    ready.daemon().kill()
-    _, errors = process.communicate(timeout=ENDS_SECONDS)
+    with begun(ready, write(ready, "waiting.py", FOR_EVER)) as process:
+        ready.daemon().kill()
+        _, errors = process.communicate(timeout=ENDS_SECONDS)
     assert process.returncode == 1
     assert errors == "millpond: the host daemon has ended, and the script's workers with it\n"
-    eventually(lambda: not scripts(ready), "no process of a script is left", 45)
+    eventually(lambda: not scripts(ready), "no process of a script is left", 90, 0.1)
     ready.wait_ready()
     assert closed(ready)
 
@@ -324,11 +309,10 @@ def test_a_script_sees_its_files_and_public_data_only(ready: Emulation) -> None:
 
 def test_devices_reach_those_of_their_launch_and_no_agent(ready: Emulation) -> None:
     addresses = {name: ready.fleet.addresses(name).device_ip for name in ("csd0", "csd1", "csd2")}
-    listeners = [listen(ready, name) for name in ("csd1", "csd2")]
     ports = (22, 7700, 40000)
     targets = [f"{addresses[name]}:{port}" for name in ("csd1", "csd2") for port in ports]
     script = write(ready, "reaching.py", REACHING)
-    try:
+    with listening(ready, "csd1"), listening(ready, "csd2"):
         for name in ("csd1", "csd2"):  # what shall not be reached is there
             with ready.client() as client:
                 client.dial(name, 40000).close()
@@ -338,19 +322,24 @@ def test_devices_reach_those_of_their_launch_and_no_agent(ready: Emulation) -> N
         assert reached == [f"[csd0] {addresses['csd1']}:40000 reached"]
         assert len(result.out.splitlines()) == len(targets)
         # Nor do those outside of a launch reach anybody, even where something else lets all be forwarded.
-        process = begin(ready, write(ready, "waiting.py", FOR_EVER))
-        on_host(ready, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/conf/mp-csd2/forwarding")
-        assert [goes(ready, *way) for way in WAYS] == [True] + [False] * (len(WAYS) - 1)
-        told = ready.millpond("run", "csd2", "--", reach_from_shell(addresses["csd1"]))
-        assert told.out == "not reached\n", told
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=ENDS_SECONDS)
+        with begun(ready, write(ready, "waiting.py", FOR_EVER)) as process, forwarding_all(ready):
+            assert [goes(ready, *way) for way in WAYS] == [True] + [False] * (len(WAYS) - 1)
+            told = ready.millpond("run", "csd2", "--", reach_from_shell(addresses["csd1"]))
+            assert told.out == "not reached\n", told
+            process.send_signal(signal.SIGINT)
+            process.wait(ENDS_SECONDS)
+    eventually(lambda: closed(ready), "nothing is forwarded any more", ENDS_SECONDS, 0.1)
+
+
+@contextlib.contextmanager
+def forwarding_all(fleet: Emulation) -> Iterator[None]:
+    """Something else than a launch has csd2's interface forward."""
+    setting = "/proc/sys/net/ipv4/conf/mp-csd2/forwarding"
+    on_host(fleet, "sh", "-c", f"echo 1 > {setting}")
+    try:
+        yield
     finally:
-        on_host(ready, "sh", "-c", "echo 0 > /proc/sys/net/ipv4/conf/mp-csd2/forwarding")
-        for listener in listeners:
-            listener.kill()
-            listener.communicate()
-    eventually(lambda: closed(ready), "nothing is forwarded any more", ENDS_SECONDS)
+        on_host(fleet, "sh", "-c", f"echo 0 > {setting}")
 
 
 WAYS = [
@@ -371,15 +360,12 @@ def goes(fleet: Emulation, source: str, target: str, protocol: str, port: str = 
     return f"dev mp-{target}" in on_host(fleet, "sh", "-c", f"{question} || true")
 
 
-def listen(fleet: Emulation, device: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def listening(fleet: Emulation, device: str) -> Iterator[None]:
     """A program on a device that accepts connections to port 40000."""
-    argv = [*MILLPOND, "run", "--fleet", str(fleet.directory), device, "--", f"python3 -c '{LISTEN}'"]
-    process = subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout
-    assert process.stdout.readline() == "listening\n"
-    return process
+    with fleet.begin("run", device, "--", f"python3 -c '{LISTEN}'") as process:
+        assert process.stdout.readline() == "listening\n"
+        yield
 
 
 def reach_from_shell(address: str) -> str:

@@ -1,58 +1,26 @@
-"""Energy of a synchronous job on two emulated devices of declared watts."""
+"""Energy of a synchronous job on emulated devices of declared watts."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .support import EXAMPLES, Emulation, create, eventually
+from ..waiting import eventually
+from .support import WATTS, Emulation, Trained, create
 
 pytestmark = pytest.mark.timeout(240)
-WATTS = {"host": (60.0, 200.0), "csd0": (2.0, 7.5), "csd1": (3.0, 9.0)}
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulation]:
-    emulation = create(tmp_path_factory.mktemp("energy"), ("csd0", "csd1"))
-    declare(emulation)
-    try:
-        emulation.start()
-        emulation.wait_ready()
-        yield emulation
-    finally:
-        left = emulation.stop()
-    assert not left, f"left behind: {left}"
-
-
-def declare(emulation: Emulation) -> None:
-    """The watts of the host and of csd0 in the fleet's file, those of csd1 on the device."""
-    path = emulation.directory / "fleet.toml"
-    csd0 = '[[device]]\nname = "csd0"\n'
-    text = path.read_text()
-    assert csd0 in text
-    text = text.replace(csd0, f"{csd0}watts = {{ idle = 2.0, busy = 7.5 }}\n")
-    path.write_text(f"{text}\n[watts]\nidle = 60.0\nbusy = 200.0\n")
-    own = emulation.fleet.device_directory("csd1") / "etc" / "agent.toml"
-    own.write_text(f"{own.read_text()}\n[watts]\nidle = 3.0\nbusy = 9.0\n")
-
-
-def test_epochs_say_what_an_image_took_and_how_that_is_known(fleet: Emulation) -> None:
-    path = Path(shutil.copy(EXAMPLES / "digits-sync.toml", fleet.base))
-    result = fleet.millpond("train", path, timeout=180)
-    assert result.code == 0, f"{result}\n{fleet.logs()}"
-    said = [line for line in result.out.splitlines() if line.startswith("epoch")]
+def test_epochs_say_what_an_image_took_and_how_that_is_known(digits: Trained) -> None:
+    said = [line for line in digits.result.out.splitlines() if line.startswith("epoch")]
     assert all(line.endswith(" J per image (declared watts)") for line in said), said
-    assert "J/image" in result.out
-    with fleet.client() as client:
-        info, rounds = fleet.progress(client.jobs()[-1].id)
+    assert "J/image" in digits.result.out
+    info = digits.info
     assert info.ended is not None
-    assert max(done.accuracy for done in rounds) > 0.9
     total = 0.0
-    for done, line in zip(rounds, said, strict=True):
+    for done, line in zip(digits.rounds, said, strict=True):
         assert done.energy == dict.fromkeys(WATTS, "declared")
         figure = sum(done.joules.values()) / done.samples
         assert float(line.split("; ")[-1].split()[0]) == pytest.approx(figure, rel=0.01)
@@ -73,7 +41,7 @@ def test_devices_show_the_power_that_they_take(fleet: Emulation) -> None:
     def known() -> bool:
         return all(device.watts is not None for device in fleet.devices().values())
 
-    eventually(known, "the power of all devices")
+    eventually(known, "the power of all devices", every=0.1)
     shown = json.loads(fleet.millpond("devices", "--format", "json").out)["devices"]
     for device in shown:
         idle, busy = WATTS[device["name"]]

@@ -22,39 +22,43 @@ from torch.utils.data import IterableDataset, TensorDataset
 from millpond.base.errors import LocalError
 from millpond.train import group
 
+from ..forking import server
 from .group_worker import BATCH, CHANGE, EPOCH, EPOCHS, PRIVATE, PUBLIC, Run, data, slowed
 
 WORKER = Path(__file__).with_name("group_worker.py")
 EXAMPLE = Path(__file__).parents[2] / "agent/examples/balanced.py"
+MODULES = ("torch.distributed", "torch.utils.data", "millpond.train.distributed.group")
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    values = (str(rank), str(ranks), "127.0.0.1", str(port))
-    return os.environ | dict(zip(_TORCHRUN, values, strict=True))
+    """As of torchrun, or of a process that was started alone."""
+    values = (str(rank), str(ranks), "127.0.0.1", str(port)) if ranks > 1 else ()
+    without = {name: value for name, value in os.environ.items() if name not in _TORCHRUN}
+    return without | dict(zip(_TORCHRUN, values, strict=False))
 
 
-def run(what: str, ranks: int) -> list[dict[str, Any]]:
+def run(ranks: int, *argv: str | Path) -> list[list[str]]:
+    """The lines that each process of a group prints."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with ExitStack() as undo:
         workers = []
         for rank in range(ranks):
-            argv, env = [sys.executable, str(WORKER), what], environment(rank, ranks, port)
-            worker = subprocess.Popen(
-                argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-            undo.enter_context(worker)
-            undo.callback(worker.kill)
-            workers.append(worker)
+            worker = server(*MODULES).start(*argv, env=environment(rank, ranks, port))
+            workers.append(undo.enter_context(worker))
         answers = [worker.communicate(timeout=90) for worker in workers]
         assert all(worker.returncode == 0 for worker in workers), answers
-    return [json.loads(output.splitlines()[-1]) for output, _ in answers]
+    return [output.splitlines() for output, _ in answers]
+
+
+def seen(what: str, ranks: int) -> list[dict[str, Any]]:
+    return [json.loads(lines[-1]) for lines in run(ranks, WORKER, what)]
 
 
 @pytest.fixture(scope="module")
 def three() -> list[dict[str, Any]]:
-    return run("balanced", 3)
+    return seen("balanced", 3)
 
 
 def by_hand(steps: Iterable[list[tuple[TensorDataset, list[int]]]]) -> Any:
@@ -138,7 +142,7 @@ def test_who_is_slow_gets_less_and_the_others_more(three: list[dict[str, Any]]) 
 
 
 def test_fixed_batches_give_the_same_bits() -> None:
-    first, second = run("fixed", 2), run("fixed", 2)
+    first, second = seen("fixed", 2), seen("fixed", 2)
     assert first == second
     (one, again), (other, _) = first[0]["states"], first[1]["states"]
     assert one == again == other  # with the running statistics of BatchNorm
@@ -178,12 +182,21 @@ def test_what_cannot_be_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> No
             next(batches)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_example_runs_in_a_group(ranks: int) -> None:
+    check_example(list(chain(*run(ranks, EXAMPLE, "--epochs", "3"))), ranks)
+
+
+@pytest.mark.full
 def test_the_example_runs_alone_and_under_torchrun() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    env = {name: value for name, value in os.environ.items() if name not in _TORCHRUN}
+    env = environment(0, 1, 0)
     for argv, ranks in (([sys.executable], 1), (torchrun, 2)):
         done = subprocess.run([*argv, EXAMPLE, "--epochs", "3"], env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        lines = done.stdout.splitlines()
-        assert float(lines[-1 - ranks].split()[1]) > 0.9, done.stdout
-        assert [line.split(":")[0] for line in lines[-ranks:]] == [f"rank {rank}" for rank in range(ranks)]
+        check_example(done.stdout.splitlines(), ranks)
+
+
+def check_example(lines: list[str], ranks: int) -> None:
+    assert float(lines[-1 - ranks].split()[1]) > 0.9, lines
+    assert [line.split(":")[0] for line in lines[-ranks:]] == [f"rank {rank}" for rank in range(ranks)]

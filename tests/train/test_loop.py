@@ -15,6 +15,8 @@ from millpond.train.reduce.exact import ExactSum, RefusedUpdate
 from millpond.train.state import flat, layout
 from millpond.train.zoo.models import digits_cnn
 
+from ..effort import scaled
+
 WORKERS = ("host", "csd0", "csd1", "csd2")
 
 
@@ -105,7 +107,7 @@ def dirichlet(labels: np.ndarray[tuple[int], np.dtype[np.int64]], seed: int) -> 
     return shards
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", scaled(quick=[0], full=[0, 1]))
 def test_federated_digits_reach_their_target(digits: Samples, seed: int) -> None:
     test, public, private = (
         part(digits, slice(360)),

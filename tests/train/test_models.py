@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from millpond.train.state import flat, layout
 from millpond.train.worker import user_code
 from millpond.train.zoo import models
 
+from ..effort import scaled
+
+STEPS = {"cifar_cnn": 10, "mobilenet_v2": scaled(quick=4, full=10), "shufflenet": scaled(quick=4, full=10)}
 SMALL: dict[str, Callable[[], nn.Module]] = {
     "cifar_cnn": models.cifar_cnn,
     "mobilenet_v2": lambda: models.mobilenet_v2(10, 32),
@@ -60,16 +64,23 @@ def test_sizes_are_those_published(
     assert (found, round(operations / 1e6)) == (parameters, millions)
 
 
+@functools.cache
+def published(name: str) -> int:
+    """The parameters of a model for seven classes and images of 224 pixels."""
+    with torch.device("meta"):
+        return work(getattr(models, name)(7), 224)[0]
+
+
 @pytest.mark.parametrize("name", ["mobilenet_v2", "shufflenet"])
 @pytest.mark.parametrize("side", [8, 28, 32, 33, 64, 96, 160])
 def test_images_of_any_side_leave_maps_of_three_pixels(name: str, side: int) -> None:
     build, maps = getattr(models, name), list[int]()
     with torch.device("meta"):
-        model, published = build(7, side), build(7)
+        model = build(7, side)
     pool = next(layer for layer in model.modules() if isinstance(layer, nn.AdaptiveAvgPool2d))
     pool.register_forward_pre_hook(lambda _, images: maps.append(images[0].shape[-1]))
     parameters, _, logits = work(model, side)
-    assert logits == (1, 7) and parameters == work(published, 224)[0]
+    assert logits == (1, 7) and parameters == published(name)
     assert 3 <= maps[0] <= 7
 
 
@@ -88,7 +99,7 @@ def test_a_few_steps_reduce_the_loss(name: str) -> None:
     images = torch.rand(4, 3, 32, 32)[labels] + 0.3 * torch.rand(16, 3, 32, 32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     losses = []
-    for _ in range(10):
+    for _ in range(STEPS[name]):
         loss = cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

@@ -15,9 +15,10 @@ from typing import Any, NoReturn
 import pytest
 
 from millpond.linux.confinement import seccomp
+from millpond.tunnel.datapath.context import DatapathContext
 from millpond.tunnel.endpoint.workers import LinkWorkers
 from millpond.tunnel.errors import LinkViolation
-from millpond.tunnel.transports.base import Gear, Loop
+from millpond.tunnel.transports.base import Loop
 from millpond.tunnel.transports.ring_connection import RingConnection
 
 from ..waiting import eventually
@@ -55,7 +56,7 @@ class Doing:
     calls: frozenset[str] = RingConnection.calls
     privileged: bool = RingConnection.privileged
 
-    def loops(self, gear: Gear) -> tuple[Loop]:
+    def loops(self, datapath: DatapathContext) -> tuple[Loop]:
         return (self._loop,)
 
     def _loop(self) -> NoReturn:

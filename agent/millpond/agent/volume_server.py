@@ -44,13 +44,13 @@ def main(config: str, root: str, descriptor: str, tally: str, locks: str, leases
     sandbox = f"Landlock: {landlock.restrict(Path(root))}"
     log.info("%s", sandbox)
     tree = _tree(Path(root), settings.public_quota)
-    tree.most = max(most // 2, most - _FOR_CONNECTIONS)
+    tree.max_descriptors = max(most // 2, most - _FOR_CONNECTIONS)
     sessions = SessionTable(
         tree, DelegationManager(device=True, leases=PersistentLeases(int(leases), LEASE_SECONDS))
     )
     sessions.sandbox = sandbox
     listener = socket.socket(fileno=int(locks))
-    threading.Thread(target=accept_all, args=(listener, sessions.master), daemon=True).start()
+    threading.Thread(target=accept_all, args=(listener, sessions.delegations), daemon=True).start()
     agent = socket.socket(fileno=int(descriptor))
     trim_heap()
     with contextlib.suppress(ConnectionError):

@@ -1,11 +1,13 @@
-"""An agent that behaves until the host's third heartbeat, then sends what is no message."""
+"""An agent that behaves until it is told to turn, then answers a heartbeat with what is no message."""
 
 import sys
 import time
+from pathlib import Path
 
 from millpond.agent import control, daemon
 from millpond.wire.control_messages import GetLoad
 
+TOLD = Path("/flash/public/turn")
 _load = control.AgentService._ANSWERS[GetLoad]
 asked = []
 
@@ -19,8 +21,7 @@ def serve(self, host, _serve=control.AgentService.serve):
     asked.clear()
 
     def passing(*arguments, _passing=host._outlet.passing):
-        if len(asked) == 3:
-            asked.append(None)
+        if asked and TOLD.exists():
             host.sock.sendall(b"this is no message of millpond's")
             time.sleep(1)
         _passing(*arguments)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from millpond.fs.client.cache.inodes import CachedInode
-from millpond.fs.proto.async_create import MOST, NameUpdate
+from millpond.fs.proto.async_create import MAX_BATCH, NameUpdate
 from millpond.fs.vfs.inode_api import Node
 from millpond.fs.vfs.path_api import Attributes
 
@@ -74,7 +74,7 @@ class ExclusiveDirectory:
 
     def next_count(self) -> int:
         """Return how many files to preallocate with the next request: twice as many each time."""
-        count, self.next_size = self.next_size, min(2 * self.next_size, MOST)
+        count, self.next_size = self.next_size, min(2 * self.next_size, MAX_BATCH)
         return count
 
     def attributes_of(self, spare: PreallocatedFile, mode: int, time: int, links: int = 1) -> Attributes:
@@ -191,7 +191,7 @@ class PendingNames:
         """Return directories with locally cancelled names, for the server to update their times, until the
         flush ends.
         """
-        touched = list(self.touched.values())[:MOST]
+        touched = list(self.touched.values())[:MAX_BATCH]
         for held in touched:
             del self.touched[held.file.node]
         self._touched_in_flight = touched
@@ -203,7 +203,9 @@ class PendingNames:
         The server may have these names from now on, however the flush ends.
         """
         batch = [
-            made for made in itertools.islice(self.pending.values(), MOST) if not upto or made.serial <= upto
+            made
+            for made in itertools.islice(self.pending.values(), MAX_BATCH)
+            if not upto or made.serial <= upto
         ]
         self._flushed_upto = max(self._flushed_upto, batch[-1].serial if batch else 0)
         return batch

@@ -195,7 +195,7 @@ class Readahead:
             welcome = self._channel.call(
                 p.SessionHello(self._client, self._slot_id, False), p.SessionWelcome, deadline
             )
-            self._verifier = welcome.memory
+            self._verifier = welcome.verifier
         if self._verifier != verifier:
             raise ProtocolError("the server has forgotten the file")
         return self._channel

@@ -86,7 +86,7 @@ class Reader:
                 file.has_data = True
                 if self._inodes.learn(file, None, reply.granted, since=since) and self._ttl(file):
                     return data
-                if reply.unseen:
+                if reply.device_writes:
                     backchannel.drop_soon(file)
                 if file.recalling:  # the callback thread invalidates again if this is set
                     file.ungranted_read = True

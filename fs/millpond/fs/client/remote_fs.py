@@ -359,13 +359,13 @@ class RemoteFs:
         """Note that a recall reply has reported local opens of these files to the server."""
         self._files.mark_reported_open(files)
 
-    def access(self, handle: Handle) -> CacheMode:
+    def cache_mode(self, handle: Handle) -> CacheMode:
         """Return how the kernel reads and writes an open file."""
-        return CacheMode.DIRECT if self._files.get(handle).direct else CacheMode.KEPT
+        return CacheMode.DIRECT if self._files.get(handle).direct else CacheMode.CACHED
 
     def read(self, handle: Handle, size: int, offset: int) -> Buffer:
         """Return up to ``size`` bytes, fewer at the end of the file."""
-        granted = self.access(handle) is CacheMode.KEPT
+        granted = self.cache_mode(handle) is CacheMode.CACHED
         return self._reader.read(
             handle, min(size, MAX_TRANSFER), offset, self.backchannel if granted else None
         )

@@ -216,7 +216,7 @@ class RpcSlot:
             raise _refusal(answer)
         if isinstance(answer, reply):
             return answer
-        if not self._hello.patient:
+        if not self._hello.may_block:
             raise WouldBlock
         raise os_error(errno.EIO)  # a blocking slot never gets Pending from an honest server
 
@@ -282,8 +282,8 @@ class RpcSlot:
         """Resume the slot, if the server still has the session."""
         sent = self._sent
         welcome, _ = self.exchange(self._hello, SessionWelcome, deadline, counted=False)
-        if welcome.memory != self.verifier:
-            self.verifier, self.root = welcome.memory, welcome.root
+        if welcome.verifier != self.verifier:
+            self.verifier, self.root = welcome.verifier, welcome.root
             self.posted.clear()
             self.answered.clear()
         else:  # performed requests must not be repeated: their numbers may mean other files by now

@@ -1,4 +1,4 @@
-"""Edge: a Tree whose changes are announced first, so that nobody goes on with what he keeps of a file."""
+"""Edge: a file system that recalls other clients' delegations before each change of its public part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from millpond.fs.store.mmap_writers import MmapWriters
 from millpond.fs.vfs.inode_api import Buffer, CachedAttributes, CacheMode, FoundEntry, Locking, Node, SetAttr
 from millpond.fs.vfs.path_api import DirectoryEntry, Handle, Owner, os_error
 
-if TYPE_CHECKING:  # whoever guards otherwise, as the device's own mount does, needs no master
+if TYPE_CHECKING:  # the device's own mount runs without a manager
     from millpond.fs.coherence.manager import DelegationManager
 
 log = logging.getLogger(__name__)
@@ -28,99 +28,107 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Revoking(Protocol):
-    """A change that has begun."""
+    """A write intent that has begun."""
 
-    def revoke(self, *inodes: int) -> None:
-        """Return once nobody else keeps these, too. Raises WouldWait and OSError."""
+    def recall(self, *inodes: int) -> None:
+        """Add these inodes to the intent and wait until no other client holds a delegation of them. Raises
+        WouldBlock and OSError.
+        """
 
 
 class DelegationBreaker(Protocol):
-    """Announces the changes of one of those who share a volume."""
+    """Announces the changes of one client, or of the device's mount, to the delegation manager."""
 
-    def change(self, *directories: int, inodes: tuple[int, ...] = ()) -> AbstractContextManager[Revoking]:
-        """Around a change of these directories, by nobody else at the same time, and of other files. Raises
-        WouldWait and OSError.
+    def write_intent(
+        self, *directories: int, inodes: tuple[int, ...] = ()
+    ) -> AbstractContextManager[Revoking]:
+        """Hold a write intent for a block: on these directories, which no other intent changes meanwhile, and
+        on other files. Raises WouldBlock and OSError.
         """
 
-    def settle(self, inode: int) -> bool:
-        """Before this one looks at a directory: return once nobody else has it exclusively; False if it is
-        certain that nobody had. Raises WouldWait and OSError.
+    def recall_directory(self, inode: int) -> bool:
+        """Recall another client's exclusive delegation of a directory before looking at it, and wait. False:
+        there certainly was none. Raises WouldBlock and OSError.
         """
 
-    def begin_writing(self, inode: int, *, anyway: bool = False) -> bool:
-        """This one's kernel is to write the file itself; False if it may not, unless ``anyway``. Within a
-        change of it.
+    def begin_writing(self, inode: int, *, force: bool = False) -> bool:
+        """Register that this side's kernel is to write the file by passthrough. False if it may not, unless
+        ``force``. Called within a write intent on the file.
         """
 
     def end_writing(self, inode: int) -> None:
-        """It writes the file no longer."""
+        """Report that this side's kernel writes the file no longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientDelegationBreaker:
-    """Of one client of the master."""
+    """DelegationBreaker of one client of the delegation manager."""
 
-    master: DelegationManager
+    delegations: DelegationManager
     holder: Holder
 
-    def change(self, *directories: int, inodes: tuple[int, ...] = ()) -> AbstractContextManager[Revoking]:
-        """Around a change of these."""
-        return self.master.change(self.holder, *directories, inodes=inodes)
+    def write_intent(
+        self, *directories: int, inodes: tuple[int, ...] = ()
+    ) -> AbstractContextManager[Revoking]:
+        """Hold a write intent for a block."""
+        return self.delegations.write_intent(self.holder, *directories, inodes=inodes)
 
-    def settle(self, inode: int) -> bool:
-        """Return once no other client has it exclusively."""
-        return self.master.settle(self.holder, inode)
+    def recall_directory(self, inode: int) -> bool:
+        """Recall another client's exclusive delegation of this directory."""
+        return self.delegations.recall_directory(self.holder, inode)
 
-    def begin_writing(self, _inode: int, *, anyway: bool = False) -> bool:  # noqa: ARG002
-        """All that a client writes is seen."""
+    def begin_writing(self, _inode: int, *, force: bool = False) -> bool:  # noqa: ARG002
+        """Return False: a client's writes all go through the server."""
         return False
 
     def end_writing(self, inode: int) -> None:
-        """It never began."""
+        """Do nothing: no passthrough write ever began."""
 
 
 class CoherentFs:
-    """``tree`` with the changes of its public part announced to ``guard``; a Tree itself. With ``by_kernel``,
-    files open for writing are the kernel's to write, where the guard lets it. The file locks of the public
-    part are ``locks``, if they are shared.
+    """InodeFs over ``tree`` that announces the changes of the public part to ``breaker``. With
+    ``passthrough``, the kernel writes files that are open for writing itself, where the breaker allows it.
+    ``locks`` are the file locks of the public part, if they are shared.
     """
 
     def __init__(
         self,
         tree: BackingFs,
-        guard: DelegationBreaker,
+        breaker: DelegationBreaker,
         *,
-        by_kernel: bool = False,
+        passthrough: bool = False,
         locks: Locking | None = None,
     ) -> None:
-        self._tree, self._guard, self._by_kernel = tree, guard, by_kernel
+        self._tree, self._breaker, self._passthrough = tree, breaker, passthrough
         self._open: dict[Handle, Node] = {}
         self.locks: Locking = RoutedLocks(tree.is_public, locks, tree.locks) if locks else tree.locks
-        self._of: dict[Node, set[Handle]] = {}
+        self._handles_of: dict[Node, set[Handle]] = {}
         self._lock = threading.Lock()
-        self._by_daemon: set[Handle] = set()
-        self._by_the_kernel: dict[Handle, int] = {}
+        self._direct: set[Handle] = set()
+        self._passthrough_inodes: dict[Handle, int] = {}
         self._mapped = MmapWriters()
-        self._listed: dict[Handle, Node] = {}
+        self._directories: dict[Handle, Node] = {}
         self.forget, self.readlink, self.statfs = tree.forget, tree.readlink, tree.statfs
         self.read = tree.read
         self.descriptor, self.fsync, self.seek = tree.descriptor, tree.fsync, tree.seek
 
-    def settle(self, node: Node) -> bool:
-        """Return once nobody else has this directory exclusively; False if it is certain that nobody had."""
-        return self._tree.is_public(node) and self._guard.settle(self._tree.inode(node))
+    def recall_directory(self, node: Node) -> bool:
+        """Recall another client's exclusive delegation of this directory and wait. False: there certainly was
+        none.
+        """
+        return self._tree.is_public(node) and self._breaker.recall_directory(self._tree.inode(node))
 
     def lookup(self, parent: Node, name: bytes) -> FoundEntry:
-        """The file with this name."""
-        self.settle(parent)
-        return self._as_it_is(self._tree.lookup(parent, name))
+        """Return the file with this name."""
+        self.recall_directory(parent)
+        return self._current(self._tree.lookup(parent, name))
 
-    def _as_it_is(self, found: FoundEntry) -> FoundEntry:
-        """A directory that has just been found may be another's."""
+    def _current(self, found: FoundEntry) -> FoundEntry:
+        """Re-read a directory's attributes after recalling another client's exclusive delegation of it."""
         if not stat.S_ISDIR(found.attributes.mode):
             return found
         try:
-            if not self.settle(found.node):
+            if not self.recall_directory(found.node):
                 return found
             return replace(found, attributes=self._tree.getattr(found.node).attributes)
         except BaseException:
@@ -128,9 +136,9 @@ class CoherentFs:
             raise
 
     def walk(self, start: Node, names: Sequence[bytes]) -> FoundEntry:
-        """Where a path of names leads."""
+        """Look up a path of names."""
         if not names:
-            self.settle(start)
+            self.recall_directory(start)
             return self._tree.walk(start, names)
         at = start
         for name in names:
@@ -143,145 +151,149 @@ class CoherentFs:
         return found
 
     def getattr(self, node: Node) -> CachedAttributes:
-        """The attributes of a file."""
-        self.settle(node)
+        """Return the attributes of a file."""
+        self.recall_directory(node)
         return self._tree.getattr(node)
 
     def opendir(self, node: Node) -> Handle:
         """Open a directory."""
         handle = self._tree.opendir(node)
-        self._listed[handle] = node
+        self._directories[handle] = node
         return handle
 
     def readdir(self, handle: Handle, offset: int) -> Iterator[DirectoryEntry]:
-        """The names in a directory from the one at ``offset`` on."""
-        if offset == 0 and handle in self._listed:
-            self.settle(self._listed[handle])
+        """Iterate over the names in a directory, from the one at ``offset`` on."""
+        if offset == 0 and handle in self._directories:
+            self.recall_directory(self._directories[handle])
         return self._tree.readdir(handle, offset)
 
     @contextlib.contextmanager
-    def _changing(self, *places: tuple[Node, bytes], inodes: tuple[int, ...] = ()) -> Iterator[None]:
-        """Around a change of what these names in directories stand for. What is in the private part is
-        nobody else's.
+    def _name_intent(self, *places: tuple[Node, bytes], inodes: tuple[int, ...] = ()) -> Iterator[None]:
+        """Hold a write intent on these directories and on the files that these names in them stand for. The
+        private part has no other client, and needs none.
         """
         shared = [(node, name) for node, name in places if self._tree.is_public(node)]
         if not shared:
             yield
             return
-        before = self._behind(shared)
+        before = self._inodes_of(shared)
         directories = [self._tree.inode(node) for node, _ in shared]
-        with self._guard.change(*directories, inodes=(*inodes, *before)) as change:
-            if others := set(self._behind(shared)) - set(before):  # now that nobody changes them
-                change.revoke(*others)
+        with self._breaker.write_intent(*directories, inodes=(*inodes, *before)) as change:
+            if others := set(self._inodes_of(shared)) - set(before):  # looked up again under the intent
+                change.recall(*others)
             yield
 
-    def _behind(self, places: Sequence[tuple[Node, bytes]]) -> tuple[int, ...]:
+    def _inodes_of(self, places: Sequence[tuple[Node, bytes]]) -> tuple[int, ...]:
         found = (self._tree.inode_of(node, name) for node, name in places)
         return tuple(inode for inode in found if inode is not None)
 
     @contextlib.contextmanager
-    def _revoked(self, node: Node) -> Iterator[None]:
-        """Around a change of the file itself."""
+    def _file_intent(self, node: Node) -> Iterator[None]:
+        """Hold a write intent on the file itself."""
         if not self._tree.is_public(node):
             yield
             return
-        with self._guard.change(inodes=(self._tree.inode(node),)):
+        with self._breaker.write_intent(inodes=(self._tree.inode(node),)):
             yield
 
     def setattr(self, node: Node, changes: SetAttr, handle: Handle | None = None) -> CachedAttributes:
         """Change attributes."""
-        with self._revoked(node):
+        with self._file_intent(node):
             return self._tree.setattr(node, changes, handle)
 
     def mknod(self, parent: Node, name: bytes, mode: int, rdev: int, owner: Owner | None) -> FoundEntry:
         """Make a file that is neither a directory nor a symbolic link."""
-        with self._changing((parent, name)):
+        with self._name_intent((parent, name)):
             return self._tree.mknod(parent, name, mode, rdev, owner)
 
     def mkdir(self, parent: Node, name: bytes, mode: int, owner: Owner | None) -> FoundEntry:
         """Make a directory."""
-        with self._changing((parent, name)):
+        with self._name_intent((parent, name)):
             return self._tree.mkdir(parent, name, mode, owner)
 
     def symlink(self, parent: Node, name: bytes, target: bytes, owner: Owner | None) -> FoundEntry:
         """Make a symbolic link."""
-        with self._changing((parent, name)):
+        with self._name_intent((parent, name)):
             return self._tree.symlink(parent, name, target, owner)
 
     def link(self, node: Node, parent: Node, name: bytes) -> FoundEntry:
         """Give a file another name."""
-        with self._changing((parent, name), inodes=(self._tree.inode(node),)):
+        with self._name_intent((parent, name), inodes=(self._tree.inode(node),)):
             return self._tree.link(node, parent, name)
 
     def unlink(self, parent: Node, name: bytes) -> None:
         """Remove a name of a file."""
-        with self._changing((parent, name)):
+        with self._name_intent((parent, name)):
             self._tree.unlink(parent, name)
 
     def rmdir(self, parent: Node, name: bytes) -> None:
         """Remove an empty directory."""
-        with self._changing((parent, name)):
+        with self._name_intent((parent, name)):
             self._tree.rmdir(parent, name)
 
     def rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int = 0) -> None:
         """Move a name."""
-        with self._changing((parent, name), (new_parent, new_name)):
+        with self._name_intent((parent, name), (new_parent, new_name)):
             self._tree.rename(parent, name, new_parent, new_name, flags)
 
     def create(
         self, parent: Node, name: bytes, flags: int, mode: int, owner: Owner | None
     ) -> tuple[FoundEntry, Handle]:
         """Make and open a regular file."""
-        with self._changing((parent, name)):
+        with self._name_intent((parent, name)):
             found, handle = self._tree.create(parent, name, flags, mode, owner)
-            self._opened(found.node, handle, flags)
+            self._add_open(found.node, handle, flags)
         return found, handle
 
-    def prepare(self, parent: Node) -> tuple[FoundEntry, Handle]:
-        """Make and open a file without a name, of which nobody else knows."""
-        found, handle = self._tree.prepare(parent)
-        self._opened(found.node, handle, os.O_RDWR)
+    def create_unnamed(self, parent: Node) -> tuple[FoundEntry, Handle]:
+        """Make and open a file without a name (O_TMPFILE), of which no other client knows."""
+        found, handle = self._tree.create_unnamed(parent)
+        self._add_open(found.node, handle, os.O_RDWR)
         return found, handle
 
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file."""
         if flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY:
             handle = self._tree.open(node, flags)
-            self._opened(node, handle, flags)
+            self._add_open(node, handle, flags)
             return handle
-        with self._revoked(node):
+        with self._file_intent(node):
             handle = self._tree.open(node, flags)
-            self._opened(node, handle, flags)
+            self._add_open(node, handle, flags)
         return handle
 
-    def _opened(self, node: Node, handle: Handle, flags: int) -> None:
-        """In the same way as by others who have it open: the kernel knows no other (EIO)."""
+    def _add_open(self, node: Node, handle: Handle, flags: int) -> None:
+        """Note an open file, and choose its cache mode: the same as that of the file's other handles, since
+        the kernel refuses a mix (EIO).
+        """
         self._open[handle] = node
-        if not (self._by_kernel and self._tree.is_public(node)):
+        if not (self._passthrough and self._tree.is_public(node)):
             return
         with self._lock:
-            others = self._of.setdefault(node, set())
-            by_daemon = bool(others) and others <= self._by_daemon
+            others = self._handles_of.setdefault(node, set())
+            by_daemon = bool(others) and others <= self._direct
             others.add(handle)
             if by_daemon:
-                self._by_daemon.add(handle)
+                self._direct.add(handle)
         if flags & os.O_ACCMODE != os.O_RDONLY and not by_daemon:
-            self._write_by_kernel(node, handle)
+            self._begin_passthrough(node, handle)
 
-    def _write_by_kernel(self, node: Node, handle: Handle) -> None:
-        """Unless the guard refuses, and nobody else has it open by now whom the kernel serves itself."""
+    def _begin_passthrough(self, node: Node, handle: Handle) -> None:
+        """Register the kernel as a writer. If the breaker refuses, the daemon writes (DIRECT), unless another
+        handle of the file is in passthrough by now.
+        """
         inode = self._tree.inode(node)
-        if not self._guard.begin_writing(inode):
+        if not self._breaker.begin_writing(inode):
             with self._lock:
-                if self._of[node] == {handle}:
-                    self._by_daemon.add(handle)
+                if self._handles_of[node] == {handle}:
+                    self._direct.add(handle)
                     return
-            self._guard.begin_writing(inode, anyway=True)
-        self._by_the_kernel[handle] = inode
+            self._breaker.begin_writing(inode, force=True)
+        self._passthrough_inodes[handle] = inode
 
-    def access(self, handle: Handle) -> CacheMode:
-        """How the kernel has to read and write an open file."""
-        return CacheMode.DIRECT if handle in self._by_daemon else CacheMode.KERNEL
+    def cache_mode(self, handle: Handle) -> CacheMode:
+        """Return how the kernel is to read and write an open file."""
+        return CacheMode.DIRECT if handle in self._direct else CacheMode.PASSTHROUGH
 
     def write(
         self,
@@ -290,19 +302,19 @@ class CoherentFs:
         offset: int,
         *,
         append: bool = False,
-        unless: Callable[[], bool] = lambda: False,
+        is_stale: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Write at ``offset``, or at the file's end. Raises OSError: EIO ``unless`` it may, once others have
-        given up what they keep.
+        """Write at ``offset``, or at the file's end. Raises OSError: EIO if ``is_stale``, which is asked once
+        all delegations are recalled.
         """
-        with self._revoked(self._node(handle)):
-            if unless():
+        with self._file_intent(self._node(handle)):
+            if is_stale():
                 raise os_error(errno.EIO)
             return self._tree.write(handle, data, offset, append=append)
 
     def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
-        """As fallocate(2)."""
-        with self._revoked(self._node(handle)):
+        """Allocate or free a range of an open file, as fallocate(2) does."""
+        with self._file_intent(self._node(handle)):
             self._tree.allocate(handle, mode, offset, length)
 
     def _node(self, handle: Handle) -> Node:
@@ -314,30 +326,30 @@ class CoherentFs:
     def release(self, handle: Handle) -> None:
         """Close the file behind the handle."""
         self._tree.release(handle)
-        self._listed.pop(handle, None)
+        self._directories.pop(handle, None)
         node = self._open.pop(handle, None)
         with self._lock:
-            self._by_daemon.discard(handle)
-            if node in self._of:
-                self._of[node].discard(handle)
-                if not self._of[node]:
-                    del self._of[node]
-        if (inode := self._by_the_kernel.pop(handle, None)) is not None and node is not None:
+            self._direct.discard(handle)
+            if node in self._handles_of:
+                self._handles_of[node].discard(handle)
+                if not self._handles_of[node]:
+                    del self._handles_of[node]
+        if (inode := self._passthrough_inodes.pop(handle, None)) is not None and node is not None:
             self._end_writing(node, inode)
 
     def _end_writing(self, node: Node, inode: int) -> None:
-        """Once nobody has it mapped, either."""
+        """Report the end of passthrough writes once the file is not mapped for writing either."""
         try:
             looking = self._tree.open(node, os.O_RDONLY)
         except OSError as error:
             if error.errno in _OUT_OF_DESCRIPTORS:
-                log.warning("a file may be mapped, and cannot be looked at: %s", error.strerror)
-                return  # nobody is granted it any more
-            self._guard.end_writing(inode)
+                log.warning("cannot find out whether a file is still mapped: %s", error.strerror)
+                return  # the file stays undelegated
+            self._breaker.end_writing(inode)
             return
 
         def over() -> None:
             self._tree.release(looking)
-            self._guard.end_writing(inode)
+            self._breaker.end_writing(inode)
 
         self._mapped.closed(inode, self._tree.descriptor(looking), over)

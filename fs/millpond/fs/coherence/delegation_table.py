@@ -1,10 +1,11 @@
-"""Pure: the table of locks: who may keep what he knows of a file (protected read), and who changes it now.
+"""Pure: the delegation table: read delegations per inode, write intents, exclusive directory delegations.
 
-A file that nobody changes may be kept by all. Who changes it, with the change announced by ``begin``, waits
-until nobody else keeps it; while it lasts, nobody else is granted it anew. A directory is changed by one at
-a time, so that what a name stands for can be looked up in between. A file that the device's own kernel
-writes, unseen, is granted to nobody. A directory that nobody else keeps or changes may be granted
-exclusively: then others must not even look at it before its holder has told what names he has made there.
+Any number of clients may hold a read delegation of a file that has no write intent. An operation that changes
+a file begins a write intent, recalls the others' delegations, and waits; while the intent lasts, no other
+client is granted one. A directory has one intent at a time, so that what a name stands for can be looked up
+in between. A file that the device's kernel writes by passthrough, unseen, is delegated to no client. A
+directory that has no other delegation and no intent may be delegated exclusively: then no other client may
+even look at it before its holder has flushed the names that it made there.
 """
 
 from __future__ import annotations
@@ -17,32 +18,34 @@ from typing import Final, NewType, Protocol
 Inode = NewType("Inode", int)
 Holder = NewType("Holder", int)
 DEVICE: Final = Holder(0)
-"""The device's own mount. It keeps nothing."""
+"""Holder number of the device's own mount, which never holds a delegation."""
 
 
 class DelegationMarks(Protocol):
-    """Shows others which directories are held exclusively, before they are."""
+    """Publishes which directories are delegated exclusively, before they are."""
 
     def add(self, inode: int) -> None:
-        """This one is about to be."""
+        """Publish that a directory is about to be delegated exclusively."""
 
     def remove(self, inode: int) -> None:
-        """It is no longer."""
+        """Withdraw a directory that is delegated exclusively no more."""
 
 
 class NoDelegationMarks:
-    """Shows nobody anything."""
+    """DelegationMarks that publish nothing."""
 
     def add(self, inode: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def remove(self, inode: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @dataclass(eq=False, slots=True)
 class WriteIntent:
-    """One operation's: of these inodes, those in ``alone`` by no other such change at the same time."""
+    """Write intent of one operation, on ``inodes``; those in ``alone`` have no second such intent at a
+    time.
+    """
 
     holder: Holder
     alone: set[Inode] = field(default_factory=set)
@@ -51,150 +54,161 @@ class WriteIntent:
 
 @dataclass(slots=True)
 class _File:
-    shares: dict[Holder, int] = field(default_factory=dict)
+    read_grants: dict[Holder, int] = field(default_factory=dict)
     open: dict[Holder, int] = field(default_factory=dict)
-    said_open: set[Holder] = field(default_factory=set)
-    changes: list[WriteIntent] = field(default_factory=list)
-    lapsed: dict[Holder, bool] = field(default_factory=dict)
+    reported_open: set[Holder] = field(default_factory=set)
+    intents: list[WriteIntent] = field(default_factory=list)
+    expired: dict[Holder, bool] = field(default_factory=dict)
     writers: int = 0
 
     @property
     def idle(self) -> bool:
-        used = self.shares or self.open or self.said_open or self.changes or self.lapsed or self.writers
+        used = (
+            self.read_grants
+            or self.open
+            or self.reported_open
+            or self.intents
+            or self.expired
+            or self.writers
+        )
         return not used
 
 
 class DelegationTable:
-    """Grants are numbered for each holder, from 1. ``marks`` show those that are exclusive."""
+    """Table of delegations and write intents. Grants are numbered for each holder, from 1. ``bitmap``
+    publishes the exclusive ones.
+    """
 
-    def __init__(self, marks: DelegationMarks | None = None) -> None:
-        self._marks: DelegationMarks = marks or NoDelegationMarks()
+    def __init__(self, bitmap: DelegationMarks | None = None) -> None:
+        self._bitmap: DelegationMarks = bitmap or NoDelegationMarks()
         self._exclusive: dict[Inode, tuple[Holder, int]] = {}
-        self._telling: Counter[Inode] = Counter()
+        self._flushing: Counter[Inode] = Counter()
         self._files: dict[Inode, _File] = {}
         self._held: dict[Holder, set[Inode]] = {}
-        self._lapsed: dict[Holder, set[Inode]] = {}
+        self._expired: dict[Holder, set[Inode]] = {}
         self._numbers: dict[Holder, int] = {}
 
-    def share(self, holder: Holder, inode: Inode) -> int:
-        """Grant a protected read; the grant's number, 0 if it is refused."""
+    def grant_read(self, holder: Holder, inode: Inode) -> int:
+        """Grant a read delegation. Returns the grant's number, 0 if it is refused."""
         file = self._files.get(inode)
-        if file is not None and (file.writers or any(c.holder != holder for c in file.changes)):
+        if file is not None and (file.writers or any(c.holder != holder for c in file.intents)):
             return 0
-        if self._exclusive and self.excluded_by(holder, inode) is not None:
+        if self._exclusive and self.exclusive_holder(holder, inode) is not None:
             return 0
         number = self._numbers[holder] = self._numbers.get(holder, 0) + 1
-        self._files.setdefault(inode, _File()).shares[holder] = number
+        self._files.setdefault(inode, _File()).read_grants[holder] = number
         self._held.setdefault(holder, set()).add(inode)
         return number
 
-    def take(self, holder: Holder, inode: Inode) -> int:
-        """Grant a directory exclusively; the grant's number, 0 if it is refused."""
+    def grant_exclusive(self, holder: Holder, inode: Inode) -> int:
+        """Grant an exclusive directory delegation. Returns the grant's number, 0 if it is refused."""
         file = self._files.get(inode)
-        others = file is not None and (file.changes or set(file.shares) - {holder})
-        number = 0 if others or self._telling[inode] else self.share(holder, inode)
+        others = file is not None and (file.intents or set(file.read_grants) - {holder})
+        number = 0 if others or self._flushing[inode] else self.grant_read(holder, inode)
         if number:
             if inode not in self._exclusive:
-                self._marks.add(inode)
+                self._bitmap.add(inode)
             self._exclusive[inode] = holder, number
         return number
 
-    def untake(self, holder: Holder, inode: Inode) -> None:
-        """It is the holder's no more than others', who may keep it, too."""
+    def downgrade(self, holder: Holder, inode: Inode) -> None:
+        """Turn the holder's exclusive delegation into a read delegation."""
         if self._exclusive.get(inode, (None, 0))[0] == holder:
             del self._exclusive[inode]
-            self._marks.remove(inode)
+            self._bitmap.remove(inode)
 
-    def has_taken(self, holder: Holder, inode: Inode, number: int) -> bool:
-        """Whether it is the holder's exclusively, by this grant."""
+    def holds_exclusive(self, holder: Holder, inode: Inode, number: int) -> bool:
+        """Return whether the holder has the directory exclusively, by this grant."""
         return self._exclusive.get(inode) == (holder, number)
 
-    def excluded_by(self, holder: Holder, inode: Inode) -> Holder | None:
-        """Who else has it exclusively."""
+    def exclusive_holder(self, holder: Holder, inode: Inode) -> Holder | None:
+        """Return the other client that holds the directory exclusively, None if there is none."""
         other = self._exclusive.get(inode)
         return None if other is None or other[0] == holder else other[0]
 
     @property
-    def exclusives(self) -> int:
-        """How many directories are held exclusively."""
+    def exclusive_count(self) -> int:
+        """Number of directories that are delegated exclusively."""
         return len(self._exclusive)
 
-    def begin_telling(self, inodes: Collection[Inode]) -> None:
-        """Names that a holder has made in these directories are about to be made here."""
-        self._telling.update(inodes)
+    def begin_flush(self, inodes: Collection[Inode]) -> None:
+        """Note that names made under exclusive delegations of these directories are being applied."""
+        self._flushing.update(inodes)
 
-    def end_telling(self, inodes: Collection[Inode]) -> None:
-        """They are, or will not be."""
-        self._telling.subtract(inodes)
-        self._telling = +self._telling
+    def end_flush(self, inodes: Collection[Inode]) -> None:
+        """Note that the names are applied, or will not be."""
+        self._flushing.subtract(inodes)
+        self._flushing = +self._flushing
 
-    def is_told(self, holder: Holder, inodes: Collection[Inode]) -> bool:
-        """Whether names are just being made in one of them that is not the holder's."""
-        told = self._telling.keys() & set(inodes) if self._telling else ()
-        return any(self._exclusive.get(inode, (None, 0))[0] != holder for inode in told)
+    def is_flushing(self, holder: Holder, inodes: Collection[Inode]) -> bool:
+        """Return whether names are being applied in one of the directories, other than by this holder."""
+        flushing = self._flushing.keys() & set(inodes) if self._flushing else ()
+        return any(self._exclusive.get(inode, (None, 0))[0] != holder for inode in flushing)
 
-    def keeps(self, holder: Holder, inode: Inode) -> bool:
-        """Whether it is granted to the holder, or recalled but not yet given up."""
+    def holds(self, holder: Holder, inode: Inode) -> bool:
+        """Return whether the holder has a delegation of the inode, also one that is recalled but not yet
+        returned.
+        """
         file = self._files.get(inode)
-        return file is not None and holder in file.shares
+        return file is not None and holder in file.read_grants
 
     def is_written(self, inode: Inode) -> bool:
-        """Whether the device's kernel writes it."""
+        """Return whether the device's kernel writes the file by passthrough."""
         file = self._files.get(inode)
         return file is not None and file.writers > 0
 
-    def is_changing(self, inode: Inode) -> bool:
-        """Whether a change of it has begun."""
+    def has_intent(self, inode: Inode) -> bool:
+        """Return whether a write intent on the inode has begun."""
         file = self._files.get(inode)
-        return file is not None and bool(file.changes)
+        return file is not None and bool(file.intents)
 
     def begin(self, change: WriteIntent, inode: Inode, *, alone: bool) -> bool:
-        """Announce a change. False if it shall be ``alone`` and another one is."""
+        """Add an inode to a write intent. False if it is to be ``alone`` and another such intent holds it."""
         file = self._files.setdefault(inode, _File())
-        if alone and any(inode in other.alone for other in file.changes if other is not change):
+        if alone and any(inode in other.alone for other in file.intents if other is not change):
             return False
-        if change not in file.changes:
-            file.changes.append(change)
-            file.lapsed.update((holder, True) for holder in file.lapsed if holder != change.holder)
+        if change not in file.intents:
+            file.intents.append(change)
+            file.expired.update((holder, True) for holder in file.expired if holder != change.holder)
         change.inodes.add(inode)
         if alone:
             change.alone.add(inode)
         return True
 
-    def in_the_way(self, change: WriteIntent) -> dict[Holder, set[Inode]]:
-        """Who keeps what the change is of."""
+    def conflicts(self, change: WriteIntent) -> dict[Holder, set[Inode]]:
+        """Return the delegations that the intent has to recall: their inodes by holder."""
         found: dict[Holder, set[Inode]] = {}
         for inode in change.inodes:
-            for holder in self._files[inode].shares:
+            for holder in self._files[inode].read_grants:
                 if holder != change.holder:
                     found.setdefault(holder, set()).add(inode)
         return found
 
     def end(self, change: WriteIntent) -> None:
-        """It is done."""
+        """End a write intent."""
         for inode in change.inodes:
             file = self._files[inode]
-            file.changes.remove(change)
-            self._tidy(inode)
+            file.intents.remove(change)
+            self._discard_if_idle(inode)
         change.inodes.clear()
         change.alone.clear()
 
-    def recalled(self, holder: Holder, inode: Inode, upto: int) -> None:
-        """The holder keeps it no longer by grants up to this."""
+    def return_delegation(self, holder: Holder, inode: Inode, upto: int) -> None:
+        """Return the holder's delegation of the inode, if it was granted by a number up to ``upto``."""
         file = self._files.get(inode)
-        if file is not None and file.shares.get(holder, 0) <= upto:
-            self._unshare(holder, inode)
+        if file is not None and file.read_grants.get(holder, 0) <= upto:
+            self._drop_read(holder, inode)
 
-    def _unshare(self, holder: Holder, inode: Inode) -> None:
-        self.untake(holder, inode)
+    def _drop_read(self, holder: Holder, inode: Inode) -> None:
+        self.downgrade(holder, inode)
         self._held.get(holder, set()).discard(inode)
         if file := self._files.get(inode):
-            file.shares.pop(holder, None)
-            self._tidy(inode)
+            file.read_grants.pop(holder, None)
+            self._discard_if_idle(inode)
 
     def opened(self, holder: Holder, inode: Inode) -> bool:
-        """The holder opens it, to keep what it reads; False if it may not, since the device's kernel writes
-        the file.
+        """Note that the holder opens a file and caches it. False if it may not, since the device's kernel
+        writes the file by passthrough.
         """
         if self.is_written(inode):
             return False
@@ -203,89 +217,93 @@ class DelegationTable:
         return True
 
     def closed(self, holder: Holder, inode: Inode) -> None:
-        """The holder has closed it once."""
+        """Note one close of a file that the holder had opened."""
         file = self._files.get(inode)
         if file is None or holder not in file.open:
             return
         file.open[holder] -= 1
         if not file.open[holder]:
             del file.open[holder]
-            self._tidy(inode)
+            self._discard_if_idle(inode)
 
-    def says_open(self, holder: Holder, inode: Inode, *, is_open: bool) -> None:
-        """Whether the holder has it open without a word, to keep what it reads: what it says last counts."""
+    def report_open(self, holder: Holder, inode: Inode, *, is_open: bool) -> None:
+        """Note whether the holder has a local open of this inode, as its last recall reply or close said."""
         if is_open:
-            self._files.setdefault(inode, _File()).said_open.add(holder)
+            self._files.setdefault(inode, _File()).reported_open.add(holder)
         elif file := self._files.get(inode):
-            file.said_open.discard(holder)
-            self._tidy(inode)
+            file.reported_open.discard(holder)
+            self._discard_if_idle(inode)
 
     def forget(self, holder: Holder, inode: Inode) -> None:
-        """The holder knows it no more."""
+        """Remove all that is known of this holder and inode."""
         if file := self._files.get(inode):
             file.open.pop(holder, None)
-            file.said_open.discard(holder)
-        self._unshare(holder, inode)
+            file.reported_open.discard(holder)
+        self._drop_read(holder, inode)
 
-    def lapse(self, holder: Holder) -> None:
-        """The holder's lease is over: it keeps nothing by right, but may do so until it has returned."""
+    def expire(self, holder: Holder) -> None:
+        """Revoke all delegations of a holder whose lease has expired. The client may not know, and serve
+        stale data from its cache, until it reconnects.
+        """
         for inode in list(self._held.pop(holder, ())):
             file = self._files[inode]
-            is_late = any(change.holder != holder for change in file.changes)
-            file.lapsed[holder] = is_late or file.lapsed.get(holder, False)
-            self._lapsed.setdefault(holder, set()).add(inode)
-            self._unshare(holder, inode)
+            is_stale = any(change.holder != holder for change in file.intents)
+            file.expired[holder] = is_stale or file.expired.get(holder, False)
+            self._expired.setdefault(holder, set()).add(inode)
+            self._drop_read(holder, inode)
 
-    def is_late(self, holder: Holder, inode: Inode) -> bool:
-        """Whether others have changed it since the holder's lease was over, or were about to then."""
+    def is_stale(self, holder: Holder, inode: Inode) -> bool:
+        """Return whether others have changed the file since the holder's lease expired, or were about to
+        then.
+        """
         file = self._files.get(inode)
-        return file is not None and file.lapsed.get(holder, False)
+        return file is not None and file.expired.get(holder, False)
 
-    def returned(self, holder: Holder) -> None:
-        """The holder has given up all that it kept when its lease was over."""
-        for inode in self._lapsed.pop(holder, ()):
-            self._files[inode].lapsed.pop(holder, None)
-            self._tidy(inode)
+    def reconnected(self, holder: Holder) -> None:
+        """Note that the holder has dropped all that was revoked when its lease expired."""
+        for inode in self._expired.pop(holder, ()):
+            self._files[inode].expired.pop(holder, None)
+            self._discard_if_idle(inode)
 
     def leave(self, holder: Holder) -> None:
-        """The holder is gone."""
-        self.lapse(holder)
-        self.returned(holder)
+        """Remove a client that is gone."""
+        self.expire(holder)
+        self.reconnected(holder)
         self._numbers.pop(holder, None)
         for inode, file in list(self._files.items()):
             file.open.pop(holder, None)
-            file.said_open.discard(holder)
-            self._tidy(inode)
+            file.reported_open.discard(holder)
+            self._discard_if_idle(inode)
 
-    def latest(self, holder: Holder) -> int:
-        """The number of the holder's last grant."""
+    def last_grant(self, holder: Holder) -> int:
+        """Return the number of the holder's last grant."""
         return self._numbers.get(holder, 0)
 
     def count(self, holder: Holder) -> int:
-        """How many files the holder keeps."""
+        """Return of how many files the client holds a delegation."""
         return len(self._held.get(holder, ()))
 
     @property
     def written(self) -> int:
-        """How many files the device's kernel writes."""
+        """Number of files that the device's kernel writes by passthrough."""
         return sum(file.writers > 0 for file in self._files.values())
 
     def begin_writing(self, inode: Inode, *, already: bool = False) -> bool:
-        """The device's kernel writes it from now on; False if a holder keeps it, or has it open and will,
-        unless the kernel does so ``already``.
+        """Note that the device's kernel writes the file by passthrough. False if a client holds a delegation
+        of it or has it open, unless the kernel writes it ``already``.
         """
         file = self._files.setdefault(inode, _File())
-        if (file.open or file.said_open or file.shares) and not already:
+        if (file.open or file.reported_open or file.read_grants) and not already:
             return False
         file.writers += 1
         return True
 
     def end_writing(self, inode: Inode) -> None:
-        """One file less through which the device's kernel writes it."""
+        """Note that one passthrough writer of the file has closed it."""
         if (file := self._files.get(inode)) and file.writers:
             file.writers -= 1
-            self._tidy(inode)
+            self._discard_if_idle(inode)
 
-    def _tidy(self, inode: Inode) -> None:
+    def _discard_if_idle(self, inode: Inode) -> None:
         if inode in self._files and self._files[inode].idle:
             del self._files[inode]

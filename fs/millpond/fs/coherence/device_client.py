@@ -1,7 +1,7 @@
-"""Edge: the device's own mount as one of those who share the volume: it asks the lock master first.
+"""Edge: the device's own mount as a client of the delegation manager: each change is announced first.
 
-While the master cannot be reached there may be clients that still go by what it granted them, but no longer
-than their leases: that long is waited for it, and then nobody is asked.
+While the manager cannot be reached there may be hosts that still hold delegations, but no longer than their
+leases: the mount waits that long for the manager, and then goes on without it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
 R = TypeVar("R", bound=Message)
-_ANSWER_SECONDS = 4 * LEASE_SECONDS  # as long as the master itself waits, and some more
+_ANSWER_SECONDS = 4 * LEASE_SECONDS  # longer than the manager itself waits
 _PAUSE = 0.05
 _TRIES = 3
-_GLANCE_SECONDS = 0.25
+_CONNECT_SECONDS = 0.25
 _PRESENT_SECONDS = 2.0
 
 
 class DeviceDelegationBreaker:
-    """Asks the master that listens at ``path``, for each change over a connection that is nobody else's until
-    it has ended. Over one more the master knows what the kernel writes, also one that was started anew.
+    """DelegationBreaker over the Unix socket at ``path``. Each write intent has a connection to itself until
+    it ends. Over one more, kept open, the manager learns which files the kernel writes, also after the
+    manager was restarted.
     """
 
     def __init__(self, path: Path, lease: float = LEASE_SECONDS) -> None:
@@ -53,56 +54,59 @@ class DeviceDelegationBreaker:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._writing: Counter[int] = Counter()
-        self._writers: Channel | None = None
-        self._marks: SharedBitmapView | None = None
-        self._alone = LockService(lambda _: False)
-        self._heard = time.monotonic() if path.exists() else -math.inf  # without one nothing is granted
-        self._presence = threading.Thread(target=self._stay_present, name="presence", daemon=True)
+        self._presence_channel: Channel | None = None
+        self._bitmap: SharedBitmapView | None = None
+        self._local_locks = LockService(lambda _: False)
+        self._last_heard = (
+            time.monotonic() if path.exists() else -math.inf
+        )  # no socket: no manager has granted anything
+        self._presence = threading.Thread(target=self._keep_present, name="presence", daemon=True)
 
     def __enter__(self) -> Self:
-        """The mount is about to be there."""
-        self._arrive()
+        """Register the mount with the manager, and keep it registered."""
+        self._report_presence()
         self._presence.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The mount is gone, and asks no more."""
+        """Withdraw the mount."""
         self._stopped.set()
         with self._lock:
-            if self._writers:
-                self._writers.shut_down()
+            if self._presence_channel:
+                self._presence_channel.shut_down()
         self._presence.join(_PRESENT_SECONDS)
         self._forget_idle()
 
     @contextlib.contextmanager
-    def change(self, *directories: int, inodes: tuple[int, ...] = ()) -> Iterator[_Begun]:
-        """Around a change of these directories and other files. Raises WouldWait and OSError."""
+    def write_intent(self, *directories: int, inodes: tuple[int, ...] = ()) -> Iterator[_BegunChange]:
+        """Hold a write intent on these directories and other files. Raises WouldBlock and OSError."""
         request = m.BeginChange(directories, inodes, may_block.get())
-        begun = _Begun(self, request, self.ask(request))
+        begun = _BegunChange(self, request, self.ask(request))
         try:
             yield begun
         finally:
             begun.end()
 
-    def settle(self, inode: int) -> bool:
-        """Return once no client has this directory exclusively; False if it has no mark. Raises WouldWait and
-        OSError.
+    def recall_directory(self, inode: int) -> bool:
+        """Recall the exclusive delegation of a directory and wait. False if the shared bitmap shows none.
+        Raises WouldBlock and OSError.
         """
-        marks = self._marks
-        if marks is None and time.monotonic() > self._heard + self._lease:
-            return False  # nobody has been granted anything for long
-        if marks is not None and not marks.has(inode):
+        bitmap = self._bitmap
+        if bitmap is None and time.monotonic() > self._last_heard + self._lease:
+            return False  # every delegation has expired
+        if bitmap is not None and not bitmap.has(inode):
             return False
         if channel := self.ask(m.SettleDirectory(inode, may_block.get())):
-            self.give_back(channel)
+            self.return_channel(channel)
         return True
 
     def ask(self, request: Message, on: Channel | None = None, anew: Message | None = None) -> Channel | None:
-        """The connection on which the change has begun: ``on`` which it had, or another; None where there is
-        nobody to ask. If it was lost, ``anew`` is asked for. Raises OSError and WouldWait.
+        """Send a request that begins or extends a write intent. Returns the connection that holds the intent:
+        ``on``, or a new one; None if there is no manager. If ``on`` was lost, ``anew`` is sent over a new
+        one. Raises OSError and WouldBlock.
         """
         deadline = _deadline()
-        while channel := on or self._taken():
+        while channel := on or self._take_channel():
             answer = self._call(channel, request, Message, deadline)
             if answer is None:
                 on, request = None, anew or request
@@ -110,60 +114,62 @@ class DeviceDelegationBreaker:
             if isinstance(answer, m.ChangeBegun):
                 return channel
             if not on:
-                self.give_back(channel)
+                self.return_channel(channel)
             if isinstance(answer, m.WaitForLeases) and not may_block.get():
                 raise WouldBlock
             raise os_error(answer.errno if isinstance(answer, m.ChangeRefused) else errno.EIO)
         return None
 
-    def ask_of_locks(self, inode: int, request: r.LockRequest) -> r.LockReply:
-        """What the master says of file locks, and where there is none, this mount. Raises OSError and
-        WouldWait.
+    def call_file_locks(self, inode: int, request: r.LockRequest) -> r.LockReply:
+        """Send a request about file locks to the manager; where there is none, perform it in this process.
+        Raises OSError and WouldBlock.
         """
         deadline = _deadline()
         for _ in range(_TRIES):
-            channel = self._taken()
+            channel = self._take_channel()
             if channel is None:
                 break
             reply = self._call(channel, request, r.LockReply, deadline)
             if reply is None:
                 continue
-            self.give_back(channel)
-            self._alone.end(DEVICE)
+            self.return_channel(channel)
+            self._local_locks.end(DEVICE)
             return reply
-        return self._alone.perform(DEVICE, inode, request)
+        return self._local_locks.perform(DEVICE, inode, request)
 
-    def give_back(self, channel: Channel) -> None:
-        """Nothing goes on over this connection any more."""
+    def return_channel(self, channel: Channel) -> None:
+        """Return a connection that holds no write intent to the pool."""
         self._idle.append(channel)
         if self._stopped.is_set():
             self._forget_idle()
 
     def _call(self, channel: Channel, request: Message, reply: type[R], deadline: Deadline) -> R | None:
-        """None if the connection was lost. Raises OSError and WouldWait when the time is up."""
+        """Send a request and return its reply, None if the connection was lost. Raises OSError and WouldBlock
+        when the deadline has passed.
+        """
         try:
             answer = channel.call(request, reply, deadline)
         except MillpondError as error:
             channel.close()
             if isinstance(error, DeadlineExceeded):
-                raise _too_late() from None
-            self._forget_idle()  # they are of the same master, which is gone
+                raise _timed_out() from None
+            self._forget_idle()  # the others lead to the same manager, which is gone
             return None
-        except BaseException:  # an answer that comes late must not be taken for another's
+        except BaseException:  # a late answer must not be taken for the next request's
             channel.close()
             raise
-        self._heard = time.monotonic()
+        self._last_heard = time.monotonic()
         return answer
 
-    def _taken(self) -> Channel | None:
-        """For this thread alone; None after a lease without."""
+    def _take_channel(self) -> Channel | None:
+        """Take a connection from the pool, or dial; None if the manager was unreachable for a whole lease."""
         while True:
             with contextlib.suppress(IndexError):
                 return self._idle.pop()
             try:
-                return self._connected()
+                return self._connect()
             except OSError:
-                if time.monotonic() > self._heard + self._lease:
+                if time.monotonic() > self._last_heard + self._lease:
                     return None
                 if not may_block.get():
                     raise WouldBlock from None
@@ -174,82 +180,88 @@ class DeviceDelegationBreaker:
             while True:
                 self._idle.pop().close()
 
-    def _connected(self) -> Channel:
-        connection = connect(self._path, _GLANCE_SECONDS)  # who accepts nobody must not hold up anybody
-        return Channel(connection, "the lock master")
+    def _connect(self) -> Channel:
+        connection = connect(self._path, _CONNECT_SECONDS)  # a hung manager must not hold up this mount
+        return Channel(connection, "the delegation manager")
 
-    def _stay_present(self) -> None:
-        """A master that was started anew grants nothing before it is told what is written already."""
+    def _keep_present(self) -> None:
+        """Register again whenever the manager was restarted: it grants nothing before it knows which files
+        the kernel writes.
+        """
         while not self._stopped.is_set():
-            if self._writers:
-                _await_end(self._writers)
+            if self._presence_channel:
+                _await_end(self._presence_channel)
             if not self._stopped.wait(_PAUSE):
-                self._arrive()
-        self._leave()
+                self._report_presence()
+        self._drop_presence()
 
-    def _arrive(self) -> None:
+    def _report_presence(self) -> None:
         with contextlib.suppress(MillpondError, OSError), self._lock, contextlib.ExitStack() as failed:
-            self._leave()
+            self._drop_presence()
             if self._stopped.is_set():
                 return
-            channel = failed.enter_context(self._connected())
-            self._marks, self._heard = None, time.monotonic()  # it may grant before its marks are here
+            channel = failed.enter_context(self._connect())
+            self._bitmap, self._last_heard = None, time.monotonic()  # it may grant before its bitmap is here
             channel.call(
                 m.DevicePresent(tuple(self._writing)), m.PresenceAccepted, Deadline.after(_PRESENT_SECONDS)
             )
-            self._marks = _received_marks(channel)
-            self._writers = channel
+            self._bitmap = _receive_bitmap(channel)
+            self._presence_channel = channel
             failed.pop_all()
 
-    def _leave(self) -> None:
-        if self._writers:
-            self._writers.close()
-            self._writers = None
+    def _drop_presence(self) -> None:
+        if self._presence_channel:
+            self._presence_channel.close()
+            self._presence_channel = None
 
-    def begin_writing(self, inode: int, *, anyway: bool = False) -> bool:
-        """The kernel is to write the file itself; False if a client keeps what it reads of it, and it is not
-        to be written so ``anyway``: a master that cannot be reached is told when it can.
+    def begin_writing(self, inode: int, *, force: bool = False) -> bool:
+        """Register that the kernel is to write the file by passthrough. False if a client caches it, unless
+        ``force``. A manager that cannot be reached is informed once it can.
         """
         with self._lock:
-            if not self._writing[inode] and not self._may_write(inode, anyway) and not anyway:
+            if not self._writing[inode] and not self._ask_to_write(inode, force) and not force:
                 return False
             self._writing[inode] += 1
             return True
 
-    def _may_write(self, inode: int, anyway: bool) -> bool:
-        """Whether the master says so; one that is not there will be told before it grants anything."""
-        if self._writers is None:
+    def _ask_to_write(self, inode: int, force: bool) -> bool:
+        """Return whether the manager allows passthrough. One that is not there learns of it before it grants
+        anything.
+        """
+        if self._presence_channel is None:
             return True
         try:
-            request = m.BeginWriting(inode, anyway)
-            return self._writers.call(request, m.WritingBegun, Deadline.after(_PRESENT_SECONDS)).by_kernel
+            request = m.BeginWriting(inode, force)
+            return self._presence_channel.call(
+                request, m.WritingBegun, Deadline.after(_PRESENT_SECONDS)
+            ).passthrough
         except (MillpondError, OSError):
-            self._writers.close()  # an answer that comes late must not be taken for another's
+            self._presence_channel.close()  # a late answer must not be taken for the next request's
             return False
 
     def end_writing(self, inode: int) -> None:
-        """The kernel has closed it."""
+        """Report that the kernel has closed the file."""
         with self._lock:
             self._writing[inode] -= 1
             if self._writing[inode]:
                 return
             del self._writing[inode]
-            if self._writers is None:
+            if self._presence_channel is None:
                 return
-            with contextlib.suppress(MillpondError):  # who is gone knows of no file any more
-                self._writers.send(m.EndWriting(inode), Deadline.after(_PRESENT_SECONDS))
+            with contextlib.suppress(MillpondError):  # a manager that is gone knows of no file any more
+                self._presence_channel.send(m.EndWriting(inode), Deadline.after(_PRESENT_SECONDS))
 
 
 def _await_end(channel: Channel) -> None:
-    """Until the other end has closed the connection; what it says is others' to hear."""
+    """Wait until the peer has closed the connection, without reading what it sends."""
     state = select.poll()
     with contextlib.suppress(OSError, ValueError):
         state.register(channel.sock.fileno(), select.POLLRDHUP)
         state.poll()
 
 
-def _received_marks(channel: Channel) -> SharedBitmapView:
-    """What follows Arrived. Raises OSError."""
+def _receive_bitmap(channel: Channel) -> SharedBitmapView:
+    """Receive the bitmap's descriptor, which follows PresenceAccepted. Raises OSError."""
     channel.sock.settimeout(_PRESENT_SECONDS)
     _, descriptors, _, _ = socket.recv_fds(channel.sock, 1, 1)
     if not descriptors:
@@ -259,34 +271,36 @@ def _received_marks(channel: Channel) -> SharedBitmapView:
 
 
 def _deadline() -> Deadline:
-    """The thread that must not wait asks once, and those that may, wait for as long as leases can take."""
-    return Deadline.after(_ANSWER_SECONDS if may_block.get() else _GLANCE_SECONDS)
+    """Return a short deadline for a thread that must not block, for others as long as leases can take."""
+    return Deadline.after(_ANSWER_SECONDS if may_block.get() else _CONNECT_SECONDS)
 
 
-def _too_late() -> OSError | WouldBlock:
+def _timed_out() -> OSError | WouldBlock:
     return os_error(errno.EIO) if may_block.get() else WouldBlock()
 
 
-class _Begun:
-    """A change that has begun, on ``channel``, if anybody was asked."""
+class _BegunChange:
+    """A write intent that has begun; ``channel`` is None if there was no manager."""
 
-    def __init__(self, guard: DeviceDelegationBreaker, begin: m.BeginChange, channel: Channel | None) -> None:
-        self._guard, self._begin, self._channel = guard, begin, channel
+    def __init__(
+        self, breaker: DeviceDelegationBreaker, begin: m.BeginChange, channel: Channel | None
+    ) -> None:
+        self._breaker, self._begin, self._channel = breaker, begin, channel
 
-    def revoke(self, *inodes: int) -> None:
-        """Return once nobody else keeps these, too."""
+    def recall(self, *inodes: int) -> None:
+        """Add these inodes to the intent and wait until no client holds a delegation of them."""
         if self._channel:
             self._begin = replace(self._begin, inodes=(*self._begin.inodes, *inodes))
             more = m.BeginChange((), inodes, may_block.get())
-            self._channel = self._guard.ask(more, self._channel, self._begin)
+            self._channel = self._breaker.ask(more, self._channel, self._begin)
 
     def end(self) -> None:
-        """It is done."""
+        """End the write intent."""
         if not self._channel:
             return
         try:
             self._channel.send(m.EndChange(), Deadline.after(_ANSWER_SECONDS))
-        except MillpondError:  # with the connection it has ended
+        except MillpondError:  # the intent has ended with its connection
             self._channel.close()
         else:
-            self._guard.give_back(self._channel)
+            self._breaker.return_channel(self._channel)

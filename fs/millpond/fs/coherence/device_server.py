@@ -1,4 +1,4 @@
-"""Edge: the lock master's end of a connection of the device's own mount."""
+"""Edge: the delegation manager's end of the connections of the device's own mount."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAUSE = 0.5
 _ANSWER_SECONDS = 10.0
 
 
-def accept_all(listener: socket.socket, master: DelegationManager) -> None:
+def accept_all(listener: socket.socket, delegations: DelegationManager) -> None:
     """Serve each connection of the device's mount in a thread, as long as the process lives."""
     while True:
         try:
@@ -31,15 +31,17 @@ def accept_all(listener: socket.socket, master: DelegationManager) -> None:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 return
-            log.warning("the device's mount has to wait: %s", error.strerror)
+            log.warning("cannot accept the device's mount yet: %s", error.strerror)
             time.sleep(_PAUSE)
             continue
-        threading.Thread(target=serve, args=(Channel(connection, "the mount"), master), daemon=True).start()
+        threading.Thread(
+            target=serve, args=(Channel(connection, "the mount"), delegations), daemon=True
+        ).start()
 
 
-def serve(channel: Channel, master: DelegationManager) -> None:
-    """Answer one connection until it ends; what it has begun ends with it."""
-    device = _Device(master)
+def serve(channel: Channel, delegations: DelegationManager) -> None:
+    """Answer one connection until it ends; its write intent and its passthrough writers end with it."""
+    device = _Device(delegations)
     channel.eager = True
     try:
         with channel:
@@ -48,93 +50,97 @@ def serve(channel: Channel, master: DelegationManager) -> None:
                 if reply is not None:
                     channel.send(reply, Deadline.after(_ANSWER_SECONDS))
                 if isinstance(reply, m.PresenceAccepted):
-                    socket.send_fds(channel.sock, [b"m"], [master.shared_marks()])
+                    socket.send_fds(channel.sock, [b"m"], [delegations.bitmap_descriptor()])
     except (ConnectionLost, ConnectionError):
         pass
     except OSError as error:
-        log.warning("the device's mount cannot see what is marked: %s", error.strerror)
+        log.warning("cannot share the delegation bitmap with the device's mount: %s", error.strerror)
     finally:
         device.end()
 
 
 class _Device:
-    """What one connection has begun: at most one change, and files that the kernel writes."""
+    """State of one connection: at most one write intent, and the files that the kernel writes by
+    passthrough.
+    """
 
-    def __init__(self, master: DelegationManager) -> None:
-        self._master = master
+    def __init__(self, delegations: DelegationManager) -> None:
+        self._delegations = delegations
         self._change = WriteIntent(DEVICE)
         self._written: list[int] = []
         self._is_presence = False
 
     def end(self) -> None:
-        """The connection is gone, and with it the mount."""
-        self._master.end(self._change)
+        """Release everything that ended with the connection."""
+        self._delegations.end(self._change)
         for inode in self._written:
-            self._master.end_writing(inode)
+            self._delegations.end_writing(inode)
         if self._is_presence:
-            self._master.files.end(DEVICE)
+            self._delegations.files.end(DEVICE)
 
     def perform(self, request: Message) -> Message | None:
-        """The reply, if there is to be any. Raises ProtocolError."""
+        """Perform a request. Returns the reply, None if it is not answered. Raises ProtocolError."""
         match request:
             case m.BeginChange():
                 return self._begin(request)
             case m.EndChange():
-                self._master.end(self._change)
+                self._delegations.end(self._change)
             case m.SettleDirectory():
-                return self._settle(request)
+                return self._recall_directory(request)
             case m.DevicePresent():
-                return self._arrive(request.inodes)
+                return self._report_presence(request.inodes)
             case m.BeginWriting():
-                return self._begin_writing(request.inode, request.anyway)
+                return self._begin_writing(request.inode, request.force)
             case m.EndWriting():
                 self._end_writing(request.inode)
             case r.LockRequest():
                 return self._file_locks(request)
             case _:
-                raise ProtocolError(f"'{request.NAME}' is no request to a lock master")
+                raise ProtocolError(f"'{request.NAME}' is no request to a delegation manager")
         return None
 
     def _file_locks(self, request: r.LockRequest) -> Message:
         inode = request.file if isinstance(request, r.OfFile) else 0
         try:
-            return self._master.files.perform(DEVICE, inode, request)
+            return self._delegations.files.perform(DEVICE, inode, request)
         except OSError as error:
             return r.LockSet(error.errno or errno.EIO)
 
     def _begin(self, request: m.BeginChange) -> Message:
-        may_block.set(request.patient)
+        may_block.set(request.may_block)
         try:
-            self._master.add(self._change, [Inode(i) for i in sorted(set(request.directories))], alone=True)
-            self._master.add(self._change, [Inode(i) for i in request.inodes], alone=False)
+            self._delegations.add(
+                self._change, [Inode(i) for i in sorted(set(request.directories))], alone=True
+            )
+            self._delegations.add(self._change, [Inode(i) for i in request.inodes], alone=False)
         except WouldBlock:
-            self._master.end(self._change)
+            self._delegations.end(self._change)
             return m.WaitForLeases()
         except OSError as error:
-            self._master.end(self._change)
+            self._delegations.end(self._change)
             return m.ChangeRefused(error.errno or errno.EIO)
         return m.ChangeBegun()
 
-    def _settle(self, request: m.SettleDirectory) -> Message:
-        may_block.set(request.patient)
+    def _recall_directory(self, request: m.SettleDirectory) -> Message:
+        may_block.set(request.may_block)
         try:
-            self._master.settle(DEVICE, request.inode)
+            self._delegations.recall_directory(DEVICE, request.inode)
         except WouldBlock:
             return m.WaitForLeases()
         except OSError as error:
             return m.ChangeRefused(error.errno or errno.EIO)
         return m.ChangeBegun()
 
-    def _arrive(self, inodes: tuple[int, ...]) -> Message:
-        for inode in inodes:  # whether they may or not: it goes on since before this master began
-            self._master.begin_writing(inode, already=True)
+    def _report_presence(self, inodes: tuple[int, ...]) -> Message:
+        for inode in inodes:  # unconditionally: these writes began before this manager
+            self._delegations.begin_writing(inode, already=True)
         self._written += inodes
         self._is_presence = True
-        self._master.device_is_present()
+        self._delegations.report_device()
         return m.PresenceAccepted()
 
-    def _begin_writing(self, inode: int, anyway: bool) -> Message:
-        may = self._master.begin_writing(inode, already=anyway)
+    def _begin_writing(self, inode: int, force: bool) -> Message:
+        may = self._delegations.begin_writing(inode, already=force)
         if may:
             self._written.append(inode)
         return m.WritingBegun(may)
@@ -142,4 +148,4 @@ class _Device:
     def _end_writing(self, inode: int) -> None:
         if inode in self._written:
             self._written.remove(inode)
-            self._master.end_writing(inode)
+            self._delegations.end_writing(inode)

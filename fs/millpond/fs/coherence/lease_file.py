@@ -1,4 +1,6 @@
-"""Edge: leases that outlast a server: the next one has nothing changed until they are over."""
+"""Edge: leases in a file that outlives the server: the next server changes nothing until they have
+expired.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,21 @@ from pathlib import Path
 LEASE_SECONDS = 10.0
 SIZE = mmap.PAGESIZE
 _SLOT = struct.Struct("=16sd")  # a client's name, and when its lease ends
-_PLACES = range(0, SIZE - _SLOT.size + 1, _SLOT.size)  # far more than there are clients
+_OFFSETS = range(0, SIZE - _SLOT.size + 1, _SLOT.size)  # far more than there are clients
 
 
 def since_boot() -> float:
-    """Seconds, those too for which the machine was suspended, in every process."""
+    """Return the seconds since boot, time in suspend included (CLOCK_BOOTTIME): the same clock in every
+    process.
+    """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def open_leases(path: Path) -> int:
-    """The file's descriptor. Raises OSError."""
+    """Open the lease file, and allocate it in full. Returns the descriptor. Raises OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(descriptor, 0, SIZE)  # a hole would end the server when the flash is full
+        os.posix_fallocate(descriptor, 0, SIZE)  # a store to a hole on a full flash is a SIGBUS
     except OSError:
         os.close(descriptor)
         raise
@@ -33,45 +37,45 @@ def open_leases(path: Path) -> int:
 
 
 class PersistentLeases:
-    """The leases of clients, by name, each of so many ``seconds``, in a file that has ``SIZE`` bytes. Those
-    that an earlier server left there are over when their time is, or when the client comes to this one.
+    """Leases of clients, by client name, each of ``seconds``, in a mapped file of ``SIZE`` bytes. A lease
+    that an earlier server left there ends when its time is over, or when the client comes to this server.
     """
 
     def __init__(self, descriptor: int, seconds: float, clock: Callable[[], float] = since_boot) -> None:
         self._map, self._seconds, self._clock = mmap.mmap(descriptor, SIZE), seconds, clock
-        self._places: dict[bytes, int] = {}
+        self._offsets: dict[bytes, int] = {}
         self._former: dict[bytes, float] = {}
         self._lock = threading.Lock()
         now = clock()
-        for place in _PLACES:
+        for place in _OFFSETS:
             name, end = _SLOT.unpack_from(self._map, place)
-            if now < end <= now + seconds:  # or it is of before the machine was started
-                self._places[name], self._former[name] = place, end
+            if now < end <= now + seconds:  # later ends are from before the last boot
+                self._offsets[name], self._former[name] = place, end
 
     def renew(self, name: bytes) -> None:
-        """A client's lease begins anew, now."""
+        """Start a client's lease anew."""
         with self._lock:
             self._former.pop(name, None)
-            if name not in self._places:
-                taken = set(self._places.values())
-                free = next((place for place in _PLACES if place not in taken), None)
+            if name not in self._offsets:
+                taken = set(self._offsets.values())
+                free = next((place for place in _OFFSETS if place not in taken), None)
                 if free is None:
-                    return  # many more servers have come and gone in one lease than ever will
-                self._places[name] = free
-            _SLOT.pack_into(self._map, self._places[name], name, self._clock() + self._seconds)
+                    return  # the file is full, after more servers in one lease than can be
+                self._offsets[name] = free
+            _SLOT.pack_into(self._map, self._offsets[name], name, self._clock() + self._seconds)
 
     def end(self, name: bytes) -> None:
-        """A client keeps nothing."""
+        """End a client's lease."""
         with self._lock:
             self._end(name)
 
     def _end(self, name: bytes) -> None:
         self._former.pop(name, None)
-        if (place := self._places.pop(name, None)) is not None:
+        if (place := self._offsets.pop(name, None)) is not None:
             _SLOT.pack_into(self._map, place, name, 0.0)
 
-    def outlast(self, but: bytes | None) -> bool:
-        """Whether any of an earlier server still lasts, of another client than ``but``."""
+    def has_former(self, but: bytes | None) -> bool:
+        """Return whether a lease from an earlier server is still valid, of another client than ``but``."""
         if not self._former:
             return False
         with self._lock:

@@ -1,8 +1,9 @@
-"""Edge (threads, the clock): the lock master: grants, recalls them for whoever changes a file, and waits.
+"""Edge (threads, the clock): the delegation manager: grants delegations, recalls them for changes, and waits
+for the clients' answers or the end of their leases.
 
-A client holds what it was granted for as long as its lease, which each of its answers renews. It counts from
-when it sent them, the master from when they came: the holder always stops first. A change waits for those who
-must give something up, at most until their leases have run out.
+Each answer of a client renews its lease. The client counts the lease from when it sent the answer, the
+manager from when the answer came: the holder always stops first. A change waits for the clients that have to
+return a delegation, at most until their leases have expired.
 """
 
 from __future__ import annotations
@@ -23,36 +24,39 @@ from millpond.fs.filelocks.service import LockService
 from millpond.fs.vfs.inode_api import WouldBlock, abandoned, may_block
 from millpond.fs.vfs.path_api import os_error
 
-_LOOK_SECONDS = 0.2
-_ARRIVAL_SECONDS = 3.0  # after which the device's mount is not expected any more
-_PATIENCE = 3  # leases: who waits longer waits for others that wait
-_CONTENDED_SECONDS = 0.25  # for which a directory that others wanted is granted to nobody exclusively
-_MOST_CONTENDED = 1024
+_POLL_SECONDS = 0.2
+_REPORT_SECONDS = 3.0  # then the device's mount is not expected any more
+_MAX_WAIT_LEASES = 3  # leases; a longer wait is for others that wait themselves
+_CONTENDED_SECONDS = 0.25  # no exclusive delegation of a directory that others just wanted
+_MAX_CONTENDED = 1024
 
 
 @dataclass(slots=True)
 class _Client:
     name: bytes | None = None
-    heard: float = -math.inf
+    last_heard: float = -math.inf
     is_gone: Callable[[], bool] = lambda: False
     recalls: set[Inode] = field(default_factory=set)
 
 
 class AnnouncedChange:
-    """A change that has begun. ``revoke`` adds files to it."""
+    """A write intent that has begun."""
 
-    def __init__(self, master: DelegationManager, change: WriteIntent) -> None:
-        self._master, self._change = master, change
+    def __init__(self, delegations: DelegationManager, change: WriteIntent) -> None:
+        self._delegations, self._change = delegations, change
 
-    def revoke(self, *inodes: int) -> None:
-        """Return once nobody else keeps these, too. Raises WouldWait and OSError."""
-        self._master.add(self._change, [Inode(inode) for inode in inodes], alone=False)
+    def recall(self, *inodes: int) -> None:
+        """Add these inodes to the intent and wait until no other client holds a delegation of them. Raises
+        WouldBlock and OSError.
+        """
+        self._delegations.add(self._change, [Inode(inode) for inode in inodes], alone=False)
 
 
 class DelegationManager:
-    """Of one volume's locks. Threads may call at once. ``clock`` is in seconds. With ``device``, nothing is
-    granted before the device's mount has told which files its kernel writes; with ``leases``, nothing changed
-    before those of an earlier master are over. ``files`` are the file locks.
+    """Delegations, leases and recalls of one volume. Threads may call at once. ``clock`` is in seconds. With
+    ``device``, nothing is granted before the device's mount has reported which files its kernel writes; with
+    ``leases``, nothing is changed before the leases of an earlier server have expired. ``files`` are the file
+    locks.
     """
 
     def __init__(
@@ -64,248 +68,259 @@ class DelegationManager:
         leases: PersistentLeases | None = None,
     ) -> None:
         self.lease, self._clock, self._leases = lease, clock, leases
-        self._knows_the_device = not device
-        self._expected = clock() + _ARRIVAL_SECONDS
-        self.marks = SharedBitmap()
-        self._table = DelegationTable(self.marks)
+        self._device_reported = not device
+        self._expected = clock() + _REPORT_SECONDS
+        self.bitmap = SharedBitmap()
+        self._table = DelegationTable(self.bitmap)
         self._contended: dict[Inode, float] = {}
-        self._moved = threading.Condition()
+        self._changed = threading.Condition()
         self._clients: dict[Holder, _Client] = {}
         self._numbers = itertools.count(DEVICE + 1)
-        self.files = LockService(self._has_lapsed)
+        self.files = LockService(self._has_expired)
 
     def join(self, name: bytes | None = None) -> Holder:
-        """A new client, whom an earlier master may have known by its name."""
-        with self._moved:
+        """Register a new client; ``name`` finds its lease from an earlier server. Returns its holder
+        number.
+        """
+        with self._changed:
             holder = Holder(next(self._numbers))
             self._clients[holder] = _Client(name)
             return holder
 
     def leave(self, holder: Holder) -> None:
-        """It keeps nothing and will not come back."""
-        with self._moved:
+        """Remove a client that holds nothing and will not come back."""
+        with self._changed:
             self._table.leave(holder)
-            self._end_lease(self._clients.pop(holder, None))
-            self._moved.notify_all()
+            self._erase_lease(self._clients.pop(holder, None))
+            self._changed.notify_all()
         self.files.end(holder)
 
-    def _has_lapsed(self, holder: int) -> bool:
-        """Whether nobody need wait for it. The device has no lease: its connection ends with its mount."""
+    def _has_expired(self, holder: int) -> bool:
+        """Return whether a holder's file locks need not be respected any more. The device's mount has no
+        lease: its connection ends with it.
+        """
         client = self._clients.get(Holder(holder))
-        return holder != DEVICE and (not self.may_hold(Holder(holder)) or client is None or client.is_gone())
+        return holder != DEVICE and (not self.has_lease(Holder(holder)) or client is None or client.is_gone())
 
-    def _end_lease(self, client: _Client | None) -> None:
+    def _erase_lease(self, client: _Client | None) -> None:
         if self._leases and client and client.name:
             self._leases.end(client.name)
 
-    def attend(self, holder: Holder, is_gone: Callable[[], bool]) -> None:
-        """It can be told what to give up from now on, and has given up all of an earlier lease: its lease
-        begins. ``is_gone`` says when it, who closes the connection only when it keeps nothing any more, or
-        its process is.
+    def begin_lease(self, holder: Holder, is_gone: Callable[[], bool]) -> None:
+        """Start a client's lease: its callback channel is connected, and it has dropped all of an earlier
+        lease. ``is_gone`` returns whether the client has closed the channel, which it does only when it holds
+        nothing any more or its process has ended.
         """
-        with self._moved:
-            self._table.returned(holder)
+        with self._changed:
+            self._table.reconnected(holder)
             if client := self._clients.get(holder):
                 client.is_gone = is_gone
-            self.heard(holder)
-            self._moved.notify_all()
+            self.renew_lease(holder)
+            self._changed.notify_all()
 
-    def heard(self, holder: Holder) -> None:
-        """It has answered: its lease begins anew."""
-        with self._moved:
+    def renew_lease(self, holder: Holder) -> None:
+        """Start a client's lease anew, after an answer."""
+        with self._changed:
             client = self._clients.get(holder)
             if client is not None:
                 if self._leases and client.name:
                     self._leases.renew(client.name)
-                client.heard = self._clock()
+                client.last_heard = self._clock()
 
-    def gone(self, holder: Holder) -> None:
-        """It lives no more, or says that it keeps nothing; it may come back."""
-        with self._moved:
+    def expire(self, holder: Holder) -> None:
+        """End the lease of a client that is gone or has returned everything; it may reconnect."""
+        with self._changed:
             if client := self._clients.get(holder):
-                client.heard = -math.inf
-                self._end_lease(client)
-            self._lapse(holder)
+                client.last_heard = -math.inf
+                self._erase_lease(client)
+            self._expire(holder)
 
-    def may_hold(self, holder: Holder) -> bool:
-        """Whether its lease lasts."""
+    def has_lease(self, holder: Holder) -> bool:
+        """Return whether the client's lease is valid."""
         client = self._clients.get(holder)
-        return client is not None and client.heard + self.lease > self._clock()
+        return client is not None and client.last_heard + self.lease > self._clock()
 
     def lease_of(self, holder: Holder) -> tuple[float | None, int]:
-        """The seconds since the holder was heard, None if its lease is over, and how many files it keeps."""
-        with self._moved:
+        """Return the seconds since the client was last heard, None if its lease has expired, and how many
+        delegations it holds.
+        """
+        with self._changed:
             client, kept = self._clients.get(holder), self._table.count(holder)
-            age = math.inf if client is None else self._clock() - client.heard
+            age = math.inf if client is None else self._clock() - client.last_heard
             return (age if age < self.lease else None), kept
 
     @property
     def device(self) -> tuple[bool, int]:
-        """Whether the device's mount has told what its kernel writes, and how many files that are."""
-        with self._moved:
-            return self._knows_the_device, self._table.written
+        """Whether the device's mount has reported, and how many files its kernel writes by passthrough."""
+        with self._changed:
+            return self._device_reported, self._table.written
 
     @property
-    def exclusives(self) -> int:
-        """How many directories are held exclusively."""
-        with self._moved:
-            return self._table.exclusives
+    def exclusive_count(self) -> int:
+        """Number of directories that are delegated exclusively."""
+        with self._changed:
+            return self._table.exclusive_count
 
-    def shared_marks(self) -> int:
-        """The descriptor of the marks, for the device's mount. Raises OSError."""
-        with self._moved:
-            return self.marks.shared()
+    def bitmap_descriptor(self) -> int:
+        """Return the descriptor of the shared bitmap, for the device's mount. Raises OSError."""
+        with self._changed:
+            return self.bitmap.descriptor()
 
-    def device_is_present(self) -> None:
-        """The device's mount has told what its kernel writes."""
-        with self._moved:
-            self._knows_the_device = True
-            self._moved.notify_all()
+    def report_device(self) -> None:
+        """Note that the device's mount has reported which files its kernel writes by passthrough."""
+        with self._changed:
+            self._device_reported = True
+            self._changed.notify_all()
 
     def count(self, holder: Holder) -> int:
-        """How many files it keeps."""
-        with self._moved:
+        """Return how many delegations the client holds."""
+        with self._changed:
             return self._table.count(holder)
 
-    def share(self, holder: Holder, inode: int) -> int:
-        """Grant that it keeps what it is told next of this file; the grant's number, 0 for a refusal."""
-        with self._moved:
-            return self._share(holder, Inode(inode))
+    def grant_read(self, holder: Holder, inode: int) -> int:
+        """Grant a read delegation. Returns the grant's number, 0 for a refusal."""
+        with self._changed:
+            return self._grant_read(holder, Inode(inode))
 
-    def _share(self, holder: Holder, inode: Inode) -> int:
-        may = self._knows_the_device and self.may_hold(holder)
-        return self._table.share(holder, inode) if may else 0
+    def _grant_read(self, holder: Holder, inode: Inode) -> int:
+        may = self._device_reported and self.has_lease(holder)
+        return self._table.grant_read(holder, inode) if may else 0
 
-    def share_data(self, holder: Holder, inode: int) -> int:
-        """The same after a change that has begun, unless the change waits for this client, or the device's
-        kernel writes the file. Raises WouldWait and OSError.
+    def grant_data(self, holder: Holder, inode: int) -> int:
+        """Grant a read delegation after write intents that have begun, unless they wait for this client, or
+        the device's kernel writes the file. Returns the grant's number, 0 for a refusal. Raises WouldBlock
+        and OSError.
         """
-        end = self._clock() + _PATIENCE * self.lease
-        with self._moved:
-            while not (number := self._share(holder, Inode(inode))):
-                if not (self._knows_the_device and self.may_hold(holder)):
+        end = self._clock() + _MAX_WAIT_LEASES * self.lease
+        with self._changed:
+            while not (number := self._grant_read(holder, Inode(inode))):
+                if not (self._device_reported and self.has_lease(holder)):
                     return 0
-                if self._table.is_written(Inode(inode)) or self._table.keeps(holder, Inode(inode)):
+                if self._table.is_written(Inode(inode)) or self._table.holds(holder, Inode(inode)):
                     return 0
                 self._wait(end)
             return number
 
-    def take(self, holder: Holder, inode: int) -> int:
-        """Grant a directory exclusively; the grant's number, 0 for a refusal. It waits for nobody."""
+    def grant_exclusive(self, holder: Holder, inode: int) -> int:
+        """Grant an exclusive directory delegation, without waiting. Returns the grant's number, 0 for a
+        refusal.
+        """
         directory = Inode(inode)
-        with self._moved:
-            if not (self._knows_the_device and self.may_hold(holder)) or self._others_outlast(holder):
+        with self._changed:
+            if not (self._device_reported and self.has_lease(holder)) or self._former_leases_last(holder):
                 return 0
             if self._clock() < self._contended.get(directory, -math.inf):
                 return 0
-            return self._table.take(holder, directory)
+            return self._table.grant_exclusive(holder, directory)
 
-    def untake(self, holder: Holder, inode: int) -> None:
-        """It is not to be exclusive after all."""
-        with self._moved:
-            self._table.untake(holder, Inode(inode))
-            self._moved.notify_all()
+    def downgrade(self, holder: Holder, inode: int) -> None:
+        """Turn the client's exclusive delegation into a read delegation."""
+        with self._changed:
+            self._table.downgrade(holder, Inode(inode))
+            self._changed.notify_all()
 
     def recall(self, holder: Holder, inodes: Iterable[int]) -> None:
-        """Have it give these up before long, though nobody waits for them."""
-        with self._moved:
+        """Recall these inodes from a client, without waiting for the answer."""
+        with self._changed:
             if holder in self._clients:
                 self._recall(holder, {Inode(inode) for inode in inodes})
 
-    def has_taken(self, holder: Holder, inode: int, number: int) -> bool:
-        """Whether it is the holder's exclusively, by this grant."""
-        with self._moved:
-            return self._table.has_taken(holder, Inode(inode), number)
+    def holds_exclusive(self, holder: Holder, inode: int, number: int) -> bool:
+        """Return whether the client has the directory exclusively, by this grant."""
+        with self._changed:
+            return self._table.holds_exclusive(holder, Inode(inode), number)
 
     @contextlib.contextmanager
-    def telling(self, holder: Holder, grants: Mapping[int, int]) -> Iterator[None]:
-        """Around names that the holder tells, of directories that are his by these grants. Raises OSError:
-        ESTALE if one is not: others may know better by now.
+    def flushing(self, holder: Holder, grants: Mapping[int, int]) -> Iterator[None]:
+        """Hold off other clients while names made under these exclusive delegations are applied. Raises
+        OSError: ESTALE if one of them is not the client's any more: others may have changed the directory.
         """
         inodes = [Inode(inode) for inode in grants]
-        with self._moved:
-            if not all(self._table.has_taken(holder, inode, grants[inode]) for inode in inodes):
+        with self._changed:
+            if not all(self._table.holds_exclusive(holder, inode, grants[inode]) for inode in inodes):
                 raise os_error(errno.ESTALE)
-            self._table.begin_telling(inodes)
+            self._table.begin_flush(inodes)
         try:
             yield
         finally:
-            with self._moved:
-                self._table.end_telling(inodes)
-                self._moved.notify_all()
+            with self._changed:
+                self._table.end_flush(inodes)
+                self._changed.notify_all()
 
-    def settle(self, holder: Holder, inode: int) -> bool:
-        """Return once nobody else has this directory exclusively; False if nobody has any. Raises WouldWait
-        and OSError.
+    def recall_directory(self, holder: Holder, inode: int) -> bool:
+        """Recall another client's exclusive delegation of this directory and wait. False: there was none.
+        Raises WouldBlock and OSError.
         """
         directory, table = Inode(inode), self._table
-        if not table.exclusives and not table.is_told(holder, (directory,)):
+        if not table.exclusive_count and not table.is_flushing(holder, (directory,)):
             return False
-        end = self._clock() + _PATIENCE * self.lease
-        with self._moved:
-            while other := table.excluded_by(holder, directory):
+        end = self._clock() + _MAX_WAIT_LEASES * self.lease
+        with self._changed:
+            while other := table.exclusive_holder(holder, directory):
                 self._contend(directory)
-                self._give_way({other: {directory}}, end)
-            while table.is_told(holder, (directory,)):
+                self._recall_and_wait({other: {directory}}, end)
+            while table.is_flushing(holder, (directory,)):
                 self._wait(end)
         return True
 
     def _contend(self, directory: Inode) -> None:
-        """Others want it, too: it is granted to nobody exclusively for a while."""
+        """Note that others want a directory: it is delegated exclusively to no client for a while."""
         now = self._clock()
-        if len(self._contended) >= _MOST_CONTENDED:
+        if len(self._contended) >= _MAX_CONTENDED:
             self._contended = {inode: end for inode, end in self._contended.items() if end > now}
-        if len(self._contended) < _MOST_CONTENDED:
+        if len(self._contended) < _MAX_CONTENDED:
             self._contended[directory] = now + _CONTENDED_SECONDS
 
     def is_written(self, inode: int) -> bool:
-        """Whether the device's kernel writes it."""
-        with self._moved:
+        """Return whether the device's kernel writes the file by passthrough."""
+        with self._changed:
             return self._table.is_written(Inode(inode))
 
-    def is_late(self, holder: Holder, inode: int) -> bool:
-        """Whether others have changed what it kept when its lease ended, which it has not given up since."""
-        with self._moved:
-            return self._table.is_late(holder, Inode(inode))
+    def is_stale(self, holder: Holder, inode: int) -> bool:
+        """Return whether others have changed a file that the client had cached when its lease expired, and
+        that the client has not dropped since.
+        """
+        with self._changed:
+            return self._table.is_stale(holder, Inode(inode))
 
     def forget(self, holder: Holder, inode: int) -> None:
-        """It has forgotten the file."""
-        with self._moved:
+        """Remove all that is known of this client and inode."""
+        with self._changed:
             self._table.forget(holder, Inode(inode))
-            self._moved.notify_all()
+            self._changed.notify_all()
 
     def opened(self, holder: Holder, inode: int) -> bool:
-        """It opens the file, to keep what it reads; False if it may not: the device's kernel writes it, or
-        there is no device's mount that would tell. Raises WouldWait.
+        """Note that the client opens a file and caches it. False if it may not: the device's kernel writes
+        the file by passthrough, or no device's mount has reported. Raises WouldBlock.
         """
         self.await_device()
-        with self._moved:
-            return self._knows_the_device and self._table.opened(holder, Inode(inode))
+        with self._changed:
+            return self._device_reported and self._table.opened(holder, Inode(inode))
 
     def await_device(self) -> None:
-        """Return once the device's mount has told what its kernel writes, or is not expected any more. Raises
-        WouldWait and OSError.
+        """Wait until the device's mount has reported, or is not expected any more. Raises WouldBlock and
+        OSError.
         """
-        with self._moved:
-            while not self._knows_the_device and self._clock() < self._expected:
+        with self._changed:
+            while not self._device_reported and self._clock() < self._expected:
                 self._wait(self._expected, late=math.inf)
 
     def closed(self, holder: Holder, inode: int) -> None:
-        """It has closed the file once."""
-        with self._moved:
+        """Note one close of a file that the client had opened."""
+        with self._changed:
             self._table.closed(holder, Inode(inode))
 
-    def says_closed(self, holder: Holder, inode: int) -> None:
-        """It has closed what it had opened without a word."""
-        with self._moved:
-            self._table.says_open(holder, Inode(inode), is_open=False)
+    def report_closed(self, holder: Holder, inode: int) -> None:
+        """Note that the client has closed a file that it had open locally."""
+        with self._changed:
+            self._table.report_open(holder, Inode(inode), is_open=False)
 
     @contextlib.contextmanager
-    def change(
+    def write_intent(
         self, holder: Holder, *directories: int, inodes: tuple[int, ...] = ()
     ) -> Iterator[AnnouncedChange]:
-        """Around a change of these directories, which nobody else changes meanwhile, and of other files.
-        Raises WouldWait and OSError.
+        """Hold a write intent on these directories, which no other intent changes meanwhile, and on other
+        files. Raises WouldBlock and OSError.
         """
         change = WriteIntent(holder)
         try:
@@ -316,56 +331,58 @@ class DelegationManager:
             self.end(change)
 
     def add(self, change: WriteIntent, inodes: Collection[Inode], *, alone: bool) -> None:
-        """A change is to be of these, too; ``alone`` in order, or two would wait for each other. Returns
-        once nobody else keeps them.
+        """Add inodes to a write intent, and wait until no other client holds a delegation of them; those to
+        be ``alone`` in order, or two intents would deadlock.
         """
-        end = self._clock() + _PATIENCE * self.lease
-        with self._moved:
-            while self._others_outlast(change.holder):
+        end = self._clock() + _MAX_WAIT_LEASES * self.lease
+        with self._changed:
+            while self._former_leases_last(change.holder):
                 self._wait(end)
             for inode in inodes:
-                if self._table.exclusives and self._table.excluded_by(change.holder, inode):
+                if self._table.exclusive_count and self._table.exclusive_holder(change.holder, inode):
                     self._contend(inode)
                 while not self._table.begin(change, inode, alone=alone):
                     self._wait(end)
-            self._clear_the_way(change, end)
+            self._await_conflicts(change, end)
 
-    def _others_outlast(self, holder: Holder) -> bool:
-        """Whether another client may go by what an earlier master granted it."""
+    def _former_leases_last(self, holder: Holder) -> bool:
+        """Return whether another client may hold a delegation from an earlier server."""
         client = self._clients.get(holder)
-        return self._leases is not None and self._leases.outlast(client.name if client else None)
+        return self._leases is not None and self._leases.has_former(client.name if client else None)
 
-    def _clear_the_way(self, change: WriteIntent, end: float) -> None:
-        while others := self._table.in_the_way(change):
-            self._give_way(others, end)
-        while self._table.is_told(change.holder, change.inodes):
+    def _await_conflicts(self, change: WriteIntent, end: float) -> None:
+        while others := self._table.conflicts(change):
+            self._recall_and_wait(others, end)
+        while self._table.is_flushing(change.holder, change.inodes):
             self._wait(end)
 
-    def _give_way(self, others: Mapping[Holder, set[Inode]], end: float) -> None:
-        """Wait for a while until these have given up that."""
+    def _recall_and_wait(self, others: Mapping[Holder, set[Inode]], end: float) -> None:
+        """Recall these delegations, and wait for a while; revoke those of clients that are gone."""
         if not may_block.get():
             raise WouldBlock
         over = min(self._recall(holder, inodes) for holder, inodes in others.items())
-        if not self._lapse_if_gone(others):
-            self._wait(min(end, over, self._clock() + _LOOK_SECONDS), late=end)
-            self._lapse_if_gone(others)
+        if not self._expire_if_gone(others):
+            self._wait(min(end, over, self._clock() + _POLL_SECONDS), late=end)
+            self._expire_if_gone(others)
 
-    def _lapse_if_gone(self, holders: Iterable[Holder]) -> bool:
-        gone = [one for one in holders if not self.may_hold(one) or self._clients[one].is_gone()]
+    def _expire_if_gone(self, holders: Iterable[Holder]) -> bool:
+        gone = [one for one in holders if not self.has_lease(one) or self._clients[one].is_gone()]
         for holder in gone:
-            self._lapse(holder)
+            self._expire(holder)
         return bool(gone)
 
     def _recall(self, holder: Holder, inodes: set[Inode]) -> float:
-        """Ask for what the holder keeps; when its lease is over."""
+        """Queue a recall for the client. Returns when its lease ends."""
         client = self._clients[holder]
         if not inodes <= client.recalls:
             client.recalls |= inodes
-            self._moved.notify_all()
-        return client.heard + self.lease
+            self._changed.notify_all()
+        return client.last_heard + self.lease
 
     def _wait(self, until: float, late: float | None = None) -> None:
-        """For somebody to give up something. Raises WouldWait; OSError: ETIMEDOUT if it is ``late``."""
+        """Wait for a change of state, until ``until``. Raises WouldBlock; OSError: ETIMEDOUT after
+        ``late``.
+        """
         if not may_block.get():
             raise WouldBlock
         now = self._clock()
@@ -373,55 +390,57 @@ class DelegationManager:
             raise os_error(errno.ETIMEDOUT)
         if abandoned.get()():
             raise os_error(errno.ECONNABORTED)
-        self._moved.wait(min(max(0.0, until - now) + 0.001, _LOOK_SECONDS))
+        self._changed.wait(min(max(0.0, until - now) + 0.001, _POLL_SECONDS))
 
-    def _lapse(self, holder: Holder) -> None:
-        self._table.lapse(holder)
+    def _expire(self, holder: Holder) -> None:
+        self._table.expire(holder)
         if client := self._clients.get(holder):
             client.recalls.clear()
-        self._moved.notify_all()
+        self._changed.notify_all()
 
     def end(self, change: WriteIntent) -> None:
-        """It is done, or it will not be."""
-        with self._moved:
+        """End a write intent, whether the change was done or not."""
+        with self._changed:
             self._table.end(change)
-            self._moved.notify_all()
+            self._changed.notify_all()
 
     def next_recall(self, holder: Holder, seconds: float) -> tuple[frozenset[Inode], int]:
-        """What the client has to give up, up to which grant; after so long nothing. The client is asked for
-        it once: ``recalled`` must follow.
+        """Wait for recalls of a client, ``seconds`` at most. Returns the inodes, and the client's last grant.
+        The caller sends them once, and ``return_delegations`` must follow.
         """
-        with self._moved:
+        with self._changed:
             client = self._clients.get(holder)
             if client is None:
                 return frozenset(), 0
-            self._moved.wait_for(lambda: client.recalls or holder not in self._clients, seconds)
-            return frozenset(client.recalls), self._table.latest(holder)
+            self._changed.wait_for(lambda: client.recalls or holder not in self._clients, seconds)
+            return frozenset(client.recalls), self._table.last_grant(holder)
 
-    def recalled(
+    def return_delegations(
         self, holder: Holder, inodes: Collection[Inode], upto: int, is_open: Collection[int]
     ) -> None:
-        """The client keeps these no longer, and has opened some of them without a word, to keep what it
-        reads."""
-        with self._moved:
+        """Return a client's delegations of these inodes, granted by numbers up to ``upto``; ``is_open`` are
+        the ones that it has open locally, cached.
+        """
+        with self._changed:
             client = self._clients.get(holder)
             if client is None:
                 return
             client.recalls.difference_update(inodes)
             for inode in inodes:
-                self._table.says_open(holder, inode, is_open=inode in is_open)
-                self._table.recalled(holder, inode, upto)
-            self._moved.notify_all()
+                self._table.report_open(holder, inode, is_open=inode in is_open)
+                self._table.return_delegation(holder, inode, upto)
+            self._changed.notify_all()
 
     def begin_writing(self, inode: int, *, already: bool = False) -> bool:
-        """The device's kernel is to write the file itself; False if a client keeps it, or has it open and
-        will. Within a change of it, so that it is not kept for nothing; unless it does so ``already``.
+        """Note that the device's kernel is to write the file by passthrough. False if a client holds a
+        delegation of it or has it open. Called within a write intent on the file, unless the kernel writes it
+        ``already``.
         """
-        with self._moved:
+        with self._changed:
             return self._table.begin_writing(Inode(inode), already=already)
 
     def end_writing(self, inode: int) -> None:
-        """The device's kernel has closed it."""
-        with self._moved:
+        """Note that the device's kernel has closed the file."""
+        with self._changed:
             self._table.end_writing(Inode(inode))
-            self._moved.notify_all()
+            self._changed.notify_all()

@@ -1,7 +1,8 @@
-"""Edge (memory that processes share): which directories may be held exclusively, for who only looks.
+"""Edge (memory that processes share): which directories may be delegated exclusively.
 
-The lock master marks a directory before it grants it exclusively. The device's mount looks at the mark, which
-costs nothing, and asks the master only where there is one. Several directories share a mark.
+The delegation manager marks a directory before it grants an exclusive delegation. The device's mount looks at
+the bitmap, which costs no message, and asks the manager only where it is marked. Several directories share a
+slot, which counts them: a counting Bloom filter with one hash.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ _SIZE = _SLOTS * 4
 
 
 class SharedBitmap:
-    """The master's: how many directories have each mark. One thread may call at once."""
+    """The manager's end: a count of exclusive delegations in each slot. One thread may call at once."""
 
     def __init__(self) -> None:
         self._view = memoryview(bytearray(_SIZE)).cast("I")
         self._descriptor = -1
 
-    def shared(self) -> int:
-        """A descriptor of them, to be given away and kept open here. Raises OSError."""
+    def descriptor(self) -> int:
+        """Return the memfd of the slots, to be passed on; it stays open here. Raises OSError."""
         if self._descriptor < 0:
-            descriptor = os.memfd_create("millpond-marks", os.MFD_CLOEXEC)
+            descriptor = os.memfd_create("millpond-bitmap", os.MFD_CLOEXEC)
             try:
                 os.ftruncate(descriptor, _SIZE)
                 view = memoryview(mmap.mmap(descriptor, _SIZE)).cast("I")
@@ -36,11 +37,11 @@ class SharedBitmap:
         return self._descriptor
 
     def add(self, inode: int) -> None:
-        """This one is about to be held exclusively."""
+        """Mark a directory that is about to be delegated exclusively."""
         self._view[inode % _SLOTS] += 1
 
     def remove(self, inode: int) -> None:
-        """It is no longer."""
+        """Unmark a directory that is delegated exclusively no more."""
         self._view[inode % _SLOTS] -= 1
 
     def __del__(self) -> None:
@@ -49,7 +50,7 @@ class SharedBitmap:
 
 
 class SharedBitmapView:
-    """The same, as seen by who was given its ``descriptor``, which is closed."""
+    """The device's end: a read-only view of the slots. Closes ``descriptor``."""
 
     def __init__(self, descriptor: int) -> None:
         try:
@@ -58,5 +59,5 @@ class SharedBitmapView:
             os.close(descriptor)
 
     def has(self, inode: int) -> bool:
-        """Whether this directory may be held exclusively."""
+        """Return whether this directory may be delegated exclusively."""
         return self._view[inode % _SLOTS] > 0

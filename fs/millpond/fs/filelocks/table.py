@@ -1,9 +1,9 @@
-"""Pure: the table of file locks, as Linux has them: POSIX locks of byte ranges (fcntl) and BSD locks of
-whole files (flock), which do not see each other.
+"""Pure: the table of file locks, as Linux has them: POSIX locks of byte ranges (fcntl) and BSD locks of whole
+files (flock), which do not see each other.
 
-Nobody waits here: what a request, a close or the end of a holder lets through is returned as answers to
-those who have waited. As in Linux a waiting request stands in nobody's way, and a deadlock is looked for
-when a wait begins.
+Nothing blocks here: requests that a release or the end of a holder lets through are returned as answers to
+waiting requests. As in Linux a waiting request conflicts with no other, and deadlock is detected when a wait
+begins.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from millpond.fs.vfs.lock_types import OFFSET_MAX, Family, Lock, LockOwner, Mode
 from millpond.fs.vfs.path_api import os_error
 
-_MOST_LOCKS = 4096
-_MOST_WAITERS = 256
+_MAX_LOCKS = 4096
+_MAX_WAITERS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class LockAnswer:
-    """What a request that has waited is told: 0 if the lock is its own now, else an errno."""
+    """Answer to a waiting request: 0 if it has the lock now, else an errno."""
 
     holder: int
     ticket: int
@@ -32,8 +32,8 @@ class LockAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LockOutcome:
-    """``error`` is 0 for a request that is done, None for one that waits, else an errno. ``answers`` go to
-    those who have waited.
+    """Outcome of a request: ``error`` is 0 if it is done, None if it waits, else an errno. ``answers`` go to
+    other requests that have waited.
     """
 
     error: int | None
@@ -56,11 +56,11 @@ class _Waiter:
 
 
 class LockTable:
-    """All locks of all files, which are known by their inodes' numbers. A holder has at most so many locks
-    and so many waiting requests: none can fill the memory or keep all others busy.
+    """Locks of all files, by inode number. Each holder has a limit of locks and of waiting requests, so that
+    none can fill the memory or keep all others busy.
     """
 
-    def __init__(self, most_locks: int = _MOST_LOCKS, most_waiters: int = _MOST_WAITERS) -> None:
+    def __init__(self, most_locks: int = _MAX_LOCKS, most_waiters: int = _MAX_WAITERS) -> None:
         self._most_locks, self._most_waiters = most_locks, most_waiters
         self._held: dict[_Place, dict[LockOwner, list[Lock]]] = {}
         self._queues: dict[_Place, dict[_Ticket, _Waiter]] = {}
@@ -69,70 +69,72 @@ class LockTable:
         self._waiters: Counter[int] = Counter()
 
     def getlk(self, inode: int, lock: Lock) -> Lock | None:
-        """The first POSIX lock in the way of ``lock``. Raises OSError: EINVAL for an unlock."""
+        """Return the first POSIX lock that conflicts with ``lock``. Raises OSError: EINVAL for an unlock."""
         if lock.mode is Mode.UNLOCK:
             raise os_error(errno.EINVAL)
         return next(self._conflicts((inode, Family.POSIX), lock), None)
 
-    def holders_in_the_way(self, inode: int, family: Family, lock: Lock) -> set[int]:
-        """Whose locks are in the way of ``lock``."""
+    def conflicting_holders(self, inode: int, family: Family, lock: Lock) -> set[int]:
+        """Return the holders whose locks conflict with ``lock``."""
         if lock.mode is Mode.UNLOCK:
             return set()
         return {held.owner.holder for held in self._conflicts((inode, family), lock)}
 
     def setlk(self, inode: int, family: Family, lock: Lock, ticket: int | None = None) -> LockOutcome:
-        """Lock, change a lock's mode or unlock. With a ``ticket`` the request waits for what is in its way,
-        unless that waits for its owner (EDEADLK); without one it fails (EAGAIN, which is EWOULDBLOCK).
-        ENOLCK beyond the limits. A ticket is one of its holder's that does not wait already (EINVAL).
+        """Lock, change a lock's mode or unlock. With a ``ticket`` the request waits for conflicting locks,
+        unless that would deadlock (EDEADLK); without one it fails (EAGAIN, which is EWOULDBLOCK). ENOLCK
+        beyond the limits; EINVAL for a ticket of the holder that waits already.
         """
         place = (inode, family)
         if (lock.owner.holder, ticket) in self._waiting:
             return LockOutcome(errno.EINVAL)
         if family is Family.FLOCK:
             lock = replace(lock, start=0, end=OFFSET_MAX)
-            self._drop(place, lock.owner)  # flock(2): changing the mode may lose the lock
+            self._release_owner(place, lock.owner)  # flock(2): changing the mode may lose the lock
         error: int | None
         if lock.mode is Mode.UNLOCK or not self._blocked(place, lock):
             error = self._apply(place, lock)
         else:
             error = self._wait(place, lock, ticket)
-        return LockOutcome(error, self._settle(place))
+        return LockOutcome(error, self._grant_waiters(place))
 
     def release(self, inode: int, family: Family, owner: LockOwner) -> tuple[LockAnswer, ...]:
-        """Unlock all that the owner has: a close. Its requests that wait go on waiting."""
+        """Release all locks of the owner, on close(2). Its waiting requests go on waiting."""
         place = (inode, family)
-        self._drop(place, owner)
-        return self._settle(place)
+        self._release_owner(place, owner)
+        return self._grant_waiters(place)
 
     def end(self, holder: int) -> tuple[LockAnswer, ...]:
-        """The holder is gone: unlock all that its owners have. Its own waiting requests are answered EIO."""
+        """Release all locks of a holder that is gone. Its own waiting requests are answered EIO."""
         mine = [waiter for waiter in self._waiting.values() if waiter.lock.owner.holder == holder]
         answers = [self._answered(waiter, errno.EIO) for waiter in mine]
         places = [(place, list(owners)) for place, owners in self._held.items()]
         for place, owners in places:
             gone = [owner for owner in owners if owner.holder == holder]
             for owner in gone:
-                self._drop(place, owner)
+                self._release_owner(place, owner)
             if gone:
-                answers += self._settle(place)
+                answers += self._grant_waiters(place)
         return tuple(answers)
 
     def cancel(self, holder: int, ticket: int) -> bool:
-        """Give up a request (FUSE's INTERRUPT); whether it was still waiting, and shall be told EINTR."""
+        """Cancel a request (FUSE's INTERRUPT). Returns whether it was still waiting, and is to be answered
+        EINTR.
+        """
         waiter = self._waiting.get((holder, ticket))
         if waiter is not None:
             self._leave(waiter)
         return waiter is not None
 
     def locks(self) -> Iterator[tuple[int, Family, Lock]]:
-        """All that are held."""
+        """Iterate over all locks that are held."""
         for (inode, family), owners in self._held.items():
             for locks in owners.values():
                 for lock in locks:
                     yield inode, family, lock
 
     def waiting(self) -> Iterator[tuple[int, Family, Lock]]:
-        """All that are waited for, the longest first."""
+        """Iterate over all locks that are waited for, the longest wait first."""
         for waiter in self._waiting.values():
             yield *waiter.place, waiter.lock
 
@@ -140,7 +142,9 @@ class LockTable:
         return any(True for _ in self._conflicts(place, lock))
 
     def _conflicts(self, place: _Place, lock: Lock) -> Iterator[Lock]:
-        """What is in the way of ``lock``, in Linux's order: first of the owner who has had locks longest."""
+        """Iterate over the locks that conflict with ``lock``, in Linux's order: first those of the owner that
+        has had locks longest.
+        """
         for locks in self._held.get(place, {}).values():
             for number in range(bisect_left(locks, lock.start, key=lambda held: held.end), len(locks)):
                 if locks[number].start > lock.end:
@@ -149,7 +153,7 @@ class LockTable:
                     yield locks[number]
 
     def _apply(self, place: _Place, lock: Lock) -> int:
-        """Do what conflicts with nothing, if its holder may have as many locks as that makes."""
+        """Apply a lock that conflicts with nothing, within the holder's limit of locks."""
         holder, before = lock.owner.holder, self._held.get(place, {}).get(lock.owner, [])
         after = replaced(before, lock)
         if self._locks[holder] + len(after) - len(before) > self._most_locks:
@@ -157,7 +161,7 @@ class LockTable:
         self._put(place, lock.owner, after)
         return 0
 
-    def _drop(self, place: _Place, owner: LockOwner) -> None:
+    def _release_owner(self, place: _Place, owner: LockOwner) -> None:
         self._put(place, owner, [])
 
     def _put(self, place: _Place, owner: LockOwner, locks: list[Lock]) -> None:
@@ -184,7 +188,9 @@ class LockTable:
         return None
 
     def _deadlocks(self, place: _Place, lock: Lock) -> bool:
-        """Whether one of those for whom it would wait waits, perhaps for others that do, for its owner."""
+        """Return whether an owner that the lock would wait for itself waits, directly or not, for the lock's
+        owner.
+        """
         waits: dict[LockOwner, list[_Waiter]] = {}
         for waiter in self._waiting.values():
             if waiter.place[1] is Family.POSIX:
@@ -209,9 +215,9 @@ class LockTable:
         self._leave(waiter)
         return LockAnswer(waiter.lock.owner.holder, waiter.ticket, error)
 
-    def _settle(self, place: _Place) -> tuple[LockAnswer, ...]:
-        """Let through who can be, in the order of their coming, until nobody can: who comes through may
-        have made his own lock a weaker one.
+    def _grant_waiters(self, place: _Place) -> tuple[LockAnswer, ...]:
+        """Grant waiting requests in order of arrival until no more can be: a granted one may have downgraded
+        its owner's lock.
         """
         answers: list[LockAnswer] = []
         before = -1
@@ -224,7 +230,9 @@ class LockTable:
 
 
 def replaced(locks: list[Lock], new: Lock) -> list[Lock]:
-    """One owner's locks of a file after ``new``: in order, apart, and one where those of one mode touch."""
+    """Return one owner's locks of a file after ``new``: sorted, disjoint, adjacent ones of one mode
+    merged.
+    """
     before, after = [], []
     start, end = new.start, new.end
     for old in locks:

@@ -37,7 +37,7 @@ class KernelLocks:
     def get(self, header: Header, body: memoryview) -> Sequence[Buffer]:
         """Perform GETLK."""
         asked = abi.parse_lock(body)
-        found = self._locks.in_the_way(Node(header.node), _wanted(asked))
+        found = self._locks.first_conflict(Node(header.node), _wanted(asked))
         if found is None:
             return [abi.pack_lock(asked.start, asked.end, Mode.UNLOCK, 0)]
         return [abi.pack_lock(found.start, found.end, found.mode, found.pid)]

@@ -301,10 +301,10 @@ class FuseServer:
         return [*self._entry(found), self._opened(found.node, handle, flags)]
 
     def _opened(self, node: Node, handle: Handle, flags: int) -> bytes:
-        access = self._tree.access(handle)
-        if access is CacheMode.KEPT:
+        access = self._tree.cache_mode(handle)
+        if access is CacheMode.CACHED:
             return abi.pack_opened(handle, abi.OPEN_KEEP_CACHE)
-        if access is CacheMode.KERNEL:
+        if access is CacheMode.PASSTHROUGH:
             backing = self._backings.open(node, handle, self._tree.descriptor(handle))
             if backing is not None:
                 if may_map(flags):

@@ -79,12 +79,12 @@ def _mount(arguments: argparse.Namespace) -> None:
         mounted.callback(os.close, root)
         refusal = "" if binding == "fuse-python" else server.passthrough_refusal(mountpoint, root)
         by_path = binding == "fuse-python" or (binding == "auto" and bool(refusal))
-        inodes = BackingFs(root, chown_new=_may_chown(), public=PUBLIC.encode(), keep=_KEPT_SECONDS)
-        inodes.most = allow_most()  # each file that the kernel has looked up takes one
+        inodes = BackingFs(root, chown_new=_may_chown(), public=PUBLIC.encode(), cache_seconds=_KEPT_SECONDS)
+        inodes.max_descriptors = allow_most()  # each file that the kernel has looked up takes one
         tree: InodeFs = inodes
         if arguments.locks:
             breaker = mounted.enter_context(DeviceDelegationBreaker(arguments.locks))
-            tree = _coherent(inodes, breaker, by_kernel=not by_path)
+            tree = _coherent(inodes, breaker, passthrough=not by_path)
         if by_path:
             _mount_by_fuse_python(tree, mountpoint, arguments.name, refusal)
         else:
@@ -109,12 +109,12 @@ def _mount_by_fuse_python(tree: InodeFs, mountpoint: Path, name: str, refusal: s
     )
 
 
-def _coherent(inodes: BackingFs, breaker: DeviceDelegationBreaker, *, by_kernel: bool) -> InodeFs:
+def _coherent(inodes: BackingFs, breaker: DeviceDelegationBreaker, *, passthrough: bool) -> InodeFs:
     def ask(node: Node | None, request: Callable[[int], LockRequest]) -> LockReply:
         inode = 0 if node is None else inodes.inode(node)
-        return breaker.ask_of_locks(inode, request(inode))
+        return breaker.call_file_locks(inode, request(inode))
 
-    return CoherentFs(inodes, breaker, by_kernel=by_kernel, locks=RemoteLocks(ask))
+    return CoherentFs(inodes, breaker, passthrough=passthrough, locks=RemoteLocks(ask))
 
 
 def _may_chown() -> bool:

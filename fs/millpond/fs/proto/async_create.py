@@ -1,4 +1,4 @@
-"""Pure: the messages by which a client gets a directory exclusively, and tells what names it made there."""
+"""Pure: messages of asynchronous create: directory delegations, preallocated files, and their names."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from millpond.fs.vfs.path_api import Attributes
 from millpond.wire.messages import Kind, Message, message
 
-MOST = 128
-"""Files that are prepared, and names that are told, at once."""
+MAX_BATCH = 128
+"""Most files that one Preallocate makes, and most names that one FlushNames applies."""
 
 
 @dataclass(frozen=True, slots=True)
 class NameUpdate:
-    """A prepared file gets a name in the directory for which it was prepared, which is the client's by this
-    grant. ``serial`` numbers are told in order: one that was told already is not done again. ``time`` is when
-    it was made, in nanoseconds since 1970.
+    """A preallocated file gets a name in its directory, under the client's exclusive delegation ``granted``.
+    Serials are flushed in order: one that was applied already is not applied again. ``time`` is when the name
+    was made, in nanoseconds since 1970.
     """
 
     serial: int
@@ -29,7 +29,9 @@ class NameUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """Names were made in a directory that is the client's by this grant, and taken away again."""
+    """Names were made and removed again in a directory under the client's exclusive delegation
+    ``granted``.
+    """
 
     directory: int
     granted: int
@@ -38,9 +40,9 @@ class Touched:
 @message("fs.prepare", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Preallocate(Message):
-    """Prepare so many files for a directory that is the client's by this grant, or without one: grant it
-    exclusively. An earlier grant of it ends then, and what was prepared by that is given back. Answered by
-    Prepared.
+    """Preallocate ``count`` files for a directory under the exclusive delegation ``granted``. With 0 the
+    server grants the delegation first; an earlier one ends, and its preallocated files are closed. Answered
+    by Preallocated.
     """
 
     node: int
@@ -51,9 +53,9 @@ class Preallocate(Message):
 @message("fs.prepared", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Preallocated(Message):
-    """Files without a name, each open for reading and writing: their nodes, handles, inodes and the grants of
-    their attributes, which are alike but for the inode. ``granted`` is the number of the directory's
-    exclusive grant, 0 if it is refused; the payload is the directory's listing, if that is new.
+    """Unnamed files, each open for reading and writing: nodes, handles, inodes and the grants of their
+    attributes, which are alike but for the inode. ``granted`` is the number of the directory's exclusive
+    delegation, 0 if it is refused; the payload is the directory's listing if the delegation is new.
     """
 
     granted: int
@@ -67,10 +69,10 @@ class Preallocated(Message):
 @message("fs.tell", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class FlushNames(Message):
-    """Prepared files get names, one after the other until one cannot; directories that were ``touched`` have
-    changed now. Answered by Done, or Error: ESTALE if a directory is not the client's by this grant any more,
-    or a file was not prepared for it.
+    """Link preallocated files in order until one fails, and update the times of the ``touched`` directories.
+    Answered by Done, or Error: ESTALE if a directory is not the client's under this delegation any more, or a
+    file was not preallocated for it.
     """
 
-    told: tuple[NameUpdate, ...]
+    updates: tuple[NameUpdate, ...]
     touched: tuple[Touched, ...] = ()

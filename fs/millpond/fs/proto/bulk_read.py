@@ -1,4 +1,4 @@
-"""Pure: the messages by which a client fetches many small files at once, and how what was found is packed."""
+"""Pure: messages that look up and read many small files in one request, and the packing of the results."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes
 from millpond.wire.messages import Kind, Message, message
 
 _FOUND = struct.Struct("!IQQQ?IQIQIIQQIqqqQ")
-"""Which name, node, granted, name_granted, readable, bytes of contents; the attributes in their order."""
+"""Number of the name, node, granted, name_granted, readable, bytes of contents; the attributes in their
+order.
+"""
 _FIELDS = attrgetter(*Attributes.__match_args__)
 
 
 @message("fs.fetch", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Fetch(Message):
-    """Look up these names, of each directory a tuple, and read the whole of each regular file that is granted
-    and has at most ``contents`` bytes. Answered by Fetched.
+    """Look up these names, a tuple for each directory, and read every regular file that is delegated and has
+    at most ``contents`` bytes. Answered by Fetched.
     """
 
     directories: tuple[int, ...]
@@ -33,37 +35,37 @@ class Fetch(Message):
 @message("fs.fetched", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Fetched(Message):
-    """The payload is what was found of the first so many of all the names, as many as had room in it."""
+    """Reply to Fetch: the payload packs the first ``looked`` names' results, as many as fit."""
 
     looked: int
 
 
 class Batch:
-    """A payload of Fetched that is being made: what was found, its contents behind each."""
+    """Packs lookup results, each followed by the file's contents, into the payload of Fetched."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._left = MAX_TRANSFER
 
     def has_room(self, contents: int) -> bool:
-        """Whether a file with so many bytes fits in."""
+        """Return whether a file of this many bytes still fits."""
         return _FOUND.size + contents <= self._left
 
     def add(self, number: int, found: FoundIs, contents: bytes) -> None:
-        """The name of this number stands for that."""
+        """Add the lookup result of the name with this number, and the file's contents."""
         granted = (found.granted, found.name_granted, found.readable)
         head = _FOUND.pack(number, found.node, *granted, len(contents), *_FIELDS(found.attributes))
         self._parts += (head, contents)
         self._left -= len(head) + len(contents)
 
     def packed(self) -> bytes:
-        """All of it."""
+        """Return the payload."""
         return b"".join(self._parts)
 
 
 def unpack_found(data: memoryview) -> Iterator[tuple[int, FoundIs, memoryview]]:
-    """What a Batch packed: the numbers of the names, what they stand for and the contents, which are part of
-    ``data``. Raises ProtocolError for anything else.
+    """Iterate over what a Batch packed: number of the name, lookup result, contents (a view into ``data``).
+    Raises ProtocolError if ``data`` is malformed.
     """
     at = 0
     while at < len(data):

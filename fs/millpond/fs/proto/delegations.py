@@ -1,4 +1,4 @@
-"""Pure: what the device's own mount and the lock master say to each other, on the device."""
+"""Pure: messages between the device's own mount and the delegation manager, over a Unix socket."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from millpond.wire.messages import Message, message
 @message("fs.lock.begin")
 @dataclass(frozen=True, slots=True)
 class BeginChange(Message):
-    """A change begins, or the one that has begun is of these, too: of directories, by nobody else at the same
-    time, and of other files. Answered by Begun once nobody keeps them; by Wait if it is not ``patient`` and
-    somebody does, or by Refused.
+    """Begin a write intent, or extend the one that has begun: ``directories`` are changed by one intent at a
+    time, ``inodes`` are other files. Answered by ChangeBegun once no client holds a delegation of them; by
+    WaitForLeases if a recall is needed and ``may_block`` is false; by ChangeRefused.
     """
 
     directories: tuple[int, ...]
     inodes: tuple[int, ...]
-    patient: bool
+    may_block: bool
 
 
 @message("fs.lock.end")
 @dataclass(frozen=True, slots=True)
 class EndChange(Message):
-    """The change is done, or will not be. Not answered."""
+    """End the write intent, whether the change was done or not. Not answered."""
 
 
 @message("fs.lock.present")
 @dataclass(frozen=True, slots=True)
 class DevicePresent(Message):
-    """The mount is there, and its kernel writes these files itself, as long as this connection lasts, on
-    which all of them are told. Answered by Arrived.
+    """Register the device's mount, and the inodes that its kernel writes by passthrough, as long as this
+    connection lasts. Answered by PresenceAccepted.
     """
 
     inodes: tuple[int, ...]
@@ -39,29 +39,30 @@ class DevicePresent(Message):
 @message("fs.lock.settle")
 @dataclass(frozen=True, slots=True)
 class SettleDirectory(Message):
-    """The mount is about to look at a directory that has a mark. Answered by Begun once nobody has it
-    exclusively; by Wait if it is not ``patient`` and somebody does, or by Refused.
+    """Recall the exclusive delegation of a directory that the shared bitmap shows as delegated. Answered by
+    ChangeBegun once it is returned; by WaitForLeases if a recall is needed and ``may_block`` is false; by
+    ChangeRefused.
     """
 
     inode: int
-    patient: bool
+    may_block: bool
 
 
 @message("fs.lock.write")
 @dataclass(frozen=True, slots=True)
 class BeginWriting(Message):
-    """The kernel is to write a file itself, of which a change has begun; ``anyway``, whoever has it open.
-    Answered by Writing.
+    """Register that the kernel is to write a file by passthrough, under a write intent; with ``force`` even
+    if a client has it open. Answered by WritingBegun.
     """
 
     inode: int
-    anyway: bool = False
+    force: bool = False
 
 
 @message("fs.lock.written")
 @dataclass(frozen=True, slots=True)
 class EndWriting(Message):
-    """The kernel has closed such a file. Not answered."""
+    """Report that the kernel has closed a file that it wrote by passthrough. Not answered."""
 
     inode: int
 
@@ -69,25 +70,25 @@ class EndWriting(Message):
 @message("fs.lock.begun")
 @dataclass(frozen=True, slots=True)
 class ChangeBegun(Message):
-    """Nobody else keeps them."""
+    """No client holds a conflicting delegation any more."""
 
 
 @message("fs.lock.arrived")
 @dataclass(frozen=True, slots=True)
 class PresenceAccepted(Message):
-    """It is known. One byte follows, and with it the descriptor of the marks of ``marks``."""
+    """The mount is registered. One byte follows, and with it the descriptor of the SharedBitmap."""
 
 
 @message("fs.lock.wait")
 @dataclass(frozen=True, slots=True)
 class WaitForLeases(Message):
-    """Nothing has begun: somebody else would have to give up something first."""
+    """Nothing has begun: a delegation would have to be recalled first."""
 
 
 @message("fs.lock.refused")
 @dataclass(frozen=True, slots=True)
 class ChangeRefused(Message):
-    """Nothing has begun, as ``errno`` says."""
+    """Nothing has begun; ``errno`` is the reason."""
 
     errno: int
 
@@ -95,6 +96,6 @@ class ChangeRefused(Message):
 @message("fs.lock.writing")
 @dataclass(frozen=True, slots=True)
 class WritingBegun(Message):
-    """Whether the kernel may; if not, somebody has the file open and keeps what he reads."""
+    """Whether passthrough is allowed; if not, a client has the file open and caches it."""
 
-    by_kernel: bool
+    passthrough: bool

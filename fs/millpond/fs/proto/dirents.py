@@ -1,4 +1,4 @@
-"""Pure: a directory's listing as one payload."""
+"""Pure: packs a directory's listing into one payload."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENTRY = struct.Struct("!QIH")
 
 
 def pack_entries(entries: Iterable[DirectoryEntry]) -> bytes:
-    """The payload of Entries: for each an inode, a mode, the length of its name, its name."""
+    """Pack the payload of Entries: for each name an inode, a mode, the length of the name, the name."""
     packed = []
     for entry in entries:
         name = os.fsencode(entry.name)
@@ -23,7 +23,7 @@ def pack_entries(entries: Iterable[DirectoryEntry]) -> bytes:
 
 
 def unpack_entries(data: Buffer) -> tuple[DirectoryEntry, ...]:
-    """What ``pack_entries`` packed. Raises ProtocolError for anything else."""
+    """Unpack the payload of ``pack_entries``. Raises ProtocolError if it is malformed."""
     data, entries, at = bytes(data), [], 0
     try:
         while at < len(data):

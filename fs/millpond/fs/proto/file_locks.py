@@ -1,8 +1,9 @@
-"""Pure: what is said of file locks to the process that has the table: by the host's client, over its lanes,
-and by the device's mount, over the lock master's socket.
+"""Pure: messages about file locks to the process that has the lock table: from the host's client over its
+session, and from the device's mount over the delegation manager's socket.
 
-A ``file`` is a node to a client, an inode's number to the device's mount. Each request but GetLock names the
-``era`` in which the server knows the asker's locks; in another one it has none any more, and answers Regain.
+A ``file`` is a node to a client, an inode number to the device's mount. Each request but GetLock names the
+lock ``epoch`` in which the server knows the sender's locks; in another epoch the server has none of them any
+more, and answers Regain.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from millpond.wire.messages import Kind, Message, message
 
 
 class LockRequest(Message):
-    """What is asked of file locks."""
+    """Base of all requests about file locks."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class OfFile(LockRequest):
-    """What is asked of those of one file."""
+    """Base of the requests about the locks of one file."""
 
     file: int
 
 
 class LockReply(Message):
-    """The reply to any of it."""
+    """Base of the replies to LockRequest."""
 
     __slots__ = ()
 
@@ -35,7 +36,7 @@ class LockReply(Message):
 @message("fs.file-lock.get", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class GetLock(OfFile):
-    """What is in the way of a POSIX lock. Answered by LockIs."""
+    """Find the first lock that conflicts with a POSIX lock. Answered by LockIs."""
 
     owner: int
     mode: int
@@ -46,9 +47,11 @@ class GetLock(OfFile):
 @message("fs.file-lock.set", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class SetLock(OfFile):
-    """Lock or unlock; ``flock``: of that family. With a ``ticket`` it waits. Answered by LockSet."""
+    """Lock or unlock, in the FLOCK family if ``flock``. With a ``ticket`` the request waits. Answered by
+    LockSet.
+    """
 
-    era: int
+    epoch: int
     flock: bool
     owner: int
     mode: int
@@ -61,9 +64,9 @@ class SetLock(OfFile):
 @message("fs.file-lock.release", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class ReleaseLocks(OfFile):
-    """Unlock all that the owner has of one family. Answered by LockSet."""
+    """Release all locks that the owner has in one family. Answered by LockSet."""
 
-    era: int
+    epoch: int
     flock: bool
     owner: int
 
@@ -71,43 +74,45 @@ class ReleaseLocks(OfFile):
 @message("fs.file-lock.cancel", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class CancelLock(LockRequest):
-    """A request shall wait no longer. Answered by LockSet: 0, or ENOENT if it does not wait."""
+    """Cancel a waiting request. Answered by LockSet: 0, or ENOENT if it does not wait."""
 
-    era: int
+    epoch: int
     ticket: int
 
 
 @message("fs.file-lock.await", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class AwaitLocks(LockRequest):
-    """Answered by LocksAnswered once there is something to say, at the latest after so many seconds."""
+    """Poll for the answers of waiting requests, for ``seconds`` at most. Answered by LocksAnswered."""
 
-    era: int
+    epoch: int
     seconds: float
 
 
 @message("fs.file-lock.drop", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class DropLocks(LockRequest):
-    """The asker does not know what it has: it shall have nothing, and regain what it knows of. Answered by
-    LockSet.
+    """Release all locks of the sender, which does not know them any more and is about to reclaim those it
+    knows. Answered by LockSet.
     """
 
-    era: int
+    epoch: int
 
 
 @message("fs.file-lock.regain", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Regain(LockReply):
-    """Not done: all locks and all that waited were given up, or never known, and ``era`` has begun."""
+    """Nothing was done: the server has no locks of the sender, and lock epoch ``epoch`` has begun. The sender
+    reclaims its locks.
+    """
 
-    era: int
+    epoch: int
 
 
 @message("fs.file-lock.is", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class LockIs(LockReply):
-    """What is in the way, F_UNLCK for nothing; ``pid`` 0 if it is another mount's."""
+    """The conflicting lock, F_UNLCK for none; ``pid`` is 0 if another mount holds it."""
 
     mode: int
     start: int = 0
@@ -118,7 +123,7 @@ class LockIs(LockReply):
 @message("fs.file-lock.done", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class LockSet(LockReply):
-    """0 or an errno; None if it waits."""
+    """Result: 0 or an errno; None if the request waits."""
 
     error: int | None
 
@@ -126,7 +131,7 @@ class LockSet(LockReply):
 @message("fs.file-lock.answered", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class LocksAnswered(LockReply):
-    """What those with these tickets have come to: 0 or an errno each."""
+    """Results of waiting requests, by ticket: 0 or an errno each."""
 
     tickets: tuple[int, ...]
     errors: tuple[int, ...]

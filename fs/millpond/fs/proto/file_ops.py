@@ -1,4 +1,5 @@
-"""Pure: what a client and the server of a volume say to each other, one request and one reply at a time.
+"""Pure: messages of file operations between a client and the server of a volume, one request and one reply at
+a time.
 
 Names and paths are bytes, as the kernel has them. A request that fails is answered by Error. Only Write, Data
 and Entries have a payload of raw bytes.
@@ -20,22 +21,23 @@ MAX_LISTING = 64 << 20
 @message("fs.hello", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class SessionHello(Message):
-    """First on a connection: go on with ``lane`` of the client, or begin it. Both are 16 bytes that nobody
-    else can guess. A client may have several lanes, each a conversation of its own, over the same files. One
-    that is not ``patient`` is answered Pending where others would have to give up a lock first. Answered by
-    Welcome.
+    """First message of a connection: resume session slot ``slot`` of the client, or create it. Both names are
+    16 random bytes that nobody else can guess. A client may have several slots over the same files. A slot
+    that does not ``may_block`` is answered Pending where a recall would be needed. Answered by
+    SessionWelcome.
     """
 
     client: bytes
-    lane: bytes
-    patient: bool = True
+    slot: bytes
+    may_block: bool = True
 
 
 @message("fs.attend", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Attend(Message):
-    """First on a connection: from now on the server asks here, at once for the first time, and the client
-    answers. Answered by Error, ESTALE, if the server does not know the client.
+    """First message of a callback connection (NFSv4.1's backchannel): from now on the server sends Recall
+    here, the first one at once, and the client answers. Answered by Error, ESTALE, if the server does not
+    know the client.
     """
 
     client: bytes
@@ -44,8 +46,8 @@ class Attend(Message):
 @message("fs.recall", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Recall(Message):
-    """Keep no longer what was granted of these files by grants up to ``upto``. No files: nothing, but both
-    know that the other lives. Answered by Recalled.
+    """Callback (CB_RECALL): return the delegations of these inodes up to grant ``upto``. Without inodes it
+    only renews the lease. Answered by Recalled.
     """
 
     inodes: tuple[int, ...]
@@ -55,8 +57,8 @@ class Recall(Message):
 @message("fs.recalled", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Recalled(Message):
-    """It is no longer kept. Those of the files that the client has opened without a word, to keep what it
-    reads, and has not named before.
+    """The delegations are returned (DELEGRETURN). ``open``: those of the inodes that the client has open
+    locally, cached, and has not reported before.
     """
 
     open: tuple[int, ...]
@@ -65,20 +67,20 @@ class Recalled(Message):
 @message("fs.again", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Again(Message):
-    """Answered as the lane's last request was, if that had no payload."""
+    """Repeat the slot's last reply from the reply cache. Answered by that reply, if it had no payload."""
 
 
 @message("fs.goodbye", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Goodbye(Message):
-    """The client ends with this connection. Answered by Done."""
+    """End the client's session, and this connection. Answered by Done."""
 
 
 @message("fs.walk", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Walk(Message):
-    """Look up one name after the other, from ``start`` on. Answered by FoundIs; behind it the whole of a
-    regular file that has at most ``contents`` bytes, if it is granted.
+    """Look up one name after the other, from ``start`` on. Answered by FoundIs; its payload is the whole of a
+    regular file of at most ``contents`` bytes, if a delegation of it is granted.
     """
 
     start: int
@@ -89,7 +91,7 @@ class Walk(Message):
 @message("fs.forget", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Forget(Message):
-    """The client has forgotten these files, however often it found them. Not answered."""
+    """Drop the client's references to these nodes, whatever its lookup counts were. Not answered."""
 
     nodes: tuple[int, ...]
 
@@ -97,7 +99,7 @@ class Forget(Message):
 @message("fs.getattr", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class GetAttributes(Message):
-    """Answered by AttributesAre."""
+    """Get the attributes of a node. Answered by AttributesAre."""
 
     node: int
 
@@ -105,8 +107,8 @@ class GetAttributes(Message):
 @message("fs.setattr", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class SetAttributes(Message):
-    """None is to be kept. Times in nanoseconds since 1970, those named in ``now`` are the present one.
-    Answered by AttributesAre.
+    """Set attributes, None to keep one. Times in nanoseconds since 1970; those named in ``now`` are set to
+    the present time. Answered by AttributesAre.
     """
 
     node: int
@@ -123,7 +125,7 @@ class SetAttributes(Message):
 @message("fs.readdir", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class ReadDirectory(Message):
-    """Answered by Entries."""
+    """List a directory. Answered by Entries."""
 
     node: int
 
@@ -131,7 +133,7 @@ class ReadDirectory(Message):
 @message("fs.readlink", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class ReadLink(Message):
-    """Answered by Link."""
+    """Read a symbolic link. Answered by Link."""
 
     node: int
 
@@ -139,7 +141,7 @@ class ReadLink(Message):
 @message("fs.mknod", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class MakeNode(Message):
-    """Answered by FoundIs. ``rdev`` is a device file's device."""
+    """Make a file, FIFO, socket or device file; ``rdev`` is a device file's number. Answered by FoundIs."""
 
     parent: int
     name: bytes
@@ -151,7 +153,7 @@ class MakeNode(Message):
 @message("fs.mkdir", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class MakeDirectory(Message):
-    """Answered by FoundIs."""
+    """Make a directory. Answered by FoundIs."""
 
     parent: int
     name: bytes
@@ -162,7 +164,7 @@ class MakeDirectory(Message):
 @message("fs.symlink", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class MakeSymlink(Message):
-    """Answered by FoundIs."""
+    """Make a symbolic link. Answered by FoundIs."""
 
     parent: int
     name: bytes
@@ -173,7 +175,7 @@ class MakeSymlink(Message):
 @message("fs.link", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class MakeLink(Message):
-    """Answered by FoundIs."""
+    """Make a hard link. Answered by FoundIs."""
 
     node: int
     parent: int
@@ -183,7 +185,7 @@ class MakeLink(Message):
 @message("fs.unlink", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Unlink(Message):
-    """Answered by Changed."""
+    """Remove a name of a file. Answered by Changed."""
 
     parent: int
     name: bytes
@@ -192,7 +194,7 @@ class Unlink(Message):
 @message("fs.rmdir", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class RemoveDirectory(Message):
-    """Answered by Changed."""
+    """Remove an empty directory. Answered by Changed."""
 
     parent: int
     name: bytes
@@ -201,7 +203,7 @@ class RemoveDirectory(Message):
 @message("fs.rename", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Rename(Message):
-    """``flags`` as of renameat2(2). Answered by Changed."""
+    """Rename, with ``flags`` as in renameat2(2). Answered by Changed."""
 
     parent: int
     name: bytes
@@ -213,8 +215,8 @@ class Rename(Message):
 @message("fs.create", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Create(Message):
-    """Answered by Opened; by Error ESTALE if there is one by now and O_EXCL is not given. ``keeps`` as in
-    Open.
+    """Make and open a regular file. Answered by Opened; by Error ESTALE if the name exists by now and O_EXCL
+    is not given. ``cached`` as in Open.
     """
 
     parent: int
@@ -222,34 +224,38 @@ class Create(Message):
     flags: int
     mode: int
     owner: Owner | None = None
-    keeps: bool = False
+    cached: bool = False
 
 
 @message("fs.open", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Open(Message):
-    """Answered by Opened. ``keeps``: the client wants to keep what it reads."""
+    """Open a file; ``cached``: the client intends to cache what it reads. Answered by Opened."""
 
     node: int
     flags: int
-    keeps: bool = False
+    cached: bool = False
 
 
 @message("fs.read", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Read(Message):
-    """Answered by Data. ``shared``: what is read is to be kept."""
+    """Read a range of an open file; ``want_delegation``: the client caches what it reads. Answered by
+    Data.
+    """
 
     handle: int
     size: int
     offset: int
-    shared: bool = False
+    want_delegation: bool = False
 
 
 @message("fs.readfile", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class ReadFile(Message):
-    """As Read with ``shared``, of a file that the client has open without a word. Answered by Data."""
+    """Read a range of a file that the client has open locally, with a delegation, as Read with
+    ``want_delegation``. Answered by Data.
+    """
 
     node: int
     size: int
@@ -259,22 +265,22 @@ class ReadFile(Message):
 @message("fs.write", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Write(Message):
-    """The payload is the data, which goes to the file's end if ``append``; answered by Written. If it was
-    ``kept_back`` by the client's kernel, and others have changed the file since the lease was over: EIO.
-    What is ``told`` is so first, as by Tell; nothing is written if that fails.
+    """Write the payload, at the file's end if ``append``; answered by Written. ``updates`` are applied first,
+    as by FlushNames, and nothing is written if that fails. ``page_writeback``: the data comes from the client
+    kernel's writeback, and gives EIO if others have changed the file since the lease expired.
     """
 
     handle: int
     offset: int
     append: bool = False
-    kept_back: bool = False
-    told: tuple[NameUpdate, ...] = ()
+    page_writeback: bool = False
+    updates: tuple[NameUpdate, ...] = ()
 
 
 @message("fs.fsync", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Sync(Message):
-    """Answered by Done."""
+    """Flush an open file to the flash. Answered by Done."""
 
     handle: int
     data_only: bool
@@ -283,7 +289,7 @@ class Sync(Message):
 @message("fs.fsyncdir", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class SyncDirectory(Message):
-    """Answered by Done."""
+    """Flush a directory to the flash. Answered by Done."""
 
     node: int
 
@@ -291,7 +297,7 @@ class SyncDirectory(Message):
 @message("fs.fallocate", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Allocate(Message):
-    """As fallocate(2). Answered by AttributesAre."""
+    """Allocate or free a range, as fallocate(2) does. Answered by AttributesAre."""
 
     handle: int
     mode: int
@@ -302,7 +308,7 @@ class Allocate(Message):
 @message("fs.lseek", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Seek(Message):
-    """Where data or a hole begins, as lseek(2). Answered by OffsetIs."""
+    """Find where data or a hole begins, as lseek(2) does. Answered by OffsetIs."""
 
     handle: int
     offset: int
@@ -312,7 +318,7 @@ class Seek(Message):
 @message("fs.release", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Release(Message):
-    """The client has closed an open file. Not answered."""
+    """Close an open file. Not answered."""
 
     handle: int
 
@@ -320,7 +326,7 @@ class Release(Message):
 @message("fs.closed", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Closed(Message):
-    """A file that Recalled may have named is open no more. Not answered."""
+    """Report the close of a file that Recalled may have named as open. Not answered."""
 
     inode: int
 
@@ -328,18 +334,18 @@ class Closed(Message):
 @message("fs.statfs", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class GetStatistics(Message):
-    """Answered by StatisticsAre."""
+    """Get how full the volume is. Answered by StatisticsAre."""
 
 
 @message("fs.welcome", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class SessionWelcome(Message):
-    """``memory`` is another number, but never 0, if the server has forgotten what it knew of the client;
-    ``performed`` is how many of the lane's requests were performed, not counting Hello, Again and Goodbye.
-    ``root`` is the volume's node; locks are leased for ``lease`` seconds.
+    """The session is there. ``verifier`` is never 0 and changes when the server has lost this client's state;
+    ``performed`` counts the slot's requests that were performed, not counting SessionHello, Again and
+    Goodbye. ``root`` is the volume's root node; delegations are leased for ``lease`` seconds.
     """
 
-    memory: int
+    verifier: int
     performed: int
     root: int
     lease: float
@@ -348,19 +354,23 @@ class SessionWelcome(Message):
 @message("fs.pending", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Pending(Message):
-    """Not done: others would have to give up a lock first. To be asked for over a patient lane."""
+    """Nothing was done: a delegation would have to be recalled first (NFS4ERR_DELAY). To be sent again over a
+    slot that may block.
+    """
 
 
 @message("fs.done", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Done(Message):
-    """It is done, and on the device's file system."""
+    """The request is done, and its effect is in the device's file system."""
 
 
 @message("fs.error", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Error(Message):
-    """It failed, as ``errno`` says; ENOENT by ``granted``, as in FoundIs, may be kept of a name."""
+    """The request failed with ``errno``; ENOENT may be cached as a negative entry under grant ``granted``, as
+    in FoundIs.
+    """
 
     errno: int
     granted: int = 0
@@ -378,9 +388,9 @@ class AttributesAre(Message):
 @message("fs.found", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class FoundIs(Message):
-    """A file. ``granted`` is the number of the grant by which its attributes, ``name_granted`` of that by
-    which its name may be kept; 0 for none. ``readable``: the server may read it, a regular file. If it was
-    made, how the ``directory`` is since then.
+    """A file. ``granted`` numbers the grant under which its attributes may be cached, ``name_granted`` the
+    one of its name; 0 for none. ``readable``: a regular file that the server may read. After a create,
+    ``directory`` holds the directory's new attributes.
     """
 
     node: int
@@ -394,7 +404,9 @@ class FoundIs(Message):
 @message("fs.changed", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Changed(Message):
-    """It is done. How the directories are since then, in the request's order; none if nobody knows."""
+    """The change is done. ``directories`` are the new attributes of the request's directories, in order;
+    empty if unknown.
+    """
 
     directories: tuple[AttributesAre, ...] = ()
 
@@ -402,7 +414,7 @@ class Changed(Message):
 @message("fs.entries", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Entries(Message):
-    """The payload is a directory's listing, as of ``listing``; ``granted`` as in FoundIs."""
+    """The payload is a directory's listing, packed by ``pack_entries``; ``granted`` as in FoundIs."""
 
     granted: int = 0
 
@@ -410,7 +422,7 @@ class Entries(Message):
 @message("fs.link.target", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Link(Message):
-    """Where a symbolic link points."""
+    """The target of a symbolic link."""
 
     target: bytes
 
@@ -418,7 +430,9 @@ class Link(Message):
 @message("fs.opened", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Opened(Message):
-    """``direct``: what is read may not be kept, as long as it is open. ``found`` is what was created."""
+    """The file is open. ``direct``: the client must not cache what it reads through this handle. ``found`` is
+    the file that was created.
+    """
 
     handle: int
     direct: bool = False
@@ -428,18 +442,18 @@ class Opened(Message):
 @message("fs.data", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Data(Message):
-    """The payload is what was read; ``granted`` as in FoundIs. ``unseen``: it is not granted, since the
-    device's kernel writes the file.
+    """The payload is the data; ``granted`` as in FoundIs. ``device_writes``: no delegation is granted, since
+    the device's kernel writes the file by passthrough.
     """
 
     granted: int = 0
-    unseen: bool = False
+    device_writes: bool = False
 
 
 @message("fs.offset", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class OffsetIs(Message):
-    """Where a seek has come to."""
+    """The offset that a seek found."""
 
     offset: int
 
@@ -447,7 +461,7 @@ class OffsetIs(Message):
 @message("fs.written", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Written(Message):
-    """How many bytes were written, and how the file is since then, if that is known."""
+    """Number of bytes written, and the file's new attributes, if they are known."""
 
     count: int
     file: AttributesAre | None = None
@@ -462,9 +476,9 @@ class StatisticsAre(Message):
 
 
 UNANSWERED = (Forget, Release, Closed)
-"""What is sent before some other request, whose reply says that these were performed, too."""
+"""One-way requests: they precede another request, whose reply confirms that they were performed, too."""
 
 
 def known_errno(number: int) -> int:
-    """The errno that a peer named, or EIO if there is no such errno here."""
+    """Return the errno that a peer sent, or EIO if there is no such errno here."""
     return number if number in errno.errorcode else errno.EIO

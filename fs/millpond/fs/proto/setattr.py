@@ -1,4 +1,4 @@
-"""Pure: attributes that are to be set, as a message and back."""
+"""Pure: converts attributes to set into a message and back."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _MAX_SECONDS = 1 << 40  # 34,000 years, within any file system's own clamp
 
 
 def set_attributes(node: int, c: SetAttr, handle: int | None) -> p.SetAttributes:
-    """The request to change a file so, by its node and an open file's handle."""
+    """Build the request to set attributes of a node, through an open file's ``handle`` if there is one."""
     times = {"atime": c.atime, "mtime": c.mtime}
     present = tuple(name for name, time in times.items() if time is Now.NOW)
     atime, mtime = (0 if isinstance(time, Now) else time for time in times.values())
     return p.SetAttributes(node, c.mode, c.uid, c.gid, c.size, atime, mtime, present, handle)
 
 
-def asked_changes(request: p.SetAttributes) -> SetAttr:
-    """What is to be set. Raises OSError: EINVAL for what no file can have."""
+def requested_changes(request: p.SetAttributes) -> SetAttr:
+    """Return the attributes that a request sets. Raises OSError: EINVAL for values that no file can have."""
     if request.size is not None:
         within(request.size, 0, _MAX_OFFSET)
     if request.mode is not None:

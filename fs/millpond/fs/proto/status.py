@@ -1,4 +1,4 @@
-"""Pure: how the host asks the server of a volume how it is doing, on a connection for that alone."""
+"""Pure: messages by which the host queries the status of a volume's server, on a connection of their own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from millpond.wire.messages import Kind, Message, message
 @message("fs.status.get", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class GetStatus(Message):
-    """First on a connection, and last. With ``count`` the files are counted, which may take long. Answered by
-    StatusIs.
+    """First and only request of a connection: get the server's status. With ``count`` the files are counted,
+    which may take long. Answered by StatusIs.
     """
 
     count: bool = False
@@ -19,8 +19,8 @@ class GetStatus(Message):
 
 @dataclass(frozen=True, slots=True)
 class ClientIs:
-    """A client: seconds since it was last heard, None if its lease is over; files that it may keep something
-    of; files that it has open with the server's knowledge; whether it has a connection.
+    """Status of a client: seconds since it was last heard, None if its lease has expired; how many files it
+    holds delegations of; how many it has open with the server's knowledge; whether it has a connection.
     """
 
     number: int
@@ -33,9 +33,10 @@ class ClientIs:
 @message("fs.status", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class StatusIs(Message):
-    """``quota`` in bytes, None for none; ``used`` bytes and ``files`` of the public part, None if they were
-    not counted; ``wrong`` by how many bytes the quota's books were, if they were compared. ``device`` is
-    whether the device's own mount has reported, ``written`` the files that its kernel writes.
+    """Status of a volume's server. ``quota`` in bytes, None for none; ``used`` bytes and ``files`` of the
+    public part, None if not counted; ``wrong``: by how many bytes the quota's count was off, if it was
+    compared. ``device``: whether the device's own mount has reported, ``written``: how many files its kernel
+    writes by passthrough.
     """
 
     quota: int | None

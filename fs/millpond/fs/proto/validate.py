@@ -1,6 +1,6 @@
-"""Pure: what a server may say of files and locks: nothing that no kernel can be told.
+"""Pure: checks that a server's replies hold only values that a file, a lock or a file system can have.
 
-What it says may be wrong, but is always something that a file, a lock or a file system can be.
+A reply may still be wrong; it is never one that no kernel can be given.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from functools import singledispatch
 from millpond.base.errors import ProtocolError
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
-from millpond.fs.proto.async_create import MOST, Preallocated
+from millpond.fs.proto.async_create import MAX_BATCH, Preallocated
 from millpond.fs.vfs.lock_types import OFFSET_MAX, Mode
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes
 from millpond.wire.messages import Message
 
 _SHORT, _LONG = (1 << 32) - 1, (1 << 64) - 1
-_MOST_MODE = 0o177777
-_MOST_TARGET = 4095  # bytes: a kernel takes no longer one
-_MOST_LEASE = 3600.0  # seconds
+_MAX_MODE = 0o177777
+_MAX_TARGET = 4095  # bytes: a kernel takes no longer one
+_MAX_LEASE = 3600.0  # seconds
 _TYPES = {stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK}
 
 
 def require_possible(reply: Message) -> None:
-    """Raises ProtocolError for what can't be so."""
+    """Raise ProtocolError if a reply holds impossible values."""
     if not _is_possible(reply):
         raise ProtocolError(f"'{reply.NAME}' says what cannot be so")
 
@@ -64,7 +64,7 @@ def _(reply: p.Written) -> bool:
 @_is_possible.register
 def _(reply: Preallocated) -> bool:
     counts = {len(each) for each in (reply.nodes, reply.handles, reply.inodes, reply.grants)}
-    whole = counts == {0 if reply.attributes is None else len(reply.nodes)} and len(reply.nodes) <= MOST
+    whole = counts == {0 if reply.attributes is None else len(reply.nodes)} and len(reply.nodes) <= MAX_BATCH
     return whole and (reply.attributes is None or _is_file(reply.attributes)) and _are_files(reply)
 
 
@@ -81,7 +81,7 @@ def _(reply: p.OffsetIs) -> bool:
 
 @_is_possible.register
 def _(reply: p.Link) -> bool:
-    return 0 < len(reply.target) <= _MOST_TARGET and b"\0" not in reply.target
+    return 0 < len(reply.target) <= _MAX_TARGET and b"\0" not in reply.target
 
 
 @_is_possible.register
@@ -94,7 +94,7 @@ def _(reply: p.StatisticsAre) -> bool:
 
 @_is_possible.register
 def _(reply: p.SessionWelcome) -> bool:
-    return reply.memory != 0 and reply.performed >= 0 and 0 < reply.lease <= _MOST_LEASE
+    return reply.verifier != 0 and reply.performed >= 0 and 0 < reply.lease <= _MAX_LEASE
 
 
 @_is_possible.register
@@ -119,7 +119,7 @@ def _are_outcomes(errors: Iterable[int]) -> bool:
 
 def _is_file(a: Attributes) -> bool:
     return (
-        0 <= a.mode <= _MOST_MODE
+        0 <= a.mode <= _MAX_MODE
         and stat.S_IFMT(a.mode) in _TYPES
         and 0 <= a.size <= OFFSET_MAX
         and _are_within((a.inode, a.blocks), 0, _LONG)

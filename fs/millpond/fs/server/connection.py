@@ -1,4 +1,6 @@
-"""Edge: serves a volume to one client over one connection."""
+"""Edge: serves a volume to one client over one connection: a session slot, the callback channel, or a status
+query.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,18 @@ def serve(
     idle: float | None = None,
     transfer: float = _TRANSFER_SECONDS,
 ) -> RemoteError | None:
-    """Hold one conversation with a client until its connection ends.
+    """Serve one connection of a client until it ends.
 
-    ``idle`` is how many seconds a client may say nothing once it has said who it is, ``transfer`` how many
-    that, a payload or a reply may take. Returns what ended the conversation, None if the client closed it
-    between two requests.
+    ``idle`` is how many seconds a client may be silent once it has sent its first message, ``transfer`` how
+    many that message, a payload or a reply may take. Returns the error that ended the connection, None if the
+    client closed it between two requests.
     """
     channel.eager = True
     try:
         first = channel.receive(Deadline.after(transfer if idle is None else idle))
         channel.receive_payload(0, Deadline.after(transfer))
         if isinstance(first.message, p.Attend):
-            _call(channel, sessions, first.message)
+            _serve_callbacks(channel, sessions, first.message)
         elif isinstance(first.message, GetStatus):
             channel.send(status(sessions, count=first.message.count), Deadline.after(transfer))
         elif isinstance(first.message, p.SessionHello):
@@ -60,23 +62,23 @@ def serve(
 def _answer_all(
     channel: Channel, sessions: SessionTable, hello: p.SessionHello, idle: float | None, transfer: float
 ) -> None:
-    client, lane = sessions.enter(hello, channel)
+    client, slot = sessions.attach(hello, channel)
     buffer = memoryview(bytearray(MAX_TRANSFER))
     try:
-        welcome = p.SessionWelcome(client.memory, lane.performed, ROOT, sessions.master.lease)
+        welcome = p.SessionWelcome(client.verifier, slot.performed, ROOT, sessions.delegations.lease)
         channel.send(welcome, Deadline.after(transfer))
         head = channel.receive(Deadline.after(idle))
         while not isinstance(head.message, p.Goodbye):
-            _answer(channel, lane, head, transfer, hello.patient, buffer)
+            _answer(channel, slot, head, transfer, hello.may_block, buffer)
             head = channel.receive(Deadline.after(idle))
         sessions.end(client)
         channel.send(p.Done(), Deadline.after(transfer))
     finally:
-        sessions.leave(client, lane, channel)
+        sessions.detach(client, slot, channel)
 
 
 def _answer(
-    channel: Channel, lane: SessionSlot, head: Head, seconds: float, may_wait: bool, buffer: memoryview
+    channel: Channel, slot: SessionSlot, head: Head, seconds: float, may_wait: bool, buffer: memoryview
 ) -> None:
     deadline = Deadline.after(seconds)
     if head.payload_size and not isinstance(head.message, p.Write):
@@ -88,7 +90,7 @@ def _answer(
     payload = buffer[: head.payload_size]
     channel.receive_into(payload, deadline)
     try:
-        reply, body = lane.perform(channel, head.message, payload, may_wait=may_wait)
+        reply, body = slot.perform(channel, head.message, payload, may_wait=may_wait)
     except OSError as error:
         reply, body = p.Error(error.errno or errno.EIO), b""
     if isinstance(head.message, p.UNANSWERED):
@@ -100,31 +102,35 @@ def _answer(
             os.close(body.descriptor)
 
 
-def _call(channel: Channel, sessions: SessionTable, attend: p.Attend) -> None:
-    """Tell a client what it has to give up, until its connection ends."""
-    client, master = sessions.known(attend.client), sessions.master
+def _serve_callbacks(channel: Channel, sessions: SessionTable, attend: p.Attend) -> None:
+    """Send recalls to a client until its callback connection ends."""
+    client, delegations = sessions.find(attend.client), sessions.delegations
     if client is None:
         channel.send(p.Error(errno.ESTALE), Deadline.after(_TRANSFER_SECONDS))
         return
-    client.caller = channel
-    master.attend(client.holder, lambda: client.caller is not None and client.caller.peer_has_closed)
+    client.callback_channel = channel
+    delegations.begin_lease(
+        client.holder, lambda: client.callback_channel is not None and client.callback_channel.peer_has_closed
+    )
     try:
-        _recall(channel, client, master, at_once=True)
-        while sessions.known(attend.client) is client and client.caller is channel:
-            _recall(channel, client, master)
+        _recall(channel, client, delegations, at_once=True)
+        while sessions.find(attend.client) is client and client.callback_channel is channel:
+            _recall(channel, client, delegations)
     finally:
-        if channel.peer_has_closed and client.caller is channel:
-            master.gone(client.holder)
+        if channel.peer_has_closed and client.callback_channel is channel:
+            delegations.expire(client.holder)
 
 
 def _recall(
-    channel: Channel, client: ClientSession, master: DelegationManager, *, at_once: bool = False
+    channel: Channel, client: ClientSession, delegations: DelegationManager, *, at_once: bool = False
 ) -> None:
-    """What is to be given up, or after a while nothing: each answer renews the lease."""
-    inodes, upto = master.next_recall(client.holder, 0 if at_once else master.lease / _CALLS_PER_LEASE)
-    answer = channel.call(p.Recall(tuple(inodes), upto), p.Recalled, Deadline.after(2 * master.lease))
-    master.heard(client.holder)
-    master.recalled(client.holder, inodes, upto, frozenset(answer.open))
+    """Send the next recall, or after a while an empty one: each answer renews the lease."""
+    inodes, upto = delegations.next_recall(
+        client.holder, 0 if at_once else delegations.lease / _CALLS_PER_LEASE
+    )
+    answer = channel.call(p.Recall(tuple(inodes), upto), p.Recalled, Deadline.after(2 * delegations.lease))
+    delegations.renew_lease(client.holder)
+    delegations.return_delegations(client.holder, inodes, upto, frozenset(answer.open))
 
 
 def _refuse(channel: Channel, error: ProtocolError) -> None:

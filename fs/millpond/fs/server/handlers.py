@@ -1,4 +1,4 @@
-"""Edge: how each request of a client is done on a volume."""
+"""Edge: performs each request of a client on a volume."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from millpond.fs.proto import bulk_read as f
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
 from millpond.fs.proto.dirents import pack_entries
-from millpond.fs.proto.setattr import asked_changes
+from millpond.fs.proto.setattr import requested_changes
 from millpond.fs.server.client_state import ROOT_INODE, ClientState
 from millpond.fs.vfs.inode_api import ROOT, Buffer, FoundEntry, Node
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, Handle, os_error, within
@@ -32,75 +32,81 @@ _DONE: Reply = (p.Done(), b"")
 
 
 class RequestHandlers(ClientState):
-    """The requests of one client on ``tree``, whose locks ``master`` has. Threads may call at once."""
+    """Handlers of the requests of one client on ``tree``. Threads may call at once."""
 
-    def _directory(self, number: int) -> tuple[Node, int]:
-        """One to be changed, and its grant of before: others' changes after it recall what the reply says."""
-        node = self._changing(number)
-        return node, self._share(node)
+    def _parent_and_grant(self, number: int) -> tuple[Node, int]:
+        """Return a directory that is about to be changed, and a grant from before: a later change by others
+        recalls the attributes in the reply.
+        """
+        node = self._writable_node(number)
+        return node, self._grant_read(node)
 
-    def _found(self, found: FoundEntry, named: int = 0) -> p.FoundIs:
-        """The client knows the file from now on. Its attributes are looked at once they are granted."""
-        self._keep(found.node)
-        granted = self._share(found.node)
-        attributes = self._plain.getattr(found.node).attributes if granted else found.attributes
+    def _found_reply(self, found: FoundEntry, named: int = 0) -> p.FoundIs:
+        """Build the reply of a lookup. The attributes are read after they are granted."""
+        self._reference(found.node)
+        granted = self._grant_read(found.node)
+        attributes = self._backing.getattr(found.node).attributes if granted else found.attributes
         readable = bool(granted) and self._may_read(found.node, attributes)
         return p.FoundIs(found.node, attributes, granted, named, readable)
 
-    def _made(self, made: FoundEntry, parent: Node, granted: int) -> p.FoundIs:
-        return replace(self._found(made, granted), directory=self._now(parent, granted))
+    def _created_reply(self, made: FoundEntry, parent: Node, granted: int) -> p.FoundIs:
+        return replace(self._found_reply(made, granted), directory=self._attributes_after(parent, granted))
 
-    def _now(self, node: Node, granted: int) -> p.AttributesAre | None:
-        """How a file is after a change, which was done in any case."""
+    def _attributes_after(self, node: Node, granted: int) -> p.AttributesAre | None:
+        """Return a node's attributes after a change; None if they cannot be read, since the change is done in
+        any case.
+        """
         try:
-            return p.AttributesAre(self._plain.getattr(node).attributes, granted)
+            return p.AttributesAre(self._backing.getattr(node).attributes, granted)
         except OSError:
             return None
 
     def _may_read(self, node: Node, attributes: Attributes) -> bool:
-        return stat.S_ISREG(attributes.mode) and self._plain.may_read(node)
+        return stat.S_ISREG(attributes.mode) and self._backing.may_read(node)
 
     def _done(self, operation: Callable[..., None], *arguments: object) -> Reply:
         operation(*arguments)
         return _DONE
 
     def do(self, request: Message, payload: Buffer) -> Reply:
-        """``perform``, found at once: a singledispatchmethod makes a function for each call."""
+        """Perform a request: as ``perform``, but without the function object that singledispatchmethod makes
+        for each call.
+        """
         kind: Any = type(request)
         return _performer(kind)(self, request, payload)
 
     @singledispatchmethod
     def perform(self, request: Message, _payload: Buffer) -> Reply:
-        """Do what the client asks for. Raises OSError; ProtocolError if it is no request; WouldWait."""
+        """Perform a request. Raises OSError; ProtocolError if it is none of a volume's; WouldBlock."""
         raise ProtocolError(f"'{request.NAME}' is no request to a volume")
 
     @perform.register
     def _(self, request: p.Walk, _payload: Buffer) -> Reply:
         start = self._node(request.start)
-        named = self._share(start) if len(request.names) == 1 else 0
+        named = self._grant_read(start) if len(request.names) == 1 else 0
         try:
-            found = self._found(self._walked(start, request.names), named)
+            found = self._found_reply(self._walk(start, request.names), named)
         except FileNotFoundError:
             return p.Error(errno.ENOENT, named), b""
         if found.readable and 0 < found.attributes.size <= min(request.contents, MAX_TRANSFER):
-            return found, self._whole(Node(found.node), found.attributes.size)
+            return found, self._read_whole(Node(found.node), found.attributes.size)
         return found, b""
 
-    def _walked(self, start: Node, names: tuple[bytes, ...]) -> FoundEntry:
-        if names and self._plain.hides(start, names[0]):
+    def _walk(self, start: Node, names: tuple[bytes, ...]) -> FoundEntry:
+        if names and self._backing.hides(start, names[0]):
             raise os_error(errno.ENOENT)
-        return self._tree.walk(start, names)
+        return self._coherent.walk(start, names)
 
-    def _whole(self, node: Node, size: int) -> bytes:
-        """All of a file; nothing if that does not succeed."""
+    def _read_whole(self, node: Node, size: int) -> bytes:
+        """Return the whole of a file, nothing if that fails."""
         try:
-            handle = self._plain.open(node, os.O_RDONLY)
+            handle = self._backing.open(node, os.O_RDONLY)
         except OSError:
             return b""
         try:
-            data = bytes(self._plain.read(handle, size + 1, 0))
+            data = bytes(self._backing.read(handle, size + 1, 0))
         finally:
-            self._plain.release(handle)
+            self._backing.release(handle)
         return data if len(data) == size else b""
 
     @perform.register
@@ -108,7 +114,7 @@ class RequestHandlers(ClientState):
         most, batch, looked = within(request.contents, 0, MAX_TRANSFER // 2), f.Batch(), 0
         for number, names in zip(request.directories, request.names, strict=False):
             directory = self._node(number)
-            named = self._share(directory)
+            named = self._grant_read(directory)
             for name in names:
                 if not batch.has_room(most):
                     return f.Fetched(looked), batch.packed()
@@ -119,13 +125,15 @@ class RequestHandlers(ClientState):
     def _fetch(
         self, batch: f.Batch, number: int, directory: Node, name: bytes, named: int, most: int
     ) -> None:
-        """Nothing, if there is no such name. All is looked at once it is granted, as for Walk."""
+        """Add one name's lookup and its contents to the batch; nothing if there is no such name. All is read
+        after it is granted, as for Walk.
+        """
         try:
-            found = self._found(self._walked(directory, (name,)), named)
+            found = self._found_reply(self._walk(directory, (name,)), named)
         except OSError:
             return
         whole = found.readable and 0 < found.attributes.size <= most
-        batch.add(number, found, self._whole(Node(found.node), found.attributes.size) if whole else b"")
+        batch.add(number, found, self._read_whole(Node(found.node), found.attributes.size) if whole else b"")
 
     @perform.register
     def _(self, request: p.Forget, _payload: Buffer) -> Reply:
@@ -136,195 +144,201 @@ class RequestHandlers(ClientState):
     @perform.register
     def _(self, request: p.GetAttributes, _payload: Buffer) -> Reply:
         node = self._node(request.node)
-        self._tree.settle(node)
+        self._coherent.recall_directory(node)
         return self._attributes(node), b""
 
     def _attributes(self, node: Node) -> p.AttributesAre:
-        granted = self._share(node)
-        return p.AttributesAre(self._plain.getattr(node).attributes, granted)
+        granted = self._grant_read(node)
+        return p.AttributesAre(self._backing.getattr(node).attributes, granted)
 
     @perform.register
     def _(self, request: p.SetAttributes, _payload: Buffer) -> Reply:
-        node = self._changing(request.node)
-        handle = None if request.handle is None else self._own(request.handle)
-        if handle is not None and self._behind(handle) != node:
+        node = self._writable_node(request.node)
+        handle = None if request.handle is None else self._handle(request.handle)
+        if handle is not None and self._node_of(handle) != node:
             raise os_error(errno.EBADF)
-        self._tree.setattr(node, asked_changes(request), handle)
+        self._coherent.setattr(node, requested_changes(request), handle)
         return self._attributes(node), b""
 
     @perform.register
     def _(self, request: p.ReadDirectory, _payload: Buffer) -> Reply:
         node = self._node(request.node)
-        granted = self._share(node)
-        handle = self._tree.opendir(node)
+        granted = self._grant_read(node)
+        handle = self._coherent.opendir(node)
         try:
-            found = (entry for entry in self._tree.readdir(handle, 0) if self._shows(node, entry.name))
+            found = (entry for entry in self._coherent.readdir(handle, 0) if self._shows(node, entry.name))
             listing = pack_entries(found)
         finally:
-            self._tree.release(handle)
+            self._coherent.release(handle)
         if len(listing) > p.MAX_LISTING:
             raise os_error(errno.EOVERFLOW)
         return p.Entries(granted), listing
 
     def _shows(self, node: Node, name: str) -> bool:
-        return name not in (".", "..") and (node != ROOT or not self._plain.hides(node, os.fsencode(name)))
+        return name not in (".", "..") and (node != ROOT or not self._backing.hides(node, os.fsencode(name)))
 
     @perform.register
     def _(self, request: p.ReadLink, _payload: Buffer) -> Reply:
-        return p.Link(self._tree.readlink(self._node(request.node))), b""
+        return p.Link(self._coherent.readlink(self._node(request.node))), b""
 
     @perform.register
     def _(self, request: p.MakeNode, _payload: Buffer) -> Reply:
         mode = within(request.mode, 0, 0o177777)
-        parent, granted = self._directory(request.parent)
-        made = self._tree.mknod(parent, request.name, mode, request.rdev, request.owner)
-        return self._made(made, parent, granted), b""
+        parent, granted = self._parent_and_grant(request.parent)
+        made = self._coherent.mknod(parent, request.name, mode, request.rdev, request.owner)
+        return self._created_reply(made, parent, granted), b""
 
     @perform.register
     def _(self, request: p.MakeDirectory, _payload: Buffer) -> Reply:
-        parent, granted = self._directory(request.parent)
-        made = self._tree.mkdir(parent, request.name, request.mode, request.owner)
-        return self._made(made, parent, granted), b""
+        parent, granted = self._parent_and_grant(request.parent)
+        made = self._coherent.mkdir(parent, request.name, request.mode, request.owner)
+        return self._created_reply(made, parent, granted), b""
 
     @perform.register
     def _(self, request: p.MakeSymlink, _payload: Buffer) -> Reply:
-        parent, granted = self._directory(request.parent)
-        made = self._tree.symlink(parent, request.name, request.target, request.owner)
-        return self._made(made, parent, granted), b""
+        parent, granted = self._parent_and_grant(request.parent)
+        made = self._coherent.symlink(parent, request.name, request.target, request.owner)
+        return self._created_reply(made, parent, granted), b""
 
     @perform.register
     def _(self, request: p.MakeLink, _payload: Buffer) -> Reply:
-        parent, granted = self._directory(request.parent)
-        made = self._tree.link(self._node(request.node), parent, request.name)
-        return self._made(made, parent, granted), b""
+        parent, granted = self._parent_and_grant(request.parent)
+        made = self._coherent.link(self._node(request.node), parent, request.name)
+        return self._created_reply(made, parent, granted), b""
 
     @perform.register
     def _(self, request: p.Unlink, _payload: Buffer) -> Reply:
-        parent, granted = self._directory(request.parent)
-        self._tree.unlink(parent, request.name)
+        parent, granted = self._parent_and_grant(request.parent)
+        self._coherent.unlink(parent, request.name)
         return self._changed((parent, granted))
 
     @perform.register
     def _(self, request: p.RemoveDirectory, _payload: Buffer) -> Reply:
-        parent, granted = self._directory(request.parent)
-        self._tree.rmdir(parent, request.name)
+        parent, granted = self._parent_and_grant(request.parent)
+        self._coherent.rmdir(parent, request.name)
         return self._changed((parent, granted))
 
     @perform.register
     def _(self, request: p.Rename, _payload: Buffer) -> Reply:
-        one, other = self._directory(request.parent), self._directory(request.new_parent)
+        one, other = self._parent_and_grant(request.parent), self._parent_and_grant(request.new_parent)
         names = (request.name, other[0], request.new_name)
-        self._tree.rename(one[0], *names, within(request.flags, 0, 7))
+        self._coherent.rename(one[0], *names, within(request.flags, 0, 7))
         return self._changed(one, other)
 
     def _changed(self, *directories: tuple[Node, int]) -> Reply:
-        known = [self._now(node, granted) for node, granted in directories]
+        known = [self._attributes_after(node, granted) for node, granted in directories]
         return p.Changed(tuple(one for one in known if one) if all(known) else ()), b""
 
     @perform.register
     def _(self, request: p.Create, _payload: Buffer) -> Reply:
         self._require_room()
-        self._await_device(request.keeps)
+        self._await_device(request.cached)
         flags = request.flags & _CREATE_FLAGS
-        parent, granted = self._directory(request.parent)
-        made, handle = self._tree.create(parent, request.name, flags, request.mode, request.owner)
+        parent, granted = self._parent_and_grant(request.parent)
+        made, handle = self._coherent.create(parent, request.name, flags, request.mode, request.owner)
         try:
-            direct = self._opened(handle, made.node, request.keeps)
+            direct = self._add_open(handle, made.node, request.cached)
         except OSError:
-            self._plain.forget(made.node, 1)
+            self._backing.forget(made.node, 1)
             raise
         try:
-            return p.Opened(handle, direct, self._made(made, parent, granted)), b""
-        except OSError:  # the client does not hear of it
+            return p.Opened(handle, direct, self._created_reply(made, parent, granted)), b""
+        except OSError:  # the client never learns of the handle
             self._close_and_forget(made.node, handle)
             raise
 
-    def _await_device(self, keeps: bool) -> None:
-        """Before anything is done: who may not wait for it asks again elsewhere."""
-        if keeps:
-            self._master.await_device()
+    def _await_device(self, cached: bool) -> None:
+        """Wait for the device's report before anything is done, so that Pending leaves nothing behind."""
+        if cached:
+            self._delegations.await_device()
 
     @perform.register
     def _(self, request: p.Open, _payload: Buffer) -> Reply:
         self._require_room()
-        self._await_device(request.keeps)
+        self._await_device(request.cached)
         node = self._node(request.node)
-        handle = self._tree.open(node, within(request.flags, 0, (1 << 31) - 1) & _CREATE_FLAGS & ~os.O_EXCL)
-        return p.Opened(handle, self._opened(handle, node, request.keeps)), b""
+        handle = self._coherent.open(
+            node, within(request.flags, 0, (1 << 31) - 1) & _CREATE_FLAGS & ~os.O_EXCL
+        )
+        return p.Opened(handle, self._add_open(handle, node, request.cached)), b""
 
     @perform.register
     def _(self, request: p.Read, _payload: Buffer) -> Reply:
-        handle = self._own(request.handle)
+        handle = self._handle(request.handle)
         offset = within(request.offset, 0, _MAX_OFFSET)
         size = min(within(request.size, 0, _MAX_OFFSET), MAX_TRANSFER)
-        head = self._share_data(self._behind(handle)) if request.shared else p.Data()
-        return head, self._part(handle, size, offset)
+        head = self._grant_data(self._node_of(handle)) if request.want_delegation else p.Data()
+        return head, self._read_range(handle, size, offset)
 
-    def _share_data(self, node: Node) -> p.Data:
-        if not self._plain.is_public(node):
+    def _grant_data(self, node: Node) -> p.Data:
+        if not self._backing.is_public(node):
             return p.Data()
-        inode = self._plain.inode(node)
-        granted = self._master.share_data(self.holder, inode)
-        return p.Data(granted, unseen=not granted and self._master.is_written(inode))
+        inode = self._backing.inode(node)
+        granted = self._delegations.grant_data(self.holder, inode)
+        return p.Data(granted, device_writes=not granted and self._delegations.is_written(inode))
 
     @perform.register
     def _(self, request: p.ReadFile, _payload: Buffer) -> Reply:
         node, offset = self._node(request.node), within(request.offset, 0, _MAX_OFFSET)
         size = min(within(request.size, 0, _MAX_OFFSET), MAX_TRANSFER)
-        head = self._share_data(node)
-        handle = self._plain.open(node, os.O_RDONLY)
+        head = self._grant_data(node)
+        handle = self._backing.open(node, os.O_RDONLY)
         try:
-            return head, self._part(handle, size, offset)
+            return head, self._read_range(handle, size, offset)
         finally:
-            self._plain.release(handle)
+            self._backing.release(handle)
 
-    def _part(self, handle: Handle, size: int, offset: int) -> bytes | FileSlice:
-        """What is read; a larger part is to be sent from where it lies, and its descriptor then closed."""
+    def _read_range(self, handle: Handle, size: int, offset: int) -> bytes | FileSlice:
+        """Return a range of an open file; a large one as a FileSlice, to be sent by sendfile(2) and its
+        descriptor then closed.
+        """
         if size >= _LARGE:
-            descriptor = self._tree.descriptor(handle)
+            descriptor = self._coherent.descriptor(handle)
             size = max(0, min(size, os.fstat(descriptor).st_size - offset))
             if size >= _LARGE:
                 return FileSlice(os.dup(descriptor), offset, size)
-        return bytes(self._tree.read(handle, size, offset))
+        return bytes(self._coherent.read(handle, size, offset))
 
     @perform.register
     def _(self, request: p.Write, payload: Buffer) -> Reply:
-        handle, offset = self._own(request.handle), within(request.offset, 0, _MAX_OFFSET)
-        self._preparing.tell(request.told, self._changing)
-        node = self._behind(handle)
-        granted = self._share(node)
+        handle, offset = self._handle(request.handle), within(request.offset, 0, _MAX_OFFSET)
+        self._preallocated.flush(request.updates, self._writable_node)
+        node = self._node_of(handle)
+        granted = self._grant_read(node)
 
-        def is_late() -> bool:
-            return request.kept_back and self._master.is_late(self.holder, self._plain.inode(node))
+        def is_stale() -> bool:
+            return request.page_writeback and self._delegations.is_stale(
+                self.holder, self._backing.inode(node)
+            )
 
-        count = self._tree.write(handle, payload, offset, append=request.append, unless=is_late)
-        return p.Written(count, self._now(node, granted)), b""
+        count = self._coherent.write(handle, payload, offset, append=request.append, is_stale=is_stale)
+        return p.Written(count, self._attributes_after(node, granted)), b""
 
     @perform.register
     def _(self, request: p.Sync, _payload: Buffer) -> Reply:
-        return self._done(self._tree.fsync, self._own(request.handle), request.data_only)
+        return self._done(self._coherent.fsync, self._handle(request.handle), request.data_only)
 
     @perform.register
     def _(self, request: p.SyncDirectory, _payload: Buffer) -> Reply:
-        handle = self._tree.opendir(self._node(request.node))
+        handle = self._coherent.opendir(self._node(request.node))
         try:
-            self._tree.fsync(handle, False)
+            self._coherent.fsync(handle, False)
         finally:
-            self._tree.release(handle)
+            self._coherent.release(handle)
         return _DONE
 
     @perform.register
     def _(self, request: p.Allocate, _payload: Buffer) -> Reply:
-        handle = self._own(request.handle)
+        handle = self._handle(request.handle)
         where = within(request.offset, 0, _MAX_OFFSET), within(request.length, 0, _MAX_OFFSET)
-        node = self._behind(handle)
-        self._tree.allocate(handle, within(request.mode, 0, 0xFF), *where)
+        node = self._node_of(handle)
+        self._coherent.allocate(handle, within(request.mode, 0, 0xFF), *where)
         return self._attributes(node), b""
 
     @perform.register
     def _(self, request: p.Seek, _payload: Buffer) -> Reply:
-        handle, offset = self._own(request.handle), within(request.offset, 0, _MAX_OFFSET)
-        return p.OffsetIs(self._tree.seek(handle, offset, within(request.whence, 0, 4))), b""
+        handle, offset = self._handle(request.handle), within(request.offset, 0, _MAX_OFFSET)
+        return p.OffsetIs(self._coherent.seek(handle, offset, within(request.whence, 0, 4))), b""
 
     @perform.register
     def _(self, request: p.Release, _payload: Buffer) -> Reply:
@@ -333,28 +347,28 @@ class RequestHandlers(ClientState):
     @perform.register
     def _(self, request: n.Preallocate, _payload: Buffer) -> Reply:
         self._require_room(request.count)
-        return self._preparing.answer(request, self._changing)
+        return self._preallocated.answer(request, self._writable_node)
 
     @perform.register
     def _(self, request: n.FlushNames, _payload: Buffer) -> Reply:
-        return self._done(self._preparing.tell, request.told, self._changing, request.touched)
+        return self._done(self._preallocated.flush, request.updates, self._writable_node, request.touched)
 
     @perform.register
     def _(self, request: p.Closed, _payload: Buffer) -> Reply:
-        return self._done(self._master.says_closed, self.holder, request.inode)
+        return self._done(self._delegations.report_closed, self.holder, request.inode)
 
     @perform.register
     def _(self, request: r.OfFile, _payload: Buffer) -> Reply:
-        inode = self._plain.inode(self._node(request.file))
-        return self._master.files.perform(self.holder, inode, request), b""
+        inode = self._backing.inode(self._node(request.file))
+        return self._delegations.files.perform(self.holder, inode, request), b""
 
     @perform.register
     def _(self, request: r.LockRequest, _payload: Buffer) -> Reply:
-        return self._master.files.perform(self.holder, ROOT_INODE, request), b""
+        return self._delegations.files.perform(self.holder, ROOT_INODE, request), b""
 
     @perform.register
     def _(self, _request: p.GetStatistics, _payload: Buffer) -> Reply:
-        return p.StatisticsAre(self._tree.statfs()), b""
+        return p.StatisticsAre(self._coherent.statfs()), b""
 
 
 @functools.cache

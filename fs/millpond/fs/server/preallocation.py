@@ -1,4 +1,4 @@
-"""Edge: the files that were prepared for one client of a volume, until it tells their names."""
+"""Edge: files preallocated for one client, which get their names when the client flushes them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from dataclasses import dataclass, replace
 from millpond.fs.coherence.coherent_fs import CoherentFs
 from millpond.fs.coherence.delegation_table import Holder
 from millpond.fs.coherence.manager import DelegationManager
-from millpond.fs.proto.async_create import MOST, NameUpdate, Preallocate, Preallocated, Touched
+from millpond.fs.proto.async_create import MAX_BATCH, NameUpdate, Preallocate, Preallocated, Touched
 from millpond.fs.proto.dirents import pack_entries
 from millpond.fs.store.backing_fs import BackingFs
 from millpond.fs.vfs.inode_api import FoundEntry, Node
 from millpond.fs.vfs.path_api import Attributes, DirectoryEntry, Handle, os_error, within
 
 log = logging.getLogger(__name__)
-_MOST_PREPARED = 1024  # of one client
-_MOST_NAMES = 10_000  # in a directory that is granted exclusively: they are all told
-_LONGEST = 264  # bytes that a name takes in a directory
-_ROOM = 64 << 20  # bytes that are left on the flash, or nothing is prepared: others shall have the last of it
-_FILES = 1024  # the same, of files
-_MOST_TIME = (1 << 40) * 10**9
+_MAX_PREALLOCATED = 1024  # of one client
+_MAX_NAMES = 10_000  # in a directory delegated exclusively: the grant lists them all
+_MAX_ENTRY_BYTES = 264  # bytes of a name in a directory
+_MIN_FREE_BYTES = 64 << 20  # on the flash, below which nothing is preallocated: others need the rest
+_MIN_FREE_FILES = 1024  # likewise
+_MAX_TIME = (1 << 40) * 10**9
 Keep = Callable[[FoundEntry, Handle], int]
 Close = Callable[[Node, Handle], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """In the directory with this inode it is to get its name, for which there is room."""
+    """A preallocated file, with room reserved for its name in the directory with this inode."""
 
     parent: Node
     directory: int
@@ -40,195 +40,203 @@ class _File:
 
 
 class PreallocatedFiles:
-    """For ``holder``. ``keep`` notes that the client knows a file and has it open, and grants its attributes.
-    Raises OSError if it cannot. ``close`` undoes that, unless the client has.
+    """Unnamed files of one client. ``keep`` notes that the client knows a file and has it open, and grants
+    its attributes; raises OSError. ``close`` undoes that, unless the client has.
     """
 
     def __init__(
         self,
         tree: BackingFs,
-        guarded: CoherentFs,
-        master: DelegationManager,
+        coherent: CoherentFs,
+        delegations: DelegationManager,
         holder: Holder,
         keep: Keep,
         close: Close,
     ) -> None:
-        self._tree, self._guarded, self._keep, self._close_and_forget = tree, guarded, keep, close
-        self._master, self._holder = master, holder
+        self._tree, self._coherent, self._register, self._close_and_forget = tree, coherent, keep, close
+        self._delegations, self._holder = delegations, holder
         self._files: dict[Node, _File] = {}
         self._parents: Counter[Node] = Counter()
-        self._told = 0
-        self._telling = threading.Lock()
+        self._last_serial = 0
+        self._flush_lock = threading.Lock()
         self._lock, self._closed = threading.Lock(), False
 
     @property
     def count(self) -> int:
-        """How many files have no name yet."""
+        """Number of files that have no name yet."""
         return len(self._files)
 
-    def needs(self, node: Node) -> bool:
-        """Whether names are to be told of in this directory: then it must not be forgotten."""
+    def is_pinned(self, node: Node) -> bool:
+        """Return whether names may still be flushed in this directory, which must not be forgotten then."""
         return node in self._parents
 
     def answer(self, request: Preallocate, node_of: Callable[[int], Node]) -> tuple[Preallocated, bytes]:
-        """What the client asks for. Raises OSError."""
-        with self._needed(Node(request.node)):
+        """Perform a Preallocate request. Returns the reply and its payload. Raises OSError."""
+        with self._pinned(Node(request.node)):
             node = node_of(request.node)
             if request.granted:
-                return self._prepare(node, request.granted, request.count), b""
-            return self._grant(node, request.count)
+                return self._preallocate(node, request.granted, request.count), b""
+            return self._grant_exclusive(node, request.count)
 
     @contextlib.contextmanager
-    def _needed(self, directory: Node) -> Iterator[None]:
-        """It is not forgotten for the files that are prepared meanwhile, though none may be noted yet."""
+    def _pinned(self, directory: Node) -> Iterator[None]:
+        """Keep the directory from being forgotten while its first files are being preallocated."""
         with self._lock:
             self._parents[directory] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._needs_less(directory)
+                self._unpin(directory)
 
-    def _needs_less(self, directory: Node) -> None:
+    def _unpin(self, directory: Node) -> None:
         self._parents[directory] -= 1
         self._parents = +self._parents
 
-    def _grant(self, node: Node, count: int) -> tuple[Preallocated, bytes]:
-        """The directory exclusively, with its listing, unless anything speaks against it."""
-        within(count, 1, MOST)
+    def _grant_exclusive(self, node: Node, count: int) -> tuple[Preallocated, bytes]:
+        """Grant an exclusive delegation of the directory, with its listing and first preallocated files;
+        refuse if anything speaks against it.
+        """
+        within(count, 1, MAX_BATCH)
         inode = self._tree.inode(node)
-        granted = self._master.take(self._holder, inode) if self._may(node) else 0
+        granted = self._delegations.grant_exclusive(self._holder, inode) if self._may_grant(node) else 0
         if not granted:
             return Preallocated(0), b""
-        self._give_back(inode)
+        self._close_former(inode)
         try:
-            if (names := self._names(node)) is not None:
-                prepared = self._prepare(node, granted, count)
+            if (names := self._list_names(node)) is not None:
+                prepared = self._preallocate(node, granted, count)
                 if prepared.nodes:
                     return prepared, pack_entries(names)
         except OSError as error:
-            log.debug("a directory is not granted exclusively: %s", error)
-        self._master.untake(self._holder, inode)
+            log.debug("no exclusive delegation of a directory: %s", error)
+        self._delegations.downgrade(self._holder, inode)
         return Preallocated(0), b""
 
-    def _give_back(self, directory: int) -> None:
-        """What was prepared by an earlier grant of it, of which the client has not heard, or goes by no more:
-        it can get no name now.
+    def _close_former(self, directory: int) -> None:
+        """Close the files preallocated under an earlier delegation of the directory: they can get no name
+        now.
         """
         for node, file in list(self._files.items()):
             if file.directory == directory:
                 self._close_and_forget(node, file.handle)
 
-    def _may(self, node: Node) -> bool:
-        """Whether names can be made there, and there is room to spare."""
-        return self._tree.is_public(node) and self._tree.may_name(node) and self._has_room()
+    def _may_grant(self, node: Node) -> bool:
+        """Return whether names can be made in the directory, and there is room to spare."""
+        return self._tree.is_public(node) and self._tree.can_preallocate(node) and self._has_room()
 
     def _has_room(self) -> bool:
         s = self._tree.statfs()
-        return s.available * s.fragment_size >= _ROOM and s.files_free >= _FILES and not self._tree.is_full
+        return (
+            s.available * s.fragment_size >= _MIN_FREE_BYTES
+            and s.files_free >= _MIN_FREE_FILES
+            and not self._tree.is_full
+        )
 
-    def _names(self, node: Node) -> list[DirectoryEntry] | None:
-        """All in a directory; None if they are too many."""
-        if self._tree.getattr(node).attributes.size > _MOST_NAMES * _LONGEST:
-            return None  # to count them would take long
+    def _list_names(self, node: Node) -> list[DirectoryEntry] | None:
+        """Return all names in a directory; None if they are too many."""
+        if self._tree.getattr(node).attributes.size > _MAX_NAMES * _MAX_ENTRY_BYTES:
+            return None  # listing them would take long
         handle = self._tree.opendir(node)
         try:
             found = [entry for entry in self._tree.readdir(handle, 0) if entry.name not in (".", "..")]
         finally:
             self._tree.release(handle)
-        return found if len(found) <= _MOST_NAMES else None
+        return found if len(found) <= _MAX_NAMES else None
 
-    def _prepare(self, node: Node, granted: int, count: int) -> Preallocated:
-        """As many as there is room for. Raises OSError: ESTALE if the directory is not the client's by this
-        grant, and what prevents the first.
+    def _preallocate(self, node: Node, granted: int, count: int) -> Preallocated:
+        """Preallocate up to ``count`` files, as there is room. Raises OSError: ESTALE if the directory is not
+        the client's under this delegation, or the reason why there is not even one.
         """
-        within(count, 1, MOST)
-        if not self._master.has_taken(self._holder, self._tree.inode(node), granted):
+        within(count, 1, MAX_BATCH)
+        if not self._delegations.holds_exclusive(self._holder, self._tree.inode(node), granted):
             raise os_error(errno.ESTALE)
-        count = min(count, _MOST_PREPARED - len(self._files)) if self._has_room() else 0
-        held = self._tree.hold_names(node, count)
+        count = min(count, _MAX_PREALLOCATED - len(self._files)) if self._has_room() else 0
+        held = self._tree.reserve_names(node, count)
         made: list[tuple[FoundEntry, Handle, int]] = []
         try:
             while len(made) < held and not self._tree.is_full:
-                made.append(self._one(node))
+                made.append(self._create_one(node))
         except OSError:
             if not made:
                 raise
         finally:
-            self._tree.let_go_names(held - len(made))
-        return _told(granted, made)
+            self._tree.release_names(held - len(made))
+        return _preallocated_reply(granted, made)
 
-    def _one(self, directory: Node) -> tuple[FoundEntry, Handle, int]:
-        """A file with room held for its name. Raises OSError."""
+    def _create_one(self, directory: Node) -> tuple[FoundEntry, Handle, int]:
+        """Create one unnamed file, for whose name room is reserved. Raises OSError."""
         inode = self._tree.inode(directory)
-        found, handle = self._guarded.prepare(directory)
+        found, handle = self._coherent.create_unnamed(directory)
         try:
-            granted = self._keep(found, handle)
-            self._note(found.node, _File(directory, inode, handle))
-        except OSError:  # the client does not hear of it
+            granted = self._register(found, handle)
+            self._add(found.node, _File(directory, inode, handle))
+        except OSError:  # the client never learns of it
             self._close_and_forget(found.node, handle)
             raise
         return found, handle, granted
 
-    def _note(self, node: Node, file: _File) -> None:
+    def _add(self, node: Node, file: _File) -> None:
         with self._lock:
             if self._closed:
                 raise os_error(errno.ESTALE)
             self._files[node] = file
             self._parents[file.parent] += 1
 
-    def _drop(self, node: Node) -> None:
-        """It has its name, or will get none."""
+    def _remove(self, node: Node) -> None:
+        """Remove a file that has its name now, or will get none."""
         with self._lock:
             if (file := self._files.pop(node, None)) is None:
                 return
-            self._needs_less(file.parent)
-        self._tree.let_go_names(1)
+            self._unpin(file.parent)
+        self._tree.release_names(1)
 
     def close(self) -> None:
-        """The client is gone: nothing will be named any more."""
+        """Release all reservations of a client that is gone."""
         with self._lock:
             self._closed, left = True, list(self._files)
         for node in left:
-            self._drop(node)
+            self._remove(node)
 
     def forget(self, node: Node, handle: Handle) -> None:
-        """The client has closed a file: it will not name what it got prepared open as that."""
+        """Forget a preallocated file that the client has closed without naming it."""
         if (file := self._files.get(node)) and file.handle == handle:
-            self._drop(node)
+            self._remove(node)
 
-    def tell(
+    def flush(
         self, names: Sequence[NameUpdate], node_of: Callable[[int], Node], touched: Sequence[Touched] = ()
     ) -> None:
-        """Give these names. Raises OSError."""
-        if max(len(names), len(touched)) > MOST:
+        """Give preallocated files their names, and update the times of the ``touched`` directories. Raises
+        OSError.
+        """
+        if max(len(names), len(touched)) > MAX_BATCH:
             raise os_error(errno.EMSGSIZE)
         if not (names or touched):
             return
-        with self._telling:
-            new = [each for each in names if each.serial > self._told]
+        with self._flush_lock:
+            new = [each for each in names if each.serial > self._last_serial]
             places: list[NameUpdate | Touched] = [*new, *touched]
             directories = {node: node_of(node) for node in {each.directory for each in places}}
             inodes = {number: self._tree.inode(node) for number, node in directories.items()}
             grants = {inodes[each.directory]: each.granted for each in places}
-            with self._master.telling(self._holder, grants):
+            with self._delegations.flushing(self._holder, grants):
                 for each in new:
-                    self._name(each, directories[each.directory], inodes[each.directory])
+                    self._link(each, directories[each.directory], inodes[each.directory])
                 for one in touched:
                     self._tree.touch(directories[one.directory])
 
-    def _name(self, naming: NameUpdate, directory: Node, inode: int) -> None:
+    def _link(self, naming: NameUpdate, directory: Node, inode: int) -> None:
         node = Node(naming.node)
         file = self._files.get(node)
         if file is None or file.directory != inode:
             raise os_error(errno.ESTALE)
-        time = within(naming.time, 0, _MOST_TIME)
-        self._tree.give_name(node, directory, naming.name, within(naming.mode, 0, 0o777), time)
-        self._drop(node)
-        self._told = naming.serial
+        time = within(naming.time, 0, _MAX_TIME)
+        self._tree.link_unnamed(node, directory, naming.name, within(naming.mode, 0, 0o777), time)
+        self._remove(node)
+        self._last_serial = naming.serial
 
 
-def _told(granted: int, made: Sequence[tuple[FoundEntry, Handle, int]]) -> Preallocated:
+def _preallocated_reply(granted: int, made: Sequence[tuple[FoundEntry, Handle, int]]) -> Preallocated:
     attributes: Attributes | None = None
     for found, _, _ in made:
         attributes = replace(found.attributes, inode=0)

@@ -1,8 +1,9 @@
-"""Edge (threads, the clock): the clients of a volume, and what each was told last, across their connections.
+"""Edge (threads, the clock): sessions of a volume's clients: slots, each with a reply cache, across
+connections.
 
-A client whose connections are lost may come back for a while: its files are as they were, and it hears again
-what it did not hear, so that nothing is done twice. Whoever comes with a lane's name has it from then on:
-what still arrives over an earlier connection is not done.
+A client whose connections are lost may come back for a while: its files are still open, and the last reply of
+each slot is replayed if it was lost, so that no request is performed twice. The connection that names a slot
+last has it: requests that still arrive over an earlier connection are not performed.
 """
 
 from __future__ import annotations
@@ -21,51 +22,51 @@ from millpond.fs.vfs.inode_api import Buffer, WouldBlock, abandoned, may_block
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
-_KEEP_SECONDS = 60.0
-_MOST = 64
-_MOST_LANES = 16
-_NAME = 16  # bytes
+_RETENTION_SECONDS = 60.0
+_MAX_CLIENTS = 64
+_MAX_SLOTS = 16
+_ID_BYTES = 16  # bytes of a client's or slot's name
 
 
 class SessionSlot:
-    """One conversation of a client: the requests of the connection that has it are performed, one at a time.
-    ``performed`` counts them.
+    """Session slot (NFSv4.1): requests execute one at a time; the last reply is cached for replay.
+    ``performed`` counts the requests.
     """
 
     def __init__(self, requests: RequestHandlers) -> None:
         self.performed = 0
-        self._requests = requests
+        self._handlers = requests
         self._last: Message | None = None
         self._lock = threading.Lock()
         self._channel: Channel | None = None
 
-    def take(self, channel: Channel) -> None:
-        """It belongs to this connection now; an earlier one is of no more use."""
+    def bind(self, channel: Channel) -> None:
+        """Bind the slot to this connection; an earlier one is shut down."""
         with self._lock:
             before, self._channel = self._channel, channel
         if before and before is not channel:
             before.shut_down()
 
-    def leave(self, channel: Channel) -> None:
-        """It belongs to no connection now, unless it belongs to another."""
+    def detach(self, channel: Channel) -> None:
+        """Unbind the slot from this connection, if it is still bound to it."""
         with self._lock:
             if self._channel is channel:
                 self._channel = None
 
     @property
-    def away(self) -> bool:
-        """Whether it belongs to no connection."""
+    def disconnected(self) -> bool:
+        """Whether the slot is bound to no connection."""
         return self._channel is None
 
     def perform(self, channel: Channel, request: Message, payload: Buffer, *, may_wait: bool) -> Reply:
-        """Do what the client asks for over ``channel``. Raises OSError for what cannot be told again,
-        ProtocolError, and ConnectionLost if the lane has gone on elsewhere.
+        """Perform a request that came over ``channel``. Raises OSError if there is no reply to replay,
+        ProtocolError, and ConnectionLost if the slot is bound to another connection by now.
         """
         with self._lock:
-            if self._channel is not channel or self._requests.closed:
+            if self._channel is not channel or self._handlers.closed:
                 raise ConnectionLost(f"{channel.peer} has come back over another connection")
             if isinstance(request, p.Again):
-                return self._again(), b""
+                return self._replay(), b""
             may_block.set(may_wait)
             abandoned.set(lambda: channel.peer_has_closed)
             reply, body = self._perform(request, payload)
@@ -75,7 +76,7 @@ class SessionSlot:
 
     def _perform(self, request: Message, payload: Buffer) -> Reply:
         try:
-            return self._requests.do(request, payload)
+            return self._handlers.do(request, payload)
         except WouldBlock:
             return p.Pending(), b""
         except OSError as error:
@@ -83,96 +84,109 @@ class SessionSlot:
         except (OverflowError, ValueError):  # a number or a name that no system call takes
             return p.Error(errno.EINVAL), b""
 
-    def _again(self) -> Message:
+    def _replay(self) -> Message:
         if self._last is None:
-            raise OSError(errno.EIO, "there is nothing to be told again")
+            raise OSError(errno.EIO, "there is no reply to replay")
         return self._last
 
 
 class ClientSession:
-    """One client's files and lanes. ``memory`` tells it from the same client once it was forgotten;
-    ``caller`` is the connection over which it is told what to give up.
+    """One client's state and slots. ``verifier`` changes when a client of this name is created anew;
+    ``callback_channel`` is the connection over which recalls are sent.
     """
 
-    def __init__(self, name: bytes, tree: BackingFs, master: DelegationManager) -> None:
-        self.name, self.memory = name, int.from_bytes(os.urandom(7)) + 1
-        self.requests = RequestHandlers(tree, master, name)
-        self.lanes: dict[bytes, SessionSlot] = {}
-        self.caller: Channel | None = None
+    def __init__(self, name: bytes, tree: BackingFs, delegations: DelegationManager) -> None:
+        self.name, self.verifier = name, int.from_bytes(os.urandom(7)) + 1
+        self.handlers = RequestHandlers(tree, delegations, name)
+        self.slots: dict[bytes, SessionSlot] = {}
+        self.callback_channel: Channel | None = None
 
     @property
     def holder(self) -> Holder:
-        """Of locks."""
-        return self.requests.holder
+        """The client's number as a holder of delegations and locks."""
+        return self.handlers.holder
 
     @property
-    def away(self) -> bool:
-        """Whether it has no connection."""
-        return all(lane.away for lane in self.lanes.values())
+    def disconnected(self) -> bool:
+        """Whether no slot has a connection."""
+        return all(slot.disconnected for slot in self.slots.values())
 
-    def lane(self, name: bytes, peer: str) -> SessionSlot:
-        """The lane with this name. Raises ProtocolError."""
-        if name not in self.lanes and len(self.lanes) >= _MOST_LANES:
-            raise ProtocolError(f"{peer} would have more than {_MOST_LANES} lanes")
-        return self.lanes.setdefault(name, SessionSlot(self.requests))
+    def slot(self, name: bytes, peer: str) -> SessionSlot:
+        """Return the slot with this name, new if there is none. Raises ProtocolError."""
+        if name not in self.slots and len(self.slots) >= _MAX_SLOTS:
+            raise ProtocolError(f"{peer} would have more than {_MAX_SLOTS} slots")
+        return self.slots.setdefault(name, SessionSlot(self.handlers))
 
 
 class SessionTable:
-    """All clients of ``tree``. A client is remembered for ``keep`` seconds without a connection. ``sandbox``
-    says what else than the tree this process could reach.
+    """Sessions of all clients of ``tree``. A client is remembered for ``retention`` seconds without a
+    connection. ``sandbox`` says what else than the tree this process could reach.
     """
 
     def __init__(
-        self, tree: BackingFs, master: DelegationManager | None = None, keep: float = _KEEP_SECONDS
+        self,
+        tree: BackingFs,
+        delegations: DelegationManager | None = None,
+        retention: float = _RETENTION_SECONDS,
     ) -> None:
-        self.master = master or DelegationManager()
-        self.tree, self._keep = tree, keep
+        self.delegations = delegations or DelegationManager()
+        self.tree, self._retention = tree, retention
         self.sandbox = ""
         self._clients: dict[bytes, ClientSession] = {}
         self._timers: dict[bytes, threading.Timer] = {}
         self._lock = threading.Lock()
 
-    def enter(self, hello: p.SessionHello, channel: Channel) -> tuple[ClientSession, SessionSlot]:
-        """The client and its lane, both new if they are not known. Raises ProtocolError."""
-        for name in (hello.client, hello.lane):
-            if len(name) != _NAME:
-                raise ProtocolError(f"{channel.peer} sent a name of {len(name)} bytes, not {_NAME}")
+    def attach(self, hello: p.SessionHello, channel: Channel) -> tuple[ClientSession, SessionSlot]:
+        """Bind a connection to the client's slot; both are created if they are not known. Raises
+        ProtocolError.
+        """
+        for name in (hello.client, hello.slot):
+            if len(name) != _ID_BYTES:
+                raise ProtocolError(f"{channel.peer} sent a name of {len(name)} bytes, not {_ID_BYTES}")
         with self._lock:
             if hello.client not in self._clients:
                 self._make_room(channel)
-                self._clients[hello.client] = ClientSession(hello.client, self.tree, self.master)
+                self._clients[hello.client] = ClientSession(hello.client, self.tree, self.delegations)
             client = self._clients[hello.client]
-            lane = client.lane(hello.lane, channel.peer)
+            slot = client.slot(hello.slot, channel.peer)
             if timer := self._timers.pop(hello.client, None):
                 timer.cancel()
-        lane.take(channel)  # once its last request is done: nobody else waits for that
-        return client, lane
+        slot.bind(channel)  # waits for its last request, without the table's lock
+        return client, slot
 
     def clients(self) -> tuple[ClientSession, ...]:
-        """All of now."""
+        """Return the sessions of all clients."""
         with self._lock:
             return tuple(self._clients.values())
 
-    def known(self, name: bytes) -> ClientSession | None:
-        """The client with this name."""
+    def find(self, name: bytes) -> ClientSession | None:
+        """Return the session of the client with this name, None if it is not known."""
         with self._lock:
             return self._clients.get(name)
 
     def _make_room(self, channel: Channel) -> None:
-        """At most so many, so that nobody can fill the memory with them; the longest away goes first."""
-        if len(self._clients) >= _MOST:
-            away = (name for name in self._timers if not self.master.may_hold(self._clients[name].holder))
-            longest = next(away, None)
+        """Keep the number of clients bounded, so that none can fill the memory; the one disconnected longest
+        goes first.
+        """
+        if len(self._clients) >= _MAX_CLIENTS:
+            disconnected = (
+                name for name in self._timers if not self.delegations.has_lease(self._clients[name].holder)
+            )
+            longest = next(disconnected, None)
             if longest is None:
-                raise ProtocolError(f"{channel.peer} would be the {_MOST + 1}th client")
-            self._remove(longest).requests.close()
+                raise ProtocolError(f"{channel.peer} would be the {_MAX_CLIENTS + 1}th client")
+            self._remove(longest).handlers.close()
 
-    def leave(self, client: ClientSession, lane: SessionSlot, channel: Channel) -> None:
-        """The connection has ended."""
-        lane.leave(channel)
+    def detach(self, client: ClientSession, slot: SessionSlot, channel: Channel) -> None:
+        """Unbind a connection that has ended; a client without any expires after ``retention`` seconds."""
+        slot.detach(channel)
         with self._lock:
-            if self._clients.get(client.name) is client and client.away and client.name not in self._timers:
-                timer = threading.Timer(self._keep, self._expire, [client])
+            if (
+                self._clients.get(client.name) is client
+                and client.disconnected
+                and client.name not in self._timers
+            ):
+                timer = threading.Timer(self._retention, self._expire, [client])
                 timer.daemon = True
                 self._timers[client.name] = timer
                 timer.start()
@@ -180,12 +194,12 @@ class SessionTable:
     def _expire(self, client: ClientSession) -> None:
         with self._lock:
             if self._timers.get(client.name) is not threading.current_thread():
-                return  # it came back
+                return  # the client came back
             del self._timers[client.name]
-            if not client.away:
+            if not client.disconnected:
                 return
             del self._clients[client.name]
-        client.requests.close()
+        client.handlers.close()
 
     def _remove(self, name: bytes) -> ClientSession:
         if timer := self._timers.pop(name, None):
@@ -193,16 +207,16 @@ class SessionTable:
         return self._clients.pop(name)
 
     def end(self, client: ClientSession) -> None:
-        """It says that it is done."""
+        """End a session, as the client asked."""
         with self._lock:
             if self._clients.get(client.name) is not client:
                 return
             self._remove(client.name)
-        client.requests.close()
+        client.handlers.close()
 
     def close(self) -> None:
-        """End all."""
+        """End all sessions."""
         with self._lock:
             clients = [self._remove(name) for name in list(self._clients)]
         for client in clients:
-            client.requests.close()
+            client.handlers.close()

@@ -1,4 +1,4 @@
-"""Edge: how a volume's server is doing."""
+"""Edge: reports the status of a volume's server."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from millpond.fs.store.usage import public_usage
 
 
 def status(sessions: SessionTable, *, count: bool) -> StatusIs:
-    """Of the server whose clients these are."""
-    tree, master = sessions.tree, sessions.master
+    """Return the status of the server that has these sessions; with ``count`` the files are counted."""
+    tree, delegations = sessions.tree, sessions.delegations
     quota, wrong = None, None
     usage: Usage | None = None
     if isinstance(tree, QuotaFs):
@@ -27,11 +27,13 @@ def status(sessions: SessionTable, *, count: bool) -> StatusIs:
     used, files = usage or (None, None)
     clients = []
     for client in sessions.clients():
-        heard, kept = master.lease_of(client.holder)
-        clients.append(ClientIs(client.holder, heard, kept, client.requests.open_files, not client.away))
-    device, written = master.device
+        heard, kept = delegations.lease_of(client.holder)
+        clients.append(
+            ClientIs(client.holder, heard, kept, client.handlers.open_files, not client.disconnected)
+        )
+    device, written = delegations.device
     return StatusIs(
-        quota, used, files, wrong, master.lease, tuple(clients), device, written, sessions.sandbox
+        quota, used, files, wrong, delegations.lease, tuple(clients), device, written, sessions.sandbox
     )
 
 

@@ -1,4 +1,4 @@
-"""Edge: new files with exactly the mode and owner that they shall have, and what names a directory has."""
+"""Edge: makes new files with exactly the mode and owner asked for, and lists directories."""
 
 from __future__ import annotations
 
@@ -16,69 +16,71 @@ from millpond.linux import syscalls
 
 SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a FIFO must not block a server
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_GET_FLAGS = 0x80086601  # an int, though its number says 8 bytes
+_GET_FLAGS = 0x80086601  # FS_IOC_GETFLAGS: an int, though its number says 8 bytes
 _CASEFOLD = 0x40000000
 _ECRYPTFS = 0xF15F
 
 
 class Creator:
-    """Makes files in a directory that is given by a descriptor. ``chown_new`` gives them to the ``owner``
-    that they are made for: for real root only. Without it they belong to this process.
+    """Makes files in a directory that is given by a descriptor. ``chown_new`` gives them to their ``owner``:
+    for real root only. Without it they belong to this process.
     """
 
     def __init__(self, *, chown_new: bool) -> None:
         self._chown_new = chown_new
 
     @property
-    def gives_away(self) -> bool:
-        """Whether new files are others'."""
+    def chowns_new(self) -> bool:
+        """Whether new files are given to other users."""
         return self._chown_new
 
     def file(self, parent: int, name: AnyStr, flags: int, mode: int, owner: Owner | None) -> int:
-        """Create a regular file that is not there yet; its descriptor."""
+        """Create a regular file that does not exist yet. Returns its descriptor."""
         made = os.open(name, flags | os.O_CREAT | os.O_EXCL | SAFE_FLAGS, mode, dir_fd=parent)
-        with _undone(lambda: os.unlink(name, dir_fd=parent)):
-            return self._settled(made, parent, mode, owner)
+        with _undo_on_error(lambda: os.unlink(name, dir_fd=parent)):
+            return self._finish(made, parent, mode, owner)
 
     def directory(self, parent: int, name: AnyStr, mode: int, owner: Owner | None) -> int:
-        """Make a directory; a descriptor that only tells its place."""
+        """Make a directory. Returns an O_PATH descriptor."""
         os.mkdir(name, mode, dir_fd=parent)
-        with _undone(lambda: os.rmdir(name, dir_fd=parent)):
-            return self._settled(os.open(name, _PLACE, dir_fd=parent), parent, mode, owner)
+        with _undo_on_error(lambda: os.rmdir(name, dir_fd=parent)):
+            return self._finish(os.open(name, _PLACE, dir_fd=parent), parent, mode, owner)
 
     def node(self, parent: int, name: AnyStr, mode: int, rdev: int, owner: Owner | None) -> int:
-        """Make a file of any type that mknod(2) can; a descriptor that only tells its place."""
+        """Make a file of any type that mknod(2) can. Returns an O_PATH descriptor."""
         os.mknod(name, mode, rdev, dir_fd=parent)
-        with _undone(lambda: os.unlink(name, dir_fd=parent)):
-            return self._settled(os.open(name, _PLACE, dir_fd=parent), parent, stat.S_IMODE(mode), owner)
+        with _undo_on_error(lambda: os.unlink(name, dir_fd=parent)):
+            return self._finish(os.open(name, _PLACE, dir_fd=parent), parent, stat.S_IMODE(mode), owner)
 
     def symlink(self, parent: int, name: AnyStr, target: AnyStr, owner: Owner | None) -> int:
-        """Make a symbolic link; a descriptor that only tells its place."""
+        """Make a symbolic link. Returns an O_PATH descriptor."""
         os.symlink(target, name, dir_fd=parent)
-        with _undone(lambda: os.unlink(name, dir_fd=parent)):
-            return self._settled(os.open(name, _PLACE, dir_fd=parent), parent, None, owner)
+        with _undo_on_error(lambda: os.unlink(name, dir_fd=parent)):
+            return self._finish(os.open(name, _PLACE, dir_fd=parent), parent, None, owner)
 
-    def _settled(self, made: int, parent: int, mode: int | None, owner: Owner | None) -> int:
-        """Give what was just made its owner and exactly its mode, whatever the umask of this process."""
+    def _finish(self, made: int, parent: int, mode: int | None, owner: Owner | None) -> int:
+        """Give a new file its owner and exactly its mode, whatever the umask of this process."""
         try:
             if owner and self._chown_new:
-                os.chown(itself(made), checked(owner).uid, _group(parent, owner))
+                os.chown(proc_path(made), checked(owner).uid, _group(parent, owner))
             if mode is not None:
-                _settle_mode(made, mode)
+                _apply_mode(made, mode)
         except OSError:
             os.close(made)
             raise
         return made
 
 
-def nameless(parent: int) -> int:
-    """Create a regular file without a name, which can get one in ``parent``; its descriptor."""
+def open_unnamed(parent: int) -> int:
+    """Create a regular file without a name (O_TMPFILE) that can be linked in ``parent``. Returns its
+    descriptor.
+    """
     return os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=parent)
 
 
 @contextlib.contextmanager
-def _undone(undo: Callable[[], None]) -> Iterator[None]:
-    """What was made goes again if it cannot be given its owner and mode."""
+def _undo_on_error(undo: Callable[[], None]) -> Iterator[None]:
+    """Unlink the new file if chown or chmod fails."""
     try:
         yield
     except OSError:
@@ -87,42 +89,43 @@ def _undone(undo: Callable[[], None]) -> Iterator[None]:
         raise
 
 
-def _settle_mode(made: int, mode: int) -> None:
+def _apply_mode(made: int, mode: int) -> None:
     now = os.fstat(made).st_mode
     inherited = now & stat.S_ISGID if stat.S_ISDIR(now) else 0
     if stat.S_IMODE(now) != mode | inherited:
         set_mode(made, mode | inherited)
 
 
-def itself(descriptor: int) -> str:
-    """A path to an open file, for calls that refuse O_PATH descriptors."""
+def proc_path(descriptor: int) -> str:
+    """Return a path to an open file, for calls that refuse O_PATH descriptors."""
     return f"/proc/self/fd/{descriptor}"
 
 
 def set_mode(descriptor: int, mode: int) -> None:
     """Set the permission bits of an open file."""
-    os.chmod(itself(descriptor), mode)  # noqa: PTH101 - a Path would only be taken apart again
+    os.chmod(proc_path(descriptor), mode)  # noqa: PTH101 - a Path would only be taken apart again
 
 
 def permissions(mode: int) -> int:
-    """The permission bits of a mode. Raises OSError: EINVAL if it is none."""
+    """Return the permission bits of a mode. Raises OSError: EINVAL if it is none."""
     return within(mode, 0, 0o177777) & 0o7777
 
 
 def checked(owner: Owner) -> Owner:
-    """An owner whom the kernel can know. Raises OSError: EINVAL for others."""
+    """Return an owner whose ids a kernel can have. Raises OSError: EINVAL for others."""
     return Owner(within(owner.uid, -1, (1 << 32) - 2), within(owner.gid, -1, (1 << 32) - 2))
 
 
 def _group(parent: int, owner: Owner) -> int:
-    """The group of a new file: what a set-group-ID directory says, or else its creator's."""
+    """Return the group for a new file: -1 to keep that of a set-group-ID directory, else its creator's."""
     keep = os.fstat(parent).st_mode & stat.S_ISGID
     return -1 if keep else checked(owner).gid
 
 
 def names_are_bytes(directory: int) -> bool:
-    """Whether names in a directory mean the same only if their bytes are the same, and any can be made there:
-    not where case does not count, nor where a longer one is stored. Raises OSError if it cannot be read.
+    """Return whether names in a directory are the same only if their bytes are, and any name can be made
+    there: not with case folding, nor on eCryptfs, which stores longer ones. Raises OSError if the directory
+    cannot be read.
     """
     opened = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     try:
@@ -132,7 +135,7 @@ def names_are_bytes(directory: int) -> bool:
 
 
 def _flags(opened: int) -> int:
-    """What the file system tells by FS_IOC_GETFLAGS; nothing if it knows none."""
+    """Return the inode flags (FS_IOC_GETFLAGS); 0 if the file system has none."""
     try:
         return int.from_bytes(fcntl.ioctl(opened, _GET_FLAGS, bytes(8))[:4], sys.byteorder)
     except OSError as error:
@@ -142,13 +145,13 @@ def _flags(opened: int) -> int:
 
 
 def entries(directory: int) -> list[DirectoryEntry]:
-    """All names in an open directory but ``.`` and ``..``."""
+    """Return all names in an open directory but ``.`` and ``..``."""
     with os.scandir(directory) as found:
         return [DirectoryEntry(item.name, item.inode(), _type(item, directory)) for item in found]
 
 
 def _type(item: os.DirEntry[str], directory: int) -> int:
-    """The type bits of a directory entry; 0 if it has vanished meanwhile."""
+    """Return the type bits of a directory entry; 0 if it has vanished meanwhile."""
     if item.is_symlink():
         return stat.S_IFLNK
     if item.is_dir(follow_symlinks=False):

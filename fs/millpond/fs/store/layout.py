@@ -1,4 +1,4 @@
-"""Edge: how a device's flash directory is divided."""
+"""Edge: makes the public and the private part of a device's flash directory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ PRIVATE = "private"
 
 
 def prepare(backing: Path) -> None:
-    """Make the public and the private part where they are missing; one that is there keeps its mode.
+    """Make the public and the private part where they are missing; one that exists keeps its mode.
 
-    Device and host both create files in the public part, as different users: anyone may. The private part
-    is its owner's alone, so that even a process that should not see it cannot enter it.
+    Device and host both create files in the public part, as different users: anyone may. The private part is
+    its owner's alone, so that even a process that should not see it cannot enter it.
     """
     _make(backing / PUBLIC, 0o777)
     _make(backing / PRIVATE, 0o700)

@@ -1,8 +1,8 @@
-"""Pure: how much the public part takes of the space that it may take.
+"""Pure: the quota of the public part: bytes and files in use, and reservations.
 
-Whatever changes a file's blocks is announced first and settled afterwards with the blocks that the file
-then has. Who writes reserves the most that the write can take, and is refused before anything is written:
-an answered write has had its room. Blocks are of 512 bytes, as stat(2) counts.
+Each change of a file's blocks is announced first and committed afterwards with the blocks that the file then
+has. A write reserves the most that it can take, and is refused before anything is written: an answered write
+has had its room. Blocks are of 512 bytes, as in stat(2).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ UNLIMITED: Final = 1 << 63
 
 _BLOCK = 512
 _TOLERATED = MAX_TRANSFER
-"""So many bytes over the limit, what is there may still be overwritten: what a file system takes for
-itself, to find a file's blocks, is known only afterwards.
+"""Bytes over the limit up to which existing blocks may still be overwritten: the file system's own metadata
+for a file is known only afterwards.
 """
 
 
@@ -38,8 +38,8 @@ class _Changing:
 
 
 def growth(before: Attributes, offset: int, length: int) -> int:
-    """The most bytes that a write can take: those of the file system's blocks that it touches, but no more
-    than the file lacks to be without holes. (It can take more where space was allocated beyond the
+    """Return the most bytes that a write can take: those of the file system's blocks that it touches, but no
+    more than the file lacks to be without holes. (It can take more where space was allocated beyond the
     file's end.)
     """
     if not length:
@@ -50,7 +50,9 @@ def growth(before: Attributes, offset: int, length: int) -> int:
 
 
 def drifted(counted: int, low: int, high: int) -> int:
-    """How wrong books are for certain which said from ``low`` to ``high`` while it was counted."""
+    """Return by how much a count is certainly wrong that said ``low`` to ``high`` while ``counted`` was
+    counted.
+    """
     return counted - max(low, min(counted, high))
 
 
@@ -59,8 +61,8 @@ def _up(size: int, unit: int) -> int:
 
 
 class Quota:
-    """``limit`` bytes, of which the files that are there take ``used``. What is told of a file, at the
-    begin of a change and at its end, must be so at the time of the call.
+    """``limit`` bytes, of which the existing files take ``used``. The blocks that a caller passes, at the
+    begin of a change and at its end, must be the file's at the time of the call.
     """
 
     def __init__(self, limit: int, used: int, files: int) -> None:
@@ -70,12 +72,12 @@ class Quota:
 
     @property
     def left(self) -> int:
-        """The bytes that can be reserved."""
+        """Bytes that can be reserved."""
         return max(0, self.limit - self.used - self._reserved - self._held)
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing is being changed."""
+        """Whether no change is under way."""
         return not self._changing
 
     def reserve(self, inode: int, blocks: int, size: int) -> Reservation:
@@ -87,19 +89,19 @@ class Quota:
         return self._begin(inode, blocks, size)
 
     def hold(self, size: int) -> None:
-        """Keep so many bytes for changes that may come later, as names of prepared files: for each a block,
-        as much as ``reserve`` asks for a new name that is made at once. Raises OSError: ENOSPC.
+        """Hold bytes for changes that may come later, as links of preallocated files: for each a block, as
+        much as ``reserve`` asks for a new name that is made at once. Raises OSError: ENOSPC.
         """
         if size > self.left:
             raise os_error(errno.ENOSPC)
         self._held += size
 
-    def let_go(self, size: int) -> None:
-        """The changes that they were kept for have ended, or will not come."""
+    def release(self, size: int) -> None:
+        """Release held bytes: the changes that needed them are done, or will not come."""
         self._held -= size
 
     def watch(self, inode: int, blocks: int) -> Reservation:
-        """Begin a change that is never refused: it takes nothing, as a removal, or what is held for it."""
+        """Begin a change that is never refused: it takes nothing, as a removal, or bytes held for it."""
         return self._begin(inode, blocks, 0)
 
     def _begin(self, inode: int, blocks: int, size: int) -> Reservation:
@@ -107,9 +109,9 @@ class Quota:
         self._reserved += size
         return Reservation(inode, size)
 
-    def settle(self, reservation: Reservation, blocks: int, files: int = 0) -> None:
-        """End a change, whether it succeeded or not: the file has ``blocks`` now, 0 if it is gone, and
-        there are ``files`` more, or fewer, than before.
+    def commit(self, reservation: Reservation, blocks: int, files: int = 0) -> None:
+        """End a change, whether it succeeded or not: the file has ``blocks`` now, 0 if it is gone, and there
+        are ``files`` more, or fewer, than before.
         """
         file = self._changing[reservation.inode]
         self.used = max(0, self.used + (blocks - file.blocks) * _BLOCK)
@@ -121,13 +123,11 @@ class Quota:
             del self._changing[reservation.inode]
 
     def recount(self, used: int, files: int) -> None:
-        """So much has been counted, when nothing was being changed."""
+        """Set the use to what was counted while no change was under way."""
         self.used, self.files = used, files
 
     def clipped(self, statistics: Statistics) -> Statistics:
-        """What the file system below tells, of the public part alone: a file that it has room for takes a
-        block.
-        """
+        """Limit the file system's statistics to the quota; each file there is room for takes a block."""
         left = self.left // statistics.fragment_size
         files_free = min(statistics.files_free, left)
         return replace(

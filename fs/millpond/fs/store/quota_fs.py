@@ -1,7 +1,7 @@
-"""Edge (threads): a Tree over a directory that takes no more space than a quota lets it.
+"""Edge (threads): a backing file system that takes no more space than a quota lets it.
 
-The quota's books are right about what is done here. What others write to the same directory is seen when its
-files are counted anew.
+The quota's count is right about the changes that are made here. Changes by other processes in the same
+directory are seen when its files are counted anew.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ Usage = tuple[int, int]
 
 
 class QuotaFs(BackingFs):
-    """``limit`` bytes at most. ``count`` tells how many bytes the files take and how many there are."""
+    """BackingFs of at most ``limit`` bytes. ``count`` returns how many bytes the files take and how many
+    there are.
+    """
 
     def __init__(
         self,
@@ -41,32 +43,34 @@ class QuotaFs(BackingFs):
         super().__init__(root, chown_new=chown_new, public=public)
         self.quota = Quota(limit, *count())
         self._count = count
-        self._books = threading.Lock()
+        self._quota_lock = threading.Lock()
         self._counting = threading.Lock()
         self._extent = (self.quota.used, self.quota.used)
         self._inodes_open: dict[int, int] = {}
-        self._nameless: set[Key] = set()
+        self._unnamed: set[Key] = set()
         self._name_size = 0
 
     def statfs(self) -> Statistics:
-        """How full the quota is, or the file system if that is fuller."""
+        """Return how full the quota is, or the file system if that is fuller."""
         below = super().statfs()
-        with self._books:
+        with self._quota_lock:
             return self.quota.clipped(below)
 
     def _stat(self, descriptor: int) -> Attributes:
         return attributes(os.fstat(descriptor))
 
-    def _settle(self, begun: Reservation, blocks: int, files: int = 0) -> None:
-        """With the books."""
-        self.quota.settle(begun, blocks, files)
+    def _commit(self, begun: Reservation, blocks: int, files: int = 0) -> None:
+        """Commit a change; with the quota lock."""
+        self.quota.commit(begun, blocks, files)
         low, high = self._extent
         self._extent = min(low, self.quota.used), max(high, self.quota.used)
 
     @contextlib.contextmanager
-    def _changing(self, descriptor: int, most: Callable[[Attributes], int] | None) -> Iterator[None]:
-        """Around a change of an open file, that takes the ``most`` bytes, or none and is never refused."""
-        with self._books:
+    def _charging(self, descriptor: int, most: Callable[[Attributes], int] | None) -> Iterator[None]:
+        """Charge a change of an open file to the quota: the ``most`` bytes that it can take, or None for one
+        that takes none and is never refused.
+        """
+        with self._quota_lock:
             before = self._stat(descriptor)
             if most is None:
                 begun = self.quota.watch(before.inode, before.blocks)
@@ -75,11 +79,11 @@ class QuotaFs(BackingFs):
         try:
             yield
         finally:
-            with self._books:
-                self._settle(begun, self._blocks(descriptor, before))
+            with self._quota_lock:
+                self._commit(begun, self._blocks_now(descriptor, before))
 
-    def _blocks(self, descriptor: int, before: Attributes) -> int:
-        """Those of a file now; of one that a client has closed meanwhile, as before, until it is counted."""
+    def _blocks_now(self, descriptor: int, before: Attributes) -> int:
+        """Return a file's blocks; of one that was closed meanwhile, those of before, until it is counted."""
         try:
             now = self._stat(descriptor)
         except OSError:
@@ -87,97 +91,99 @@ class QuotaFs(BackingFs):
         return now.blocks if now.inode == before.inode else before.blocks
 
     @contextlib.contextmanager
-    def _naming(self, parent: Node, more: int) -> Iterator[list[int]]:
-        """Around a new name in a directory, which may grow for it, and ``more`` files. What is put in the
-        list are the places of new files, that are not open elsewhere yet.
+    def _adding_name(self, parent: Node, more: int) -> Iterator[list[int]]:
+        """Charge a new name in a directory, which may grow for it, and ``more`` files. The block appends the
+        descriptors of new files that are not open elsewhere yet to the list.
         """
         made: list[int] = []
-        with self._held(parent) as directory:
-            with self._changing(directory, lambda at: at.block_size * (1 + more)):
+        with self._pinned(parent) as directory:
+            with self._charging(directory, lambda at: at.block_size * (1 + more)):
                 yield made
             for place in made:
-                with self._books:
+                with self._quota_lock:
                     after = self._stat(place)
-                    self._settle(self.quota.watch(after.inode, 0), after.blocks, 1)
+                    self._commit(self.quota.watch(after.inode, 0), after.blocks, 1)
 
     @contextlib.contextmanager
     def _removing(self, parent: Node, name: bytes) -> Iterator[None]:
-        """Around what takes this name from a file, if there is one: its last, perhaps."""
-        with self._held(parent) as directory:
+        """Charge the removal of a name, perhaps the file's last, if there is such a file."""
+        with self._pinned(parent) as directory:
             try:
                 place = os.open(one_name(name), _PLACE, dir_fd=directory)
             except OSError:
                 yield
                 return
             try:
-                with self._changing(directory, None), self._counted(place):
+                with self._charging(directory, None), self._in_use(place):
                     yield
             finally:
                 os.close(place)
 
     def setattr(self, node: Node, changes: SetAttr, handle: Handle | None = None) -> CachedAttributes:
-        """Change attributes."""
+        """Set attributes."""
         if changes.size is None:
             return super().setattr(node, changes, handle)
         size = changes.size
-        with self._changing(self._at(node), None if size < self._stat(self._at(node)).size else _nothing):
+        with self._charging(self._at(node), None if size < self._stat(self._at(node)).size else _nothing):
             return super().setattr(node, changes, handle)
 
     def mknod(self, parent: Node, name: bytes, mode: int, rdev: int, owner: Owner | None) -> FoundEntry:
         """Make a file that is neither a directory nor a symbolic link."""
-        with self._naming(parent, 0) as made:
+        with self._adding_name(parent, 0) as made:
             found = super().mknod(parent, name, mode, rdev, owner)
             made.append(self._at(found.node))
         return found
 
     def mkdir(self, parent: Node, name: bytes, mode: int, owner: Owner | None) -> FoundEntry:
         """Make a directory."""
-        with self._naming(parent, 1) as made:
+        with self._adding_name(parent, 1) as made:
             found = super().mkdir(parent, name, mode, owner)
             made.append(self._at(found.node))
         return found
 
     def symlink(self, parent: Node, name: bytes, target: bytes, owner: Owner | None) -> FoundEntry:
         """Make a symbolic link."""
-        with self._naming(parent, 1) as made:
+        with self._adding_name(parent, 1) as made:
             found = super().symlink(parent, name, target, owner)
             made.append(self._at(found.node))
         return found
 
     def link(self, node: Node, parent: Node, name: bytes) -> FoundEntry:
         """Give a file another name."""
-        with self._held(node) as file, self._counted(file), self._naming(parent, 0):
+        with self._pinned(node) as file, self._in_use(file), self._adding_name(parent, 0):
             return super().link(node, parent, name)
 
-    def hold_names(self, parent: Node, count: int) -> int:
-        """Of the quota a block for each, by which its directory may grow; others see that much less room."""
+    def reserve_names(self, parent: Node, count: int) -> int:
+        """Hold a block of the quota for each name, by which its directory may grow; others see that much less
+        room.
+        """
         self._name_size = self._name_size or super().statfs().fragment_size
-        with self._books:
+        with self._quota_lock:
             count = min(count, self.quota.left // self._name_size)
             self.quota.hold(count * self._name_size)
         held = 0
         try:
-            held = super().hold_names(parent, count)
+            held = super().reserve_names(parent, count)
         finally:
-            with self._books:
-                self.quota.let_go((count - held) * self._name_size)
+            with self._quota_lock:
+                self.quota.release((count - held) * self._name_size)
         return held
 
-    def let_go_names(self, count: int) -> None:
-        """So many were given, or will not be."""
-        super().let_go_names(count)
-        with self._books:
-            self.quota.let_go(count * self._name_size)
+    def release_names(self, count: int) -> None:
+        """Release the reservation of names that were linked, or will not be."""
+        super().release_names(count)
+        with self._quota_lock:
+            self.quota.release(count * self._name_size)
 
-    def give_name(self, node: Node, parent: Node, name: bytes, mode: int, time: int) -> None:
-        """To a file that was prepared, and counts since. Never refused: the room for it is held."""
+    def link_unnamed(self, node: Node, parent: Node, name: bytes, mode: int, time: int) -> None:
+        """Link an unnamed file, which counts since it was made. Never refused: room for it is held."""
         with (
-            self._held(node) as file,
-            self._counted(file),
-            self._held(parent) as directory,
-            self._changing(directory, None),
+            self._pinned(node) as file,
+            self._in_use(file),
+            self._pinned(parent) as directory,
+            self._charging(directory, None),
         ):
-            super().give_name(node, parent, name, mode, time)
+            super().link_unnamed(node, parent, name, mode, time)
 
     def unlink(self, parent: Node, name: bytes) -> None:
         """Remove a name of a file."""
@@ -190,15 +196,15 @@ class QuotaFs(BackingFs):
             super().rmdir(parent, name)
 
     def rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int = 0) -> None:
-        """Move a name. Never refused: it is how many programs replace a file."""
-        with self._removing(new_parent, new_name), self._changing(self._at(new_parent), None):
+        """Move a name. Never refused: many programs replace a file that way."""
+        with self._removing(new_parent, new_name), self._charging(self._at(new_parent), None):
             super().rename(parent, name, new_parent, new_name, flags)
 
     def create(
         self, parent: Node, name: bytes, flags: int, mode: int, owner: Owner | None
     ) -> tuple[FoundEntry, Handle]:
         """Make and open a regular file."""
-        with self._naming(parent, 0) as made:
+        with self._adding_name(parent, 0) as made:
             found, handle = super().create(parent, name, flags, mode, owner)
             made.append(self._at(found.node))
         return found, handle
@@ -207,12 +213,12 @@ class QuotaFs(BackingFs):
         """Open a regular file."""
         if not flags & os.O_TRUNC:
             return super().open(node, flags)
-        with self._changing(self._at(node), None):
+        with self._charging(self._at(node), None):
             return super().open(node, flags)
 
     @contextlib.contextmanager
-    def _counted(self, file: int) -> Iterator[None]:
-        """Around what gives a file a name, or takes one from it: meanwhile it counts, whatever others do."""
+    def _in_use(self, file: int) -> Iterator[None]:
+        """Count a file as in use while a name of it is added or removed, whatever other threads do."""
         self._begin_use(file)
         try:
             yield
@@ -220,20 +226,20 @@ class QuotaFs(BackingFs):
             self._end_use(file)
 
     def _begin_use(self, descriptor: int) -> None:
-        with self._books:
+        with self._quota_lock:
             status = os.fstat(descriptor)
             known = self._inodes_open.get(status.st_ino, 0)
             if not known:
-                self._count_nameless(status)
+                self._count_unnamed(status)
             self._inodes_open[status.st_ino] = known + 1
 
-    def _count_nameless(self, status: os.stat_result) -> None:
-        """With the books: of a file that nobody has open. One without a name counts no longer, or not yet,
-        unless it is noted.
+    def _count_unnamed(self, status: os.stat_result) -> None:
+        """Count a file without a name that no handle has open, unless it is counted already; with the quota
+        lock.
         """
-        if not status.st_nlink and key_of(status) not in self._nameless:
-            self._nameless.add(key_of(status))
-            self._settle(self.quota.watch(status.st_ino, 0), status.st_blocks, 1)
+        if not status.st_nlink and key_of(status) not in self._unnamed:
+            self._unnamed.add(key_of(status))
+            self._commit(self.quota.watch(status.st_ino, 0), status.st_blocks, 1)
 
     def _opened(self, descriptor: int) -> Handle:
         self._begin_use(descriptor)
@@ -245,7 +251,7 @@ class QuotaFs(BackingFs):
         super().release(handle)
 
     def _end_use(self, descriptor: int) -> None:
-        with self._books:
+        with self._quota_lock:
             status = os.fstat(descriptor)
             self._inodes_open[status.st_ino] -= 1
             if not self._inodes_open[status.st_ino]:
@@ -253,30 +259,32 @@ class QuotaFs(BackingFs):
             self._used(status)
 
     def _used(self, status: os.stat_result) -> None:
-        """With the books: it is open once less, or has no number any more. Without a name it counts as long
-        as there is anything that keeps it on the flash.
+        """Note one use less of a file, or its dropped node; with the quota lock. Without a name the file
+        counts as long as anything keeps it on the flash.
         """
         key = key_of(status)
         if status.st_nlink:
-            self._nameless.discard(key)
+            self._unnamed.discard(key)
         elif status.st_ino in self._inodes_open or key in self._nodes:
-            self._nameless.add(key)
+            self._unnamed.add(key)
         else:
-            self._nameless.discard(key)
-            self._settle(self.quota.watch(status.st_ino, status.st_blocks), 0, -1)
+            self._unnamed.discard(key)
+            self._commit(self.quota.watch(status.st_ino, status.st_blocks), 0, -1)
 
-    def _placed(self, descriptor: int) -> None:
-        """Its last name may have been removed since it was found; or it never had one."""
+    def _ref_added(self, descriptor: int) -> None:
+        """Count a file that has no name: its last one may have been removed since the lookup, or it never had
+        one.
+        """
         if not os.fstat(descriptor).st_nlink:
-            with self._books:
+            with self._quota_lock:
                 status = os.fstat(descriptor)
                 if status.st_ino not in self._inodes_open:
-                    self._count_nameless(status)
+                    self._count_unnamed(status)
 
-    def _drop(self, node: Node, place: InodeRef) -> None:
-        with self._books:
-            super()._drop(node, place)
-            if place.key in self._nameless:  # others were never counted, perhaps, if the device removed them
+    def _ref_dropped(self, node: Node, place: InodeRef) -> None:
+        with self._quota_lock:
+            super()._ref_dropped(node, place)
+            if place.key in self._unnamed:  # others may never have been counted: the device removed them
                 self._used(os.fstat(place.descriptor))
 
     def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
@@ -285,73 +293,75 @@ class QuotaFs(BackingFs):
         def most(before: Attributes) -> int:
             return growth(before, before.size if append else offset, len(data))
 
-        with self._changing(self.descriptor(handle), most):
+        with self._charging(self.descriptor(handle), most):
             return super().write(handle, data, offset, append=append)
 
     def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
-        """As fallocate(2)."""
+        """Allocate or free a range of an open file, as fallocate(2) does."""
 
         def most(before: Attributes) -> int:
             return 0 if mode & _ONLY_MOVES else growth(before, offset, length)
 
-        with self._changing(self.descriptor(handle), None if mode & _TAKES_NOTHING else most):
+        with self._charging(self.descriptor(handle), None if mode & _TAKES_NOTHING else most):
             super().allocate(handle, mode, offset, length)
 
     def recount(self) -> Usage | None:
-        """Count what is there; by how many bytes and files the books were wrong, as far as that is certain.
-        None if too much is going on.
+        """Count the files. Returns by how many bytes and files the quota was wrong, as far as that is
+        certain; None if too much is going on.
         """
         with self._counting:
-            if not self._when_quiet(self._begin_counting):
+            if not self._when_quiet(self._start_extent):
                 return None
             files = self.quota.files
-            named, removed = self._count(), self._removed()
+            named, removed = self._count(), self._removed_keys()
             wrong = [0, 0]
 
             def end() -> None:
-                nameless = self._without_name(removed)
+                nameless = self._unnamed_usage(removed)
                 wrong[0] = drifted(named[0] + nameless[0], *self._extent)
                 wrong[1] = drifted(named[1] + nameless[1], *sorted((files, self.quota.files)))
                 self.quota.recount(self.quota.used + wrong[0], self.quota.files + wrong[1])
 
             return (wrong[0], wrong[1]) if self._when_quiet(end) else None
 
-    def _begin_counting(self) -> None:
+    def _start_extent(self) -> None:
         self._extent = (self.quota.used, self.quota.used)
 
-    def _removed(self) -> set[Key]:
-        """Those with a number that have no name, whoever took it: there may be too many to look at with the
-        books.
+    def _removed_keys(self) -> set[Key]:
+        """Return the keys of nodes without a name, whichever process removed it: there may be too many to
+        look at with the quota lock.
         """
         with self._lock:
-            places = list(self._places.values())
+            places = list(self._refs.values())
         found = set()
         for place in places:
-            with contextlib.suppress(OSError):  # it was forgotten meanwhile
+            with contextlib.suppress(OSError):  # forgotten meanwhile
                 if not os.fstat(place.descriptor).st_nlink:
                     found.add(place.key)
         return found
 
-    def _without_name(self, removed: set[Key]) -> Usage:
-        """The files without a name that are open or have a number, which nobody finds who counts; with the
-        books.
+    def _unnamed_usage(self, removed: set[Key]) -> Usage:
+        """Return the use of the files without a name that are open or have a node, which a walk of the tree
+        does not find; with the quota lock.
         """
-        nodes = [self._nodes[key] for key in removed | self._nameless if key in self._nodes]
-        descriptors = [self._places[node].descriptor for node in nodes]
+        nodes = [self._nodes[key] for key in removed | self._unnamed if key in self._nodes]
+        descriptors = [self._refs[node].descriptor for node in nodes]
         descriptors += [file.descriptor for file in list(self._open.values())]
         found = {}
         for descriptor in descriptors:
-            with contextlib.suppress(OSError):  # it was closed meanwhile
+            with contextlib.suppress(OSError):  # closed meanwhile
                 status = os.fstat(descriptor)
                 if not status.st_nlink:
                     found[key_of(status)] = status.st_blocks * 512
-        self._nameless = set(found)
+        self._unnamed = set(found)
         return sum(found.values()), len(found)
 
     def _when_quiet(self, action: Callable[[], None]) -> bool:
-        """Do it, with the books, while nothing is being changed; False if that is never so."""
+        """Run the action with the quota lock while no change is under way; False if there is no such
+        moment.
+        """
         for _ in range(_QUIET_TRIES):
-            with self._books:
+            with self._quota_lock:
                 if self.quota.quiet:
                     action()
                     return True
@@ -359,13 +369,15 @@ class QuotaFs(BackingFs):
         return False
 
     def keep_counting(self, seconds: float = COUNT_SECONDS) -> None:
-        """Count every so often, in a thread that gives way to all others, until the process ends."""
+        """Recount every ``seconds``, in a thread of lowest priority, until the process ends."""
 
         def count() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
             while True:
                 time.sleep(seconds)
-                with contextlib.suppress(OSError):  # directories are moved all the time; the next one tells
+                with contextlib.suppress(
+                    OSError
+                ):  # directories are moved all the time; the next count will do
                     self.recount()
 
         threading.Thread(target=count, name="counting", daemon=True).start()

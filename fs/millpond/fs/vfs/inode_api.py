@@ -1,6 +1,7 @@
-"""Pure: a volume as the kernel sees it: files by number, not by path, and names as bytes.
+"""Pure: the low-level file-system interface: files by inode number, as FUSE's kernel sees them, and names as
+bytes.
 
-A number stands for the same file as long as somebody has looked it up and not forgotten it, whatever its
+A node number stands for the same file as long as it has been looked up and not forgotten, whatever the file's
 names are meanwhile. Every error is an OSError with an errno.
 """
 
@@ -22,24 +23,26 @@ ROOT: Final = Node(1)
 Buffer = bytes | bytearray | memoryview
 
 
-may_block: ContextVar[bool] = ContextVar("patient", default=True)
-"""Whether an operation may wait for others that hold a lock; if not, it raises WouldWait, undone."""
+may_block: ContextVar[bool] = ContextVar("may_block", default=True)
+"""Whether this operation may block on a delegation recall. If not, it raises WouldBlock and has no effect."""
 
 
 abandoned: ContextVar[Callable[[], bool]] = ContextVar("abandoned", default=lambda: False)
-"""Whether nobody is interested any more in an operation that waits for others: then it is not done."""
+"""Returns whether the requester is gone: then an operation that waits for a recall is given up."""
 
 
-page_writeback: ContextVar[bool] = ContextVar("kept_back", default=False)
-"""Whether what is written was stored to a mapping some time ago, and may come too late."""
+page_writeback: ContextVar[bool] = ContextVar("page_writeback", default=False)
+"""True for the kernel's page writeback (FUSE_WRITE_CACHE): the data may be older than this client's lease."""
 
 
 class WouldBlock(Exception):
-    """Somebody must give up a lock first, which may take as long as a lease."""
+    """Raised when an operation that must not block would wait for a recall, which may take as long as a
+    lease.
+    """
 
 
 class NegativeEntry(FileNotFoundError):
-    """There is no such name; that may be taken for true for ``seconds``."""
+    """Negative lookup: ENOENT that the kernel may cache for ``seconds``."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -47,22 +50,22 @@ class NegativeEntry(FileNotFoundError):
 
 
 class CacheMode(Enum):
-    """How a kernel reads and writes an open file."""
+    """Ways a kernel reads and writes an open file: FUSE passthrough, page cache, or direct I/O."""
 
-    KERNEL = "itself, by the file's descriptor"
-    KEPT = "keeping what it has read"
-    DIRECT = "asking each time"
+    PASSTHROUGH = "passthrough"
+    CACHED = "page cache"
+    DIRECT = "direct"
 
 
 class Now(Enum):
-    """A time that is the present one."""
+    """Marker for a time that is the present one (UTIME_NOW)."""
 
     NOW = "now"
 
 
 @dataclass(frozen=True, slots=True)
 class CachedAttributes:
-    """Attributes, and for how many seconds they may be kept, unless they are recalled."""
+    """Attributes, and for how many seconds the kernel may cache them unless they are recalled."""
 
     attributes: Attributes
     seconds: float = 0.0
@@ -70,8 +73,8 @@ class CachedAttributes:
 
 @dataclass(frozen=True, slots=True)
 class FoundEntry:
-    """What a name stands for. It must be forgotten as often as it was found. ``seconds`` are those for which
-    the attributes, ``name_seconds`` those for which the name may be kept, unless they are recalled.
+    """Result of a lookup: a node and its attributes. Each lookup needs its forget. The attributes may be
+    cached for ``seconds`` and the name for ``name_seconds``, unless they are recalled.
     """
 
     node: Node
@@ -82,7 +85,7 @@ class FoundEntry:
 
 @dataclass(frozen=True, slots=True)
 class SetAttr:
-    """Attributes to be set, None for those to be kept; times in nanoseconds since 1970."""
+    """Attributes to set, None for those to keep; times in nanoseconds since 1970."""
 
     mode: int | None = None
     uid: int | None = None
@@ -94,8 +97,8 @@ class SetAttr:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request that waits, by its ``ticket``, which no other that waits has; ``then`` is told 0 or an errno,
-    perhaps in another thread.
+    """A lock request that may wait. ``ticket`` is unique among the waiting requests; ``then`` is called with
+    0 or an errno, perhaps in another thread.
     """
 
     ticket: int
@@ -103,48 +106,52 @@ class Waiting:
 
 
 class Locking(Protocol):
-    """The file locks of a tree. What ``lock.owner`` says of a holder does not count: it is this mount."""
+    """File locks of a tree. The holder in ``lock.owner`` does not count: it is always this mount."""
 
-    def in_the_way(self, node: Node, lock: Lock) -> Lock | None:
-        """The first POSIX lock in the way. Raises OSError."""
+    def first_conflict(self, node: Node, lock: Lock) -> Lock | None:
+        """Return the first POSIX lock that conflicts, None if there is none. Raises OSError."""
 
     def lock(self, node: Node, family: Family, lock: Lock, waiting: Waiting | None) -> int | None:
-        """Lock or unlock; 0, an errno, or None: ``waiting`` will be told. Raises OSError and WouldWait."""
+        """Lock or unlock. Returns 0, an errno, or None if ``waiting`` will be called. Raises OSError and
+        WouldBlock.
+        """
 
     def cancel(self, ticket: int) -> None:
-        """It shall wait no longer, and be told EINTR, unless it has its answer already."""
+        """Cancel a waiting request: it is answered EINTR, unless it has its answer already."""
 
     def release(self, node: Node, family: Family, owner: int) -> None:
-        """Unlock all that this owner has. Never fails, and asks nobody if he has nothing."""
+        """Release all locks of this owner. Never fails, and sends no request if there are none."""
 
     def require(self, node: Node) -> None:
-        """Raises OSError: EIO if an owner has lost a lock of the file, and has not closed it since."""
+        """Raise OSError (EIO) if an owner has lost a lock of the file and has not closed the file since."""
 
 
 class InodeFs(Protocol):
-    """A tree of files. Each method raises OSError, and nothing else, when the operation fails."""
+    """Low-level file system, by node. Each method raises OSError, and nothing else, when it fails."""
 
     @property
     def locks(self) -> Locking:
-        """The file locks of its files."""
+        """The file locks of this tree."""
 
     def lookup(self, parent: Node, name: bytes) -> FoundEntry:
-        """The file with this name."""
+        """Return the file with this name."""
 
     def walk(self, start: Node, names: Sequence[bytes]) -> FoundEntry:
-        """Where a path of names leads; of the files on the way none is followed. ``start`` for no names."""
+        """Look up a path of names; no symbolic link on the way is followed. Returns ``start`` for no
+        names.
+        """
 
     def forget(self, node: Node, times: int) -> None:
-        """It was found so often and is of no more interest. Never fails."""
+        """Drop ``times`` lookups of a node (FUSE_FORGET). Never fails."""
 
     def getattr(self, node: Node) -> CachedAttributes:
-        """The attributes of a file."""
+        """Return the attributes of a file."""
 
     def setattr(self, node: Node, changes: SetAttr, handle: Handle | None = None) -> CachedAttributes:
-        """Change attributes, of a file open for writing by its ``handle``."""
+        """Set attributes; ``handle`` names the open file through which ftruncate(2) came."""
 
     def readlink(self, node: Node) -> bytes:
-        """Where a symbolic link points, as it was stored."""
+        """Return the target of a symbolic link, as it was stored."""
 
     def mknod(self, parent: Node, name: bytes, mode: int, rdev: int, owner: Owner | None) -> FoundEntry:
         """Make a file that is neither a directory nor a symbolic link."""
@@ -170,56 +177,56 @@ class InodeFs(Protocol):
     def create(
         self, parent: Node, name: bytes, flags: int, mode: int, owner: Owner | None
     ) -> tuple[FoundEntry, Handle]:
-        """Make and open a regular file. Raises OSError: ESTALE if there is one by now, of which the kernel
-        has not seen whether it may be opened.
+        """Make and open a regular file. Raises OSError: ESTALE if the name exists by now, since the kernel
+        has not checked whether that file may be opened.
         """
 
     def open(self, node: Node, flags: int) -> Handle:
         """Open a regular file."""
 
     def read(self, handle: Handle, size: int, offset: int) -> Buffer:
-        """Up to ``size`` bytes, fewer at the end of the file."""
+        """Return up to ``size`` bytes, fewer at the end of the file."""
 
     def write(self, handle: Handle, data: Buffer, offset: int, *, append: bool = False) -> int:
-        """Write at ``offset``, or at the file's end, wherever that is; how many bytes were written."""
+        """Write at ``offset``, or at the file's present end. Returns how many bytes were written."""
 
-    def access(self, handle: Handle) -> CacheMode:
-        """How the kernel has to read and write an open file."""
+    def cache_mode(self, handle: Handle) -> CacheMode:
+        """Return how the kernel is to read and write an open file."""
 
     def descriptor(self, handle: Handle) -> int:
-        """Of an open file, as long as it is open: for the kernel, which then reads and writes itself."""
+        """Return the descriptor of an open file, valid until release: the backing file for passthrough."""
 
     def fsync(self, handle: Handle, data_only: bool) -> None:
         """Return when the file, or the directory, is on the flash."""
 
     def allocate(self, handle: Handle, mode: int, offset: int, length: int) -> None:
-        """As fallocate(2)."""
+        """Allocate or free a range of an open file, as fallocate(2) does."""
 
     def seek(self, handle: Handle, offset: int, whence: int) -> int:
-        """Where data or a hole begins, as lseek(2)."""
+        """Return the offset at which data or a hole begins, as lseek(2) does."""
 
     def release(self, handle: Handle) -> None:
-        """The last descriptor was closed: forget the handle."""
+        """Forget the handle of a file whose last descriptor was closed."""
 
     def opendir(self, node: Node) -> Handle:
         """Open a directory."""
 
     def readdir(self, handle: Handle, offset: int) -> Iterator[DirectoryEntry]:
-        """The names in a directory from the one at ``offset`` on, ``.`` and ``..`` first. Those of one open
-        directory are the ones that it had when it was last read from 0.
+        """Iterate over the names in a directory, from the one at ``offset`` on, ``.`` and ``..`` first. An
+        open directory lists the names that it had when it was last read from offset 0.
         """
 
     def statfs(self) -> Statistics:
-        """How full the volume is."""
+        """Return how full the volume is."""
 
 
 def may_map(flags: int) -> bool:
-    """Whether who opens a file so may map it to write: then it changes, and nobody is told."""
+    """Return whether a file opened with these flags may be mapped for writing, which changes it unseen."""
     return flags & os.O_ACCMODE == os.O_RDWR
 
 
 def one_name(name: bytes) -> bytes:
-    """``name`` if it is one of a file. Raises OSError: EINVAL."""
+    """Return ``name`` if it is a single valid file name. Raises OSError: EINVAL."""
     if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
         raise os_error(errno.EINVAL)
     return name

@@ -1,4 +1,4 @@
-"""Pure: what a file lock is: its family, mode, owner and range, as Linux has them."""
+"""Pure: the types of file locks, as Linux has them: family, mode, owner and byte range."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OFFSET_MAX: Final = (1 << 63) - 1
 
 
 class Family(Enum):
-    """What fcntl's locks and flock's are."""
+    """The two lock families, which do not see each other: POSIX (fcntl) and FLOCK (flock)."""
 
     POSIX = "posix"
     FLOCK = "flock"
@@ -29,7 +29,7 @@ class Mode(IntEnum):
 
 
 def mode_of(number: int) -> Mode:
-    """The mode with this number. Raises OSError: EINVAL if there is none."""
+    """Return the mode with this number. Raises OSError: EINVAL if there is none."""
     try:
         return Mode(number)
     except ValueError:
@@ -38,8 +38,8 @@ def mode_of(number: int) -> Mode:
 
 @dataclass(frozen=True, slots=True)
 class LockOwner:
-    """Whose a lock is: the kernel's ``number`` for a process (POSIX) or an open file (flock), in the mount
-    or session of ``holder``.
+    """Owner of a lock: the kernel's ``number`` of a process (POSIX) or an open file (flock), in the mount or
+    client session ``holder``.
     """
 
     holder: int
@@ -48,8 +48,8 @@ class LockOwner:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """A lock, or one that is asked for, of the bytes ``start`` to ``end``, both inclusive. Raises OSError:
-    EINVAL for bytes that no file has.
+    """A held or requested lock of the bytes ``start`` to ``end``, both inclusive. Raises OSError: EINVAL for
+    a range that no file has.
     """
 
     owner: LockOwner
@@ -63,10 +63,10 @@ class Lock:
             raise os_error(errno.EINVAL)
 
     def conflicts(self, other: Lock) -> bool:
-        """Whether not both can be held."""
+        """Return whether the two locks cannot both be held."""
         overlap = self.start <= other.end and other.start <= self.end
         return overlap and self.owner != other.owner and Mode.WRITE in (self.mode, other.mode)
 
 
 HERE = 0
-"""The one holder of a table that is not shared."""
+"""Holder number of this mount, in a lock table that is not shared."""

@@ -1,4 +1,6 @@
-"""Pure: a tree as a Volume: files by path, for bindings and programs that know no other way."""
+"""Pure: adapts an inode-based tree to the path-based interface, for bindings and programs that work by
+path.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _TRIES = 10
 
 
 class PathAdapter:
-    """The Volume of ``tree``. Each operation walks its path anew: no name is remembered."""
+    """PathFs over ``tree``. Each operation walks its path anew: no name is cached."""
 
     def __init__(self, tree: InodeFs) -> None:
         self._tree = tree
@@ -34,7 +36,7 @@ class PathAdapter:
 
     @contextlib.contextmanager
     def _at(self, path: str) -> Iterator[FoundEntry]:
-        """What the path leads to, until the end of the block."""
+        """Look up the path; the entry is valid until the end of the block."""
         found = self._walk(path)
         try:
             yield found
@@ -43,10 +45,10 @@ class PathAdapter:
 
     @contextlib.contextmanager
     def _parent(self, path: str) -> Iterator[tuple[Node, bytes]]:
-        """The directory that a path's last name is in, and that name."""
+        """Look up the directory of a path's last name; yields its node and that name."""
         names = components(path)
         if not names:
-            raise os_error(errno.EBUSY)  # it is the root
+            raise os_error(errno.EBUSY)  # the root has no name
         with self._at("/".join(names[:-1])) as found:
             yield found.node, _bytes(names[-1])
 
@@ -54,12 +56,12 @@ class PathAdapter:
         self._tree.forget(found.node, 1)
 
     def getattr(self, path: str) -> Attributes:
-        """The attributes of a file, of a symbolic link itself."""
+        """Return the attributes of a file; of a symbolic link, its own."""
         with self._at(path) as found:
             return found.attributes
 
     def readdir(self, path: str) -> tuple[DirectoryEntry, ...]:
-        """All names in a directory but ``.`` and ``..``."""
+        """Return all names in a directory but ``.`` and ``..``."""
         with self._at(path) as found:
             handle = self._tree.opendir(found.node)
             try:
@@ -68,7 +70,7 @@ class PathAdapter:
                 self._tree.release(handle)
 
     def readlink(self, path: str) -> str:
-        """Where a symbolic link points, as it was stored."""
+        """Return the target of a symbolic link, as it was stored."""
         with self._at(path) as found:
             return os.fsdecode(self._tree.readlink(found.node))
 
@@ -147,7 +149,7 @@ class PathAdapter:
                 try:
                     found, handle = self._tree.create(parent, name, flags, mode, owner)
                 except OSError as error:
-                    if error.errno != errno.ESTALE:  # somebody has made it meanwhile
+                    if error.errno != errno.ESTALE:  # another process has made the file meanwhile
                         raise
                 else:
                     return found.node, handle
@@ -163,7 +165,7 @@ class PathAdapter:
             raise
 
     def read(self, handle: Handle, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes, fewer at the end of the file."""
+        """Return up to ``size`` bytes, fewer at the end of the file."""
         self._file(handle)
         return bytes(self._tree.read(handle, size, offset))
 
@@ -173,7 +175,7 @@ class PathAdapter:
         return self._tree.write(handle, data, offset, append=append)
 
     def flush(self, handle: Handle) -> None:
-        """A descriptor of this file was closed."""
+        """Note that a descriptor of this file was closed."""
         self._file(handle)
 
     def fsync(self, handle: Handle, data_only: bool = False) -> None:
@@ -182,14 +184,14 @@ class PathAdapter:
         self._tree.fsync(handle, data_only)
 
     def release(self, handle: Handle) -> None:
-        """The last descriptor was closed: forget the handle."""
+        """Forget the handle of a file whose last descriptor was closed."""
         node, _ = self._file(handle)
         del self._open[handle]
         self._tree.release(handle)
         self._tree.forget(node, 1)
 
     def statfs(self) -> Statistics:
-        """How full the volume is."""
+        """Return how full the volume is."""
         return self._tree.statfs()
 
     def ftruncate(self, handle: Handle, size: int) -> None:
@@ -198,7 +200,7 @@ class PathAdapter:
         self._tree.setattr(node, SetAttr(size=size), handle)
 
     def fgetattr(self, handle: Handle) -> Attributes:
-        """The attributes of an open file."""
+        """Return the attributes of an open file."""
         node, _ = self._file(handle)
         return self._tree.getattr(node).attributes
 

@@ -1,4 +1,4 @@
-"""Pure: the volume's interface, which the operations core and the client on the host both have.
+"""Pure: the high-level file-system interface, by path, and the plain types that both interfaces share.
 
 Paths are relative to the root of the volume, ``""`` is the root itself; names that are not UTF-8 carry
 surrogate escapes, as everywhere in Python. Every error is an OSError with an errno, the only language that a
@@ -20,7 +20,7 @@ MAX_TRANSFER = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who a new file shall belong to."""
+    """User and group that a new file is to belong to."""
 
     uid: int
     gid: int
@@ -28,8 +28,8 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What stat(2) tells; times in nanoseconds since 1970, ``size`` in bytes, ``blocks`` of 512 bytes.
-    ``rdev`` is the number of a device file's device.
+    """A file's attributes, as in stat(2): times in nanoseconds since 1970, ``size`` in bytes, ``blocks`` of
+    512 bytes, ``rdev`` the device number of a device file.
     """
 
     inode: int
@@ -47,7 +47,7 @@ class Attributes:
 
 
 def attributes(status: os.stat_result) -> Attributes:
-    """What Python's stat calls return."""
+    """Convert the result of Python's stat calls."""
     return Attributes(
         status.st_ino,
         status.st_mode,
@@ -75,7 +75,9 @@ class DirectoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What statvfs(3) tells; ``blocks``, ``free`` and ``available`` in units of ``fragment_size`` bytes."""
+    """Space and inodes of a file system, as in statvfs(3); ``blocks``, ``free`` and ``available`` in units of
+    ``fragment_size`` bytes.
+    """
 
     block_size: int
     fragment_size: int
@@ -88,16 +90,16 @@ class Statistics:
 
 
 class PathFs(Protocol):
-    """A tree of files. Each method raises OSError, and nothing else, when the operation fails."""
+    """High-level file system, by path. Each method raises OSError, and nothing else, when it fails."""
 
     def getattr(self, path: str) -> Attributes:
-        """The attributes of a file, of a symbolic link itself."""
+        """Return the attributes of a file; of a symbolic link, its own."""
 
     def readdir(self, path: str) -> tuple[DirectoryEntry, ...]:
-        """All names in a directory but ``.`` and ``..``."""
+        """Return all names in a directory but ``.`` and ``..``."""
 
     def readlink(self, path: str) -> str:
-        """Where a symbolic link points, as it was stored."""
+        """Return the target of a symbolic link, as it was stored."""
 
     def mknod(self, path: str, mode: int, owner: Owner | None = None, rdev: int = 0) -> None:
         """Make a file of any type that mknod(2) can; only root of the machine can make devices (EPERM)."""
@@ -136,37 +138,37 @@ class PathFs(Protocol):
         """Open a regular file. Flags that count: access mode, O_CREAT, EXCL, TRUNC, APPEND, SYNC, DSYNC."""
 
     def read(self, handle: Handle, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes, fewer at the end of the file."""
+        """Return up to ``size`` bytes, fewer at the end of the file."""
 
     def write(self, handle: Handle, data: bytes, offset: int) -> int:
-        """Write at ``offset``, or at the end if opened with O_APPEND; how many bytes were written."""
+        """Write at ``offset``, or at the end if opened with O_APPEND. Returns how many bytes were written."""
 
     def flush(self, handle: Handle) -> None:
-        """A descriptor of this file was closed."""
+        """Note that a descriptor of this file was closed."""
 
     def fsync(self, handle: Handle, data_only: bool = False) -> None:
         """Return when the file is on the flash."""
 
     def release(self, handle: Handle) -> None:
-        """The last descriptor was closed: forget the handle."""
+        """Forget the handle of a file whose last descriptor was closed."""
 
     def statfs(self) -> Statistics:
-        """How full the volume is."""
+        """Return how full the volume is."""
 
     def ftruncate(self, handle: Handle, size: int) -> None:
         """Cut or extend an open file to ``size`` bytes."""
 
     def fgetattr(self, handle: Handle) -> Attributes:
-        """The attributes of an open file."""
+        """Return the attributes of an open file."""
 
 
 def os_error(code: int, path: str = "") -> OSError:
-    """The OSError of an errno."""
+    """Return the OSError of an errno."""
     return OSError(code, os.strerror(code), path)
 
 
 def components(path: str) -> list[str]:
-    """The names that ``path`` leads through. Raises OSError: EINVAL for ``..``, ``.``, ``//`` or NUL."""
+    """Split ``path`` into its names. Raises OSError: EINVAL for ``..``, ``.``, ``//`` or NUL."""
     if not path:
         return []
     names = path.split("/")
@@ -176,7 +178,7 @@ def components(path: str) -> list[str]:
 
 
 def within(value: int, low: int, high: int) -> int:
-    """``value`` if ``low`` <= it <= ``high``. Raises OSError: EINVAL."""
+    """Return ``value`` if ``low`` <= ``value`` <= ``high``. Raises OSError: EINVAL."""
     if not low <= value <= high:
         raise os_error(errno.EINVAL)
     return value
