@@ -322,7 +322,7 @@ def test_help_names_every_target() -> None:
     """But for what others do first."""
     rules = (ROOT / "Makefile").read_text()
     declared = {name for line in re.findall(r"^\.PHONY:(.*)$", rules, re.M) for name in line.split()}
-    assert declared == set(re.findall(r"^([a-z][a-z-]*):", rules, re.M))
+    assert declared - {"other-python"} == set(re.findall(r"^([a-z][a-z-]*):", rules, re.M))
     said = call("make", "-C", ROOT, "--no-print-directory")
     shown = dict(re.findall(r"^make (\S+) +(\S.*)$", said, re.M))
     assert len(shown) == len(said.splitlines())

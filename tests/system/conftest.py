@@ -80,11 +80,13 @@ def digits(shared_fleet: Emulation) -> Trained:
     text = (EXAMPLES / "digits-sync.toml").read_text()
     path = shared_fleet.base / "digits-sync.toml"
     path.write_text(text.replace("target = 0.97", "target = 0.96"))
+    with shared_fleet.client() as client:
+        before = client.ledgers()  # other tests have let parameters and canaries cross before
     result = shared_fleet.millpond("train", path)
     assert result.code == 0, f"{result}\n{shared_fleet.logs()}"
     with shared_fleet.client() as client:
-        info, ledgers = client.jobs()[-1], client.ledgers()
-    return Trained(result, info, shared_fleet.progress(info.id)[1], ledgers)
+        info, after = client.jobs()[-1], client.ledgers()
+    return Trained(result, info, shared_fleet.progress(info.id)[1], before, after)
 
 
 @pytest.fixture(scope="session")

@@ -119,12 +119,13 @@ def millpond(*arguments: str | Path, stdin: str = "", timeout: float = 180.0) ->
 
 @dataclass(frozen=True)
 class Trained:
-    """A job that is done, and what had crossed the tunnels then."""
+    """A job that is done, and the devices' ledgers before and after it."""
 
     result: Result
     info: JobInfo
     rounds: list[Round]
-    ledgers: dict[str, Ledger]
+    before: dict[str, Ledger]
+    after: dict[str, Ledger]
 
 
 def write_data(fleet: Fleet, base: Path) -> None:

@@ -105,7 +105,7 @@ def worker_of(fleet: Emulation, device: str) -> psutil.Process:
     """The process that computes on a device: the innermost of the worker's tree."""
 
     def found() -> psutil.Process | None:
-        workers = [p for p in descendants(fleet.agent(device).pid) if p.name() == "worker"]
+        workers = [p for p in descendants(fleet.agent(device).pid) if p.name() == "worker.process"]
         return workers[-1] if workers else None
 
     return eventually(found, f"the worker of {device}", every=0.1)
@@ -113,7 +113,7 @@ def worker_of(fleet: Emulation, device: str) -> psutil.Process:
 
 def own_workers(fleet: Emulation) -> list[psutil.Process]:
     """The innermost process of each worker on the host: those around it have the zygote's name."""
-    return [p for p in descendants(fleet.daemon().pid) if p.name() == "worker"]
+    return [p for p in descendants(fleet.daemon().pid) if p.name() == "worker.process"]
 
 
 def computing_on_host(fleet: Emulation) -> psutil.Process:
@@ -139,8 +139,9 @@ def test_digits_in_lock_step(digits: Trained) -> None:
     assert whole(digits.rounds), digits.rounds
     assert set(digits.rounds[0].workers) == {"host", *DEVICES}
     for name in DEVICES:
-        assert digits.ledgers[name].sent["parameters"] > 100_000
-        assert digits.ledgers[name].canaries["private"] == 0
+        before, after = digits.before[name], digits.after[name]
+        assert after.sent["parameters"] - before.sent["parameters"] > 100_000
+        assert after.canaries["private"] == before.canaries["private"]
 
 
 def test_a_fixed_plan_twice_comes_to_the_same_bits(fleet: Emulation) -> None:

@@ -185,7 +185,10 @@ class RunningLoop:
         """Whether it waits for a packet, and there is none. In this order: it has not just taken one."""
         if select.select([self._inner], [], [], 0)[0]:
             return False
-        call = Path(f"/proc/{self.pid}/syscall").read_text().split()
+        try:
+            call = Path(f"/proc/{self.pid}/syscall").read_text().split()
+        except PermissionError:  # it has just ended: the kernel gives what is left of it to root
+            return False
         return call[0] in _READS and int(call[1], 16) == self._inner.fileno()
 
     def _take_delivered(self) -> None:

@@ -143,7 +143,7 @@ class Server:
         accept_signals()
         syscalls.make_dumpable()
         os.environ["HOME"] = "/tmp"  # noqa: S108 - its own
-        Path("/proc/self/comm").write_text(self._entry.rpartition(".")[2])
+        Path("/proc/self/comm").write_text(".".join(self._entry.split(".")[-2:]))  # such as worker.process
         return int(importlib.import_module(self._entry).main(arguments))
 
 
