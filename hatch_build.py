@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the C engine into the package; without a C compiler the package has the Python engine only."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # What millpond needs of the machine beyond Python packages. Installs it where that is safe (root on Debian),
 # otherwise says in one line what is missing and what to do.
 #

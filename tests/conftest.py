@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """For all tests: no unexpected warning in the log; what mounts does so in a namespace of its own."""
 
 from __future__ import annotations

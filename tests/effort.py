@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The effort of a test run: ``--effort quick`` (``make test``) or ``--effort full`` (``make test-all``).
 
 Both run the same tests on the same code. A full run repeats more often what a quick one does a few times, and

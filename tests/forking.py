@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs of Python as processes that a server forks, which has loaded their modules already.
 
 Each has pipes, signals and an exit code as if a shell had started it, but the command line's modules take a

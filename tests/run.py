@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: runs the tests in two passes, each of which ends with pytest's own closing line.
 
 ``run.py [--coverage] quick|full [ARGUMENT...]`` runs first, in three processes, the tests that may share the

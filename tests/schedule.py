@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How pytest-xdist divides the tests among its processes (``--dist loadgroup``), and which begin first.
 
 The tests of a module stay in one process, so that its fixtures are set up once. The mark ``xdist_group``

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A script whose steps are split by the speeds of its workers: the same on one machine and on a fleet.
 
     python balanced.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model of one's own: any function that returns a torch.nn.Module."""
 
 from torch import nn

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An ordinary DistributedDataParallel script, with nothing of millpond in it. Either of these runs it:
 
     torchrun --nproc-per-node 2 plain_ddp.py --epochs 3

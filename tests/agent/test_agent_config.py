@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agent's configuration: what it says, and what is wrong with it."""
 
 from __future__ import annotations

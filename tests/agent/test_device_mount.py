@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The device's own mount of its volume, as the agent starts and stops it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The private part at rest: what lies on the flash, and what the agent says where it cannot be encrypted."""
 
 from __future__ import annotations

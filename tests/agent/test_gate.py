@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gate: every byte is counted by kind and searched, wherever a pattern lies across sends."""
 
 from __future__ import annotations

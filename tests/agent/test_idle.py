@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the agent's processes keep in memory while nothing happens: for a board it is always too much."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An agent's relay of steps to a real worker process, whose model misbehaves as the step's seed says."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A launched script on a device: bounded, counted, searched, and gone when the host is."""
 
 from __future__ import annotations

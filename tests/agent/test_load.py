@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the agent says of its load, and whose energy it takes for the device's own."""
 
 from __future__ import annotations

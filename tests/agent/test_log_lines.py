@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agent's log for the host: numbered, so that who asks again gets what is new."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tickets: once, in time, and in TLS where it must be."""
 
 from __future__ import annotations

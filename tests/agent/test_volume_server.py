@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process that serves the public part: what it has given up before it serves anybody."""
 
 from __future__ import annotations

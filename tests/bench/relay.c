@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Carries packets between two TUN interfaces and does nothing else: the limit of what any tunnel over TUN can do.
  *
  *   relay NETNS INTERFACE VNET_HEADER OFFLOADS THREADS

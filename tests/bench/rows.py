@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the rows that every benchmark writes, and how repeats become one."""
 
 from __future__ import annotations

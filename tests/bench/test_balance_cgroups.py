@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A cgroup for the benchmark takes a whole tree of processes, and is gone afterwards. No speed is judged."""
 
 from __future__ import annotations

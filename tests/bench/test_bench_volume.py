@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The volume's benchmark runs, and what it writes agrees with itself. No figure is judged."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Traffic between two programs, counted: what the benchmarks send over a path.
  *
  *   traffic ROLE listen|connect ADDRESS PORT STREAMS BEGIN SECONDS

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: whether the volume's mounts keep POSIX and promises, ``make conformance``: ``conformance.json``."""
 
 from __future__ import annotations

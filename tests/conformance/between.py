@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: what goes from one mount of a volume to another: fio's files and a SQLite database."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: what all parts of a run share."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: power cuts and kills under load, after each of which every acknowledged record is read back."""
 
 from __future__ import annotations

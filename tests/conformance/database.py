@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (processes): a SQLite database that one mount of a volume writes while another reads it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: programs that do random operations on a directory: fsx on a file, fsstress on a tree."""
 
 from __future__ import annotations

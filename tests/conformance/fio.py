@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: fio writes on one mount of a volume, and verifies on another what is there."""
 
 from __future__ import annotations

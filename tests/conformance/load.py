@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (processes): the load of one blow: writers on both sides of a volume, and what they left."""
 
 from __future__ import annotations

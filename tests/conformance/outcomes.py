@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: what came of power cuts and of kills under load, as rows."""
 
 from __future__ import annotations

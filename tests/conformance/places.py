@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: a volume in mounts of this process alone: the file system below, the device's mount, the host's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: POSIX tests and random operations, on each mount of a volume."""
 
 from __future__ import annotations

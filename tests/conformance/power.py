@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (loop devices): the power of a file system that lies in a file, cut and given back.
 
 The cut is ext4's own emergency stop (FS_IOC_SHUTDOWN) without a last commit of its journal, the harshest that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: what became of the records that writers left in a volume: of those an fsync acknowledged, and others.
 
 An acknowledged record must be there, byte for byte, unless its writer put another in its place or removed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the records that writers leave in a volume's files, and what they note of them elsewhere.
 
 A note says what is about to be written or removed, or what an fsync has acknowledged: whoever reads the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: what was found about the mounts of a volume, as rows."""
 
 from __future__ import annotations

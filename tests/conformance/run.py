@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: one run: its parts, one after the other, and what is written of them."""
 
 from __future__ import annotations

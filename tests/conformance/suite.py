@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: pjdfstest, the suite of POSIX tests, run on a directory."""
 
 from __future__ import annotations

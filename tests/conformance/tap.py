@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: what a program that speaks TAP, the Test Anything Protocol, has said."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a suite says is read as it is meant, and a run without one says what to do."""
 
 from __future__ import annotations

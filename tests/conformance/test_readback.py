@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is read back after a cut is judged as it is meant: lost, kept, absent, torn or garbled."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (processes): writers of records on a mount, in several ways, who note what they are promised."""
 
 from __future__ import annotations

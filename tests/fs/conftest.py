@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of the volume share: private mount namespaces, and a whole fleet of one in them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A volume with both parts, someone who behaves, and one who says whatever a test has them say."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a hostile client or device says: each message, with all in it that a number or a name can be."""
 
 from __future__ import annotations

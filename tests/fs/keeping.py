@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A client that keeps what it is granted, without a kernel; the device's own mount; a lock master for one."""
 
 from __future__ import annotations

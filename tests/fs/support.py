@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests of the volume share: a server in this process, and a connection that is cut when it is told."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the kernel and a file system say to each other: sizes and places as <linux/fuse.h> has them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a client knows of its files: for how long it counts, and where they are to be found."""
 
 from __future__ import annotations

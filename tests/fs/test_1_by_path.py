@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files by path: a tree as a Volume, on a plain directory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names in directories that a client has exclusively: which are told, in which order, and which never."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of locks and its master: who has a directory exclusively, and who has to wait for him."""
 
 from __future__ import annotations

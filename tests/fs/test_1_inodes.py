@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operations core by number, on a plain directory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of locks, with nobody who waits: who is granted what, and what stands in whose way."""
 
 from __future__ import annotations

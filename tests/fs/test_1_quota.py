@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The quota of the public part: what it has room for, and how what it takes is counted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of file locks, rule by rule."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random histories of file locks, against a model that knows whose each byte is, and against the kernel."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a client closes is closed, whatever its other lanes say meanwhile."""
 
 from __future__ import annotations

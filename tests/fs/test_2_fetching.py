@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small files that are fetched before they are read: what was found counts as what came with a name does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The file locks of a volume: two clients of one server, and the table behind it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A file is made while the server's descriptors run out: who hears that it failed has nothing open."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a client gets directories exclusively: one grant at a time, and what is refused."""
 
 from __future__ import annotations

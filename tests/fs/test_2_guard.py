@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The device's own mount and the lock master, over the socket between them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The device's own tree, guarded: what its operations recall, and who may write a file."""
 
 from __future__ import annotations

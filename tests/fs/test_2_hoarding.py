@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A removed file counts in the quota as long as a client that knows its number keeps it on the flash."""
 
 from __future__ import annotations

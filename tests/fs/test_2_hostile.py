@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One hostile client and the server: whatever it says, private files are none of its business, and the others
 are served.
 """

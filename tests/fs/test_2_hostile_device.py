@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A hostile device and the host's client: whatever it says is an error of that one request, or something that
 a kernel can be told.
 """

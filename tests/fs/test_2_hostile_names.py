@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A hostile client that has a directory exclusively: what it names, and how long it holds up others."""
 
 from __future__ import annotations

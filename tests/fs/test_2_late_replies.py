@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replies that were overtaken: by changes of others, a restart of the server, a lost connection."""
 
 from __future__ import annotations

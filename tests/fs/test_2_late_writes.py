@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a client's kernel has kept back is written, unless it comes too late."""
 
 from __future__ import annotations

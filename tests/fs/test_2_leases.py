@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leases that an earlier server gave: nothing is changed before they are over."""
 
 from __future__ import annotations

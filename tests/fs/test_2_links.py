@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A client that keeps attributes, and files that have several names."""
 
 from __future__ import annotations

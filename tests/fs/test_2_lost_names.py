@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names that were made behind, when the way to the device or the lease is lost before they are told."""
 
 from __future__ import annotations

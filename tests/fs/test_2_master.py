@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lock master: who waits for whom, and for how long. Its clock goes only when a test says so."""
 
 from __future__ import annotations

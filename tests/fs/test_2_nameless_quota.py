@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was prepared counts in the quota until it is removed and forgotten, even if it was closed before."""
 
 from __future__ import annotations

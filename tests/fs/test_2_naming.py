@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A client that has a directory exclusively: names made behind, and everyone who looks sees them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files are prepared while the server's descriptors run out: nothing stays open, and no directory is lost."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A quota of the public part, as the host meets it: over connections, and through a real mount."""
 
 from __future__ import annotations

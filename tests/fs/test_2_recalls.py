@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a client keeps is given up in time: recalls, leases, connections and servers that go."""
 
 from __future__ import annotations

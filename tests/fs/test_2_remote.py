@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The volume over a connection: the same operations, hostile peers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Others fill the flash, or the quota, while names are made behind: all are told, or refused at once."""
 
 from __future__ import annotations

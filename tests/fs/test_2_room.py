@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a server does when its descriptors run out, and a change that nobody waits for any more."""
 
 from __future__ import annotations

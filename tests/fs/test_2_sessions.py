@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The volume over connections that are lost: nothing is done twice, and what is open stays so."""
 
 from __future__ import annotations

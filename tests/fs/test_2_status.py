@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a volume's server and a mount tell of themselves."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the device's kernel keeps of private files, and whether it is always what the flash has."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real mounts: the device's own, the host's over a connection, and what each sees of the other."""
 
 from __future__ import annotations

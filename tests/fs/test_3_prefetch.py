@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that a program says it is about to read: it gets the same paths, and their bytes are right."""
 
 from __future__ import annotations

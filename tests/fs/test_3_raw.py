@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The device's mount without libfuse: what it can do that fuse-python cannot."""
 
 from __future__ import annotations

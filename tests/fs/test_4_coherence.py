@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real mounts: what one side changes, the other's next operation sees, whatever its kernel has kept."""
 
 from __future__ import annotations

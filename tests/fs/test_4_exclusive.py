@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real mounts: names that the host made behind, and what becomes of them when somebody dies.
 
 What was synced is there. Of what came after it, the last may be missing, in their order: what is there is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that lock files, on the host and on the device at once: flock, and fcntl's ranges."""
 
 from __future__ import annotations

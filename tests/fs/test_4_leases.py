@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real mounts: hosts and servers that die, stand still or start again, and what they kept."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Any history of operations on both sides has the outcome that it would have in one plain directory.
 
 Each operation is done on the device's mount or the host's, and in a directory beside the volume: results,

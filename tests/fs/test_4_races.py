@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Both sides at once, at full speed: nobody sees what was true before the other's last operation returned."""
 
 from __future__ import annotations

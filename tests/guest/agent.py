@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: runs programs for the one who holds the guest's port; as its process 1 it first makes it usable.
 
 Frames both ways: size of the payload u32, number of the program u32, kind u8 (see frames.py), payload.

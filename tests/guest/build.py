@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: builds the guest that tests boot in QEMU: a Debian of the processor x86_64, made in seconds.
 
 ``-m guest.build FOLDER`` leaves ``vmlinuz``, ``initrd``, ``root.squashfs`` and ``wheels.squashfs`` there, or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One guest for all tests that neither need hardware of their own nor change what others see."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: ``-m guest.customize ROOT`` adds what unpacked packages lack to be a guest, while it is built."""
 
 from __future__ import annotations

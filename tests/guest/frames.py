@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the frames between a test and agent.py in its guest."""
 
 from __future__ import annotations

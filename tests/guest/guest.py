@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: a guest, and programs in it. ``with Guest() as guest: guest.run(["uname", "-m"])``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: QEMU as a child process: what it is told, its console, its end with whoever started it."""
 
 from __future__ import annotations

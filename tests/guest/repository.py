@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the working tree, and those of the virtual environment's packages that it needs, as one squashfs."""
 
 from __future__ import annotations

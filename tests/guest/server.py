@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: a guest under systemd, with disks that outlast a boot, into which ``make install`` puts both daemons.
 
 The device csd0 is a network namespace of the same guest, in which the agent's unit runs. So it is emulated,

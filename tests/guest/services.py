@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the guest under systemd: a unit for the port, and the units that it can do without."""
 
 from __future__ import annotations

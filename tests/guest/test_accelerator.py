@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """KVM runs the guests only where it works; no guest is needed to see that."""
 
 from __future__ import annotations

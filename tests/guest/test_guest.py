@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The guest that other tests rely on: programs, files, network, and its end."""
 
 from __future__ import annotations

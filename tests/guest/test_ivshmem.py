@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tunnel into a real guest: the device's end on QEMU's ivshmem device, the host's end in a namespace."""
 
 from __future__ import annotations

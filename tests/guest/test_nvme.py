@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stock Linux NVMe driver in a guest connects to the target: blocks, and TCP in vendor commands.
 
 QEMU and the target share a network namespace; the guest reaches the target as 10.0.2.2 by QEMU's network.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the packages that ``make install`` gets from a registry, as one squashfs: the guest has none."""
 
 from __future__ import annotations

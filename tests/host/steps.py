@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests of steps share: workers in this process whose sums count samples, and a plan that stays."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bundles: signed by the fleet, for the image that the manifest tells of, made once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a job's epoch took: from what devices say, what is declared of them, and the host's own meter."""
 
 from __future__ import annotations

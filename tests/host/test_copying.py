@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies between volumes: what arrives, what a failure leaves, and where the next copy goes on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ``millpond devices`` says of private data at rest."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``millpond flash`` as people and scripts call it: what it asks, prints and refuses, and Ctrl-C."""
 
 from __future__ import annotations

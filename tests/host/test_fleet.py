@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fleet directory, and how one is made."""
 
 from __future__ import annotations

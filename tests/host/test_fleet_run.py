@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which devices a command is for, and how their output becomes lines."""
 
 from __future__ import annotations

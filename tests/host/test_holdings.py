@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose samples are dealt to whom: each once in an epoch, through losses, newcomers and checkpoints."""
 
 from __future__ import annotations

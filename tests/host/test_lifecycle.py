@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A device's life: what can happen, can; the rest is told."""
 
 from __future__ import annotations

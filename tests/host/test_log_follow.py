@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A log as it grows, told once, over whatever happens to who writes it."""
 
 from __future__ import annotations

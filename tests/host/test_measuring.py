@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workers that are measured before they take part: by their answers here, with their first samples."""
 
 from __future__ import annotations

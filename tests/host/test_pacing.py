@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan of those who are there, whoever comes and goes: their speeds stay known, and its line is true."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The picture of what workers were measured to do."""
 
 from __future__ import annotations

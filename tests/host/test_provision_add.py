@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One device more: what it is given, that the others keep theirs, and devices in QEMU."""
 
 from __future__ import annotations

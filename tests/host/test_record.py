@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The record: what is in it has happened, and is there again after a restart."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rounds with stand-in workers: who is late, lost or wrong is named, and counts for nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of steps: the newest is whole whatever happens, and tells exactly where the job stood."""
 
 from __future__ import annotations

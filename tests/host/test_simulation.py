@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The file of a simulated fleet, and the command that runs it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of workers that are late, lost or wrong: each sample counts exactly once, and the mean is right."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``millpond update``: which devices, how many at a time, and what a failure stops."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`millpond volume`: what a check finds, and what people are shown."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An image of two files, and fleets with devices of its board."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The image, booted in QEMU: `make test-image` names it; other runs of tests skip these."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests of the image make: data for both devices, and other images."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A device that runs the image: what it is, who may do what on it, and that it is a device as any other."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Updates: kept when they work, left when they do not, and refused when they are not for this device."""
 
 from __future__ import annotations

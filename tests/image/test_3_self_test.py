@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A device tests itself: it passes only if the guest says so, and switches itself off."""
 
 from __future__ import annotations

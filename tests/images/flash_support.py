@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small image with a real partition table, what tests see of tables on a disk, and loop devices."""
 
 from __future__ import annotations

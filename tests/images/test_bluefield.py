@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Boot streams for BlueField cards. There is no card: ``boot`` is a file or a FIFO in place of its rshim."""
 
 from __future__ import annotations

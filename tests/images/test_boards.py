@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Emulated boards, switched on for real with a small program in the agent's place."""
 
 from __future__ import annotations

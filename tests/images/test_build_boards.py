@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Boards as data: every file says what an image needs, and mistakes in one are told in one line."""
 
 from __future__ import annotations

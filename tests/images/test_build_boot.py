@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The program that the firmware starts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Debian's packages: only what the lock names, byte for byte, from a mirror that may be bad."""
 
 from __future__ import annotations

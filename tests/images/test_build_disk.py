@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The disk image: partitions that neither overlap nor move, and a table that other programs read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel's modules: in an order in which each finds what it needs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is done to the libraries of Python's packages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A device's first boot: its identity is whole or not there, however often it is cut, and the seed goes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flashing: what is on the target afterwards, whenever it is cut and however the medium lies."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Manifests of images: what is in them, what is refused, and how a sparse file is described."""
 
 from __future__ import annotations

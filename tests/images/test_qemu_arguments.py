@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A board in QEMU: its command line, and what is told where it cannot be switched on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seeds: what is in them, and what the device refuses at its first boot."""
 
 from __future__ import annotations

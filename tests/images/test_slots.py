@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slots: what the firmware's boot entries say, how they are mended, and when a new slot is kept."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two SSH servers of a device, on emulated boards whose agent is a shell script that knocks at both."""
 
 from __future__ import annotations

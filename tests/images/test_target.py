@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What may be flashed, on real loop devices and in made trees of /sys and /proc; what is refused, and how."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands in sandboxes: what they are given, and what they cannot reach."""
 
 from __future__ import annotations

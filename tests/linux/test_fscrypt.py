@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel's encryption of directories: its structures and numbers. tests/agent shows it at work."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Free memory goes back to the kernel."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process that has restricted itself by Landlock can still do, and what not."""
 
 from __future__ import annotations

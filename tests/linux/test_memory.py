@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory of two processes: both see what either writes, and neither can take it away from the other."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a service tells its manager, heard on a real socket."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a tree of processes does anything."""
 
 from __future__ import annotations

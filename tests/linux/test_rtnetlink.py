@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forwarding, rules and routes of a network namespace, as the kernel then shows them."""
 
 from __future__ import annotations

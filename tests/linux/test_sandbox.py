@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sandboxes: what must not be reached does not exist. As root, and as a user without any privilege."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sandboxes as a user without any privilege makes them."""
 
 from __future__ import annotations

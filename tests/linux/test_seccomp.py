@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What seccomp programs make of system calls, worked out as the kernel does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Unix sockets at the ends of deep paths, and descriptors through them."""
 
 from __future__ import annotations

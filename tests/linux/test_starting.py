@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands that a process with threads starts in sandboxes: nobody but it waits for them."""
 
 from __future__ import annotations

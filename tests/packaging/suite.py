@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: pytest as a child process, on given test modules with this project's configuration and hooks."""
 
 from __future__ import annotations

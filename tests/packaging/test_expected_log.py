@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hooks and the configuration of all tests: what fails a test does so in every process of xdist, too."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wheel, and `make install` into folders of the test: nothing outside them is touched."""
 
 from __future__ import annotations

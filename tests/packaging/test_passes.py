@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make test`: its two passes, and how the first one divides the tests among its processes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is missing on a machine is said in one line that tells what to do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The daemons and the command line start without torch, which only workers need: it is large and slow."""
 
 from __future__ import annotations

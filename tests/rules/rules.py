@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The house rules of product code that no linter knows: functions from a root folder to their violations.
 
 Product code lies below ``X/millpond`` for every folder ``X`` of the root. A violation is a line of text.

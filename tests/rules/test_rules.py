@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The house rules hold in product code; on small trees that are made up, each rule finds what it is for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fleets that the system tests work with; whatever happens, nothing of them is left."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A fleet with a device in QEMU, and what tests and benchmarks do with it."""
 
 from __future__ import annotations

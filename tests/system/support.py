@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the system tests share: emulated fleets as real processes, and the command line as a user types it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line, as a person and as a program use it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts die in the middle of a job: it goes on without them, and with them when they are back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Devices and clients that lie: each is refused by name, and costs the others nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo: it shows what it says, and leaves nothing behind however it ends."""
 
 from __future__ import annotations

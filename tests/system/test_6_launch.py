@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launched scripts: they meet as under torchrun, end together, and reach nothing that is not theirs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Energy of a synchronous job on emulated devices of declared watts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands on many devices at once, as an ordinary user and as root, and logs that are followed."""
 
 from __future__ import annotations

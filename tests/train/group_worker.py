@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One process of ``test_group``: what to run, in an environment as of torchrun; prints a line of JSON."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Equal-time batches, and the controller that re-tunes them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The three policies by name, whose workers come and go."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulated fleet: what it must be whatever the policy, and what the policies make of it."""
 
 from __future__ import annotations

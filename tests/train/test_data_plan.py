@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every sample exactly once per epoch, through any batches, losses and resumptions, and none alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Energy: counters that begin anew, sensors that are not counted twice, and declared watts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A script's group: exact steps of uneven batches, every sample once, batches by speed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The models that come with millpond are the published ones, and learn."""
 
 from __future__ import annotations

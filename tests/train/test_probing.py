@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A few measurements give a worker's curve, within its seconds, samples and memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The learning rate follows the global batch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workers as forks of a process that has loaded torch."""
 
 from __future__ import annotations

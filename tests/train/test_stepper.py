@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Uneven shares of a batch, summed and applied by the server, are one process with the whole batch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step's sum has the same bits whoever answers first, and counts only what came."""
 
 from __future__ import annotations

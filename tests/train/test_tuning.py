@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A group's batches: tried out, then of equal times, always the same sum."""
 
 from __future__ import annotations

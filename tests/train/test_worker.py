@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real worker processes over socket pairs. A worker outlives its failures, so most tests share one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The roles of synchronous jobs over real processes and the memory that they share."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two network namespaces, tunnel ends and traffic in them; whatever a test starts ends with it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A doorbell server that gives each client something wrong, as a program."""
 
 from __future__ import annotations

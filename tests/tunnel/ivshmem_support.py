@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ends on a doorbell server: the host's, and a device's that is no virtual machine but a second client."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small NVMe/TCP initiator in user space, and programs that use it.
 
 ``dial PATH PORT``: connects to the target for whoever asks at the Unix socket PATH; passes the connection.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The target's sans-I/O part with a volume in memory and a clock that tests turn."""
 
 from __future__ import annotations

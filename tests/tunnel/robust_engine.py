@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One loop of either engine in a process of its own; a socket pair stands for the interface."""
 
 from __future__ import annotations

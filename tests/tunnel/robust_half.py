@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What either peer may do with its half of one queue, honest or not, by name and at random.
 
 Two of them that are told the same do the same, as long as their loops do.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A host's half of one queue: what it should do and what it must not."""
 
 from __future__ import annotations

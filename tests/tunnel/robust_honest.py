@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The peer's half of one queue as the protocol has it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A peer on shared memory that opens the link as it should and then does at random what it must not."""
 
 from __future__ import annotations

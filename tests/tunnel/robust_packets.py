@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random packets for an interface: from its peer to it, and others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one loop of an engine runs with, and what it is seen to do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TCP streams that live for seconds, their digests told: ``serve ADDRESS`` and ``call ADDRESS SEED``.
 
 The caller keeps two connections open; each carries random bytes both ways at a steady rate, ends after a few

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the target answers, without sockets: Connect, properties, Identify, blocks, the tunnel's commands."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutated and random streams: the target answers or ends the connection; it never fails, hangs or grows."""
 
 from __future__ import annotations

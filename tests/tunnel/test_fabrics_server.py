@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The target as a process, against hosts that misbehave: it lives on and serves the next."""
 
 from __future__ import annotations

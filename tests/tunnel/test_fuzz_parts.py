@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts that read what a peer wrote, without any I/O, given anything at all."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two real ends on one doorbell server, both outside of a virtual machine: deaths, intruders, hang-ups."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The device's end without interrupts: the process that looks for it, on files in place of the PCI device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The doorbell server's protocol: what each peer is told, and what a client makes of anything it hears."""
 
 from __future__ import annotations

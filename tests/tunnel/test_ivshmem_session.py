@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agreement in memory that outlives both ends, whichever of them dies at whatever moment."""
 
 from __future__ import annotations

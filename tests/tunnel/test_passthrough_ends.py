@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The host end by passthrough and the target carry TCP, over an NVMe/TCP initiator in user space."""
 
 from __future__ import annotations

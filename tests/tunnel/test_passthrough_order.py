@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The order in which packets come by RECVs: the host end mends it, and ends a link with wrong numbers."""
 
 from __future__ import annotations

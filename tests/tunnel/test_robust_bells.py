@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whatever a peer does with its bells, it gets none of the end's time for it and never stops the end."""
 
 from __future__ import annotations

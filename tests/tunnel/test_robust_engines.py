@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The C engine and the Python engine do the same, whatever the peer writes into the ring's memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ends and pumps are killed at random moments under load, 240 times in a full run: no connection loses or
 changes a byte.
 """

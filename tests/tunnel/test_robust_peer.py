@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A peer that misbehaves at random costs itself the link: the end lives, rests and serves others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two real ends in two network namespaces carry TCP, and go on when either of them dies."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A peer that breaks the protocol costs itself the link; the end lives on and serves an honest one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The zygote: ends as forks of one process, which live and die as ends of their own would."""
 
 from __future__ import annotations

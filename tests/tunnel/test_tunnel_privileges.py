@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the processes of an end may do: little, and the pumps next to nothing."""
 
 from __future__ import annotations

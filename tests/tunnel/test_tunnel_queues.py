@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Queue pairs against a model: nothing is lost, doubled or reordered, and hostile values are refused."""
 
 from __future__ import annotations

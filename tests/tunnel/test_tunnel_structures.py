@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The NVMe structures and the layout are what the specification says, and nonsense is refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TCP traffic between two namespaces, as a program: serve, exchange, echo, ping-pong.
 
 ``serve``: accepts one connection, receives and sends BYTES at once, prints the digest of what came.

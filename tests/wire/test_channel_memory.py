@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Long payloads: sent from shared memory as they lie there, and received in few pieces."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frames: whatever way the bytes come in, and whatever bytes they are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A launched script's messages: files that can lie together, and lines out of any stream of bytes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plain data into dataclasses: every sentence that a user may get to read."""
 
 from __future__ import annotations

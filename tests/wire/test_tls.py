@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutual TLS between identities that real authorities signed."""
 
 from __future__ import annotations

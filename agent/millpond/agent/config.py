@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the agent's configuration, one TOML file."""
 
 from __future__ import annotations

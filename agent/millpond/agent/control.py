@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: one authenticated connection of the host: questions about the device, tickets, and jobs."""
 
 from __future__ import annotations

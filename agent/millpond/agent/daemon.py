@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: the agent, the daemon on a device. ``millpond-agent --config FILE``."""
 
 from __future__ import annotations

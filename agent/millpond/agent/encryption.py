@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: encryption of the private part on the flash, with a key in the device's own state directory.
 
 The host could read the flash of a real drive past the device's Linux. Encrypted data is of no use to it,

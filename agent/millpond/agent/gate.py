@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (shared memory): the gate through which all bytes to the host leave the device.
 
 Every process of the agent that holds a socket towards the host sends through a gate. It counts each byte by

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: a job's worker on the device: one process without network that may read the private data.
 
 The worker trains; the agent relays. All answers of the worker go to the host through the agent's gate, and

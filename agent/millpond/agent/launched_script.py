@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: a launched script on the device: a process that has the network, and therefore no private part.
 
 Its output goes to the host through the agent's gate. Traffic that the script sends by itself the agent cannot

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the gate's counters in files, which the agent's main process opens for all."""
 
 from __future__ import annotations

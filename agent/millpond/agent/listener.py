@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the agent's one port. TLS is the host's control; plain connections must show a ticket first."""
 
 from __future__ import annotations

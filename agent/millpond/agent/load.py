@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (psutil): the load of the device, and the energy that it takes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (logging): the last lines of the agent's log, numbered, for the host to ask for."""
 
 from __future__ import annotations

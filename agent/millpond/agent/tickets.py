@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: tickets that tie a bulk connection to the authenticated session that asked for it."""
 
 from __future__ import annotations

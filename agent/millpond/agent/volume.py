@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the volume's processes: the device's own mount, and the server that shows the host the public part.
 
 The server runs as another user in a sandbox in which the private part does not exist and which has no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: the confined process that serves the public part of the volume to the host."""
 
 from __future__ import annotations

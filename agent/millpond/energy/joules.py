@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: energy from counters, power sensors or declared watts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (sysfs, psutil and the clock): the energy that this machine has taken.
 
 Of the sources the first that can be read is used:

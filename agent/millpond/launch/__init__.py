@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """A launched script's process and its sandbox, for the agent and the host daemon."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: the first process of a launched script's sandbox: ``python -m millpond.launch.entry FD INTERFACE``.
 
 FD is an inherited Unix socket on which one Launch message comes. The script runs as it would under torchrun,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: a launched script as a process of the agent or the host daemon, in a sandbox, with its output."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training engine that devices and the host's own worker run; ``group`` is for scripts of one's own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the messages between a coordinator and a worker, on the host or (relayed by its agent) a device."""
 
 from __future__ import annotations

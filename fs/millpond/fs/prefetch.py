@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: announces to the host's mount which small files a program is about to read, in an order that it
 knows.
 

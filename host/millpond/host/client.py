@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the client of the host daemon: typed requests over its Unix socket."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: the host daemon, ``millpond host``."""
 
 from __future__ import annotations

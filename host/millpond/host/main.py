@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: ``millpond``. Sets up Ctrl-C before it imports anything else."""
 
 import signal

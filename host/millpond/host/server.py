@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the server of the daemon's Unix socket: answers commands, each connection in a thread of its own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: training on unequal devices, ``make bench-balance``: tables, ``balance.json`` and a picture."""
 
 from __future__ import annotations

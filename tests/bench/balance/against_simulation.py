@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the clock): the simulator against virtual workers that have the same loads in the same steps."""
 
 from __future__ import annotations

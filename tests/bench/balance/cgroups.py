@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (cgroup v1 or v2): less processor time for a tree of processes."""
 
 from __future__ import annotations

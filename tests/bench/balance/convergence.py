@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (processes): what training with interruptions, balanced, costs in accuracy against one process."""
 
 from __future__ import annotations

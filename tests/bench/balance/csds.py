@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the clock): Stannis B: a host, which is interrupted, and virtual CSDs at the paper's speeds."""
 
 from __future__ import annotations

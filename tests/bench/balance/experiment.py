@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: what every experiment of this benchmark is and gives: rows, and panels of one picture."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (processes): a worker killed in mid-epoch: what it costs in time, and whether a sample is missed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: other work on a machine or in a cgroup: gzip, as the Stannis paper has it."""
 
 from __future__ import annotations

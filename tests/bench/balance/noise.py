@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (files): work without meaning, for experiments that ask only how long it takes."""
 
 from __future__ import annotations

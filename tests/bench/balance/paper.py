@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the machines of the Stannis paper (section V), with their speeds as given, inferred or guessed."""
 
 from __future__ import annotations

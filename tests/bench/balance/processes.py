@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (processes): real workers on this machine in lock step, under the host's own engine and policies."""
 
 from __future__ import annotations

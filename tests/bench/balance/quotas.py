@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (processes, cgroups): Stannis A for real: three equal processes, gzip beside one for a while."""
 
 from __future__ import annotations

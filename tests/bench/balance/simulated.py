@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the clock, for the controller): fleets of 36 to 10,000 devices, as ``millpond simulate`` has them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the clock): Stannis A: three equal virtual workers, of which one loses a part of its speed."""
 
 from __future__ import annotations

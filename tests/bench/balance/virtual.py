@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the clock): a worker in this process that computes nothing, and takes its curve's time for it."""
 
 from __future__ import annotations

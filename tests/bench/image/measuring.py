@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the figures of an image: taken on the image itself, booted in QEMU where it must run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: the tunnel against its peers, ``make bench-tunnel``: one table, ``tunnel.json`` and a picture."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: what processes have used, with all that they started: time, switches, memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: a fleet's worth of tunnels on one host: their memory while idle, their shares when all are loaded."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: from what was measured to the rows of ``tunnel.json``."""
 
 from __future__ import annotations

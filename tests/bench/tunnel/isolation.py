@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the benchmark in namespaces of its own, so that whatever it starts ends with it, killed or not."""
 
 from __future__ import annotations

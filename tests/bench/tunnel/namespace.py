@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: a network namespace: programs started in it, interfaces set up and counted in it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: millpond's own tunnel, used as anyone can use it: by its command line."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (files): the picture beside the table."""
 
 from __future__ import annotations

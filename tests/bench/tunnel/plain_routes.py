@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the peers without encryption: loopback, veth, the C relay between two TUNs, socat."""
 
 from __future__ import annotations

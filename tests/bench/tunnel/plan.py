@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: what a run measures, how long, and in which order."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the benchmark's own programs in C, compiled for this run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: all that was measured, by quantity and route, one value per repeat."""
 
 from __future__ import annotations

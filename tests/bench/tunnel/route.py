@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: what the benchmark sends bytes over: one peer or one variant of millpond's tunnel."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: carries out a plan: makes the routes, measures them in turn, keeps what they showed."""
 
 from __future__ import annotations

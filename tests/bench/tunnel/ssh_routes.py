@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the peers that encrypt: ``ssh -L`` and ``ssh -w``, with a server and keys of their own."""
 
 from __future__ import annotations

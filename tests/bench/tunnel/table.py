@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: what a person reads of a run."""
 
 from __future__ import annotations

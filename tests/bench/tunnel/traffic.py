@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: one measurement over one route: bytes, round trips or datagrams, and what they cost."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: the volume against its peers, ``make bench-volume``: tables, ``volume.json`` and a picture."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Blocks of a file, read or written and timed: what the volume's benchmark does with a mount.
  *
  *   blocks read  FILE BLOCK COUNT sequential|random SEED

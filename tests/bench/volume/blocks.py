@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (processes): workloads on one large file, by a program in C whose own cost is small."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (FUSE): the device's mount by the raw binding, against the backing file system."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (an emulated fleet): the host's ways to a device's files: millpond and sshfs, encrypted or not."""
 
 from __future__ import annotations

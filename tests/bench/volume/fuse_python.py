@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (FUSE): the device's mount by fuse-python, against libfuse's C example that passes everything on."""
 
 from __future__ import annotations

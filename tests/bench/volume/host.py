@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (an emulated fleet): the host's mount of a device, against sshfs over the same tunnel."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the clock): the routes take turns at a workload; what was measured becomes rows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (files): workloads on many small files."""
 
 from __future__ import annotations

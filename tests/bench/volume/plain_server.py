@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: SFTP without encryption, for sshfs' directport: ``plain_server.py ADDRESS PORT PROGRAM``.
 
 Each connection becomes standard input and output of PROGRAM. Says "listening" once it is.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (processes): a way to files: where they lie, or a mount of them for as long as it is used."""
 
 from __future__ import annotations

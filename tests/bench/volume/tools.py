@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (files): what the experiments are done with."""
 
 from __future__ import annotations

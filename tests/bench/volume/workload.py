@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: what is done with a mount and measured."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An agent that loses its power in the middle of an upload, in the second round."""
 
 import os

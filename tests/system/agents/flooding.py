@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An agent that answers every greeting by announcing 4 GiB: of a head, then of a payload, and so on."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An agent of the next version of the protocol."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An agent that runs no launched script and answers as the script's first argument says."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An agent that never gets ready: no tunnel, no SSH."""
 
 import time

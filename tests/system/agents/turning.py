@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An agent that behaves until it is told to turn, then answers a heartbeat with what is no message."""
 
 import sys

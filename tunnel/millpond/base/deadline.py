@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the clock): pass a point in time down, instead of a time-out in every callee."""
 
 from __future__ import annotations

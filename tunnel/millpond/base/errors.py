@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: define the errors of millpond, under one root; the class says whose fault it is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: convert plain data to frozen dataclasses and back, checking every type. For messages
 and TOML files.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: make a peer's text fit for logs and terminals."""
 
 from __future__ import annotations

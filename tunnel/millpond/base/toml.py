@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: read a TOML file as a dataclass."""
 
 from __future__ import annotations

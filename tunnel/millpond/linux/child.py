@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: fork children that report through a pipe."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: raise the limit of open descriptors."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: let one process at a time hold a lock file."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: make changes of a directory durable, and compute digests of files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (fscrypt): have the kernel encrypt directories.
 
 ext4 (with its feature ``encrypt``), f2fs, UBIFS and others have it. The kernel forgets a key when the file

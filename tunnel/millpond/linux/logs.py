@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: write and rotate log files that cannot fill a disk."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (libc): return free heap memory to the kernel."""
 
 from __future__ import annotations

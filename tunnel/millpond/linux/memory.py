@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (memfd): share memory between two processes so that neither can take it away from the other."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: configure a new network namespace: its loopback, and ports below 1024 for all users."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: report the state of a service to systemd (sd_notify(3)); without systemd nothing happens."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: reap orphaned processes, as PID 1 must."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (/proc, psutil): measure the processor time of processes, to detect those that hang."""
 
 from __future__ import annotations

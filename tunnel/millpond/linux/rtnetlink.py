@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: control the kernel's IPv4 forwarding: per interface, and by routing rules and tables.
 
 It speaks rtnetlink(7) itself: the files below /proc/sys are read-only for a service, and a library takes

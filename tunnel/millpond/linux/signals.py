@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: turn SIGTERM and SIGINT into a readable descriptor, for processes that loop over descriptors."""
 
 from __future__ import annotations

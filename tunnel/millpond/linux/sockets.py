@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: use Unix sockets at paths of any length, and pass descriptors over them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: call the system calls that Python 3.11 has no binding for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: run a device's NVMe/TCP target as a process of its own, ``python -m millpond.nvmet``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: use a regular file or block device as the blocks of a namespace. Calls block until they are done."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: parse submission entries of command capsules; opcodes and status values (NVMe 1.4, NVMe-oF 1.1)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: run one association with a host: properties, admin commands, and dispatch of its I/O queues."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: errors of an initiator, and their codes in NVMe/TCP when the connection is terminated."""
 
 from __future__ import annotations

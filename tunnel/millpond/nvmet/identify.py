@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: build the 4 KiB data structures of Identify, and the log pages (NVMe base specification 1.4)."""
 
 from __future__ import annotations

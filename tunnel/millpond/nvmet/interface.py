@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: connect the target to its TUN interface: set it up for a link, carry packets, report the status."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: execute the NVM command set on the one namespace (NVM command set specification 1.0)."""
 
 from __future__ import annotations

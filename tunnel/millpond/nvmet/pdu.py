@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: parse and build the PDUs of NVMe/TCP, without digests.
 
 The format is that of the NVM Express TCP transport specification 1.0, section 3.6.

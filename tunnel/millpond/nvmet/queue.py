@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: run one connection, which is one NVMe queue: PDUs in, commands executed, PDUs out."""
 
 from __future__ import annotations

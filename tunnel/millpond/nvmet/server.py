@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: run the target's loop over listening socket, connections and interface."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: count commands and their bytes by opcode."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: run the NVM subsystem: take Connect on new queues, and keep the one association there may be."""
 
 from __future__ import annotations

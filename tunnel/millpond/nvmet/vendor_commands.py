@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: execute the tunnel's vendor commands: IDENTIFY and OPEN (admin queue), SEND and RECV (I/O queues).
 
 SEND: CDW10 bytes of the packet, CDW11 its sequence number, CDW12 the link's generation modulo 2^32.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: run one endpoint of a tunnel as a program, ``python -m millpond.tunnel``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: compute and check the addresses of a tunnel: of its two endpoints, and of its peers network."""
 
 from __future__ import annotations

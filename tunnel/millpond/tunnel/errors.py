@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: errors of the link, beyond those of the wire."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (threads): accept connections, handle each in a thread of its own, and survive every failure."""
 
 from __future__ import annotations

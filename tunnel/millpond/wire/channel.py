@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: send and receive messages over one connected stream socket (TCP, TLS or Unix), each with a deadline.
 
 A channel is one conversation: strictly one thread sends or receives at a time.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: encode and parse the frame around every message; nothing is allocated for an unchecked length.
 
 A frame is a prefix of 16 bytes, a msgpack head and, for bulk, raw payload bytes:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: define the messages of a host and an agent about a launched script (over a control connection)."""
 
 from __future__ import annotations

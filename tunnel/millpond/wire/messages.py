@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: define the base of messages and their registry by name; each component declares its own."""
 
 from __future__ import annotations

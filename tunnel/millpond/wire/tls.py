@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: connect by mutual TLS 1.3 under the fleet's own authority, the only one trusted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: how many samples of which pool each worker takes in a step, so that all pools end together.
 
 The remaining samples are laid out over the fewest steps in which the present workers can take them: pools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the batches of a job's workers, re-tuned after each step by its measured times.
 
 A worker that sits out is too slow for the smallest batch, and so is not measured. The load of its processor

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: slowness of workers, as the share of their processors that other work takes accounts for it.
 
 A worker to which the part 1 - busy of its processor is left takes 1 / (1 - busy) times as long, other things

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: seconds that a worker takes for its whole own work of one step, by its batch.
 
 Every worker computes the plan for itself from the same numbers, on processors of several kinds. So here and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the samples that each worker takes in each step of an epoch, whatever the batches are.
 
 Samples lie in pools: private ones that one worker reads, public ones of a device that it and the host read.

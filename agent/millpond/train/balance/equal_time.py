@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: batches with which all workers finish a step together.
 
 In a synchronous step all wait for the slowest worker, so a step of T seconds does the most work if every

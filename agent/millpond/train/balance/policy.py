@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the batch policies of a job, by name."""
 
 from __future__ import annotations

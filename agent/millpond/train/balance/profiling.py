@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the batches to measure, one after the other, so that a few seconds give a worker's curve.
 
 Batches double from the smallest, as a curve rises over powers of two, until two of them in a row bring no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: synchronous training of a fleet, simulated: batch policies under changing loads, to 10,000 devices.
 
 The simulation follows ``millpond.host.jobs.synchronous.step_engine``. In each step, a free worker begins with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: how much slower than its curve each worker is now, from the times of steps.
 
 Each worker's relative error, x = (measured - expected) / (expected + JITTER), goes into a two-sided CUSUM

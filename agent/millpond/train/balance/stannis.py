@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the rule of the Stannis paper (section IV-B), for comparison.
 
 After each step a worker's decline index is 0.7 (SP - SP_i) / SP + 0.3 (N - i) / N (eq. 2), with SP its normal

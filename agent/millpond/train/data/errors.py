@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the error of samples that cannot be used, and the part of its text that may leave a device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: labelled images from folders, in the formats that people keep them in.
 
 | format | files of a folder                                                             |

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the random generators of this process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the seed of a worker's round or step."""
 
 from __future__ import annotations

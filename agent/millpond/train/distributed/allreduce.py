@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (torch.distributed): the exact all-reduce of gradients over ranks with batches of different sizes.
 
 The mean of means that DistributedDataParallel makes is wrong for batches of different sizes. Here each rank

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (torch.distributed, clock): the processes that train one model with a script, see ``train.group``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the batches of a process group's ranks, with a fixed sum: tried out at first, then of equal times.
 
 In an all-reduce all ranks wait for all, and every rank computes in every step, as otherwise it could not show

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: a job's TOML file, and the files of the user's model that it names."""
 
 from __future__ import annotations

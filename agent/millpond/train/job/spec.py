@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: a training job, as its TOML file describes it."""
 
 from __future__ import annotations

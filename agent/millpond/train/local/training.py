@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the clock): one round of local training, and the score of a model."""
 
 from __future__ import annotations

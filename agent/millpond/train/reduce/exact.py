@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the weighted average of many models, bit by bit the same whatever the order and the tree.
 
 Floating-point addition depends on its order, so the sums are kept in whole numbers. A value ``w`` of a worker

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: one step's mean of many workers' sums, added in an order that is independent of arrival.
 
 Floating-point addition depends on its order, so vectors are added in the order in which they were announced.

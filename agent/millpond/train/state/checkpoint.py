@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: a model's state as a safetensors file, in the model's own dtypes, whole or not there at all.
 
 The file is written here and not by the safetensors package, which forgets the order of tensors and has no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: a model's state as one flat float32 vector, and back.
 
 float32, float16 and bfloat16 survive the way there and back bit by bit. Whole numbers up to 2**24 do as well;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (torch): a model whose state and gradients are views of two flat vectors, which are sent as they are.
 
 Both are float32 and laid out as ``flat.describe`` says. Parameters are views of ``state``, their gradients of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the place of each tensor of a model's state in the flat vector."""
 
 from __future__ import annotations

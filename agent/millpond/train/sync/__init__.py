@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synchronous steps: a worker's gradients, the server's optimizer, the learning rate."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (torch, psutil): the gradients of a synchronous step, and the server optimizer that applies them."""
 
 from __future__ import annotations

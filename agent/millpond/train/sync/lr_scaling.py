@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the learning rate of a step by its global batch.
 
 A rate is found for one batch, the base batch; with n times as many samples in a step it is another:

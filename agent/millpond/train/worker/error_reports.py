@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: a worker's report of an exception, without the parts that must stay on the device.
 
 The message of an exception can hold private samples. A device therefore reports the text of millpond's own

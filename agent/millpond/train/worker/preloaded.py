@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (torch): importing this module imports all that a worker needs until it is prepared."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: a process that trains: ``python -m millpond.train.worker.process FD``.
 
 FD is an inherited, connected Unix socket on which PrepareWorker and the requests of its role are served until

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the roles of a prepared worker, each with the model and the samples of one job."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: starts workers, as forks of a zygote that has loaded torch."""
 
 from __future__ import annotations

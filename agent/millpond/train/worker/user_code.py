@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: a model from ``module:callable``, which may be the user's own files."""
 
 from __future__ import annotations

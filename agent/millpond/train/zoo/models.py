@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: models that come with millpond, for jobs without code of their own.
 
 The factories take ``classes`` and the ``side`` of the square images in pixels. Their logits go into a cross

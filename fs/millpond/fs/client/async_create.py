@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (a thread, the clock): creates and unlinks files under an exclusive directory delegation,
 asynchronously.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (a thread): renews the client's lease and answers the server's recalls, also towards the kernel's
 cache.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: requests exclusive directory delegations and preallocated files from the server, and returns them."""
 
 from __future__ import annotations

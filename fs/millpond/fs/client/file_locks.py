@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: connects a mount's file locks to the server's, over the client's session slots."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: counts a mount's requests and their durations, cheaply enough to do so for each."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: holds the directories that a client has open, and reads their listings."""
 
 from __future__ import annotations

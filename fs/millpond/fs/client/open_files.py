@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: holds the files that a client has open, and opens them again when the server has lost the session."""
 
 from __future__ import annotations

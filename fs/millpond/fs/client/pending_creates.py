@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: tables of a client's exclusive directories, their names, and the creates that are not flushed yet.
 
 A name that is removed before it was flushed leaves nothing: its preallocated file is used again. A name that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (a thread): fetches small files that are about to be read, many per request.
 
 A program names them with ``millpond.fs.prefetch``, or the prefetcher takes the rest of a directory of which

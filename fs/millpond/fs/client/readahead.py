@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: reads ahead of a program that reads a file in order, over a session slot of its own.
 
 Requests are pipelined: so many are under way that the next part has arrived when it is wanted. Data counts

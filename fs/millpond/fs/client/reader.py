@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the read path of a client: from caches and readahead where they are valid, else from the server."""
 
 from __future__ import annotations

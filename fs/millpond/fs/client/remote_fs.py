@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: implements InodeFs for a volume on a device, over connections that may be lost and dialled again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: performs requests over one session slot, which outlives its connections.
 
 Client and server count the requests that were performed (NFSv4.1's slot sequence). When a connection is lost

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: gives each thread a session slot, and keeps the client's inodes known to the server across lost
 sessions.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: a file system that recalls other clients' delegations before each change of its public part."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the delegation table: read delegations per inode, write intents, exclusive directory delegations.
 
 Any number of clients may hold a read delegation of a file that has no write intent. An operation that changes

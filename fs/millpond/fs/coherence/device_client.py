@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the device's own mount as a client of the delegation manager: each change is announced first.
 
 While the manager cannot be reached there may be hosts that still hold delegations, but no longer than their

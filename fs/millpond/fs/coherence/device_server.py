@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the delegation manager's end of the connections of the device's own mount."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: leases in a file that outlives the server: the next server changes nothing until they have
 expired.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (threads, the clock): the delegation manager: grants delegations, recalls them for changes, and waits
 for the clients' answers or the end of their leases.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (memory that processes share): which directories may be delegated exclusively.
 
 The delegation manager marks a directory before it grants an exclusive delegation. The device's mount looks at

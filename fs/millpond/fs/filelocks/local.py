@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (threads): file locks of files that only this process serves, and routing between these and shared
 ones.
 """

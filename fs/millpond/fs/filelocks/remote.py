@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (a thread): file locks of one mount whose lock table another process holds, and their reclaim after
 that process was restarted.
 

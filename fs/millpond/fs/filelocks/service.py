@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (threads, the clock): the file locks of the files that host and device share, and the requests that
 wait.
 

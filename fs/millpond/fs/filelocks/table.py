@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the table of file locks, as Linux has them: POSIX locks of byte ranges (fcntl) and BSD locks of whole
 files (flock), which do not see each other.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: packs and parses the messages of /dev/fuse: <linux/fuse.h>, protocol 7.40.
 
 A request is a header and a body whose layout the operation code determines; a reply is a header and a body

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (/dev/fuse): mounts, receives requests, sends replies and notifications, and registers backing files
 for passthrough.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: performs the kernel's file lock requests on a tree's locks.
 
 A request that waits for a lock is answered later; meanwhile no other request waits for it or is interrupted

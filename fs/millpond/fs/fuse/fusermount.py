@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: runs fusermount, the set-uid helper of FUSE that lets users unmount their own mounts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: mounts a volume through fuse-python; the only module that knows it.
 
 The C module is called directly: through its Python wrapper it leaks a tuple for every file opened. Reads and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: checks mount points, and unmounts, also mounts of a dead or stuck server."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: serves an InodeFs through /dev/fuse, without libfuse.
 
 The kernel caches the names, attributes and data that the InodeFs lets it cache. Where the InodeFs has local

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: mount a device's volume on the device: ``python -m millpond.fs.mount.device BACKING MOUNTPOINT``.
 
 Prints one line when the mount is up: ``ready``, and how files are read and written. SIGTERM, or the end of

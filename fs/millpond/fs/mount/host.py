@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: mounts a device's volume on the host, through raw /dev/fuse or, where that is impossible,
 fuse-python.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (Unix sockets): serves a mount's statistics, and reads those of all mounts of a device."""
 
 from __future__ import annotations

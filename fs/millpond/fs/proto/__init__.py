@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """The messages of the volume's protocol, their codecs and their validation."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: messages of asynchronous create: directory delegations, preallocated files, and their names."""
 
 from __future__ import annotations

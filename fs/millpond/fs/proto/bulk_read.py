@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: messages that look up and read many small files in one request, and the packing of the results."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: messages between the device's own mount and the delegation manager, over a Unix socket."""
 
 from __future__ import annotations

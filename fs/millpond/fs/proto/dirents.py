@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: packs a directory's listing into one payload."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: messages about file locks to the process that has the lock table: from the host's client over its
 session, and from the device's mount over the delegation manager's socket.
 

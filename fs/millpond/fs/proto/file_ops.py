@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: messages of file operations between a client and the server of a volume, one request and one reply at
 a time.
 

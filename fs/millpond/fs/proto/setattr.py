@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: converts attributes to set into a message and back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: messages by which the host queries the status of a volume's server, on a connection of their own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: checks that a server's replies hold only values that a file, a lock or a file system can have.
 
 A reply may still be wrong; it is never one that no kernel can be given.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the state of one client of a volume: its nodes, its open files, its delegations."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: serves a volume to one client over one connection: a session slot, the callback channel, or a status
 query.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: performs each request of a client on a volume."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: files preallocated for one client, which get their names when the client flushes them."""
 
 from __future__ import annotations

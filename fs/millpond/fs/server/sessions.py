@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (threads, the clock): sessions of a volume's clients: slots, each with a reply cache, across
 connections.
 

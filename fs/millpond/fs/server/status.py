@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: reports the status of a volume's server."""
 
 from __future__ import annotations

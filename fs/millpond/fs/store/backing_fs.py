@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the low-level file system over a backing directory, through O_PATH descriptors.
 
 Each file that has been looked up has an O_PATH descriptor here, so a node means one file for good: while it
@@ -239,9 +240,7 @@ class BackingFs:
         os.utime(proc_path(self._at(node)))
 
     def can_preallocate(self, directory: Node) -> bool:
-        """Return whether this process may make files of its own in a directory, and names there are the same
-        only if their bytes are, so that a client can tell.
-        """
+        """Return whether this process may create files in a directory, whose names differ if their bytes do."""
         at = self._at(directory)
         may = not self._creator.chowns_new and os.access(proc_path(at), os.R_OK | os.W_OK | os.X_OK)
         return may and names_are_bytes(at)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: makes new files with exactly the mode and owner asked for, and lists directories."""
 
 from __future__ import annotations

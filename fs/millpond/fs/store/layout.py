@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: makes the public and the private part of a device's flash directory."""
 
 from __future__ import annotations

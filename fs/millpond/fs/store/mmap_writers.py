@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: finds out which closed files are still mapped for writing, which the kernel does not report."""
 
 from __future__ import annotations

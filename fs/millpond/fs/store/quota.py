@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the quota of the public part: bytes and files in use, and reservations.
 
 Each change of a file's blocks is announced first and committed afterwards with the blocks that the file then

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (threads): a backing file system that takes no more space than a quota lets it.
 
 The quota's count is right about the changes that are made here. Changes by other processes in the same

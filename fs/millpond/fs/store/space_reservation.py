@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (a file system): reserves room on the flash for names that are linked later.
 
 A preallocated file has its inode already; but to link its name, its directory may have to grow. So blocks are

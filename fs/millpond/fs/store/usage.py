@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: counts how many bytes and files the parts of a volume take on the flash."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the low-level file-system interface: files by inode number, as FUSE's kernel sees them, and names as
 bytes.
 

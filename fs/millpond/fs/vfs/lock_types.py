@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the types of file locks, as Linux has them: family, mode, owner and byte range."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: adapts an inode-based tree to the path-based interface, for bindings and programs that work by
 path.
 """

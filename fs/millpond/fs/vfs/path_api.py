@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the high-level file-system interface, by path, and the plain types that both interfaces share.
 
 Paths are relative to the root of the volume, ``""`` is the root itself; names that are not UTF-8 carry

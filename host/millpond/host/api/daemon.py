@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the messages between commands and the host daemon, over the daemon's Unix socket."""
 
 from __future__ import annotations

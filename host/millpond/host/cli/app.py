@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: the command line, ``millpond``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the terminal): ``millpond cp``: copies between this machine and the public part of a volume."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the terminal): ``millpond flash``: writes an image to a disk, a file or a BlueField card."""
 
 from __future__ import annotations

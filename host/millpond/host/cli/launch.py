@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the 'launch' command: reads the script's files, prints the output of the workers."""
 
 from __future__ import annotations

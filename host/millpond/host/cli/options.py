@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the user's directories): options and arguments that several commands have."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (files): plots the measured curves of workers: speed and memory over the batch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: the commands that work on devices over SSH, 'run' and 'shell', and 'logs'."""
 
 from __future__ import annotations

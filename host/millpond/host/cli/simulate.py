@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: ``millpond simulate``: the file of a simulated fleet, and its results under each policy."""
 
 from __future__ import annotations

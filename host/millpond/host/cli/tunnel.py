@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the terminal): ``millpond tunnel``: the tunnel of a device, once or again every second."""
 
 from __future__ import annotations

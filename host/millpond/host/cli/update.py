@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the terminal): ``millpond update``: installs an image on devices of the fleet, a few at a time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the terminal): ``millpond volume``: a device's volume, by its server and this host's mounts."""
 
 from __future__ import annotations

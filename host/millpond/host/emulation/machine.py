@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: an emulated machine: in namespaces of its own, a host with its daemon, and boards in its slots.
 
 All processes inside die with its PID 1, and PID 1 with its parent process: nothing can be left behind. Its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: devices in QEMU: each has a disk of its own, flashed from an image with its identity."""
 
 from __future__ import annotations

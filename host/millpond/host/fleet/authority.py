@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (cryptography): the fleet's own certificate authority and SSH keys. Private files are 0600."""
 
 from __future__ import annotations

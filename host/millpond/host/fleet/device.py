@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: one device of the fleet while the daemon runs: its tunnel, its agent, its state.
 
 A thread keeps the device's state up to date: a handshake with the agent, then its load twice a second. When

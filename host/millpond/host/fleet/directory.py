@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the fleet directory: ``fleet.toml``, and the paths of all other files."""
 
 from __future__ import annotations

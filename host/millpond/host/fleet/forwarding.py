@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: forwarding between devices: none, but between the devices of one launch.
 
 Two guards, each of which is enough: a tunnel's interface forwards nothing, and a routing rule refuses packets

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the states of a device as the host sees it, and the only transitions between them."""
 
 from __future__ import annotations

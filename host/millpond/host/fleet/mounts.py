@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the daemon's own mounts of the devices' volumes, from which jobs read public data."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the energy of a device by its load reports, checked and completed from declared watts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: provisioning: makes a fleet, its authority, the host's identity and each device's first files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (a thread): checkpoints of a synchronous job, written while the job trains."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the clock): the energy that the workers of a job take: differences of their meters' counts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (threads): the jobs of the daemon: started, followed, stopped, and resumed after the daemon died."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the workers of one job: the host's own and one on each device, prepared, admitted, supervised."""
 
 from __future__ import annotations

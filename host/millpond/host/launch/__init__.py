@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launched scripts across host and devices."""

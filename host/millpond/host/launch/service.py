@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (threads): launches of scripts: a worker on the host and one on each device, which end together.
 
 A launch belongs to the connection of its command: all workers end when that connection or this process ends.

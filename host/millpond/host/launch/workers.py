@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the workers of a launched script: the address where they meet, one worker on host or device."""
 
 from __future__ import annotations

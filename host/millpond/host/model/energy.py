@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the energy of a round, formatted for users."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: jobs and rounds as the store, the API and the terminal see them."""
 
 from __future__ import annotations

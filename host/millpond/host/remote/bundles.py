@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (RAUC): packs an image as a signed bundle, which a device installs into the slot that does not run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (volumes): copies files from one volume to another, whole or not at all, and resumes broken copies.
 
 A file is written under a temporary name that contains the version of its source, put on the flash, and only

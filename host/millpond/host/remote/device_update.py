@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (SSH): updates one device: a signed bundle into the other slot, a trial, a confirmation.
 
 The device decides: it checks the signature itself, starts the new slot on trial, and keeps it only when this

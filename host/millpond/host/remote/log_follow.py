@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: follows a device's or a job's log by position, so that no line comes twice."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: mounts the public part of a device's volume on the host, and serves it until it is unmounted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (threads): runs one command on many devices at once; the output are whole lines with their device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (paramiko): commands and shells on a device, over SSH through its tunnel, its host key pinned."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (volumes): checks whether a volume keeps its promises, as far as the host can see. Changes nothing."""
 
 from __future__ import annotations

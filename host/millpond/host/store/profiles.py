@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (files): the measured curves of a job's workers, as a file in the job's directory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (SQLite): the store of devices, jobs and rounds. A stored round is final."""
 
 from __future__ import annotations

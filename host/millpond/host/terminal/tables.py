@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the terminal): tables and a live view of a job for users; JSON for programs."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workers as the host sees them, wherever they run, and the parameter server."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (a thread): the dispatcher of one worker of a synchronous job: tasks go in, answers come out."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (a process): the parameter server: the model of a synchronous job and its optimizer, on the host."""
 
 from __future__ import annotations

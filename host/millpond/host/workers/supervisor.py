@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the supervisor of one worker of a job: prepares it in the background, and again after a loss."""
 
 from __future__ import annotations

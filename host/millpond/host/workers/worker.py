@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: workers as the daemon sees them, with one interface on a device and on the host itself."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: boards as data: one TOML file per board in this folder says what an image for it needs.
 
 A new board is a new file here; no code knows any board by name.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: ``python -m millpond.images.build --board NAME`` makes an agent image; ``--lock`` the locks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: what the firmware starts: kernel, command line and initial file system in one EFI program, and the
 small FAT file system that it lies in.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: what all steps of a build know."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: Debian's packages: which they are is locked, what they hold is unpacked; none of their scripts runs.
 
 The lock names each package with version, size and SHA-256, so that a build takes the same files or fails.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the disk image: a partition table with two slots, the first filled. No loop device is needed."""
 
 from __future__ import annotations

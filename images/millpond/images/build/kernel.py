@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the kernel, those of its modules that a board needs, and the initial file system."""
 
 from __future__ import annotations

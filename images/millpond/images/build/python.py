@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the device's Python packages: locked with their hashes, made smaller, and compiled."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: what images are made of, as data: locked packages, files of the root, the first program."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the root file system: packages, the recipe's own files, and millpond as the last layer.
 
 The layer below millpond takes minutes to compress and is kept: after a change in our own code only that is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the one place where the builder runs other programs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (a block device or a file): what an image is written to, and read back from."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (rshim, mlx-mkbfb): boot streams of BlueField cards. UNTESTED with hardware: only the bytes are right.
 
 A boot stream (.bfb) is a chain of images, each with a header of 24 bytes and padded to a multiple of 8. What

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (/sys, /proc, blkid): the disks of this machine: what they are, what is on them and who uses them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the ends of an image, which hold its partition table and are written last."""
 
 from __future__ import annotations

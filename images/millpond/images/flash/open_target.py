@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (disks, files): opens what an image is to be written to, unless something speaks against it."""
 
 from __future__ import annotations

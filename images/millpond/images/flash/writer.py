@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (a medium): writes an image so that at no moment the target claims to be what it is not yet."""
 
 from __future__ import annotations

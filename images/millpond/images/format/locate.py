@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (files): finds an image with its manifest, and describes a sparse file that is to become one."""
 
 from __future__ import annotations

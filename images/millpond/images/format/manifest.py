@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the manifest of a device's image: which bytes of it are used, and what it was made of."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (files): the seed of a device: its identity, for its first boot.
 
 It is a header of 512 bytes (magic, version, length and SHA-256 of what follows) and a plain tar of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: ``python -m millpond.images.ondevice.bless``: keep a new slot that works, leave one that does not.
 
 After an update the firmware starts the new slot once, as a trial. It is kept when the host has greeted the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: ``python -m millpond.images.ondevice.boot_entries`` mends the firmware's entries at every boot;
 ``status`` prints which slot runs and what is in it.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: a device takes over its identity: ``python -m millpond.images.ondevice.provision``, at every boot.
 
 Whoever flashed the image left the identity in the partition ``seed``. It is written whole to the state,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: ``python -m millpond.images.ondevice.self_test``: test the device where its machine asks for it.
 
 Its last line on the console says how it went, then it switches the machine off. A machine that does not say

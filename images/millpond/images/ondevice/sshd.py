@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: ``python -m millpond.images.ondevice.sshd user|admin --identity DIR --public DIR`` runs sshd.
 
 The user's is confined: the volume's public part and programs are all there is. The admin's stands in the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (a sandbox): the two SSH servers of a device: who enters by which key, and what sshd is told."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Boards that this machine runs: emulated in namespaces, or in QEMU."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: an emulated board: a process tree in namespaces of its own, real in all but the silicon.
 
 It has its own network, processes, host name and root directory; in it run the same agent and SSH server

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the init of an emulated board, its PID 1: starts the agent and the SSH servers, and restarts them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: a board in QEMU: the same image as on a real one, and every instruction of it emulated.
 
 Its slot, a folder shared with the host, holds the doorbell server's socket: the tunnel is its only network.

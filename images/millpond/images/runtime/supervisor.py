@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the backplane that boards sit in: switches them on, and on again when one dies."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sandboxes: namespaces, Landlock, seccomp, and commands started inside them."""

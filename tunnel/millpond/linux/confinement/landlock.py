@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (Landlock): restrict this process, for good, to the files below one directory.
 
 The kernel checks the real place of a file, however it was named: through links, /proc/self/fd or a

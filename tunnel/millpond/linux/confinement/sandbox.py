@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: run a process tree in namespaces of its own, with a root directory that holds only chosen files.
 
 Emulated devices, the volume server, the SSH server and job workers are each started in one: files that a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: ``python -m millpond.linux.confinement.sandbox_exec SPEC COMMAND...`` runs a command in a sandbox.
 
 A process with threads must not build a sandbox in a fork of its own; it executes this instead.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: start a command in a sandbox from a process with threads, without a process that waits for it."""
 
 from __future__ import annotations

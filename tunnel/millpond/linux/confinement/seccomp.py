@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: assemble seccomp programs that allow named system calls and answer EPERM to all others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (/proc): examine the user namespace of this process."""
 
 from __future__ import annotations

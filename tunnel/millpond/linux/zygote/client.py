@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: processes that start as forks of a zygote, which has loaded what they need, each in its sandbox."""
 
 from __future__ import annotations

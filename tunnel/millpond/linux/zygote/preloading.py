@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: imports the modules that a zygote's forks share."""
 
 from __future__ import annotations

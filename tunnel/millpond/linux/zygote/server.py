@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: a zygote: loads modules, then forks a process in a sandbox for each request on its socket."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: decide by their addresses which of the peer's packets go to the interface: only those from the peer's
 own address to this endpoint's, or, in a tunnel with ``peers``, between the device's address and a whole
 network.

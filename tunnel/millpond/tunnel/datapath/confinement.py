@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: restrict an endpoint's processes to what they need once they have started."""
 
 from __future__ import annotations

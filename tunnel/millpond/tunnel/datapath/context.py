@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the context of a datapath loop: the packet interface, the link, a queue pair and its notifier."""
 
 from __future__ import annotations

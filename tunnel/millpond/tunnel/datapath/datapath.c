@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The datapath in C: the four loops of python_loops.py over the same rings, for small packets and for processors
  * that reorder memory accesses. tunnel/README.md describes the region; python_loops.py explains each loop.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: choose the engine of a link and run it: the loops in Python, or in C where a compiler built them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: wake a sleeping peer by eventfd or register, and sleep until the peer does.
 
 A sleep word is 0 while its side is awake, and n + 1 while it waits for ring entry n (a shadow doorbell with

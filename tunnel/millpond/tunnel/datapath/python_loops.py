@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the datapath in Python: loops that carry packets between the interface and a queue pair.
 
 One loop per direction and endpoint. Each runs in a process of its own (a pump), until it is killed or raises

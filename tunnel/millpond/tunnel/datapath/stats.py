@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the packet counters of one direction."""
 
 from __future__ import annotations

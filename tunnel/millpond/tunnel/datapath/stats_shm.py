@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: share the counters of an endpoint's pumps, in a memory file that other processes read at any time.
 
 Per direction 16 words of 64 bits, in the order of ``PacketStats``: first for packets from the

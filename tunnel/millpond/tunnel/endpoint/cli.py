@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: parse the arguments of an endpoint and run one accordingly."""
 
 from __future__ import annotations

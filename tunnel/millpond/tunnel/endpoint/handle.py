@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: start an endpoint as a child process, follow its status and stop it."""
 
 from __future__ import annotations

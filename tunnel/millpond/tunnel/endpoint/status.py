@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: report the state of an endpoint to the process that started it, one JSON object per line."""
 
 from __future__ import annotations

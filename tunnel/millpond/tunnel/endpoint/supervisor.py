@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: supervise one endpoint: keep its interface, and a link for as long as there is a peer."""
 
 from __future__ import annotations

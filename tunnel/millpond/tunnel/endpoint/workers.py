@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: fork the two pumps of an open link, watch each through a pipe, kill them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: the endpoint zygote's process: fork an endpoint for each request on its control socket."""
 
 from __future__ import annotations

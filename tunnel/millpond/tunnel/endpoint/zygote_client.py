@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: start and use the endpoint zygote, whose forks are endpoints that share its memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: set an interface's address, MTU and state by netlink."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: make and use a TUN interface for packets of up to 64 KiB; it is deleted with its descriptor."""
 
 from __future__ import annotations

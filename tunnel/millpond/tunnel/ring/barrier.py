@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: provide a memory barrier to the datapath in Python; CPython has none by that name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: open a link: enable, IDENTIFY, OPEN. The caller provides the function that waits for the peer."""
 
 from __future__ import annotations

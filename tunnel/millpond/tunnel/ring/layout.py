@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: compute the layout of the shared region.
 
 Addresses in commands are offsets in the region. The memory page is 128 KiB (CC.MPS 5) and every ring and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the parameters that both endpoints exchange by IDENTIFY and OPEN, and their negotiation.
 
 Both commands move one 4 KiB data buffer with the same fields, little endian. ``size`` counts the bytes that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: define the NVMe structures and numbers that the tunnel uses, as the NVMe 1.4
 specification has them.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: use a queue pair as host or controller, over memory that a hostile peer can write to.
 
 A ring of N entries holds N-1. The peer's entries are read once, in aligned loads, and checked before they

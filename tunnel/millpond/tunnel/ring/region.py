@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: map the shared region to registers, and per queue to rings, doorbells, sleep words and buffers."""
 
 from __future__ import annotations

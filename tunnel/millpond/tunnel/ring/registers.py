@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: access the register file at the start of the region.
 
 Every access is one aligned load or store of the register's width: ``struct.pack_into`` could tear it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: define the interface of transports: find peers, open a link with each, carry its packets."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the transport of emulated devices: a sealed memfd and eventfds, passed over a Unix socket.
 
 The device listens. It answers each host with ``+`` and, attached to one more byte, seven descriptors: the

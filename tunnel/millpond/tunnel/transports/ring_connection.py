@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: run a link through rings in shared memory, for every transport that shares memory."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """The client's caches: inodes and names, blocks, small files, and how their entries become invalid."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: caches blocks of files that are read at random places.
 
 A file that fits into the cache as a whole is read in larger blocks than requested: one takes little longer

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: caches inodes and names on the client, with lease-bounded validity.
 
 Granted state is valid until it is recalled, the lease ends or the server has lost the session. A reply is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: invalidates cached state around a change that this client makes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: caches whole small files that arrive with their lookup, until they are read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: tracks per file whether its writes are on the flash, through restarts of the server (NFS's write
 verifier).
 """

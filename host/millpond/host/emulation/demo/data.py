@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (files): the digits of scikit-learn, divided among devices as private and public data."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: the demo: prepares a fleet with private data, and runs the demo's steps in an emulated machine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (files): the demo's report: JSON, a plot of the accuracy, and text for the terminal."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: the demo's steps, as commands of a user inside the emulated machine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (threads): one round of federated averaging: sends one state to all workers, sums their updates.
 
 An update counts whole or not at all: it is received into a buffer, checked, and only then added. The buffers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: federated averaging (FedAvg) of one job, from its first round to its model, weighted by samples.
 
 A round's state is saved, then the round is stored: a stored round is final. A job that is started again

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the workers of a federated job: one on each device, and the host's, which also scores averages."""
 
 from __future__ import annotations

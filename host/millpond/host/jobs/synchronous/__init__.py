@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synchronous training: one gradient exchange per step."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the counts of one epoch of steps, and their summary."""
 
 from __future__ import annotations

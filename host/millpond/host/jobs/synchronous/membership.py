@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: elastic membership of a synchronous job: workers are admitted, profiled, joined, lost, banned."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: the batch plan of the present workers of a job, as workers join and leave."""
 
 from __future__ import annotations

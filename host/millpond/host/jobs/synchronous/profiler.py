@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the clock): profiles workers before they take part: seconds of a step by batch.
 
 The measured time is the time a step would wait: from the task to its answer here, with all transfers. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: shards: the samples of each device, and their assignment to workers in the steps of an epoch."""
 
 from __future__ import annotations

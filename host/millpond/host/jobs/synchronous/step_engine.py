@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the clock): synchronous steps: sends tasks to all workers, sums their gradients up to the deadline.
 
 A late worker goes on, and its gradients count in the step in which they come: at a state that is a step old,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: synchronous training of one job, from its first step to its model.
 
 Workers compute sums of gradients and the parameter server applies their mean, as one process with all samples

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the workers of a synchronous job: the parameter server, the host's own worker, one on each device."""
 
 from __future__ import annotations

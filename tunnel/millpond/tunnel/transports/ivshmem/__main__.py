@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry: run the doorbell server, ``python -m millpond.tunnel.transports.ivshmem``; QEMU needs it at its
 start.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: access BAR 0 of the ivshmem device: the machine's ID and the doorbell register."""
 
 from __future__ import annotations

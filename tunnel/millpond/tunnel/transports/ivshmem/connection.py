@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge (the clock): run a link over an ivshmem device: pairing first, then rings as over any shared memory,
 with a heartbeat.
 """

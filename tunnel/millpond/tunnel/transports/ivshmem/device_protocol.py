@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: define what an endpoint needs of ivshmem, inside or outside the virtual machine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: pair as the device: prepare the region anew for the host that asks, and offer it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: connect to the doorbell server as the host's endpoint, or as a device's outside of any virtual
 machine.
 """

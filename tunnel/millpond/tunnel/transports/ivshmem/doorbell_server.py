@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: serve one shared memory to QEMU and the host's endpoint, and eventfds between them.
 
 A process of its own: QEMU connects once, when it starts, while host endpoints come and go.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: pair as the host: ask, attach to the region that the device prepared, accept."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: pair two endpoints over memory that outlives both of them.
 
 Each side writes a session word, with a random number of its own, and a heartbeat counter:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: use the ivshmem device without interrupts: a process polls the doorbells that the host writes.
 
 It polls again after a sixteenth of the time since the last change, at least 50 us and at most 10 ms. A link

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: implement the protocol between QEMU's ivshmem device and its server, version 0, for both sides.
 
 The server sends, clients only receive. A message is a signed 64-bit little endian number; some carry a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: find and open the ivshmem device in sysfs, inside the virtual machine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the transport into a virtual machine, for the host's endpoint outside and the device's inside."""
 
 from __future__ import annotations

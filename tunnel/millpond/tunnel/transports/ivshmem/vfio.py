@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: use the ivshmem device through vfio-pci: its MSI-X interrupts arrive as eventfds."""
 
 from __future__ import annotations

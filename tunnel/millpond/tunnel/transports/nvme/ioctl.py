@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: submit commands to a controller by ioctl on its generic character device, ``/dev/ngXnY``.
 
 Linux 5.13 and later. Vendor commands take CAP_SYS_ADMIN. An ioctl that waits for the controller cannot be

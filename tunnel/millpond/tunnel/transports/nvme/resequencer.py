@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: restore the order of packets by sequence numbers modulo 2^32: commands may overtake each other."""
 
 from __future__ import annotations

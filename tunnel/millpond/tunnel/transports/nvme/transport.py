@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edge: the transport of real controllers, the host's side: vendor commands through the kernel's NVMe driver.
 
 Several SENDs and RECVs are outstanding at once, each submitted by a thread that waits for it. They may
