@@ -240,7 +240,7 @@ class BackingFs:
         os.utime(proc_path(self._at(node)))
 
     def can_preallocate(self, directory: Node) -> bool:
-        """Return whether this process may create files in a directory, whose names differ if their bytes do."""
+        """Return whether this process may create files in a directory that compares names by their bytes."""
         at = self._at(directory)
         may = not self._creator.chowns_new and os.access(proc_path(at), os.R_OK | os.W_OK | os.X_OK)
         return may and names_are_bytes(at)
