@@ -25,6 +25,8 @@ from millpond.train.protocol import Compute, Computed, PrepareWorker, Ready
 from millpond.wire.channel import Buffer, Channel
 from millpond.wire.messages import Kind, Ok
 
+from ..waiting import eventually
+
 CANARY = b"canary-of-the-test-1"  # as long as five floats
 GOOD, RAISE, DIE, HANG, LEAK, LEAK_LATER, SPEAK = range(7)
 MARK = 4711.0
@@ -242,7 +244,7 @@ def test_a_model_that_raises_tells_where_and_nothing_more(agent: Agent) -> None:
         assert caught.value.code == "data"
         assert sent(agent) == before
         agent.step(host)
-    assert CANARY.decode() in agent.log.read_text()
+    eventually(lambda: CANARY.decode() in agent.log.read_text(), "the output has been copied to the log")
 
 
 @pytest.mark.parametrize("size", [0, 4, -4])
