@@ -21,8 +21,7 @@ from ..waiting import eventually
 from .keeping import WHOLE, Client, Device, shared
 from .support import SOON, Doing, Server, errno_of
 
-LEASE = scaled(quick=1.5, full=3.0)
-LONG = 12.0
+LEASE, LONG = scaled(quick=1.5, full=3.0), 12.0
 
 
 @pytest.fixture

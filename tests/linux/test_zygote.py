@@ -31,6 +31,8 @@ from millpond.train.protocol import GetInitial
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Ok
 
+from ..waiting import eventually
+
 SOON = 30.0
 NOBODY = 65534
 WORKER = "millpond.train.worker.process"  # it needs no torch until it is told to prepare
@@ -93,13 +95,6 @@ def runs(pid: int | None) -> bool:
         return False
 
 
-def eventually(what: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + SOON
-    while not what() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return what()
-
-
 def children(pid: int | None) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -108,20 +103,8 @@ def links(pid: int) -> dict[int, str]:
     return {int(entry.name): str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()}
 
 
-UNLIKE = (
-    "Name",
-    "State",
-    "Pid",
-    "PPid",
-    "Tgid",
-    "Ngid",
-    "NStgid",
-    "NSpid",
-    "NSpgid",
-    "NSsid",
-    "FDSize",
-    "Threads",
-)
+_NUMBERS = ("Pid", "PPid", "Tgid", "Ngid", "NStgid", "NSpid", "NSpgid", "NSsid")
+UNLIKE = frozenset(("Name", "State", "FDSize", "Threads", *_NUMBERS))
 
 
 def confinement(pid: int) -> dict[str, object]:
@@ -226,13 +209,13 @@ def test_the_descriptors_of_a_fork_are_its_own(begin: Begin, zygotes: Zygote, tm
     held = len(links(zygotes.pid or 0))
     third = begin(device(tmp_path))
     end(third.process)
-    assert eventually(lambda: len(links(zygotes.pid or 0)) == held)
+    eventually(lambda: len(links(zygotes.pid or 0)) == held, "the zygote closes what a request brought")
     for worker in workers:
         worker.channel.close()
         assert worker.process.wait(SOON) == 0
     for descriptor in shared:
         os.close(descriptor)
-    assert eventually(lambda: children(zygotes.pid) == [])
+    eventually(lambda: children(zygotes.pid) == [], "the zygote has no child left")
 
 
 @needs_root
@@ -248,7 +231,7 @@ def test_how_a_fork_ends_is_told(begin: Begin, zygotes: Zygote) -> None:
     assert [worker.process.wait(SOON) for worker in (good, bad, killed)] == [0, 1, -signal.SIGKILL]
     assert good.process.wait(0) == 0
     killed.process.kill()  # nobody else has its pid
-    assert eventually(lambda: children(zygotes.pid) == [])
+    eventually(lambda: children(zygotes.pid) == [], "the zygote has no child left")
 
 
 @needs_root
@@ -271,7 +254,7 @@ def test_a_fork_that_nobody_holds_is_killed(begin: Begin, zygotes: Zygote) -> No
     worker = begin(Sandbox(own_pids=True))
     assert worker.lives() and isinstance(worker.process, Child)
     worker.process._connection.shutdown(socket.SHUT_RDWR)
-    assert eventually(lambda: children(zygotes.pid) == [])
+    eventually(lambda: children(zygotes.pid) == [], "the zygote has no child left")
 
 
 @needs_root
@@ -285,7 +268,8 @@ def test_a_zygote_that_is_killed_takes_its_forks_along_and_is_followed_by_anothe
     os.kill(pid, signal.SIGKILL)
     assert first.process.wait(SOON) == -signal.SIGKILL
     second = begin(Sandbox(own_pids=True))
-    assert second.lives() and zygotes.pid != pid and eventually(lambda: not runs(pid))
+    assert second.lives() and zygotes.pid != pid
+    eventually(lambda: not runs(pid), "the former zygote is gone")
 
 
 @needs_root
@@ -307,11 +291,12 @@ def test_a_zygote_that_hangs_is_left_and_its_forks_live_on(
     with late:
         late.settimeout(SOON)
         assert late.recv(1) == b""  # of the late one, nothing is left
-    assert eventually(lambda: children(old) == [first.process.pid]) and first.lives()
+    eventually(lambda: children(old) == [first.process.pid], "the zygote has its first child alone")
+    assert first.lives()
     os.kill(old, signal.SIGSTOP)
     monkeypatch.setattr(client, "_STATUS_SECONDS", 0.5)
     end(first.process)
-    assert eventually(lambda: not runs(old)), "it hangs, and nobody has ended it"
+    eventually(lambda: not runs(old), "the zygote that hangs is ended")
     assert second.lives()
 
 
@@ -327,14 +312,14 @@ def test_a_zygote_that_may_have_no_more_descriptors_is_left(begin: Begin, zygote
 @needs_root
 def test_a_fork_that_fails_is_refused_and_leaves_no_descriptor(begin: Begin, zygotes: Zygote) -> None:
     end(begin(Sandbox(own_pids=True)).process)
-    assert zygotes.pid and eventually(lambda: children(zygotes.pid) == [])
+    assert zygotes.pid and eventually(lambda: children(zygotes.pid) == [], "the zygote has no child left")
     before = set(links(zygotes.pid))
     free = [number for number in range(64) if number not in before]
     usual = resource.prlimit(zygotes.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(zygotes.pid, resource.RLIMIT_NOFILE, (free[3], usual[1]))  # room for a request's three
     with pytest.raises(OSError, match="Too many open files"):
         begin(Sandbox(own_pids=True))
-    assert eventually(lambda: set(links(zygotes.pid or 0)) == before)
+    eventually(lambda: set(links(zygotes.pid or 0)) == before, "the zygote has no descriptor more")
     resource.prlimit(zygotes.pid, resource.RLIMIT_NOFILE, usual)
     assert begin(Sandbox(own_pids=True)).lives()
 
@@ -352,7 +337,7 @@ def test_an_idle_zygote_ends_and_another_follows(tmp_path: Path) -> None:
         assert runs(idle.pid), "it ended while a fork of it lived"
         ours.close()
         assert child.wait(SOON) == 0
-        assert eventually(lambda: not runs(idle.pid))
+        eventually(lambda: not runs(idle.pid), "the idle zygote ends")
     assert pids[0] != pids[1]
     idle.close()
 

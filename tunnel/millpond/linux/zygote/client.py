@@ -162,7 +162,7 @@ class Zygote:
 
     @property
     def pid(self) -> int | None:
-        """Of the zygote, or of the last one; None if there was none."""
+        """Return the pid of the zygote, or of the last one that ran; None if there was none."""
         process = self._process
         return process.process.pid if process else None
 
