@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For all tests: no unexpected warning in the log; what mounts does so in a namespace of its own."""
+"""Hooks of all tests: an unexpected warning in the log is a failure; tests that mount do so in a mount namespace
+of their own.
+"""
 
 from __future__ import annotations
 

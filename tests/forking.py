@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of Python as processes that a server forks, which has loaded their modules already.
+"""Python programs as forks of a server that has imported their modules already.
 
 Each has pipes, signals and an exit code as if a shell had started it, but the command line's modules take a
 second to load, and torch two. This file is the server, too: it is run as a program, and so imports nothing of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How pytest-xdist divides the tests among its processes (``--dist loadgroup``), and which begin first.
+"""A scheduler of pytest-xdist (``--dist loadgroup``): divides the tests among processes, the longest first.
 
 The tests of a module stay in one process, so that its fixtures are set up once. The mark ``xdist_group``
 splits a module that is long and has no such fixtures, or keeps several modules together.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's configuration: what it says, and what is wrong with it."""
+"""The agent's configuration: its fields, and the errors of wrong ones."""
 
 from __future__ import annotations
 

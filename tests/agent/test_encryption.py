@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The private part at rest: what lies on the flash, and what the agent says where it cannot be encrypted."""
+"""The private part at rest: its bytes on the flash, and the agent's report where encryption is impossible."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate: every byte is counted by kind and searched, wherever a pattern lies across sends."""
+"""The gate: every byte is counted by kind and searched for patterns, also across the borders of sends."""
 
 from __future__ import annotations
 

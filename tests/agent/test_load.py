@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent says of its load, and whose energy it takes for the device's own."""
+"""The agent's report of its load, and the choice of the energy sensors that are the device's own."""
 
 from __future__ import annotations
 

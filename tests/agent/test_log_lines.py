@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's log for the host: numbered, so that who asks again gets what is new."""
+"""The agent's log for the host: numbered lines, so that each request gets the new ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tickets: once, in time, and in TLS where it must be."""
+"""Tickets: valid once, for a limited time, and over TLS where that is required."""
 
 from __future__ import annotations
 

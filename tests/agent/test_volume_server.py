@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that serves the public part: what it has given up before it serves anybody."""
+"""The process that serves the public part: its privileges, which it drops before it serves."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the rows that every benchmark writes, and how repeats become one."""
+"""Pure: the rows that every benchmark writes, and the aggregation of repeats."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The volume's benchmark runs, and what it writes agrees with itself. No figure is judged."""
+"""The volume's benchmark runs, and its rows are consistent. No figure is judged."""
 
 from __future__ import annotations
 

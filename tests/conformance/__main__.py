@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry: whether the volume's mounts keep POSIX and promises, ``make conformance``: ``conformance.json``."""
+"""Entry: tests the volume's mounts for POSIX and durability, ``make conformance``: ``conformance.json``."""
 
 from __future__ import annotations
 

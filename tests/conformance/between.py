@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: what goes from one mount of a volume to another: fio's files and a SQLite database."""
+"""Edge: passes fio's files and a SQLite database from one mount of a volume to another."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: what all parts of a run share."""
+"""Edge: the context that all parts of a run share."""
 
 from __future__ import annotations
 

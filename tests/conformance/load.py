@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (processes): the load of one blow: writers on both sides of a volume, and what they left."""
+"""Edge (processes): the load under one power cut or kill: writers on both sides of a volume, and their files."""
 
 from __future__ import annotations
 

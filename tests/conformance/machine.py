@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: a device and its host whose power can be cut, and whose parts can be killed, one by one."""
+"""Edge: a device and its host, whose power can be cut, and whose parts can be killed one by one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: what came of power cuts and of kills under load, as rows."""
+"""Pure: the outcomes of power cuts and of kills under load, as rows."""
 
 from __future__ import annotations
 

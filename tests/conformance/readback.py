@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: what became of the records that writers left in a volume: of those an fsync acknowledged, and others.
+"""Pure: judges the records that are read back after a cut: lost, kept, absent, torn or garbled.
 
 An acknowledged record must be there, byte for byte, unless its writer put another in its place or removed
 its file, which must not be there once that is acknowledged. Another one is kept, absent (what was there

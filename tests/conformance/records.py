@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the records that writers leave in a volume's files, and what they note of them elsewhere.
+"""Pure: the records that writers leave in a volume's files, and the journal that they keep elsewhere.
 
 A note says what is about to be written or removed, or what an fsync has acknowledged: whoever reads the
 notes of a writer that was killed knows what must be there, what may be and what must not.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: what was found about the mounts of a volume, as rows."""
+"""Pure: the results for each mount of a volume, as rows."""
 
 from __future__ import annotations
 

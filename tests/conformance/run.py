@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: one run: its parts, one after the other, and what is written of them."""
+"""Edge: one run: its parts, one after the other, and its report."""
 
 from __future__ import annotations
 

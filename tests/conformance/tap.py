@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: what a program that speaks TAP, the Test Anything Protocol, has said."""
+"""Pure: parses TAP, the Test Anything Protocol."""
 
 from __future__ import annotations
 

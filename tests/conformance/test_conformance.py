@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a suite says is read as it is meant, and a run without one says what to do."""
+"""The output of suites is parsed correctly, and a run without a suite tells how to get one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read back after a cut is judged as it is meant: lost, kept, absent, torn or garbled."""
+"""Records that are read back after a cut are judged correctly: lost, kept, absent, torn or garbled."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (processes): writers of records on a mount, in several ways, who note what they are promised."""
+"""Edge (processes): writers of records on a mount, by several system calls, which journal each fsync."""
 
 from __future__ import annotations
 

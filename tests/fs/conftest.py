@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the volume share: private mount namespaces, and a whole fleet of one in them."""
+"""Fixtures of the volume's tests: private mount namespaces, and one fleet inside them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A volume with both parts, someone who behaves, and one who says whatever a test has them say."""
+"""A volume with both parts, an honest client, and a hostile one that sends the messages a test chooses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from millpond.wire.channel import Channel
 from millpond.wire.framing import encode
 from millpond.wire.messages import Failure, Message
 
-from .hostility import NUMBERS
+from .hostile_messages import NUMBERS
 from .support import LANE, NAME, SOON, Server
 
 SECRET = b"what never leaves the device"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of the volume share: a server in this process, and a connection that is cut when it is told."""
+"""Support of the volume's tests: a server in this process, and a connection that a test can cut."""
 
 from __future__ import annotations
 

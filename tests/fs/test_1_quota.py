@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quota of the public part: what it has room for, and how what it takes is counted."""
+"""The quota of the public part: its limit, and the accounting of growth."""
 
 from __future__ import annotations
 

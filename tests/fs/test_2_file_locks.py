@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file locks of a volume: two clients of one server, and the table behind it."""
+"""The file locks of a volume: two clients of one server, and the lock table."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
 from ..waiting import eventually
-from . import keeping
-from .keeping import Client, brisk
+from . import caching_client
+from .caching_client import Client, brisk
 from .support import SOON, Doing, Server, errno_of, listening
 
 WRITE, READ, UNLOCK = Mode.WRITE, Mode.READ, Mode.UNLOCK
@@ -72,7 +72,7 @@ def top(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def served(top: Path) -> Iterator[Server]:
-    with keeping.shared(top, LEASE_SECONDS) as made:
+    with caching_client.shared(top, LEASE_SECONDS) as made:
         yield made
 
 

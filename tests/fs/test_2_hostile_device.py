@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hostile device and the host's client: whatever it says is an error of that one request, or something that
-a kernel can be told.
+"""A hostile device and the host's client: each of its replies is an error of that one request, or a legal value
+for the kernel.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
 from ..waiting import eventually
-from .hostility import ATTRIBUTES, REPLIES, varied
-from .keeping import Kernel, brisk
+from .hostile_messages import ATTRIBUTES, REPLIES, varied
+from .caching_client import Kernel, brisk
 from .support import SOON, Doing, errno_of
 
 _DIRECTORY = replace(ATTRIBUTES, inode=78, mode=stat.S_IFDIR | 0o755)

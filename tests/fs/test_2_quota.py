@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A quota of the public part, as the host meets it: over connections, and through a real mount."""
+"""The quota of the public part, seen by the host: over connections, and through a real mount."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from millpond.wire.channel import Channel
 
 from ..waiting import eventually
 from .conftest import InNamespace, World
-from .keeping import Client
+from .caching_client import Client
 from .support import SOON, Server, errno_of, listening
 
 KIB, MIB = 1 << 10, 1 << 20

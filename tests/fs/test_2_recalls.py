@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client keeps is given up in time: recalls, leases, connections and servers that go."""
+"""A client gives up its cached state in time: recalls, leases, connections and servers that end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from millpond.fs.vfs.path_api import Handle
 
 from ..effort import scaled
 from ..waiting import eventually
-from .keeping import WHOLE, Client, Device, shared
+from .caching_client import WHOLE, Client, Device, shared
 from .support import SOON, Doing, Server, errno_of
 
 LEASE, LONG = scaled(quick=1.5, full=3.0), 12.0

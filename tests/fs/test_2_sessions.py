@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The volume over connections that are lost: nothing is done twice, and what is open stays so."""
+"""The volume over connections that are lost: no request runs twice, and open files stay open."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a volume's server and a mount tell of themselves."""
+"""The status reports of a volume's server and of a mount."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real mounts: the device's own, the host's over a connection, and what each sees of the other."""
+"""Real mounts: the device's own, the host's over a connection, and the visibility of each other's changes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a program says it is about to read: it gets the same paths, and their bytes are right."""
+"""Announced files: a program gets the same paths back, and the right bytes."""
 
 from __future__ import annotations
 

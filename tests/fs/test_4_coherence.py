@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real mounts: what one side changes, the other's next operation sees, whatever its kernel has kept."""
+"""Real mounts: each side's next operation sees the other side's change, despite the kernel's caches."""
 
 from __future__ import annotations
 

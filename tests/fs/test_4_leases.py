@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real mounts: hosts and servers that die, stand still or start again, and what they kept."""
+"""Real mounts: hosts and servers that die, freeze or restart, and their leases."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an fsync promised outlives power cuts and kill -9 of either side, under load; a few of them.
+"""Data that fsync promised outlives power cuts and kill -9 of either side, under load; a few of them.
 
 ``make conformance`` does fifty.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry: runs programs for the one who holds the guest's port; as its process 1 it first makes it usable.
+"""Entry: runs programs for the peer at the guest's port; as the guest's process 1 it first sets the guest up.
 
 Frames both ways: size of the payload u32, number of the program u32, kind u8 (see frames.py), payload.
 """

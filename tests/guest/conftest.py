@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One guest for all tests that neither need hardware of their own nor change what others see."""
+"""One guest for all tests that need no hardware of their own and leave no trace for others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: QEMU as a child process: what it is told, its console, its end with whoever started it."""
+"""Edge: QEMU as a child process: its command line, its console, and its end with the process that started it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest that other tests rely on: programs, files, network, and its end."""
+"""The guest that other tests rely on: programs, files, network, and shutdown."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tunnel into a real guest: the device's end on QEMU's ivshmem device, the host's end in a namespace."""
+"""The tunnel into a real guest: the device's endpoint on QEMU's ivshmem device, the host's in a namespace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from millpond.tunnel.ring.layout import SEND
 
 from ..tunnel.conftest import DEVICE_ADDRESS, INTERFACE, End, Namespace, Program, _why_no_tunnel
 from ..tunnel.ivshmem_support import start_end, start_server
-from ..tunnel.test_tunnel_ends import MB, expected
+from ..tunnel.test_endpoints import MB, expected
 from .guest import Guest, GuestFailed, GuestProgram
 from .machine import Hardware
 

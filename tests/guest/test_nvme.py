@@ -19,7 +19,7 @@ import pytest
 from millpond.tunnel.transports.nvme.transport import SENDERS
 
 from ..tunnel.conftest import End, Namespace, Program, _libc, eventually
-from ..tunnel.test_tunnel_ends import expected
+from ..tunnel.test_endpoints import expected
 from .guest import Guest, GuestProgram
 from .machine import Hardware
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make install` on a Debian under systemd: both units start, answer, are watched, come back, and stop clean.
+"""`make install` on a Debian under systemd: both units start, answer, are watched, restart, and stop clean.
 
 The tests are steps of one server's life, in their order; each leaves it with both services running, but the
 last, which removes them.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of steps share: workers in this process whose sums count samples, and a plan that stays."""
+"""Support of the tests of steps: workers in this process whose sums count samples, and a plan that stays."""
 
 from __future__ import annotations
 

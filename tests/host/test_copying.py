@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between volumes: what arrives, what a failure leaves, and where the next copy goes on."""
+"""Copies between volumes: the result, the state after a failure, and the resumption by the next copy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``millpond flash`` as people and scripts call it: what it asks, prints and refuses, and Ctrl-C."""
+"""``millpond flash`` for people and scripts: its questions, output and refusals, and Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device's life: what can happen, can; the rest is told."""
+"""A device's life cycle: legal transitions happen, illegal ones are reported."""
 
 from __future__ import annotations
 

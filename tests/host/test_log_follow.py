@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log as it grows, told once, over whatever happens to who writes it."""
+"""A log as it grows: each line once, through restarts of its writer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``millpond update``: which devices, how many at a time, and what a failure stops."""
+"""``millpond update``: the choice of devices, their number at a time, and the stop after a failure."""
 
 from __future__ import annotations
 

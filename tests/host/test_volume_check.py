@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`millpond volume`: what a check finds, and what people are shown."""
+"""`millpond volume`: the findings of a check, and their printed form."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers as a step sees them: devices that answer what they were not asked, processes that hang or die."""
+"""Workers of a step: devices that send unasked replies, processes that hang or die."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ..system.qemu import Board, create
-from .making import Builder
+from .image_support import Builder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device that runs the image: what it is, who may do what on it, and that it is a device as any other."""
+"""A device that runs the image: its hardware report, its users' rights, and its place in a fleet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millpond.images.format.seed import WIPED
 
 from ..system.qemu import NAME, Board
 from ..waiting import eventually
-from .making import give_data
+from .image_support import give_data
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -15,7 +15,7 @@ from millpond.images.format import locate
 
 from ..system.qemu import NAME, Board
 from ..waiting import eventually
-from .making import ROOT, Builder
+from .image_support import ROOT, Builder
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small image with a real partition table, what tests see of tables on a disk, and loop devices."""
+"""A small image with a real partition table, readers of a disk's tables, and loop devices."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boards as data: every file says what an image needs, and mistakes in one are told in one line."""
+"""Board files: each holds all that an image needs, and a mistake in one is reported in one line."""
 
 from __future__ import annotations
 

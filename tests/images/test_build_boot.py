@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that the firmware starts."""
+"""The boot loader that the firmware starts."""
 
 from __future__ import annotations
 

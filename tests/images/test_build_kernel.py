@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's modules: in an order in which each finds what it needs."""
+"""The kernel's modules, ordered by their dependencies."""
 
 from __future__ import annotations
 

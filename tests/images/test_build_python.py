@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done to the libraries of Python's packages."""
+"""The stripping of the libraries of Python's packages."""
 
 from __future__ import annotations
 

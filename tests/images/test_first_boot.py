@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device's first boot: its identity is whole or not there, however often it is cut, and the seed goes."""
+"""A device's first boot: its identity is whole or absent after any power cut, and the seed is erased."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flashing: what is on the target afterwards, whenever it is cut and however the medium lies."""
+"""Flashing: the target's content afterwards, after any cut and with a medium that lies."""
 
 from __future__ import annotations
 

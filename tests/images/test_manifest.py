@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manifests of images: what is in them, what is refused, and how a sparse file is described."""
+"""Manifests of images: their content, their refusals, and the description of sparse files."""
 
 from __future__ import annotations
 

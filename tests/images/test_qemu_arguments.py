@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A board in QEMU: its command line, and what is told where it cannot be switched on."""
+"""A board in QEMU: its command line, and the error where QEMU cannot start."""
 
 from __future__ import annotations
 

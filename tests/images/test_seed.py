@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeds: what is in them, and what the device refuses at its first boot."""
+"""Seeds: their content, and the device's refusals at its first boot."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots: what the firmware's boot entries say, how they are mended, and when a new slot is kept."""
+"""Slots: the firmware's boot entries, their repair, and the decision to keep a new slot."""
 
 from __future__ import annotations
 

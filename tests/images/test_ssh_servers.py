@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two SSH servers of a device, on emulated boards whose agent is a shell script that knocks at both."""
+"""The two SSH servers of a device, on emulated boards with a shell script as agent that connects to both."""
 
 from __future__ import annotations
 

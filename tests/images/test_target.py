@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be flashed, on real loop devices and in made trees of /sys and /proc; what is refused, and how."""
+"""Targets of flashing, on real loop devices and in made trees of /sys and /proc, and the refusals."""
 
 from __future__ import annotations
 

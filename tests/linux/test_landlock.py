@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process that has restricted itself by Landlock can still do, and what not."""
+"""A process that has restricted itself by Landlock: its remaining rights, and its refusals."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of two processes: both see what either writes, and neither can take it away from the other."""
+"""Memory that two processes share: each sees the other's writes, and neither can take it away."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a service tells its manager, heard on a real socket."""
+"""A service's messages to its manager, received on a real socket."""
 
 from __future__ import annotations
 

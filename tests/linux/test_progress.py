@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a tree of processes does anything."""
+"""Detection of progress in a tree of processes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forwarding, rules and routes of a network namespace, as the kernel then shows them."""
+"""Forwarding, rules and routes of a network namespace, as the kernel shows them afterwards."""
 
 from __future__ import annotations
 

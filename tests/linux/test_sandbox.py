@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sandboxes: what must not be reached does not exist. As root, and as a user without any privilege."""
+"""Sandboxes: forbidden files do not exist inside. As root, and as a user without any privilege."""
 
 from __future__ import annotations
 

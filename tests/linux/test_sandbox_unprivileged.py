@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sandboxes as a user without any privilege makes them."""
+"""Sandboxes that a user without any privilege makes."""
 
 from __future__ import annotations
 

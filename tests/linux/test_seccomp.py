@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What seccomp programs make of system calls, worked out as the kernel does."""
+"""Decisions of seccomp programs on system calls, evaluated as the kernel does."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unix sockets at the ends of deep paths, and descriptors through them."""
+"""Unix sockets at deep paths, and descriptors passed over them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a child process gives up or takes on before it executes another program."""
+"""System calls of a child process before it executes another program."""
 
 from __future__ import annotations
 

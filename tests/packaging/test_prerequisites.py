@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is missing on a machine is said in one line that tells what to do."""
+"""A missing prerequisite is reported in one line that names the remedy."""
 
 from __future__ import annotations
 

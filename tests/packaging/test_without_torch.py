@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemons and the command line start without torch, which only workers need: it is large and slow."""
+"""The daemons and the command line start without torch, which only workers need."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The house rules hold in product code; on small trees that are made up, each rule finds what it is for."""
+"""The house rules hold in product code; on small trees that are made up, each rule finds its violations."""
 
 from __future__ import annotations
 

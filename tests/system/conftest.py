@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fleets that the system tests work with; whatever happens, nothing of them is left."""
+"""Fleets of the system tests, and their cleanup after any failure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fleet with a device in QEMU, and what tests and benchmarks do with it."""
+"""A fleet with a device in QEMU, and its use by tests and benchmarks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the system tests share: emulated fleets as real processes, and the command line as a user types it."""
+"""Support of the system tests: emulated fleets as real processes, and the command line as a user types it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs from files: they learn, they repeat bit by bit, and bad data or code is told, not passed on."""
+"""Jobs from files: they learn, repeat bit by bit, and bad data or code is reported and not passed on."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts die in the middle of a job: it goes on without them, and with them when they are back."""
+"""Parts of a fleet die in the middle of a job: the job goes on without them, and with them after their return."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: it shows what it says, and leaves nothing behind however it ends."""
+"""The demo: its output is true, and its end leaves nothing behind, however it comes."""
 
 from __future__ import annotations
 

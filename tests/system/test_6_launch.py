@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launched scripts: they meet as under torchrun, end together, and reach nothing that is not theirs."""
+"""Launched scripts: they rendezvous as under torchrun, end together, and reach nothing of other jobs."""
 
 from __future__ import annotations
 

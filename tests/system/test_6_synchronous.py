@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Synchronous jobs: they learn, repeat, and go on whatever happens to workers."""
+"""Synchronous jobs: they learn, repeat, and go on through losses of workers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three policies by name, whose workers come and go."""
+"""The three policies by name, with workers that join and leave."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated fleet: what it must be whatever the policy, and what the policies make of it."""
+"""The simulated fleet: its invariants under every policy, and the policies' results."""
 
 from __future__ import annotations
 

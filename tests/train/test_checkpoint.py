@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Checkpoint files of a model's state."""
+
 from __future__ import annotations
 
 import resource

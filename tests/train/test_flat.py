@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""A model's state as one flat vector, and back."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Job files: their fields, defaults and errors."""
+
 from __future__ import annotations
 
 from pathlib import Path

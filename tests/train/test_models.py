@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that come with millpond are the published ones, and learn."""
+"""The models that come with millpond have the published layers, and learn."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two network namespaces, tunnel ends and traffic in them; whatever a test starts ends with it."""
+"""Two network namespaces, tunnel endpoints and traffic in them; all that a test starts ends with it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends on a doorbell server: the host's, and a device's that is no virtual machine but a second client."""
+"""Endpoints on a doorbell server: the host's, and a device's that is a second client and no virtual machine."""
 
 from __future__ import annotations
 

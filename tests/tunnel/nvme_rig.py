@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target's sans-I/O part with a volume in memory and a clock that tests turn."""
+"""The target's core without I/O, with a volume in memory and a clock that tests set."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is seen of other processes from outside."""
+"""Observes other processes from outside."""
 
 from __future__ import annotations
 

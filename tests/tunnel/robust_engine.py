@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One loop of either engine in a process of its own; a socket pair stands for the interface."""
+"""Runs one loop of either engine in a process of its own; a socket pair takes the interface's place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from millpond.tunnel.ring.layout import SLEEP_WORDS, STRIDE, Layout
 from millpond.tunnel.ring.link_params import LinkParameters
 from millpond.tunnel.ring.region import Region
 
-from .robust_setting import LOOPS, Observation, Setting
+from .robust_loop_context import LOOPS, Observation, Setting
 
 MOST_TAKEN = 100_000
 """About the longest packet that the interface takes; a buffer of the ring holds more."""

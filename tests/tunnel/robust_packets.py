@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random packets for an interface: from its peer to it, and others."""
+"""Random packets for an interface: from its peer to its own address, and others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 
 from millpond.tunnel.addresses import Network
 
-from .robust_setting import Setting
+from .robust_loop_context import Setting
 
 PAYLOADS = (0, 1, 8, 100, 1400, 9000, 65000)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reaches an interface, as a program: ``INTERFACE SOURCE DESTINATION``, until SIGTERM.
+"""A program that prints the packets that reach an interface: ``INTERFACE SOURCE DESTINATION``, until SIGTERM.
 
 Prints how many packets came in, and those that were not from SOURCE to DESTINATION, in hex.
 """

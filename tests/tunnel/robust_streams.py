@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TCP streams that live for seconds, their digests told: ``serve ADDRESS`` and ``call ADDRESS SEED``.
+"""TCP streams that live for seconds and print their digests: ``serve ADDRESS`` and ``call ADDRESS SEED``.
 
 The caller keeps two connections open; each carries random bytes both ways at a steady rate, ends after a few
 seconds and is followed by another, until SIGTERM. Both sides print a JSON object for each connection: its

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doorbell server's protocol: what each peer is told, and what a client makes of anything it hears."""
+"""The doorbell server's protocol: its messages to each peer, and a client given arbitrary ones."""
 
 from __future__ import annotations
 

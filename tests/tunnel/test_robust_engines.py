@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C engine and the Python engine do the same, whatever the peer writes into the ring's memory."""
+"""The C engine and the Python engine behave alike, whatever the peer writes into the ring's memory."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from millpond.tunnel.datapath import native
 from ..effort import scaled
 from ..waiting import eventually
 from .robust_engine import RunningLoop, why_not_observable
-from .robust_half import Half
-from .robust_half_controller import ControllerHalf
-from .robust_half_host import HostHalf
-from .robust_honest import HonestPeer
+from .robust_queue_half import Half
+from .robust_controller_half import ControllerHalf
+from .robust_host_half import HostHalf
+from .robust_honest_peer import HonestPeer
 from .robust_packets import Packets, is_foreign
-from .robust_setting import LOOPS, Observation, Setting
+from .robust_loop_context import LOOPS, Observation, Setting
 
 HALVES: dict[str, type[Half]] = {"host": ControllerHalf, "device": HostHalf}
 """The peer's, per role of the loop."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A peer that misbehaves at random costs itself the link: the end lives, rests and serves others."""
+"""A peer that misbehaves at random loses its own link: the endpoint lives, rests and serves others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from millpond.tunnel.ring.link_params import LinkParameters
 from ..effort import scaled
 from ..waiting import eventually
 from .conftest import DEVICE_ADDRESS, HOST_ADDRESS, INTERFACE, Namespace, Pair
-from .robust_mallory import Mallory, cpu_seconds
+from .robust_random_peer import Mallory, cpu_seconds
 
 SNIFFER = Path(__file__).with_name("robust_sniffer.py")
 SECONDS, SESSION = scaled(2.0, 8.0), 0.5

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The acceptor: connections in threads of their own, and failures that end only one."""
+
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations over real sockets, also over a link that delays, cuts and breaks."""
+"""Messages over real sockets, also over a link that delays, cuts and breaks."""
 
 from __future__ import annotations
 

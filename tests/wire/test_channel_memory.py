@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Long payloads: sent from shared memory as they lie there, and received in few pieces."""
+"""Long payloads: sent from shared memory without a copy, and received in few pieces."""
 
 from __future__ import annotations
 

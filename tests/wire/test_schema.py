@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain data into dataclasses: every sentence that a user may get to read."""
+"""Conversion of plain data to dataclasses, and every error text that a user may read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""A peer's text, made fit for terminals."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (processes): what training with interruptions, balanced, costs in accuracy against one process."""
+"""Edge (processes): compares the accuracy of balanced training with interruptions to that of one process."""
 
 from __future__ import annotations
 

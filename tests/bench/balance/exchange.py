@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (an emulated fleet): what a step's exchange takes against gloo's all_reduce over the same tunnels."""
+"""Edge (an emulated fleet): measures a step's exchange against gloo's all_reduce over the same tunnels."""
 
 from __future__ import annotations
 

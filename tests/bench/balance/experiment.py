@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: what every experiment of this benchmark is and gives: rows, and panels of one picture."""
+"""Pure: defines an experiment of this benchmark by its results: rows, and panels of one picture."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (processes): a worker killed in mid-epoch: what it costs in time, and whether a sample is missed."""
+"""Edge (processes): kills a worker in mid-epoch; measures the time lost, and counts the samples missed."""
 
 from __future__ import annotations
 

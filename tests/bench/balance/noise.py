@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (files): work without meaning, for experiments that ask only how long it takes."""
+"""Edge (files): makes data without meaning, for experiments that measure only time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: what a person reads of an experiment."""
+"""Pure: prints an experiment's rows as a table."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (threads): virtual workers in lock step under the host's own engine and policies."""
+"""Edge (threads): runs virtual workers in lock step under the host's own engine and policies."""
 
 from __future__ import annotations
 

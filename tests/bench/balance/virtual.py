@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (the clock): a worker in this process that computes nothing, and takes its curve's time for it."""
+"""Edge (the clock): a virtual worker in this process, which sleeps for its curve's time and computes nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry: what the agent image weighs and how long it takes, ``make bench-image``: a table, ``image.json``."""
+"""Entry: measures the agent image's size and boot time, ``make bench-image``: a table, ``image.json``."""
 
 from __future__ import annotations
 

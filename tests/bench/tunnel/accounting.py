@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: what processes have used, with all that they started: time, switches, memory."""
+"""Edge: measures the resources of process trees: time, context switches, memory."""
 
 from __future__ import annotations
 

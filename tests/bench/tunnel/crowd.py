@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: a fleet's worth of tunnels on one host: their memory while idle, their shares when all are loaded."""
+"""Edge: a fleet's worth of tunnels on one host: their idle memory, and their shares under load."""
 
 from __future__ import annotations
 

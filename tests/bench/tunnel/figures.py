@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: from what was measured to the rows of ``tunnel.json``."""
+"""Pure: computes the rows of ``tunnel.json`` from the measurements."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: the benchmark in namespaces of its own, so that whatever it starts ends with it, killed or not."""
+"""Edge: runs the benchmark in namespaces of its own, so that all its processes end with it, even when it is killed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: millpond's own tunnel, used as anyone can use it: by its command line."""
+"""Edge: millpond's own tunnel, started by its command line as any user can."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: what a run measures, how long, and in which order."""
+"""Pure: the plan of a run: its measurements, their length and their order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: all that was measured, by quantity and route, one value per repeat."""
+"""Pure: the record of all measurements, by quantity and route, one value per repeat."""
 
 from __future__ import annotations
 

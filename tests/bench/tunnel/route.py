@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: what the benchmark sends bytes over: one peer or one variant of millpond's tunnel."""
+"""Pure: a route that the benchmark sends bytes over: a peer, or a variant of millpond's tunnel."""
 
 from __future__ import annotations
 

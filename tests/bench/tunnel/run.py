@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: carries out a plan: makes the routes, measures them in turn, keeps what they showed."""
+"""Edge: carries out a plan: makes the routes, measures them in turn, records the results."""
 
 from __future__ import annotations
 

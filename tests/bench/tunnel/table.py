@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: what a person reads of a run."""
+"""Pure: prints a run's rows as a table."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: one measurement over one route: bytes, round trips or datagrams, and what they cost."""
+"""Edge: measures one route once: bytes, round trips or datagrams, and their cost."""
 
 from __future__ import annotations
 

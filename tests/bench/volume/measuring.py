@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (the clock): the routes take turns at a workload; what was measured becomes rows."""
+"""Edge (the clock): measures a workload on all routes in alternation, and turns the results into rows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (files): what the experiments are done with."""
+"""Edge (files): the tools that the experiments share."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: what is done with a mount and measured."""
+"""Pure: defines a workload on a mount."""
 
 from __future__ import annotations
 

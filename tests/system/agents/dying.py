@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent that loses its power in the middle of an upload, in the second round."""
+"""An agent whose power fails in the middle of an upload, in the second round."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent that answers every greeting by announcing 4 GiB: of a head, then of a payload, and so on."""
+"""An agent that answers every handshake by announcing 4 GiB: of a head, then of a payload, and so on."""
 
 import itertools
 import sys

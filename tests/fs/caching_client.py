@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A caching client without a kernel, the device's own mount, and a delegation manager for one test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from millpond.base.deadline import Deadline
+from millpond.fs.client import callbacks as recalling
+from millpond.fs.client.callbacks import CallbackChannel
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.coherence.coherent_fs import CoherentFs, Revoking
+from millpond.fs.coherence.delegation_table import DEVICE, Holder
+from millpond.fs.coherence.device_server import serve
+from millpond.fs.coherence.lease_file import LEASE_SECONDS
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.filelocks import remote
+from millpond.fs.server import connection as serving
+from millpond.fs.vfs.inode_api import ROOT, CacheMode, Node
+from millpond.fs.vfs.path_api import Handle
+from millpond.wire.channel import Channel
+from millpond.wire.framing import Head
+
+from ..waiting import eventually
+from .support import SOON, Doing, Server, listening
+
+WHOLE = 1 << 20
+LONG_LEASE = 30.0  # so long that nothing that is tested ends by it
+
+
+@contextlib.contextmanager
+def brisk(lease: float = LEASE_SECONDS) -> Iterator[None]:
+    """Shorten pauses of client and server to a tenth of a second: between recalls, by the next of which the
+    server sees that a connection has gone; before the client attends again; between questions of file locks.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving, "_CALLS_PER_LEASE", max(serving._CALLS_PER_LEASE, 10 * lease))
+        patch.setattr(recalling, "_AGAIN_SECONDS", 0.05)
+        patch.setattr(remote, "_AWAIT_SECONDS", 0.1)
+        patch.setattr(remote, "_RETRY_SECONDS", 0.05)
+        yield
+
+
+@contextlib.contextmanager
+def shared(top: Path, lease: float) -> Iterator[Server]:
+    """The server of a volume with a public part, while it lives."""
+    (top / "public").mkdir(exist_ok=True)
+    with brisk(lease):
+        made = Server(top, public=b"public", lease=lease)
+        yield made
+        made.drop()
+        made.sessions.close()
+        os.close(made.root)
+
+
+class Kernel:
+    """Knows every node, and writes down what it is told to drop, after it has called ``before`` with it."""
+
+    def __init__(self) -> None:
+        self.names_dropped = 0
+        self.dropped: list[tuple[int, bool]] = []
+        self.before: Callable[[int], None] = lambda _node: None
+
+    def drop_names(self) -> None:
+        self.names_dropped += 1
+
+    def drop(self, node: int, *, data: bool) -> bool:
+        self.before(node)
+        self.dropped.append((node, data))
+        return True
+
+
+class Gate:
+    """Holds back one reply on its way to the client: of what it is called, from when it is shut."""
+
+    def __init__(self) -> None:
+        self._name: str | None = None
+        self._reached, self._open = threading.Event(), threading.Event()
+
+    def shut(self, name: str) -> None:
+        self._reached.clear()
+        self._open.clear()
+        self._name = name
+
+    def reached(self) -> None:
+        """Return once the reply has come there."""
+        assert self._reached.wait(SOON)
+
+    def open(self) -> None:
+        self._open.set()
+
+    def pass_through(self, name: str) -> None:
+        if self._name == name:
+            self._name = None  # this one alone
+            self._reached.set()
+            assert self._open.wait(4 * SOON)
+
+
+class _Gated(Channel):
+    gate: Gate
+
+    def receive(self, deadline: Deadline) -> Head:
+        head = super().receive(deadline)
+        self.gate.pass_through(head.message.NAME)
+        return head
+
+
+class Client:
+    """A RemoteTree that keeps what it is granted, ``public`` its directory."""
+
+    def __init__(self, server: Server, timeout: float = SOON) -> None:
+        self.server, self.kernel, self.gate = server, Kernel(), Gate()
+        self.tree = RemoteFs(self.dial, timeout=timeout)
+        self.recalls = CallbackChannel(self.tree, self.dial, self.kernel, timeout)
+        self.recalls.start()
+        self.public = self.tree.lookup(ROOT, b"public").node
+        assert self.kept(self.public)
+        self.kernel.dropped.clear()  # what was found before there was a lease
+
+    def dial(self, deadline: Deadline) -> Channel:
+        if self.server.refusing:
+            return self.server.dial(deadline)
+        made = _Gated(self.server.raw(), "csd0")
+        made.gate = self.gate
+        return made
+
+    def close(self) -> None:
+        self.recalls.stop()
+        self.tree.close()
+
+    def find(self, name: bytes, parent: Node | None = None) -> Node:
+        return self.tree.lookup(parent or self.public, name).node
+
+    def kept(self, node: Node) -> bool:
+        """Whether its attributes may be kept."""
+        return self.tree.getattr(node).seconds > 0
+
+    def inode(self, node: Node) -> int:
+        return self.tree.getattr(node).attributes.inode
+
+    def size(self, node: Node) -> int:
+        return self.tree.getattr(node).attributes.size
+
+    def read(self, node: Node) -> bytes:
+        with self.opened(node) as handle:
+            return bytes(self.tree.read(handle, WHOLE, 0))
+
+    @contextlib.contextmanager
+    def opened(self, node: Node, flags: int = os.O_RDONLY) -> Iterator[Handle]:
+        handle = self.tree.open(node, flags)
+        try:
+            yield handle
+        finally:
+            self.tree.release(handle)
+
+    def names(self, node: Node | None = None) -> set[str]:
+        handle = self.tree.opendir(node or self.public)
+        return {entry.name for entry in self.tree.readdir(handle, 0)} - {".", ".."}
+
+    def attended(self) -> bool:
+        """Whether the server can recall something."""
+        known = self.server.sessions.find(self.tree.rpc.client)
+        return known is not None and self.server.sessions.delegations.has_lease(known.holder)
+
+    def await_lease(self) -> None:
+        eventually(lambda: self.attended() and self.kept(self.public), "the client has a lease")
+
+
+class Device:
+    """The device's own mount: each change is announced to the master."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.tree = CoherentFs(server.tree, self, passthrough=True)
+        self.public = self.tree.lookup(ROOT, b"public").node
+
+    def write_intent(
+        self, *directories: int, inodes: tuple[int, ...] = ()
+    ) -> AbstractContextManager[Revoking]:
+        return self._server.sessions.delegations.write_intent(DEVICE, *directories, inodes=inodes)
+
+    def recall_directory(self, inode: int) -> bool:
+        return self._server.sessions.delegations.recall_directory(DEVICE, inode)
+
+    def begin_writing(self, inode: int, *, force: bool = False) -> bool:
+        return self._server.sessions.delegations.begin_writing(inode, already=force)
+
+    def end_writing(self, inode: int) -> None:
+        self._server.sessions.delegations.end_writing(inode)
+
+    def find(self, name: bytes) -> Node:
+        return self.tree.lookup(self.public, name).node
+
+    def put(self, name: bytes, data: bytes) -> None:
+        """Make a file, or give it these contents, all at once; by the mount, not by the kernel."""
+        if not (Path(f"/proc/self/fd/{self._server.root}/public") / os.fsdecode(name)).exists():
+            _, handle = self.tree.create(self.public, name, os.O_WRONLY, 0o644, None)
+        else:
+            handle = self.tree.open(self.find(name), os.O_WRONLY | os.O_TRUNC)
+        self.tree.write(handle, data, 0)
+        self.tree.release(handle)
+
+    def does(self, name: bytes, data: bytes) -> Doing:
+        return Doing(self.put, name, data)
+
+    def written_by_kernel(self, name: bytes) -> bool:
+        """Whether the kernel may write the file itself."""
+        handle = self.tree.open(self.find(name), os.O_WRONLY)
+        access = self.tree.cache_mode(handle)
+        self.tree.release(handle)
+        return access is CacheMode.PASSTHROUGH
+
+
+def make(client: Client, name: bytes, parent: Node | None = None, mode: int = 0o640) -> tuple[Node, Handle]:
+    """A new file, open."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+    found, handle = client.tree.create(parent or client.public, name, flags, mode, None)
+    return found.node, handle
+
+
+def hold(client: Client, parent: Node | None = None) -> None:
+    """Have the directory exclusively: the second file that is made there asks for it."""
+    for name in (b"first", b"second"):
+        client.tree.release(make(client, name, parent)[1])
+    assert (parent or client.public) in client.tree.async_create.names.held
+    client.tree.async_create.flush()
+
+
+class Listening:
+    """A lock master at a socket, which can be killed."""
+
+    def __init__(self, path: Path, *, device: bool = False) -> None:
+        self.master = DelegationManager(LONG_LEASE, device=device)
+        self._path, self._listener = path, listening(path)
+        self._channels: list[Channel] = []
+        self._threads: list[threading.Thread] = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                channel = Channel(self._listener.accept()[0], "the mount")
+                thread = threading.Thread(target=serve, args=(channel, self.master), daemon=True)
+                self._channels.append(channel)
+                self._threads.append(thread)
+                thread.start()
+
+    @property
+    def accepted(self) -> int:
+        """How many connections."""
+        return len(self._channels)
+
+    def kill(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._accepting.join(SOON)
+        for channel in self._channels:
+            channel.shut_down()
+        for thread in self._threads:
+            thread.join(SOON)
+            assert not thread.is_alive()
+
+    def client(self) -> Holder:
+        holder = self.master.join()
+        self.master.renew_lease(holder)
+        return holder
+
+
+@contextlib.contextmanager
+def mastered(path: Path) -> Iterator[Listening]:
+    """A lock master at the socket ``path``, unless it is killed meanwhile."""
+    made = Listening(path)
+    yield made
+    with contextlib.suppress(OSError):  # a test has killed it
+        made.kill()

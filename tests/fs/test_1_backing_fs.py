@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file system by inode number, on a plain directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.vfs.inode_api import ROOT, Node, Now, SetAttr
+from millpond.fs.vfs.path_api import Handle, Owner
+from millpond.linux.confinement.userns import has_many_uids
+
+from .support import errno_of
+
+RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
+KEEP_SIZE, PUNCH_HOLE = 1, 2
+BAD_NAMES = (b"", b".", b"..", b"a/b", b"/", b"../x", b"a\0b")
+
+
+@pytest.fixture
+def tree(top: Path) -> Iterator[BackingFs]:
+    root = os.open(top, os.O_PATH | os.O_DIRECTORY)
+    made = BackingFs(root, chown_new=os.geteuid() == 0 and has_many_uids())
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    yield made
+    made.close()
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+    os.close(root)
+
+
+def put(tree: BackingFs, parent: Node, name: bytes, data: bytes = b"") -> Node:
+    found, handle = tree.create(parent, name, os.O_WRONLY | os.O_TRUNC, 0o644, None)
+    assert tree.write(handle, memoryview(data), 0) == len(data)
+    tree.release(handle)
+    return found.node
+
+
+def get(tree: BackingFs, node: Node) -> bytes:
+    handle = tree.open(node, os.O_RDONLY)
+    try:
+        return tree.read(handle, 1 << 20, 0)
+    finally:
+        tree.release(handle)
+
+
+def test_a_number_stays_with_its_file(tree: BackingFs, top: Path) -> None:
+    node = put(tree, ROOT, b"a", b"one")
+    assert tree.lookup(ROOT, b"a").node == node
+    directory = tree.mkdir(ROOT, b"d", 0o755, None).node
+    tree.rename(ROOT, b"a", directory, b"b")
+    assert tree.lookup(directory, b"b").node == node
+    assert tree.link(node, ROOT, b"c").node == node
+    assert tree.getattr(node).attributes.links == 2
+    put(tree, ROOT, b"a", b"another")
+    assert get(tree, node) == b"one"
+    tree.unlink(directory, b"b")
+    tree.unlink(ROOT, b"c")
+    assert tree.getattr(node).attributes.links == 0 and get(tree, node) == b"one"
+    assert tree.setattr(node, SetAttr(size=1)).attributes.size == 1
+    assert get(tree, node) == b"o"
+    assert os.listdir(top / "d") == []  # noqa: PTH208
+
+
+def test_a_number_is_forgotten_as_often_as_it_was_found(tree: BackingFs) -> None:
+    node = put(tree, ROOT, b"a")
+    tree.lookup(ROOT, b"a")
+    tree.lookup(ROOT, b"a")
+    tree.forget(node, 2)
+    assert tree.getattr(node).attributes.links == 1
+    tree.forget(node, 1)
+    assert errno_of(tree.getattr, node) == errno.ESTALE
+    assert errno_of(tree.lookup, node, b"x") == errno.ESTALE
+    again = tree.lookup(ROOT, b"a").node
+    assert again != node  # never used twice
+    for nobody in (node, Node(99), ROOT):
+        tree.forget(nobody, 100)
+    assert stat.S_ISDIR(tree.getattr(ROOT).attributes.mode)
+
+
+def test_forgetting_leaves_open_files_open(tree: BackingFs) -> None:
+    node = put(tree, ROOT, b"a", b"data")
+    handle = tree.open(node, os.O_RDWR)
+    tree.forget(node, 1)
+    assert tree.read(handle, 10, 0) == b"data"
+    tree.release(handle)
+    assert errno_of(tree.read, handle, 10, 0) == errno.EBADF
+    assert errno_of(tree.release, handle) == errno.EBADF
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_names_lead_nowhere_else(tree: BackingFs, name: bytes) -> None:
+    node = put(tree, ROOT, b"good")
+    calls: list[tuple[Callable[..., object], tuple[object, ...]]] = [
+        (tree.lookup, (ROOT, name)),
+        (tree.mkdir, (ROOT, name, 0o755, None)),
+        (tree.mknod, (ROOT, name, stat.S_IFREG | 0o644, 0, None)),
+        (tree.symlink, (ROOT, name, b"x", None)),
+        (tree.create, (ROOT, name, os.O_RDWR, 0o644, None)),
+        (tree.unlink, (ROOT, name)),
+        (tree.rmdir, (ROOT, name)),
+        (tree.rename, (ROOT, name, ROOT, b"new")),
+        (tree.rename, (ROOT, b"good", ROOT, name)),
+        (tree.rename, (ROOT, b"good", ROOT, name, RENAME_NOREPLACE)),
+        (tree.link, (node, ROOT, name)),
+    ]
+    assert [errno_of(call, *arguments) for call, arguments in calls] == [errno.EINVAL] * len(calls)
+
+
+def test_symbolic_links_are_not_followed(tree: BackingFs, top: Path) -> None:
+    (top / "out").symlink_to("../secret")
+    link = tree.lookup(ROOT, b"out").node
+    assert tree.readlink(link) == b"../secret"
+    assert stat.S_ISLNK(tree.getattr(link).attributes.mode)
+    assert errno_of(tree.open, link, os.O_RDONLY) == errno.EPERM
+    assert errno_of(tree.lookup, link, b"x") == errno.ENOTDIR
+    assert errno_of(tree.create, ROOT, b"out", os.O_RDWR, 0o644, None) == errno.ESTALE
+    assert tree.link(link, ROOT, b"again").node == link
+    tree.setattr(link, SetAttr(mtime=5 * 10**9))
+    assert (top / "out").lstat().st_mtime == 5 and (top.parent / "secret").stat().st_mtime != 5
+    assert tree.symlink(ROOT, b"new", b"\xff/..", None).attributes.size == 4
+    assert os.readlink(top / "new") == "\udcff/.."  # noqa: PTH115
+
+
+@pytest.fixture
+def narrow_umask() -> Iterator[None]:
+    """One that would take permissions from new files."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+def test_creating(tree: BackingFs, top: Path, narrow_umask: None) -> None:
+    owner = Owner(1234, 2345) if os.geteuid() == 0 and has_many_uids() else None
+    found, handle = tree.create(ROOT, b"a", os.O_RDWR, 0o640, owner)
+    assert found.attributes.mode == stat.S_IFREG | 0o640
+    if owner:
+        assert (found.attributes.uid, found.attributes.gid) == (1234, 2345)
+    tree.write(handle, memoryview(b"data"), 0)
+    assert errno_of(tree.create, ROOT, b"a", os.O_RDWR | os.O_EXCL, 0o600, None) == errno.EEXIST
+    assert errno_of(tree.create, ROOT, b"a", os.O_RDWR | os.O_TRUNC, 0o600, None) == errno.ESTALE
+    assert tree.read(handle, 10, 0) == b"data"
+    assert tree.write(handle, memoryview(b"+"), 0, append=True) == 1
+    assert tree.read(handle, 10, 0) == b"data+"
+    assert tree.mkdir(ROOT, b"d", 0o2770, owner).attributes.mode == stat.S_IFDIR | 0o2770
+    fifo = tree.mknod(ROOT, b"fifo", stat.S_IFIFO | 0o622, 0, owner).attributes
+    assert fifo.mode == stat.S_IFIFO | 0o622
+    node = tree.lookup(ROOT, b"fifo").node
+    assert errno_of(tree.open, node, os.O_RDONLY) == errno.EPERM
+    assert errno_of(tree.mknod, ROOT, b"fifo", stat.S_IFIFO | 0o622, 0, None) == errno.EEXIST
+    assert (top / "fifo").is_fifo()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not has_many_uids(), reason="only real root makes device files")
+def test_device_files(tree: BackingFs) -> None:
+    made = tree.mknod(ROOT, b"null", stat.S_IFCHR | 0o666, os.makedev(1, 3), Owner(0, 0)).attributes
+    assert (stat.S_ISCHR(made.mode), made.rdev) == (True, os.makedev(1, 3))
+
+
+def test_attributes_are_changed_together(tree: BackingFs, top: Path) -> None:
+    node = put(tree, ROOT, b"a", b"0123456789")
+    changed = tree.setattr(node, SetAttr(mode=0o4711, size=4, atime=-(10**9) + 5, mtime=7)).attributes
+    assert (stat.S_IMODE(changed.mode), changed.size) == (0o4711, 4)
+    assert (changed.atime, changed.mtime) == (-(10**9) + 5, 7)
+    kept = tree.setattr(node, SetAttr(mtime=Now.NOW)).attributes
+    assert kept.atime == -(10**9) + 5 and kept.mtime > 10**18
+    handle = tree.open(node, os.O_WRONLY)
+    (top / "a").chmod(0)
+    assert tree.setattr(node, SetAttr(size=6), handle).attributes.size == 6
+    if os.geteuid() == 0 and has_many_uids():
+        owned = tree.setattr(node, SetAttr(mode=0o4755, uid=12)).attributes
+        assert (owned.uid, owned.gid, stat.S_IMODE(owned.mode)) == (12, (top / "a").stat().st_gid, 0o4755)
+    assert errno_of(tree.setattr, node, SetAttr(size=-1)) == errno.EINVAL
+    assert errno_of(tree.setattr, ROOT, SetAttr(size=0)) == errno.EISDIR
+
+
+def test_renaming_with_flags(tree: BackingFs) -> None:
+    one, two = put(tree, ROOT, b"one", b"1"), put(tree, ROOT, b"two", b"2")
+    assert errno_of(tree.rename, ROOT, b"one", ROOT, b"two", RENAME_NOREPLACE) == errno.EEXIST
+    tree.rename(ROOT, b"one", ROOT, b"two", RENAME_EXCHANGE)
+    assert (tree.lookup(ROOT, b"one").node, tree.lookup(ROOT, b"two").node) == (two, one)
+    tree.rename(ROOT, b"one", ROOT, b"two")
+    assert errno_of(tree.lookup, ROOT, b"one") == errno.ENOENT
+    assert tree.getattr(one).attributes.links == 0
+    assert errno_of(tree.rename, ROOT, b"two", ROOT, b"x", 1 << 20) == errno.EINVAL
+
+
+def test_directories_are_listed_as_they_were_from_the_start(tree: BackingFs) -> None:
+    for number in range(5):
+        put(tree, ROOT, b"%d" % number)
+    tree.mkdir(ROOT, b"d", 0o755, None)
+    handle = tree.opendir(ROOT)
+    first = list(tree.readdir(handle, 0))
+    assert [entry.name for entry in first[:2]] == [".", ".."]
+    assert {entry.inode for entry in first[:2]} == {tree.getattr(ROOT).attributes.inode}
+    assert {entry.name for entry in first[2:]} == {"0", "1", "2", "3", "4", "d"}
+    assert {stat.S_ISDIR(entry.mode) for entry in first if entry.name == "d"} == {True}
+    tree.unlink(ROOT, b"3")
+    assert [entry.name for entry in tree.readdir(handle, 4)] == [entry.name for entry in first[4:]]
+    assert list(tree.readdir(handle, 8)) == []
+    assert len(list(tree.readdir(handle, 0))) == 7
+    below = tree.opendir(tree.lookup(ROOT, b"d").node)
+    here, above = tree.readdir(below, 0)
+    assert (here.inode, above.inode) == (
+        tree.lookup(ROOT, b"d").attributes.inode,
+        tree.getattr(ROOT).attributes.inode,
+    )
+    tree.release(below)
+    tree.fsync(handle, False)
+    tree.release(handle)
+    assert errno_of(tree.opendir, tree.lookup(ROOT, b"0").node) == errno.ENOTDIR
+    assert errno_of(tree.rmdir, ROOT, b"0") == errno.ENOTDIR
+    tree.rmdir(ROOT, b"d")
+
+
+def test_holes(tree: BackingFs) -> None:
+    node = put(tree, ROOT, b"a", bytes(range(256)) * 64)
+    handle = tree.open(node, os.O_RDWR)
+    tree.allocate(handle, KEEP_SIZE | PUNCH_HOLE, 4096, 4096)
+    assert tree.read(handle, 4096, 4096) == bytes(4096)
+    assert tree.seek(handle, 0, os.SEEK_HOLE) in (4096, 256 * 64)
+    tree.allocate(handle, 0, 0, 1 << 20)
+    assert tree.getattr(node).attributes.size == 1 << 20
+    assert errno_of(tree.allocate, handle, 0, -1, 5) == errno.EINVAL
+    assert errno_of(tree.read, Handle(99), 1, 0) == errno.EBADF
+
+
+def test_what_cannot_be_made_whole_is_not_there(top: Path) -> None:
+    root = os.open(top, os.O_PATH | os.O_DIRECTORY)
+    tree = BackingFs(root, chown_new=True)
+    nobody = Owner(1 << 40, 0)
+    for call, arguments in (
+        (tree.create, (ROOT, b"f", os.O_RDWR, 0o644, nobody)),
+        (tree.mkdir, (ROOT, b"d", 0o755, nobody)),
+        (tree.mknod, (ROOT, b"n", stat.S_IFIFO | 0o644, 0, nobody)),
+        (tree.symlink, (ROOT, b"s", b"x", nobody)),
+    ):
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        assert errno_of(call, *arguments) == errno.EINVAL
+        assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert os.listdir(top) == []  # noqa: PTH208
+    os.close(root)
+
+
+def test_statistics(tree: BackingFs, top: Path) -> None:
+    assert tree.statfs().blocks == os.statvfs(top).f_blocks
+
+
+@pytest.mark.parametrize("which", ["file", "directory"])
+def test_who_is_forgotten_while_it_gets_a_name_is_not_taken_for_another(
+    tree: BackingFs, top: Path, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = top / "victim"
+    victim.mkdir(mode=0o700)
+    status = victim.stat()
+    directory = tree.mkdir(ROOT, b"d", 0o755, None).node
+    found, handle = tree.create_unnamed(directory)
+    chmod, instead = os.chmod, []
+
+    def forgotten_meanwhile(*arguments: Any) -> None:
+        if which == "file":
+            tree.release(handle)
+        tree.forget(found.node if which == "file" else directory, 1)
+        instead.extend(os.open(victim, os.O_PATH) for _ in range(3))  # under the numbers that are free now
+        chmod(*arguments)
+
+    monkeypatch.setattr(os, "chmod", forgotten_meanwhile)
+    errno_of(tree.link_unnamed, found.node, directory, b"f", 0o640, 5)
+    for descriptor in instead:
+        os.close(descriptor)
+    after = victim.stat()
+    assert (after.st_mode, after.st_mtime_ns) == (status.st_mode, status.st_mtime_ns)
+    assert not list(victim.iterdir()) and not (top / "f").exists()

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The messages of /dev/fuse: sizes and offsets as <linux/fuse.h> has them."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+
+import pytest
+
+from millpond.fs.fuse import abi
+from millpond.fs.fuse.abi import Code, Feature, LockBody
+from millpond.fs.vfs.path_api import Attributes, DirectoryEntry, Statistics
+
+ATTRIBUTES = Attributes(
+    0x1122334455667788,
+    0o100644,
+    2,
+    1000,
+    1001,
+    7 << 33,
+    9,
+    4096,
+    -1,
+    10**9 + 5,
+    3 * 10**9 + 999_999_999,
+    0x0801,
+)
+
+
+def request(code: int, body: bytes = b"", size: int | None = None) -> memoryview:
+    length = abi.HEADER.size + len(body) if size is None else size
+    return memoryview(abi.HEADER.pack(length, code, 77, 5, 1000, 1001, 42, 0, 0) + body)
+
+
+def test_the_head_of_a_request() -> None:
+    header = abi.parse_header(request(Code.LOOKUP, b"name\0"))
+    assert (header.code, header.unique, header.node, header.uid, header.gid) == (
+        Code.LOOKUP,
+        77,
+        5,
+        1000,
+        1001,
+    )
+    assert abi.HEADER.size == 40
+    assert abi.parse_header(request(40)).code is None  # FUSE_POLL
+
+
+@pytest.mark.parametrize("data", [b"", bytes(39), bytes(request(1, b"x", 40)), bytes(request(1, b"x", 42))])
+def test_what_is_no_request(data: bytes) -> None:
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        abi.parse_header(memoryview(data))
+    assert caught.value.errno == errno.EIO
+
+
+def test_names_end_with_nul() -> None:
+    assert abi.names(memoryview(b"one\0")) == [b"one"]
+    assert abi.names(memoryview(b"one\0\xfftwo\0"), 2) == [b"one", b"\xfftwo"]
+    for data, count in ((b"one", 1), (b"one\0two", 1), (b"one\0two\0", 1), (b"one\0", 2), (b"", 1)):
+        with pytest.raises(OSError, match="Input/output error"):
+            abi.names(memoryview(data), count)
+
+
+@pytest.mark.parametrize(
+    ("layout", "size"),
+    [
+        (abi.GETATTR, 16),
+        (abi.SETATTR, 88),
+        (abi.MKNOD, 16),
+        (abi.MKDIR, 8),
+        (abi.RENAME, 8),
+        (abi.RENAME2, 16),
+        (abi.LINK, 8),
+        (abi.OPEN, 8),
+        (abi.CREATE, 16),
+        (abi.READ, 40),
+        (abi.WRITE, 40),
+        (abi.RELEASE, 24),
+        (abi.FLUSH, 24),
+        (abi.IOCTL, 32),
+        (abi.INTERRUPT, 8),
+        (abi.FSYNC, 16),
+        (abi.FALLOCATE, 32),
+        (abi.LSEEK, 24),
+        (abi.FORGET, 8),
+        (abi.BATCH_FORGET, 8),
+        (abi.FORGOTTEN, 16),
+        (abi.REPLY, 16),
+    ],
+)
+def test_sizes(layout: struct.Struct, size: int) -> None:
+    assert layout.size == size
+
+
+def test_attributes() -> None:
+    packed = abi.pack_attributes(ATTRIBUTES)
+    assert len(packed) == 104
+    assert struct.unpack_from("=QII", packed) == (0, 0, 0)
+    inode, size, blocks, atime, mtime, ctime, *rest = struct.unpack_from("=QQQqqqIIIIIIIIII", packed, 16)
+    assert (inode, size, blocks) == (0x1122334455667788, 7 << 33, 9)
+    assert (atime, mtime, ctime) == (-1, 1, 3)
+    assert rest == [999_999_999, 5, 999_999_999, 0o100644, 2, 1000, 1001, 0x0801, 4096, 0]
+
+
+def test_an_entry_is_a_node_and_its_attributes() -> None:
+    packed = abi.pack_entry(9, ATTRIBUTES)
+    assert len(packed) == 128
+    assert struct.unpack_from("=QQQQII", packed) == (9, 0, 0, 0, 0, 0)
+    assert packed[40:] == abi.pack_attributes(ATTRIBUTES)[16:]
+
+
+def test_init() -> None:
+    packed = abi.pack_init(Feature.MAX_PAGES | Feature.INIT_EXT | Feature.PASSTHROUGH, 1 << 20, 1)
+    assert len(packed) == 64
+    major, minor, ahead, low, _, _, write, grain, pages, _, high, depth = struct.unpack_from(
+        "=IIIIHHIIHHII", packed
+    )
+    assert (major, minor, ahead, write, grain, depth) == (7, 40, 1 << 20, 1 << 20, 1, 1)
+    assert (low, high) == (1 << 22 | 1 << 30, 1 << 5)
+    assert pages * os.sysconf("SC_PAGESIZE") == 1 << 20
+
+
+def test_opened_and_statistics() -> None:
+    assert struct.unpack("=QIi", abi.pack_opened(3, abi.OPEN_PASSTHROUGH, 8)) == (3, 128, 8)
+    packed = abi.pack_statistics(Statistics(4096, 512, 100, 50, 40, 30, 20, 255))
+    assert len(packed) == 80
+    assert struct.unpack_from("=QQQQQIIII", packed) == (100, 50, 40, 30, 20, 4096, 255, 512, 0)
+
+
+def test_a_listing_holds_whole_entries_only() -> None:
+    entries = [
+        DirectoryEntry("a", 1, 0o040000),
+        DirectoryEntry("seven77", 2, 0o100000),
+        DirectoryEntry("\udcff" * 9, 3, 0o120000),
+    ]
+    whole = abi.pack_directory(enumerate(entries, 1), 4096)
+    assert len(whole) == 32 + 32 + 40
+    assert struct.unpack_from("=QQII", whole) == (1, 1, 1, 4) and whole[24:25] == b"a"
+    assert struct.unpack_from("=QQII", whole, 32) == (2, 2, 7, 8) and whole[56:63] == b"seven77"
+    assert struct.unpack_from("=QQII", whole, 64) == (3, 3, 9, 10) and whole[88:97] == b"\xff" * 9
+    for size, held in ((104, 104), (103, 64), (64, 64), (63, 32), (32, 32), (31, 0)):
+        assert abi.pack_directory(enumerate(entries, 1), size) == whole[:held]
+
+
+@pytest.mark.parametrize(("flags", "flock"), [(0, False), (1, True), (2, False), (3, True)])
+def test_a_lock_that_is_asked_for(flags: int, flock: bool) -> None:
+    owner, last = 0xFEDCBA9876543210, (1 << 63) - 1
+    body = struct.pack("=QQQQIIII", 3, owner, 100, last, fcntl.F_WRLCK, 42, flags, 0)
+    assert len(body) == 48
+    asked = abi.parse_lock(memoryview(body))
+    assert asked == LockBody(3, owner, 100, last, fcntl.F_WRLCK, 42, flock)
+    for wrong in (body[:-1], body + b"\0", b""):
+        with pytest.raises(OSError, match="Input/output error"):
+            abi.parse_lock(memoryview(wrong))
+
+
+def test_the_lock_that_is_in_the_way() -> None:
+    packed = abi.pack_lock(7, 1 << 40, fcntl.F_RDLCK, 42)
+    assert packed == struct.pack("=QQII", 7, 1 << 40, 0, 42)
+    assert len(packed) == 24
+
+
+def test_who_gives_up_locks() -> None:
+    owner = 0xFEDCBA9876543210
+    assert abi.FLUSH.unpack(struct.pack("=QIIQ", 3, 0, 0, owner)) == (3, owner)
+    released = struct.pack("=QIIQ", 3, os.O_RDWR, 1 << 1, owner)
+    assert abi.RELEASE.unpack(released) == (3, os.O_RDWR, abi.RELEASE_FLOCK_UNLOCK, owner)
+    assert abi.INTERRUPT.unpack(struct.pack("=Q", 78)) == (78,)
+
+
+def test_the_numbers_of_locks() -> None:
+    codes = (Code.FLUSH, Code.GETLK, Code.SETLK, Code.SETLKW, Code.INTERRUPT)
+    assert codes == (25, 31, 32, 33, 36)
+    assert (Feature.POSIX_LOCKS, Feature.FLOCK_LOCKS) == (2, 1024)
+
+
+def test_what_is_about_to_be_read() -> None:
+    assert abi.prefetch_command(5) == 0x40056D70  # _IOW('m', 'p', char[5])
+    assert abi.prefetch_command(abi.PREFETCH_MOST) == 0x7FFF6D70
+
+    def body(command: int, flags: int = abi.IOCTL_OF_DIRECTORY) -> memoryview:
+        return memoryview(abi.IOCTL.pack(1, flags, command, 0xDEAD, 5, 0) + b"ab\0\xffd")
+
+    assert abi.names_to_prefetch(body(abi.prefetch_command(5))) == [b"ab", b"\xffd"]
+    for wrong in (body(abi.prefetch_command(5), 0), body(abi.prefetch_command(4)), body(0x5401)):
+        with pytest.raises(OSError, match="Inappropriate ioctl") as caught:
+            abi.names_to_prefetch(wrong)
+        assert caught.value.errno == errno.ENOTTY
+    assert abi.pack_ioctl() == bytes(16)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file that a client closes stays closed, whatever the client's other session slots send meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from millpond.fs.proto import file_ops as p
+from millpond.fs.server.preallocation import PreallocatedFiles
+from millpond.fs.vfs.inode_api import Node
+from millpond.fs.vfs.path_api import Handle
+
+from .hostile_world import World, world
+from .support import NAME
+
+__all__ = ["world"]
+
+
+def forgets(world: World, node: int) -> None:
+    """Over another lane, and hears that it was done."""
+    with world.server.talk(NAME, b"one more lane...") as other:
+        other.post(p.Forget((node,)))
+        other.ask(p.GetStatistics())
+
+
+def ends(world: World, _node: int) -> None:
+    """It says over another lane that it is done."""
+    with world.server.talk(NAME, b"one more lane...") as other:
+        other.ask(p.Goodbye())
+
+
+@pytest.mark.parametrize("meanwhile", [forgets, ends])
+def test_a_file_that_is_forgotten_while_it_is_closed_is_closed(
+    world: World, meanwhile: Callable[[World, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = world.prepared()
+    before, forget = world.server.open_files, PreallocatedFiles.forget
+
+    def late(self: PreallocatedFiles, node: Node, handle: Handle) -> None:
+        monkeypatch.undo()
+        forget(self, node, handle)
+        meanwhile(world, node)
+
+    monkeypatch.setattr(PreallocatedFiles, "forget", late)
+    world.say(p.Release(got.handles[0]))
+    if meanwhile is forgets:
+        assert world.server.open_files == before - 1
+    else:  # nothing is left of it but what others have open
+        assert world.server.open_files == 1
+        world.begin()

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device's own tree with delegations: the recalls of each operation, and write access to files."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.coherence.coherent_fs import CoherentFs
+from millpond.fs.coherence.device_client import DeviceDelegationBreaker
+from millpond.fs.store.backing_fs import BackingFs
+from millpond.fs.store.mmap_writers import has_writers
+from millpond.fs.vfs.inode_api import ROOT, CacheMode, Node, SetAttr
+from millpond.fs.vfs.path_api import Handle
+
+from ..waiting import eventually
+from .caching_client import LONG_LEASE, Listening, mastered
+from .support import Doing
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Listening]:
+    with mastered(tmp_path / "locks") as made:
+        yield made
+
+
+@pytest.fixture
+def guard(server: Listening, tmp_path: Path) -> Iterator[DeviceDelegationBreaker]:
+    with DeviceDelegationBreaker(tmp_path / "locks", lease=LONG_LEASE) as made:
+        yield made
+
+
+class OnDevice:
+    """The device's tree, guarded, and a client of the master that wants to keep all that there is."""
+
+    def __init__(self, server: Listening, guard: DeviceDelegationBreaker, top: Path) -> None:
+        self.top, self.master, self.client = top, server.master, server.client()
+        (top / "public").mkdir()
+        (top / "private").mkdir()
+        self.root = os.open(top, os.O_PATH | os.O_DIRECTORY)
+        self.inodes = BackingFs(self.root, public=b"public")
+        self.tree = CoherentFs(self.inodes, guard, passthrough=True)
+        self.public = self.tree.lookup(ROOT, b"public").node
+        self.private = self.tree.lookup(ROOT, b"private").node
+
+    def made(self, name: bytes, parent: Node | None = None) -> Node:
+        found, handle = self.tree.create(parent or self.public, name, os.O_RDWR, 0o644, None)
+        self.tree.release(handle)
+        return found.node
+
+    def keep(self, *nodes: Node) -> None:
+        inodes = [self.inodes.inode(node) for node in nodes]
+        eventually(
+            lambda: all(self.master.grant_read(self.client, inode) for inode in inodes),
+            "the client keeps the files",
+        )
+
+    def given_up(self, doing: Doing) -> set[int]:
+        """All that was recalled until the operation was done."""
+        found: set[int] = set()
+        while not doing.done:
+            inodes, upto = self.master.next_recall(self.client, 0.05)
+            self.master.return_delegations(self.client, inodes, upto, ())
+            found |= set(inodes)
+        doing.result()
+        return found
+
+    def numbers(self, *nodes: Node) -> set[int]:
+        return {self.inodes.inode(node) for node in nodes}
+
+
+@pytest.fixture
+def device(server: Listening, guard: DeviceDelegationBreaker, top: Path) -> Iterator[OnDevice]:
+    made = OnDevice(server, guard, top)
+    yield made
+    made.inodes.close()
+    os.close(made.root)
+
+
+def test_each_operation_recalls_what_it_changes(device: OnDevice) -> None:
+    tree, public = device.tree, device.public
+    f, g = device.made(b"f"), device.made(b"g")
+    d = tree.mkdir(public, b"d", 0o755, None).node
+    sub = tree.mkdir(d, b"sub", 0o755, None).node
+    handle = tree.open(f, os.O_RDWR)
+    tree.release(handle)
+    everything = (public, d, sub, f, g)
+
+    def does(call: object, *arguments: object) -> set[int]:
+        device.keep(*everything)
+        return device.given_up(Doing(call, *arguments))  # type: ignore[arg-type]
+
+    assert does(tree.setattr, f, SetAttr(mode=0o600)) == device.numbers(f)
+    assert does(tree.open, f, os.O_WRONLY) == device.numbers(f)
+    tree.release(Handle(max(tree._open)))
+    assert does(tree.open, f, os.O_RDONLY) == set()
+    assert does(tree.open, f, os.O_RDONLY | os.O_TRUNC) == device.numbers(f)
+    assert does(tree.link, f, d, b"l") == device.numbers(f, d)
+    assert does(tree.unlink, d, b"l") == device.numbers(f, d)
+    assert does(tree.symlink, public, b"s", b"f", None) == device.numbers(public)
+    assert does(tree.mknod, public, b"n", 0o100644, 0, None) == device.numbers(public)
+    assert does(tree.rename, public, b"f", d, b"f") == device.numbers(public, d, f)
+    assert does(tree.rename, d, b"f", public, b"g") == device.numbers(public, d, f, g)
+    assert does(tree.rename, public, b"g", d, b"sub", 2) == device.numbers(public, d, f, sub)
+    assert does(tree.rmdir, public, b"g") == device.numbers(public, sub)
+    assert does(device.made, b"new") == device.numbers(public)
+    with pytest.raises(FileNotFoundError):
+        does(tree.unlink, public, b"none")
+
+
+def test_the_private_part_is_nobody_elses(device: OnDevice, server: Listening) -> None:
+    tree = device.tree
+    server.kill()  # and so it need not be asked
+    secret = device.made(b"secret", device.private)
+    sub = tree.mkdir(device.private, b"d", 0o755, None).node
+    tree.setattr(secret, SetAttr(size=9))
+    tree.link(secret, sub, b"l")
+    tree.rename(sub, b"l", device.private, b"m")
+    handle = tree.open(secret, os.O_RDWR)
+    assert tree.write(handle, b"x", 0) == 1 and tree.cache_mode(handle) is CacheMode.PASSTHROUGH
+    tree.release(handle)
+    tree.unlink(device.private, b"m")
+
+
+def test_who_writes_a_file(device: OnDevice) -> None:
+    tree, master = device.tree, device.master
+    f = device.made(b"f")
+    inode = device.inodes.inode(f)
+    reading = tree.open(f, os.O_RDONLY)
+    assert tree.cache_mode(reading) is CacheMode.PASSTHROUGH
+    device.keep(f)
+    doing = Doing(tree.open, f, os.O_RDWR)
+    device.given_up(doing)
+    writing = doing.result()
+    assert tree.cache_mode(writing) is CacheMode.PASSTHROUGH
+    assert master.grant_read(device.client, inode) == 0 and not master.opened(device.client, inode)
+    tree.release(writing)
+    device.keep(f)
+    assert master.opened(device.client, inode)
+    tree.release(reading)
+    doing = Doing(tree.open, f, os.O_WRONLY)
+    assert device.given_up(doing) == {inode}
+    assert tree.cache_mode(doing.result()) is CacheMode.DIRECT
+    device.keep(f)
+    writing = Doing(tree.write, doing.result(), b"seen", 0)
+    assert device.given_up(writing) == {inode}
+    tree.release(doing.result())
+
+
+def test_who_writes_a_file_that_the_kernel_reads(device: OnDevice) -> None:
+    """It can open it in no other way then, whoever else has it open; and nobody is granted it."""
+    tree, master = device.tree, device.master
+    f = device.made(b"f")
+    inode = device.inodes.inode(f)
+    eventually(lambda: master.opened(device.client, inode), "the client may open the file")
+    reading = tree.open(f, os.O_RDONLY)
+    device.keep(f)
+    doing = Doing(tree.open, f, os.O_WRONLY)
+    assert device.given_up(doing) == {inode}
+    assert tree.cache_mode(doing.result()) is CacheMode.PASSTHROUGH
+    assert master.grant_read(device.client, inode) == 0
+    tree.release(reading)
+    tree.release(doing.result())
+    device.keep(f)
+
+
+def test_who_reads_a_file_that_the_daemon_writes(device: OnDevice) -> None:
+    """All who have it open have it so in the same way."""
+    tree, master = device.tree, device.master
+    f = device.made(b"f")
+    inode = device.inodes.inode(f)
+    eventually(lambda: master.opened(device.client, inode), "the client may open the file")
+    handles = [tree.open(f, flags) for flags in (os.O_WRONLY, os.O_RDONLY, os.O_RDWR)]
+    assert [tree.cache_mode(handle) for handle in handles] == [CacheMode.DIRECT] * 3
+    master.closed(device.client, inode)
+    handles.append(tree.open(f, os.O_RDWR))
+    tree.release(handles.pop(0))
+    assert [tree.cache_mode(handle) for handle in handles] == [CacheMode.DIRECT] * 3
+    for handle in handles:
+        tree.release(handle)
+    handle = tree.open(f, os.O_RDWR)
+    assert tree.cache_mode(handle) is CacheMode.PASSTHROUGH
+    tree.release(handle)
+
+
+def test_a_file_that_is_still_mapped_is_written(device: OnDevice) -> None:
+    tree, master = device.tree, device.master
+    f = device.made(b"f")
+    inode = device.inodes.inode(f)
+    tree.setattr(f, SetAttr(size=mmap.PAGESIZE))
+    with (device.top / "public/f").open("r+b") as file:
+        mapping = mmap.mmap(file.fileno(), 0)
+    for _ in range(2):  # and whoever opens it meanwhile has not ended that
+        tree.release(tree.open(f, os.O_RDWR))
+        assert master.grant_read(device.client, inode) == 0
+    assert master.device[1] == 1
+    mapping.close()
+    device.keep(f)
+    eventually(
+        lambda: "mappings" not in [thread.name for thread in threading.enumerate()],
+        "the thread that looks for mappings has ended",
+    )
+
+
+def test_who_opens_a_file_while_it_is_looked_at(device: OnDevice) -> None:
+    """Nobody hears of the lease by which that is done, and nobody is killed by its signal."""
+    f = device.made(b"f")
+    with (device.top / "public/f").open("rb") as looked_at:
+        fcntl.fcntl(looked_at, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(looked_at, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        doing = [Doing(device.tree.open, f, os.O_RDWR), Doing(device.tree.setattr, f, SetAttr(size=3))]
+        time.sleep(0.05)
+        assert not any(one.done for one in doing)
+        fcntl.fcntl(looked_at, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        handle, known = [one.result() for one in doing]
+        assert known.attributes.size == 3 and has_writers(looked_at.fileno())
+        device.tree.release(handle)
+        eventually(lambda: not has_writers(looked_at.fileno()), "the file is written no more")

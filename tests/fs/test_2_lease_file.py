@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases that an earlier server granted: nothing changes before they have expired."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from millpond.fs.coherence.delegation_table import DEVICE, Holder
+from millpond.fs.coherence.lease_file import SIZE, PersistentLeases, open_leases
+from millpond.fs.coherence.manager import DelegationManager
+from millpond.fs.vfs.inode_api import WouldBlock
+
+from .support import SOON, Doing
+
+LEASE = 10.0
+ONE, OTHER = b"the name of one.", b"and of the other"
+F = 10
+
+
+@dataclass
+class Machine:
+    """What lasts while servers come and go; the time goes only when a test says so."""
+
+    file: int
+    time: float = 1000.0
+    servers: list[DelegationManager] = field(default_factory=list)
+
+    def started(self) -> DelegationManager:
+        """A server, started anew."""
+        return DelegationManager(
+            LEASE, lambda: self.time, leases=PersistentLeases(self.file, LEASE, lambda: self.time)
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    file = open_leases(tmp_path / "leases")
+    yield Machine(file)
+    os.close(file)
+
+
+def attending(master: DelegationManager, name: bytes) -> Holder:
+    holder = master.join(name)
+    master.begin_lease(holder, lambda: False)
+    return holder
+
+
+def changed(master: DelegationManager) -> None:
+    with master.write_intent(DEVICE, inodes=(F,)):
+        pass
+
+
+def waits(master: DelegationManager) -> bool:
+    try:
+        Doing(changed, master, may_wait=False).result()
+    except WouldBlock:
+        return True
+    return False
+
+
+def test_a_change_waits_for_leases_of_before(machine: Machine) -> None:
+    before = machine.started()
+    assert not waits(before)
+    one = attending(before, ONE)
+    machine.time += 5
+    attending(before, OTHER)
+    before.renew_lease(one)
+    machine.time += 9
+    after = machine.started()
+    assert waits(after)
+    doing = Doing(changed, after)
+    time.sleep(0.05)
+    assert not doing.done
+    machine.time += 1
+    doing.result()
+    assert not waits(after)
+
+
+def test_it_waits_for_nobody_who_has_come_back_or_was_gone(machine: Machine) -> None:
+    before = machine.started()
+    _, _, gone = [attending(before, name) for name in (ONE, OTHER, b"and of a third ")]
+    before.expire(gone)
+    after = machine.started()
+    doing = Doing(changed, after)
+    back = attending(after, ONE)
+    assert waits(after) and not doing.done
+    attending(after, OTHER)
+    doing.result(SOON)
+    assert not waits(after)
+    after.leave(back)
+    later = machine.started()
+    assert waits(later)
+    attending(later, OTHER)
+    assert not waits(later)
+
+
+def test_it_waits_again_for_a_lease_of_its_own(machine: Machine) -> None:
+    attending(machine.started(), ONE)
+    after = machine.started()
+    attending(after, ONE)
+    machine.time += 9
+    assert waits(machine.started())
+
+
+def test_leases_of_before_the_machine_was_started_are_none(machine: Machine) -> None:
+    attending(machine.started(), ONE)
+    machine.time = 100.0
+    assert not waits(machine.started())
+
+
+def test_places_are_used_again(machine: Machine) -> None:
+    leases = PersistentLeases(machine.file, LEASE, lambda: machine.time)
+    for number in range(SIZE):
+        leases.renew(b"%16d" % number)
+        leases.end(b"%16d" % (number - 1))
+    again = PersistentLeases(machine.file, LEASE, lambda: machine.time)
+    assert again.has_former(None)
+    again.end(b"%16d" % (SIZE - 1))
+    assert not again.has_former(None) and not PersistentLeases(
+        machine.file, LEASE, lambda: machine.time
+    ).has_former(None)
+
+
+def test_who_comes_back_does_not_wait_for_himself(machine: Machine) -> None:
+    """He may have to change something before he can drop what he keeps."""
+    attending(machine.started(), ONE)
+    after = machine.started()
+    with after.write_intent(after.join(ONE), inodes=(F,)):
+        pass
+    assert waits(after)

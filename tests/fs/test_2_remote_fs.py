@@ -1,0 +1,457 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The volume over a connection: the same operations, and hostile peers."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, ProtocolError, RemoteError
+from millpond.fs.client.remote_fs import RemoteFs
+from millpond.fs.proto import dirents
+from millpond.fs.proto import file_ops as p
+from millpond.fs.server.connection import serve
+from millpond.fs.vfs.inode_api import ROOT, SetAttr, may_block
+from millpond.fs.vfs.path_adapter import PathAdapter
+from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes, DirectoryEntry
+from millpond.wire.channel import Channel
+from millpond.wire.framing import PREFIX, encode
+from millpond.wire.messages import Failure, Message
+
+from ..effort import scaled
+from .support import LANE, NAME, SOON, Server, errno_of
+
+printable = st.characters(
+    exclude_categories=("C", "Zl", "Zp", "Zs"), include_characters=" ", exclude_characters="/"
+)
+names = st.text(printable, min_size=1, max_size=60).filter(lambda name: name not in (".", ".."))
+words = st.integers(0, (1 << 32) - 1)
+ABSURD = (-1, -(1 << 63), 1 << 63, (1 << 64) - 1)
+
+
+@settings(max_examples=scaled(quick=40, full=100))
+@given(st.lists(st.builds(DirectoryEntry, names, st.integers(0, (1 << 64) - 1), words)))
+def test_listings_survive_packing(entries: list[DirectoryEntry]) -> None:
+    assert dirents.unpack_entries(dirents.pack_entries(entries)) == tuple(entries)
+
+
+@given(st.binary())
+def test_any_bytes_are_a_listing_or_refused(data: bytes) -> None:
+    try:
+        found = dirents.unpack_entries(data)
+    except ProtocolError:
+        return
+    assert all(entry.name not in ("", ".", "..") and "/" not in entry.name for entry in found)
+
+
+@pytest.mark.parametrize("name", [b"", b".", b"..", b"../x", b"a\0"])
+def test_names_that_no_file_has_are_refused(name: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        dirents.unpack_entries(dirents._ENTRY.pack(1, 0, len(name)) + name)
+
+
+def test_every_operation_crosses(volume: PathAdapter, top: Path) -> None:
+    volume.mkdir("d", 0o755)
+    handle = volume.open("d/f", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640)
+    assert volume.write(handle, b"hello", 3) == 5
+    assert volume.read(handle, 100, 0) == b"\0\0\0hello"
+    volume.ftruncate(handle, 4)
+    assert isinstance(volume.fgetattr(handle), Attributes)
+    assert volume.fgetattr(handle).size == 4
+    volume.flush(handle)
+    volume.fsync(handle)
+    volume.fsync(handle, data_only=True)
+    volume.release(handle)
+    volume.truncate("d/f", 1)
+    volume.chmod("d/f", 0o600)
+    volume.utimens("d/f", 5, 1_500_000_000_123_456_789)
+    volume.chown("d/f", -1, -1)
+    volume.link("d/f", "d/g")
+    volume.symlink("anywhere/\udcff", "d/l")
+    volume.mknod("d/n", stat.S_IFREG | 0o644)
+    found = volume.getattr("d/g")
+    assert (found.size, found.links, found.mtime, found.mode & 0o7777) == (
+        1,
+        2,
+        1_500_000_000_123_456_789,
+        0o600,
+    )
+    assert volume.readlink("d/l") == "anywhere/\udcff"
+    assert {entry.name for entry in volume.readdir("d")} == {"f", "g", "l", "n"}
+    volume.rename("d/n", "d/m")
+    for name in ("f", "g", "l", "m"):
+        volume.unlink(f"d/{name}")
+    volume.rmdir("d")
+    assert volume.statfs().blocks > 0
+    assert list(top.iterdir()) == []
+    assert errno_of(volume.getattr, "d") == errno.ENOENT
+
+
+def test_every_operation_by_number_crosses(tree: RemoteFs, top: Path) -> None:
+    found, handle = tree.create(ROOT, b"f", os.O_RDWR, 0o644, None)
+    tree.allocate(handle, 0, 0, 1 << 20)
+    assert tree.getattr(found.node).attributes.size == 1 << 20
+    tree.allocate(handle, 1 | 2, 0, 1 << 20)  # a hole, and the size kept
+    assert tree.write(handle, b"x", 8192) == 1
+    assert tree.seek(handle, 0, os.SEEK_DATA) == 8192
+    assert tree.write(handle, memoryview(b"end"), 0, append=True) == 3
+    assert (top / "f").stat().st_size == (1 << 20) + 3
+    assert tree.setattr(found.node, SetAttr(size=3), handle).attributes.size == 3
+    tree.mkdir(ROOT, b"d", 0o755, None)
+    directory = tree.opendir(ROOT)
+    assert [entry.name for entry in tree.readdir(directory, 0)][:2] == [".", ".."]
+    assert {entry.name for entry in tree.readdir(directory, 2)} == {"d", "f"}
+    tree.fsync(directory, False)
+    tree.release(directory)
+    tree.rename(ROOT, b"f", ROOT, b"d", 2)  # exchanged
+    assert (top / "f").is_dir() and (top / "d").is_file()
+    assert errno_of(tree.rename, ROOT, b"f", ROOT, b"d", 1) == errno.EEXIST
+    assert errno_of(tree.create, ROOT, b"d", os.O_RDWR, 0o644, None) == errno.ESTALE
+    assert errno_of(tree.create, ROOT, b"d", os.O_RDWR | os.O_EXCL, 0o644, None) == errno.EEXIST
+    assert errno_of(tree.read, handle, 1, -1) == errno.EINVAL
+    tree.release(handle)
+    assert errno_of(tree.read, handle, 1, 0) == errno.EBADF
+
+
+def test_a_file_opened_to_be_emptied_is_empty(volume: PathAdapter, top: Path) -> None:
+    (top / "f").write_text("long")
+    volume.release(volume.open("f", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+    assert (top / "f").read_bytes() == b""
+
+
+def test_a_mebibyte_at_once_and_no_more(volume: PathAdapter) -> None:
+    handle = volume.open("big", os.O_RDWR | os.O_CREAT, 0o644)
+    data = os.urandom((1 << 20) + 17)
+    assert volume.write(handle, data, 0) == 1 << 20
+    assert volume.read(handle, 2 << 20, 0) == data[: 1 << 20]
+    assert errno_of(volume.read, handle, -1, 0) == errno.EINVAL
+    assert errno_of(volume.read, handle, 1, 1 << 80) == errno.EINVAL
+    assert volume.read(handle, 4, 0) == data[:4]
+
+
+_MANY, _LONG = scaled(quick=(5_000, 240), full=(20_000, 60))
+"""Names, and their length: more than goes into one transfer."""
+
+
+def test_a_large_directory(volume: PathAdapter, top: Path) -> None:
+    for number in range(_MANY):
+        os.mknod(top / f"{number:0{_LONG}}")
+    assert _MANY * _LONG > MAX_TRANSFER
+    assert len(volume.readdir("")) == _MANY
+
+
+def test_a_listing_that_is_too_long(tree: RemoteFs, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(p, "MAX_LISTING", 100)
+    for number in range(3):
+        os.mknod(top / f"a-name-of-19-by-{number:03}")  # and 14 bytes for each
+    assert len(list(tree.readdir(tree.opendir(ROOT), 0))) == 2 + 3
+    os.mknod(top / "one-more-than-may-be")
+    assert errno_of(list, tree.readdir(tree.opendir(ROOT), 0)) == errno.EOVERFLOW
+    assert tree.statfs().blocks > 0
+
+
+@pytest.mark.parametrize("may_wait", [True, False], ids=["a-lane-each", "one-lane-for-all"])
+def test_a_silent_server_does_not_hang_anybody(may_wait: bool) -> None:
+    ends: list[socket.socket] = []
+    found: list[int | None] = []
+
+    def dial(_: Deadline) -> Channel:
+        ours, theirs = socket.socketpair()
+        ends.append(theirs)
+        return Channel(ours, "csd0")
+
+    def ask() -> None:
+        may_block.set(may_wait)
+        found.append(errno_of(tree.statfs))
+
+    tree = RemoteFs(dial, timeout=0.3)
+    start = time.monotonic()
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [errno.ETIMEDOUT] * 4
+    assert time.monotonic() - start < 3
+    tree.close()
+    for end in ends:
+        end.close()
+
+
+@pytest.mark.parametrize("welcomed", [False, True], ids=["at-once", "after-a-welcome"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        encode(p.Done()),
+        encode(p.Data(), 1 << 40),
+        encode(p.Data(), (64 << 20) + 1),
+        encode(Failure("no", "go away")),
+        encode(p.Error(-5)),
+        encode(p.Error(1 << 40)),
+        encode(p.Entries(), 3) + b"abc",
+    ],
+)
+def test_a_hostile_server_gives_eio(answer: bytes, welcomed: bool) -> None:
+    def dial(_: Deadline) -> Channel:
+        ours, theirs = socket.socketpair()
+        threading.Thread(target=_answer_with, args=(theirs, answer, welcomed), daemon=True).start()
+        return Channel(ours, "csd0")
+
+    tree = RemoteFs(dial, timeout=SOON)
+    volume = PathAdapter(tree)
+    assert errno_of(volume.readdir, "x") == errno.EIO
+    assert errno_of(volume.open, "x", os.O_RDONLY) == errno.EIO
+    assert errno_of(volume.getattr, "x") == errno.EIO
+    assert errno_of(list, tree.readdir(tree.opendir(ROOT), 0)) == errno.EIO
+    tree.close()
+
+
+def _answer_with(sock: socket.socket, answer: bytes, welcomed: bool) -> None:
+    with sock:
+        sock.settimeout(SOON)
+        with contextlib.suppress(OSError):
+            sock.recv(1 << 16)
+            if welcomed:
+                sock.sendall(encode(p.SessionWelcome(1, 0, ROOT, 1.0)))
+                sock.recv(1 << 16)
+            sock.sendall(answer)
+            sock.recv(1)
+
+
+F = 2  # the node of "f", the first that is found
+HOSTILE = [
+    p.Walk(ROOT, (b"..",)),
+    p.Walk(ROOT, (b"/etc/passwd",)),
+    p.Walk(ROOT, (b"f", b"..", b"..", b"secret")),
+    p.Walk(ROOT, (b"",)),
+    p.Walk(ROOT, (b"a\0b",)),
+    p.Walk(F, (b"x",)),
+    p.Walk(ROOT, (b"f",) * 20_000),
+    p.GetAttributes(0),
+    p.GetAttributes(-1),
+    p.GetAttributes(99),
+    p.GetAttributes(1 << 63),
+    p.ReadDirectory(F),
+    p.ReadDirectory(99),
+    p.ReadLink(F),
+    p.MakeNode(ROOT, b"../x", 0o644),
+    p.MakeNode(ROOT, b"x", -1),
+    p.MakeNode(ROOT, b"x", 1 << 40),
+    p.MakeNode(ROOT, b"x", stat.S_IFDIR | 0o755),
+    p.MakeNode(ROOT, b"x", stat.S_IFCHR | 0o666, rdev=-1),
+    p.MakeNode(ROOT, b"x", stat.S_IFCHR | 0o666, rdev=(1 << 64) - 1),
+    p.MakeNode(99, b"x", 0o644),
+    p.MakeDirectory(ROOT, b"d/../../x", 0o755),
+    p.MakeDirectory(ROOT, b"y", -(1 << 63)),
+    p.MakeSymlink(ROOT, b"l", b"a\0b"),
+    p.MakeSymlink(ROOT, b"../l", b"x"),
+    p.Rename(ROOT, b"f", ROOT, b"../f"),
+    p.Rename(ROOT, b"", ROOT, b"f"),
+    p.Rename(ROOT, b"f", 99, b"f"),
+    p.Rename(ROOT, b"f", ROOT, b"g", -1),
+    p.Rename(ROOT, b"f", ROOT, b"g", 1 << 31),
+    p.MakeLink(F, ROOT, b"../s"),
+    p.MakeLink(99, ROOT, b"s"),
+    p.Unlink(ROOT, b"../secret"),
+    p.Unlink(99, b"f"),
+    p.RemoveDirectory(ROOT, b".."),
+    p.RemoveDirectory(ROOT, b"."),
+    p.SetAttributes(F, mode=1 << 63),
+    p.SetAttributes(F, mode=-1),
+    p.SetAttributes(F, uid=-5, gid=1 << 60),
+    p.SetAttributes(F, uid=(1 << 32) - 1),
+    p.SetAttributes(F, size=-1),
+    p.SetAttributes(F, size=(1 << 64) - 1),
+    p.SetAttributes(F, size=0, handle=99),
+    p.SetAttributes(99, size=0),
+    p.Create(ROOT, b"../new", os.O_RDWR, 0o644),
+    p.Create(ROOT, b"new", os.O_RDWR, -1),
+    p.Create(ROOT, b"f" * 70_000, os.O_RDWR, 0o644),
+    p.Create(99, b"new", os.O_RDWR, 0o644),
+    p.Open(F, -1),
+    p.Open(F, 1 << 63),
+    p.Open(ROOT, os.O_RDONLY),
+    p.Open(99, os.O_RDONLY),
+    p.Read(0, 1, 0),
+    p.Read(-1, 1, 0),
+    p.Read(1 << 63, 1, 0),
+    p.Write(7, 0),
+    p.Sync(99, True),
+    p.SyncDirectory(99),
+    p.SyncDirectory(F),
+    p.Allocate(99, 0, 0, 1),
+    p.Seek(99, 0, 0),
+]
+
+
+@pytest.mark.parametrize("request_", HOSTILE, ids=lambda r: f"{r.NAME}")
+def test_hostile_requests_are_refused_and_the_next_is_served(
+    server: Server, top: Path, request_: Message
+) -> None:
+    (top / "f").write_text("inside")
+    with server.talk() as client:
+        assert client.find(b"f") == F
+        answer = client.ask(request_)
+        assert isinstance(answer, p.Error), answer
+        assert p.known_errno(answer.errno) == answer.errno and answer.granted == 0
+        assert client.call(p.GetAttributes(F), p.AttributesAre).attributes.size == 6
+    assert sorted(path.name for path in top.parent.iterdir()) == ["root", "secret"]
+    assert [path.name for path in top.iterdir()] == ["f"]
+
+
+@pytest.mark.parametrize("inodes", [(99, -1, 0, 1, 1 << 63, 1, 2, 2), (), tuple(range(9999))])
+def test_what_nobody_knows_is_forgotten_and_closed_at_no_harm(
+    server: Server, top: Path, inodes: tuple[int, ...]
+) -> None:
+    (top / "f").write_text("inside")
+    with server.talk() as client:
+        handle = client.open(b"f")
+        client.post(p.Forget(inodes))
+        for inode in inodes[:9]:
+            client.post(p.Closed(inode))
+        client.call(p.Read(handle, 1, 0), p.Data)
+        assert client.call(p.Walk(ROOT, ()), p.FoundIs).node == ROOT
+        assert client.find(b"f") == F  # it is open, and so it was not forgotten
+
+
+def test_absurd_numbers_on_an_open_file(server: Server, top: Path) -> None:
+    (top / "f").write_text("inside")
+    with server.talk() as client:
+        handle = client.open(b"f")
+        for number in ABSURD:
+            for request in (
+                p.Read(handle, 1, number),
+                p.Write(handle, number),
+                p.SetAttributes(F, size=number, handle=handle),
+                p.Allocate(handle, 0, number, 1),
+                p.Allocate(handle, 0, 0, number),
+                p.Allocate(handle, number, 0, 1),
+                p.Seek(handle, number, os.SEEK_DATA),
+                p.Seek(handle, 0, number),
+            ):
+                assert client.ask(request) == p.Error(errno.EINVAL), request
+        assert client.ask(p.Read(handle, -1, 0)) == p.Error(errno.EINVAL)
+        client.channel.send(p.Read(handle, 1 << 62, 0), Deadline.after(SOON))
+        assert client.channel.receive(Deadline.after(SOON)).payload_size == 6
+    assert (top / "f").read_text() == "inside"
+
+
+def test_absurd_numbers(volume: PathAdapter, top: Path) -> None:
+    (top / "a").write_bytes(b"hello")
+    handle = volume.open("a", os.O_RDWR)
+    for number in (*ABSURD, -(1 << 70)):
+        assert errno_of(volume.read, handle, 1, number) == errno.EINVAL
+        assert errno_of(volume.write, handle, b"x", number) == errno.EINVAL
+        assert errno_of(volume.ftruncate, handle, number) == errno.EINVAL
+        assert errno_of(volume.truncate, "a", number) == errno.EINVAL
+    for number in (-(1 << 40), 1 << 40):
+        assert errno_of(volume.chmod, "a", number) == errno.EINVAL
+        assert errno_of(volume.open, "a", number) == errno.EINVAL
+        assert errno_of(volume.utimens, "a", 0, number << 50) == errno.EINVAL
+    for number in (-2, (1 << 32) - 1):
+        assert errno_of(volume.chown, "a", number, -1) == errno.EINVAL
+    assert errno_of(volume.open, "a", os.O_ACCMODE) in (errno.EINVAL, None)
+    assert volume.read(handle, 1 << 62, 0) == b"hello"
+    assert volume.read(handle, 0, 0) == b""
+    assert errno_of(volume.read, handle, -1, 0) == errno.EINVAL
+    assert volume.write(handle, bytes((1 << 20) + 1), 0) == 1 << 20
+
+
+def _frame(head: bytes, payload: int = 0, size: int | None = None) -> bytes:
+    return PREFIX.pack(b"mp", 1, len(head) if size is None else size, payload) + head
+
+
+@pytest.mark.parametrize("greeted", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        _frame(b"\x93"),
+        _frame(b"\x92\xa4nope\x80"),
+        _frame(b"\x92\xa9fs.unlink\x80"),
+        _frame(b"\x92\xa9fs.unlink\x82\xa6parent\xa1x\xa4name\x01"),
+        _frame(b"", size=1 << 31),
+        _frame(b"", size=0),
+        encode(p.Write(1, 0), (1 << 20) + 1),
+        encode(p.Write(1, 0), 1 << 50),
+        encode(p.Unlink(ROOT, b"f"), 5) + b"12345",
+        encode(p.Done()),
+        encode(p.Recalled(())),
+        encode(p.Recall((1,), 1)),
+        encode(Failure("x", "y")),
+        os.urandom(1000),
+    ],
+)
+def test_what_is_no_request_ends_the_connection(
+    server: Server, top: Path, data: bytes, greeted: bool
+) -> None:
+    (top / "f").write_text("inside")
+    hello = encode(p.SessionHello(NAME, LANE)) if greeted else b""
+    with server.raw() as sock:
+        sock.settimeout(SOON)
+        sock.sendall(hello + data)
+        received = []
+        with Channel(sock, "server") as channel, contextlib.suppress(ConnectionLost):
+            while True:
+                received.append(channel.receive(Deadline.after(SOON)).message.NAME)
+    server.join()
+    assert received in (["fs.welcome"] * greeted, [*["fs.welcome"] * greeted, "failure"])
+    assert isinstance(server.ends[-1], ProtocolError)
+    assert (top / "f").read_text() == "inside"
+
+
+@pytest.mark.parametrize("first", [p.Unlink(ROOT, b"f"), p.Again(), p.Goodbye(), p.GetStatistics()])
+def test_nobody_is_served_without_a_name(server: Server, top: Path, first: Message) -> None:
+    (top / "f").write_text("inside")
+    with Channel(server.raw(), "server") as channel:
+        channel.send(first, Deadline.after(SOON))
+        assert isinstance(channel.receive(Deadline.after(SOON)).message, Failure)
+    server.join()
+    assert isinstance(server.ends[-1], ProtocolError)
+    assert (top / "f").exists()
+
+
+def test_files_belong_to_the_client_that_found_and_opened_them(server: Server, top: Path) -> None:
+    (top / "f").write_text("inside")
+    (top / "g").touch()
+    with server.talk(b"one client's nam") as one, server.talk(b"the other's name") as two:
+        handle, node = one.open(b"f"), one.find(b"f")
+        two.find(b"g")
+        two.post(p.Release(handle))
+        for request in (p.Read(handle, 1, 0), p.Write(handle, 0), p.Sync(handle, False)):
+            assert two.ask(request) == p.Error(errno.EBADF)
+        for asked in (p.GetAttributes(node), p.Open(node, 0), p.SetAttributes(node, size=0)):
+            assert two.ask(asked) == p.Error(errno.ESTALE)
+        two.post(p.Forget((node,)))
+        assert one.call(p.GetAttributes(node), p.AttributesAre).attributes.size == 6
+        assert two.find(b"f") == node  # now it may
+        two.call(p.GetAttributes(node), p.AttributesAre)
+        one.call(p.Read(handle, 9, 0), p.Data)
+        two.call(p.Goodbye(), p.Done)
+        assert one.call(p.GetAttributes(node), p.AttributesAre).attributes.size == 6
+        assert server.open_files == 1
+        one.call(p.Goodbye(), p.Done)
+    server.join()
+    assert server.ends == [None, None]
+    assert server.open_files == 0
+    assert errno_of(server.tree.inode, node) == errno.ESTALE
+
+
+def test_an_idle_client_is_hung_up_on(server: Server) -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        start = time.monotonic()
+        assert isinstance(serve(Channel(theirs, "a client"), server.sessions, idle=0.1), RemoteError)
+        assert time.monotonic() - start < 2

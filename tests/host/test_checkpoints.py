@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of synchronous jobs: the newest is always whole, and restores the exact position of the job."""
+
+from __future__ import annotations
+
+import json
+import logging
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from millpond.base import schema
+from millpond.base.errors import ConfigError, LocalError
+from millpond.host.api.daemon import Curves
+from millpond.host.jobs.checkpoints import CheckpointWriter, SavedCheckpoint, TrainingProgress, newest
+from millpond.host.jobs.synchronous.shards import Shard, Shards
+from millpond.host.store.profiles import read_curves, write_curves
+from millpond.train.balance.profiling import Point, Profile
+from millpond.train.state.layout import Tensor
+
+TENSORS = (Tensor("linear.weight", (3, 4), "float32"), Tensor("linear.bias", (4,), "float32"))
+MOMENTUM = (Tensor("0.momentum_buffer", (3, 4), "float32"), Tensor("1.momentum_buffer", (4,), "float32"))
+LOG = logging.getLogger("tests.saving")
+
+ENDLESS = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from host.test_checkpoints import LOG, TENSORS, saved
+from millpond.host.jobs.checkpoints import CheckpointWriter
+saver = CheckpointWriter(Path(sys.argv[1]), "endless", TENSORS, LOG)
+for step in range(1, 1_000_000):
+    saver.save(saved(step))
+    saver.wait()
+"""
+
+
+def saved(step: int, *, momentum: bool = True) -> SavedCheckpoint:
+    """Where an epoch stands, with values that tell the step."""
+    shards = Shards(1, 2)
+    shards.begin(3)
+    shards.add(0, [Shard("csd0", False, 40), Shard("csd0", True, 25)])
+    shards.deal([5 + step % 7, 0])
+    progress = TrainingProgress(step, shards.epoch_position, {"csd0": step, "host": 2}, 1.25 * step, 0.5)
+    state = np.full(16, step, np.float32)
+    if not momentum:
+        return SavedCheckpoint(state, (), np.empty(0, np.float32), progress)
+    return SavedCheckpoint(state, MOMENTUM, np.full(16, -step, np.float32), progress)
+
+
+def saver(folder: Path) -> CheckpointWriter:
+    return CheckpointWriter(folder, "tests", TENSORS, LOG)
+
+
+def save(folder: Path, what: SavedCheckpoint) -> None:
+    one = saver(folder)
+    one.save(what)
+    one.wait()
+    assert not one.busy
+
+
+def same(found: SavedCheckpoint | None, expected: SavedCheckpoint) -> bool:
+    assert found is not None
+    return (
+        np.array_equal(found.state, expected.state)
+        and np.array_equal(found.momentum, expected.momentum)
+        and found.momentum_tensors == expected.momentum_tensors
+        and found.progress == expected.progress
+    )
+
+
+def test_what_was_saved_is_found_bit_by_bit(tmp_path: Path) -> None:
+    what = saved(12)
+    what.state[:4] = (np.pi, 1e-42, -0.0, 3e38)
+    save(tmp_path, what)
+    found = newest(tmp_path, TENSORS)
+    assert same(found, what)
+    assert found is not None and found.state.tobytes() == what.state.tobytes()
+
+
+def test_before_the_first_step_an_optimizer_remembers_nothing(tmp_path: Path) -> None:
+    save(tmp_path, saved(1, momentum=False))
+    assert same(newest(tmp_path, TENSORS), saved(1, momentum=False))
+
+
+def test_only_the_newest_is_kept(tmp_path: Path) -> None:
+    for step in (9, 10, 1_000_000_000):  # a step with more digits than others
+        save(tmp_path, saved(step))
+        assert same(newest(tmp_path, TENSORS), saved(step))
+        assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_any_safetensors_library_reads_it(tmp_path: Path) -> None:
+    save(tmp_path, saved(5))
+    (path,) = tmp_path.iterdir()
+    found = safetensors.numpy.load_file(path)
+    assert (found["linear.weight"] == 5).all() and found["linear.weight"].shape == (3, 4)
+    assert (found["optimizer:1.momentum_buffer"] == -5).all()
+
+
+def test_where_nothing_was_saved_nothing_is_found(tmp_path: Path) -> None:
+    assert newest(tmp_path, TENSORS) is None
+    (tmp_path / ".step-000000001.safetensors.part").write_bytes(b"half")
+    assert newest(tmp_path, TENSORS) is None
+
+
+@pytest.mark.parametrize(
+    "others", [TENSORS[:1], TENSORS[::-1], (TENSORS[0], Tensor("linear.bias", (5,), "float32"))]
+)
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, others: tuple[Tensor, ...]) -> None:
+    save(tmp_path, saved(5))
+    with pytest.raises(LocalError, match=r"step-000000005\.safetensors is a checkpoint of another model"):
+        newest(tmp_path, others)
+
+
+def test_what_is_no_checkpoint_of_steps_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "step-000000001.safetensors"
+    path.write_bytes(b"damaged")
+    with pytest.raises(LocalError, match="is not a checkpoint of millpond, or is damaged"):
+        newest(tmp_path, TENSORS)
+    safetensors.numpy.save_file(
+        {"linear.weight": np.zeros((3, 4), np.float32)}, path, {"job": "other", "round": "2"}
+    )
+    with pytest.raises(LocalError, match="is not a checkpoint of a synchronous job"):
+        newest(tmp_path, TENSORS)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"step": 1}', '{"step": "x"}'])
+def test_a_progress_that_makes_no_sense_is_refused(tmp_path: Path, text: str) -> None:
+    values = {"linear.weight": np.zeros((3, 4), np.float32), "linear.bias": np.zeros(4, np.float32)}
+    about = {"job": "tests", "round": "2", "progress": text}
+    safetensors.numpy.save_file(values, tmp_path / "step-000000001.safetensors", about)
+    with pytest.raises(LocalError, match="is not a checkpoint of a synchronous job"):
+        newest(tmp_path, TENSORS)
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.013, 0.029])
+def test_a_kill_while_it_is_written_leaves_the_last_whole_one(tmp_path: Path, wait: float) -> None:
+    argv = [sys.executable, "-c", ENDLESS, str(tmp_path), str(Path(__file__).parents[1])]
+    with subprocess.Popen(argv) as writer:
+        end = time.monotonic() + 60
+        while not list(tmp_path.glob("step-*.safetensors")):
+            assert writer.poll() is None and time.monotonic() < end
+        time.sleep(wait)
+        writer.kill()
+    left = newest(tmp_path, TENSORS)
+    assert left is not None and same(left, saved(left.progress.step))
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """No file grows beyond ``size`` bytes, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.expected_log("the checkpoint cannot be saved: File too large")
+def test_without_room_it_warns_and_the_last_one_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = saver(tmp_path)
+    one.save(saved(1))
+    one.wait()
+    with room_for(300):
+        one.save(saved(2))
+        one.wait()
+    assert "step-000000002.safetensors: the checkpoint cannot be saved" in caplog.text
+    assert same(newest(tmp_path, TENSORS), saved(1))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001.safetensors"]
+    one.save(saved(3))
+    one.wait()
+    assert same(newest(tmp_path, TENSORS), saved(3))
+
+
+@pytest.mark.expected_log("the checkpoint cannot be saved")
+def test_a_folder_that_is_a_file_warns(tmp_path: Path) -> None:
+    (tmp_path / "job").write_text("a file")
+    save(tmp_path / "job", saved(1))
+
+
+def test_a_place_through_json_is_the_same() -> None:
+    progress = saved(6).progress
+    text = json.dumps(schema.dump(progress))
+    assert schema.load(TrainingProgress, json.loads(text), "progress") == progress
+    assert len(text) < 2000
+
+
+CURVES = Curves(
+    (
+        Profile("host", "x86_64", (Point(2, 0.25, 1 << 20), Point(4, 0.375, 1 << 21))),
+        Profile("csd0", "arm64", ()),
+    ),
+    {"host": 4, "csd0": 0},
+)
+
+
+def test_curves_are_kept_with_the_job(tmp_path: Path) -> None:
+    assert read_curves(tmp_path) is None
+    write_curves(tmp_path, Curves((), {}))
+    write_curves(tmp_path, CURVES)
+    assert read_curves(tmp_path) == CURVES
+    assert [path.name for path in tmp_path.iterdir()] == ["curves.json"]
+
+
+@pytest.mark.parametrize("text", ['{"profiles": []}', '{"profiles": [], "batches": {"host": "x"}}'])
+def test_curves_of_another_kind_are_refused(tmp_path: Path, text: str) -> None:
+    write_curves(tmp_path, CURVES)
+    (tmp_path / "curves.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"curves\.json"):
+        read_curves(tmp_path)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job store: a recorded event has happened, and survives a restart."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sqlite3
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond.base.errors import LocalError
+from millpond.host.model.jobs import JobPlan, JobState, Round
+from millpond.host.store.store import Store
+from millpond.train.job.spec import DataSpec, Job, ModelSpec
+
+JOB = Job("digits", DataSpec("private/x", "/test"), ModelSpec("m:build", ("m.py",), {"width": 3}))
+CODE = {"m.py": "def build(width): ...\n"}
+ROUND = Round(1, 0.5, 1.25, 2.0, 10, {"csd0": 10}, {"csd1": "gone"}, {"csd0": (1, 2), "csd1": (0, 0)})
+METERED = dataclasses.replace(ROUND, joules={"csd0": 13.2}, energy={"csd0": "declared", "csd1": "unknown"})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "fleet.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    opened = Store(path)
+    yield opened
+    opened.close()
+
+
+def test_a_job_is_what_was_submitted(store: Store) -> None:
+    number = store.add_job(JOB, CODE)
+    (row,) = store.jobs()
+    assert (row.id, row.job, row.code, row.state) == (number, JOB, CODE, JobState.RUNNING)
+    assert (row.plan, row.model, row.error, row.ended) == (None, "", "", None)
+    assert row.created > 0
+
+
+def test_numbers_are_never_used_again(store: Store) -> None:
+    assert [store.add_job(JOB, {}) for _ in range(3)] == [1, 2, 3]
+    store.end_job(2, JobState.FAILED, error="no data")
+    assert [(row.id, row.state, row.error) for row in store.jobs()][1] == (2, JobState.FAILED, "no data")
+    assert store.jobs()[1].ended is not None
+
+
+def test_everything_survives_a_restart(path: Path) -> None:
+    first = Store(path)
+    number = first.add_job(JOB, CODE)
+    first.set_plan(number, JobPlan(("csd0", "csd1"), 2047))
+    first.add_round(number, ROUND)
+    first.saw_device("csd0", "boot", "0.1")
+    first.saw_device("csd0", "boot2", "0.1")
+    first.close()
+    second = Store(path)
+    (row,) = second.jobs()
+    assert row.plan == JobPlan(("csd0", "csd1"), 2047)
+    assert second.rounds(number) == [ROUND]
+    second.close()
+
+
+def test_rounds_from_before_energy_was_known_load(path: Path) -> None:
+    store = Store(path)
+    number = store.add_job(JOB, {})
+    store.add_round(number, METERED)
+    assert store.rounds(number) == [METERED]
+    store.close()
+    with sqlite3.connect(path) as db:
+        detail = json.loads(db.execute("SELECT detail FROM rounds").fetchone()[0])
+        older = {key: value for key, value in detail.items() if key not in ("joules", "energy")}
+        db.execute("UPDATE rounds SET detail = ?", (json.dumps(older),))
+    db.close()
+    again = Store(path)
+    assert again.rounds(number) == [ROUND]
+    again.close()
+
+
+def test_rounds_are_in_order_and_of_their_job(store: Store) -> None:
+    one, two = store.add_job(JOB, {}), store.add_job(JOB, {})
+    for number in (3, 1, 2):
+        store.add_round(one, dataclasses.replace(ROUND, round=number))
+    assert [result.round for result in store.rounds(one)] == [1, 2, 3]
+    assert store.rounds(two) == []
+    store.add_round(one, dataclasses.replace(ROUND, round=3, accuracy=0.9))
+    assert [result.accuracy for result in store.rounds(one)] == [0.5, 0.5, 0.9]
+
+
+def test_a_round_of_no_job_is_refused_or_of_no_consequence(store: Store) -> None:
+    assert store.rounds(99) == []
+
+
+def test_many_threads_may_write(store: Store) -> None:
+    number = store.add_job(JOB, {})
+
+    def write(first: int) -> None:
+        for offset in range(10):
+            store.add_round(number, dataclasses.replace(ROUND, round=first + offset))
+
+    threads = [threading.Thread(target=write, args=(first,)) for first in (0, 10, 20, 30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(store.rounds(number)) == 40
+
+
+def test_a_failed_transaction_leaves_nothing(store: Store) -> None:
+    number = store.add_job(JOB, {})
+    with pytest.raises(LocalError, match="NOT NULL"):
+        store.add_round(number, dataclasses.replace(ROUND, accuracy=None))  # type: ignore[arg-type]
+    assert store.rounds(number) == []
+    store.add_round(number, ROUND)
+
+
+def test_only_its_owner_reads_it(store: Store, path: Path) -> None:
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_file_that_is_no_database_is_named(path: Path) -> None:
+    path.write_text("this is no database, whatever its name says" * 100)
+    with pytest.raises(LocalError, match=r"fleet\.db"):
+        Store(path)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands in sandboxes: their resources, and the limits of their reach."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandbox_exec import confined
+
+SOON = 30.0
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts and uids of this machine")
+
+
+@needs_root
+def test_confined_command(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("seen")
+    sandbox = Sandbox(
+        binds=(*system_binds(), *python_binds(), Bind(tmp_path, Path("/shown"))),
+        hostname="csd3",
+        own_network=True,
+        own_pids=True,
+        uid=NOBODY,
+    )
+    script = """
+        import os
+        from pathlib import Path
+        import millpond.wire.framing
+        print(os.getpid(), os.getuid(), os.uname().nodename, Path("/shown/data").read_text())
+    """
+    tmp_path.chmod(0o755)
+    command = confined(sandbox, [sys.executable, "-c", textwrap.dedent(script)])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SOON, cwd="/")
+    assert (done.stdout, done.stderr) == (f"1 {NOBODY} csd3 seen\n", "")
+
+
+@needs_root
+def test_confined_command_that_does_not_exist() -> None:
+    done = subprocess.run(confined(Sandbox(), ["/no/such"]), capture_output=True, text=True, timeout=SOON)
+    assert done.returncode == 70
+    assert done.stderr == "sandbox: [Errno 2] No such file or directory: '/no/such'\n"
+
+
+@needs_root
+def test_confined_hands_sigterm_on() -> None:
+    script = (
+        "import signal; signal.signal(15, lambda *_: exit(5)); print('ready', flush=True); signal.pause()"
+    )
+    command = confined(Sandbox(own_pids=True), [sys.executable, "-c", script])
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        process.terminate()
+        assert process.wait(SOON) == 5
+
+
+@needs_root
+def test_root_without_capabilities_cannot_change_the_kernels_settings() -> None:
+    sandbox = Sandbox(
+        binds=(*system_binds(), *python_binds()), own_pids=True, own_network=True, capabilities=False
+    )
+    script = "open('/proc/sys/kernel/core_pattern', 'r+')"
+    command = confined(sandbox, [sys.executable, "-c", script])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SOON)
+    assert done.returncode == 1
+    assert "Read-only file system" in done.stderr
+
+
+@needs_root
+def test_shared_memory_is_not_shared_with_a_sandbox() -> None:
+    mine = subprocess.run(["ipcmk", "-M", "64"], capture_output=True, text=True, check=True).stdout
+    number = mine.split()[-1]
+    try:
+        command = confined(Sandbox(binds=system_binds(), own_pids=True), ["ipcs", "-m"])
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SOON)
+        assert done.returncode == 0
+        assert "0x" not in done.stdout
+    finally:
+        subprocess.run(["ipcrm", "-m", number], check=True)
+
+
+def test_the_environment_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLPOND_SECRET", "x")
+    done = subprocess.run(confined(Sandbox(), ["env"]), capture_output=True, text=True, timeout=SOON)
+    assert "PATH=" in done.stdout
+    assert "MILLPOND_SECRET" not in done.stdout

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models from a user's own code, and its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from millpond.base.errors import LocalError
+from millpond.train.job.spec import ModelSpec
+from millpond.train.worker import user_code
+
+CODE = """
+from torch import nn
+from helper_of_model import width
+def build(classes): return nn.Linear(width, classes)
+def table(): return {}
+constant = 5
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Iterator[Path]:
+    user_code.write_code({"user_model.py": CODE, "helper_of_model.py": "width = 4"}, tmp_path)
+    yield tmp_path
+    user_code.forget(tmp_path)
+
+
+def test_the_users_files_are_imported(code: Path) -> None:
+    made = user_code.build(ModelSpec("user_model:build", arguments={"classes": 3}), code, 0)
+    assert isinstance(made, nn.Linear)
+    assert made.weight.shape == (3, 4)
+
+
+def test_the_seed_decides_the_start(code: Path) -> None:
+    model = ModelSpec("torch.nn:Linear", arguments={"in_features": 2, "out_features": 2})
+    first, same, other = (user_code.build(model, code, seed).state_dict()["weight"] for seed in (1, 1, 2))
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+def test_another_jobs_module_takes_the_name(code: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    user_code.build(ModelSpec("user_model:build", arguments={"classes": 3}), code, 0)
+    user_code.forget(code)
+    second = tmp_path_factory.mktemp("second")
+    user_code.write_code({"user_model.py": "import torch\ndef build(): return torch.nn.Tanh()"}, second)
+    assert isinstance(user_code.build(ModelSpec("user_model:build"), second, 0), nn.Tanh)
+    user_code.forget(second)
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (ModelSpec("nowhere:build"), "there is no module 'nowhere'; list its file in files"),
+        (ModelSpec("nowhere.inside:build"), "there is no module 'nowhere.inside'"),
+        (ModelSpec("user_model:built"), "module user_model has no callable 'built'"),
+        (ModelSpec("user_model:constant"), "no callable 'constant'"),
+        (ModelSpec("user_model:table"), "user_model:table returned a dict, not a torch.nn.Module"),
+        (
+            ModelSpec("user_model:build"),
+            "arguments: user_model:build: missing a required argument: 'classes'",
+        ),
+        (ModelSpec("user_model:build", arguments={"clases": 3}), "arguments: user_model:build: "),
+    ],
+)
+def test_what_is_wrong_is_said(code: Path, model: ModelSpec, text: str) -> None:
+    with pytest.raises(LocalError, match=text):
+        user_code.build(model, code, 0)
+
+
+def test_a_module_that_the_users_file_needs_is_the_users_error(tmp_path: Path) -> None:
+    user_code.write_code({"needy.py": "import not_installed_anywhere"}, tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+        user_code.build(ModelSpec("needy:build"), tmp_path, 0)
+    user_code.forget(tmp_path)
+
+
+def test_a_file_named_like_a_module_in_use(tmp_path: Path) -> None:
+    user_code.write_code({"json.py": "build = 1"}, tmp_path)
+    with pytest.raises(LocalError, match=r"json.py has the name of a module in use"):
+        user_code.build(ModelSpec("json:dumps", arguments={}), tmp_path, 0)
+    user_code.forget(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["/etc/model.py", "../model.py", "a/../../b.py", "", "a\0.py"])
+def test_names_that_lead_outside_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(LocalError, match="is not a relative file name"):
+        user_code.write_code({name: ""}, tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A launched script's messages: files whose paths are compatible, and lines from arbitrary bytes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.base.errors import ConfigError
+from millpond.wire.launch_messages import (
+    LONGEST_LINE,
+    MOST_AT_ONCE,
+    MOST_CODE,
+    Launch,
+    Lines,
+    check_files,
+    environment,
+)
+
+READ = 1 << 15
+
+
+@given(st.lists(st.text(alphabet=st.characters(exclude_characters="\r\n", codec="utf-8"))), st.data())
+def test_lines_come_out_however_the_stream_is_cut(written: list[str], data: st.DataObject) -> None:
+    stream = "".join(line + "\n" for line in written).encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=4)))
+    lines, found = Lines(), list[str]()
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += lines.take(stream[start:end])
+    assert [*found, *lines.end()] == written
+
+
+def test_what_no_newline_ends_is_a_line_at_the_end() -> None:
+    lines = Lines()
+    assert lines.take(b"one\r\n50 %\r100 %\rtwo") == ("one", "50 %", "100 %")
+    assert lines.end() == ("two",)
+    assert lines.end() == ()
+
+
+@pytest.mark.parametrize("byte", [b"x", b"\n", b"\xff", "ü".encode()])
+def test_lines_are_bounded_and_so_is_what_goes_in_one_message(byte: bytes) -> None:
+    lines = Lines()
+    for _ in range(20):
+        found = lines.take(byte * (READ // len(byte)))
+        assert all(len(line) <= LONGEST_LINE for line in found)
+        assert sum(len(line) + 1 for line in found) <= MOST_AT_ONCE
+    assert sum(map(len, lines.end())) <= LONGEST_LINE
+
+
+def test_files_that_cannot_lie_beside_each_other_are_refused() -> None:
+    check_files("a.py", {"a.py": b"", "data.npy": bytes(MOST_CODE)})
+    for name in ("", ".", "..", "../a.py", "/etc/passwd", "a\0b"):
+        with pytest.raises(ConfigError, match="is no name of a file"):
+            check_files("a.py", {"a.py": b"", name: b""})
+    with pytest.raises(ConfigError, match="not among its files"):
+        check_files("b.py", {"a.py": b""})
+    with pytest.raises(ConfigError, match="3 MiB are possible"):
+        check_files("a.py", {"a.py": bytes(MOST_CODE + 1)})
+
+
+def test_a_worker_gets_what_torchrun_would_give_it() -> None:
+    launch = Launch("a.py", (), {}, 2, 3, "10.77.0.5", 40001)
+    assert environment(launch, "mp0") == {
+        "RANK": "2",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "3",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": "2",
+        "MASTER_ADDR": "10.77.0.5",
+        "MASTER_PORT": "40001",
+        "GLOO_SOCKET_IFNAME": "mp0",
+    }
