@@ -135,7 +135,7 @@ def curves(found: Curves) -> Table:
     headings = ("worker", "kind", "batch", "seconds", "samples/s", "memory", "")
     table = Table(*headings, box=None, pad_edge=False, header_style="bold")
     for profile in found.profiles:
-        planned = found.batches.get(profile.worker, 0)
+        planned = found.batches[profile.worker]
         chosen = min((point.batch for point in profile.points if point.batch >= planned), default=None)
         for number, point in enumerate(profile.points):
             table.add_row(
@@ -145,7 +145,7 @@ def curves(found: Curves) -> Table:
                 f"{point.seconds:.4f}",
                 f"{point.batch / point.seconds:.1f}",
                 size(point.peak_bytes),
-                f"plan: {planned}" if planned and point.batch == chosen else "",
+                f"plan: {planned}" if point.batch == chosen else "",
             )
     return table
 

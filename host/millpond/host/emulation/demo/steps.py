@@ -96,7 +96,8 @@ def _list_volume(fleet: Path, device: str, mountpoint: Path) -> dict[str, Any]:
     """Mount a device's volume on the host, list it and read a public file."""
     mountpoint.mkdir(exist_ok=True)
     argv = [*mounts.command(fleet, device, mountpoint), "--die-with-parent"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+    # In a session of its own: Ctrl-C in the terminal ends this process, which ends the mounter.
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout
         try:
             if not process.stdout.readline().startswith("ready: "):
