@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of all tests: an unexpected warning in the log is a failure; tests that mount do so in a mount namespace
-of their own.
-"""
+"""Hooks of all tests: an unexpected warning in the log fails a test; mounts get a namespace of their own."""
 
 from __future__ import annotations
 

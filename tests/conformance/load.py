@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (processes): the load under one power cut or kill: writers on both sides of a volume, and their files."""
+"""Edge (processes): the load under a power cut or kill: writers on both sides of a volume, their files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages of a hostile client or device: each message, with every value that a number or a name can have."""
+"""The messages of a hostile client or device: each, with every value a number or a name can have."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client with an exclusive directory delegation: creates are asynchronous, and every other client sees them."""
+"""A client with an exclusive directory delegation creates asynchronously; every other client sees it."""
 
 from __future__ import annotations
 

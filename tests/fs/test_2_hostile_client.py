@@ -35,8 +35,8 @@ from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure, Message
 
 from ..effort import scaled
-from .hostile_world import HIDDEN, THROWN_OUT, World, world
 from .hostile_messages import NUMBERS, REPLIES, any_of, kinds, others
+from .hostile_world import HIDDEN, THROWN_OUT, World, world
 from .support import LANE, NAME, SOON, Doing, Server
 
 __all__ = ["world"]

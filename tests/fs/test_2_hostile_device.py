@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hostile device and the host's client: each of its replies is an error of that one request, or a legal value
-for the kernel.
-"""
+"""A hostile device and the host's client: each reply is an error of one request, or legal for the kernel."""
 
 from __future__ import annotations
 
@@ -35,8 +33,8 @@ from millpond.wire.channel import Channel
 from millpond.wire.messages import Message
 
 from ..waiting import eventually
-from .hostile_messages import ATTRIBUTES, REPLIES, varied
 from .caching_client import Kernel, brisk
+from .hostile_messages import ATTRIBUTES, REPLIES, varied
 from .support import SOON, Doing, errno_of
 
 _DIRECTORY = replace(ATTRIBUTES, inode=78, mode=stat.S_IFDIR | 0o755)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files are preallocated while the server's descriptors run out: none stays open, and no directory is lost."""
+"""Files are preallocated while the server's descriptors run out: none stays open, no directory is lost."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ from millpond.linux.confinement.sandbox import Bind, Sandbox, spawn
 from millpond.wire.channel import Channel
 
 from ..waiting import eventually
-from .conftest import InNamespace, World
 from .caching_client import Client
+from .conftest import InNamespace, World
 from .support import SOON, Server, errno_of, listening
 
 KIB, MIB = 1 << 10, 1 << 20

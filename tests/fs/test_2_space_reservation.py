@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other clients fill the flash, or the quota, during asynchronous creates: each create is flushed, or refused at
-once.
-"""
+"""Other clients fill the flash, or the quota, during asynchronous creates: each is flushed, or refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both sides at once, at full speed: no read returns a state from before the other's last completed operation."""
+"""Both sides at once, at full speed: no read is older than the other's last completed operation."""
 
 from __future__ import annotations
 

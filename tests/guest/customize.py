@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry: ``-m guest.customize ROOT`` adds to unpacked packages the files that a guest needs, while it is built."""
+"""Entry: ``-m guest.customize ROOT`` adds to unpacked packages the files that a guest needs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: QEMU as a child process: its command line, its console, and its end with the process that started it."""
+"""Edge: QEMU as a child process: its command line, its console, and its end with its parent process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of the present workers, through joins and losses: known speeds are kept, and the log line is true."""
+"""The plan of the present workers, through joins and losses: known speeds stay; the log line is true."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that a zygote forks: confined, signalled, killed and waited for like those that are started alone."""
+"""Processes that a zygote forks: confined, signalled, killed and waited for like any others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks and the configuration of all tests: an unexpected warning fails its test in every process of xdist."""
+"""The hooks and the configuration of all tests: an unexpected warning fails its test, also under xdist."""
 
 from __future__ import annotations
 

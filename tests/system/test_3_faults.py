@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a fleet die in the middle of a job: the job goes on without them, and with them after their return."""
+"""Parts of a fleet die in the middle of a job, which goes on without them, and with them on return."""
 
 from __future__ import annotations
 

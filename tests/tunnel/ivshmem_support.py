@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Endpoints on a doorbell server: the host's, and a device's that is a second client and no virtual machine."""
+"""Endpoints on a doorbell server: the host's, and a device's that is a second client, no machine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two real endpoints on one doorbell server, both outside of a virtual machine: deaths, intruders, hang-ups."""
+"""Two real endpoints on one doorbell server, outside of virtual machines: deaths, intruders, hang-ups."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's endpoint over the NVMe transport and the target carry TCP, over an NVMe/TCP initiator in user space."""
+"""The host's endpoint of the NVMe transport and the target carry TCP, over an initiator in user space."""
 
 from __future__ import annotations
 

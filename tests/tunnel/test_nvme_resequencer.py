@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packets from RECV commands in any order: the host's endpoint restores it, and ends a link with wrong numbers."""
+"""RECV packets in any order: the host's endpoint sorts them, and ends a link with wrong numbers."""
 
 from __future__ import annotations
 

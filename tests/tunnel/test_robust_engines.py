@@ -20,13 +20,13 @@ from millpond.tunnel.datapath import native
 
 from ..effort import scaled
 from ..waiting import eventually
-from .robust_engine import RunningLoop, why_not_observable
-from .robust_queue_half import Half
 from .robust_controller_half import ControllerHalf
-from .robust_host_half import HostHalf
+from .robust_engine import RunningLoop, why_not_observable
 from .robust_honest_peer import HonestPeer
-from .robust_packets import Packets, is_foreign
+from .robust_host_half import HostHalf
 from .robust_loop_context import LOOPS, Observation, Setting
+from .robust_packets import Packets, is_foreign
+from .robust_queue_half import Half
 
 HALVES: dict[str, type[Half]] = {"host": ControllerHalf, "device": HostHalf}
 """The peer's, per role of the loop."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (the clock): a virtual worker in this process, which sleeps for its curve's time and computes nothing."""
+"""Edge (the clock): a virtual worker in this process, which sleeps for its curve's time without computing."""
 
 from __future__ import annotations
 

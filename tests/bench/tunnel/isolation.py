@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: runs the benchmark in namespaces of its own, so that all its processes end with it, even when it is killed."""
+"""Edge: runs the benchmark in its own namespaces: all its processes end with it, also when it is killed."""
 
 from __future__ import annotations
 
