@@ -175,7 +175,7 @@ class Client:
 
 
 class Device:
-    """The device's own mount: each change is announced to the master."""
+    """The device's own mount: each change is announced to the manager."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -235,10 +235,10 @@ def hold(client: Client, parent: Node | None = None) -> None:
 
 
 class Listening:
-    """A lock master at a socket, which can be killed."""
+    """A delegation manager at a socket, which can be killed."""
 
     def __init__(self, path: Path, *, device: bool = False) -> None:
-        self.master = DelegationManager(LONG_LEASE, device=device)
+        self.manager = DelegationManager(LONG_LEASE, device=device)
         self._path, self._listener = path, listening(path)
         self._channels: list[Channel] = []
         self._threads: list[threading.Thread] = []
@@ -249,7 +249,7 @@ class Listening:
         with contextlib.suppress(OSError):
             while True:
                 channel = Channel(self._listener.accept()[0], "the mount")
-                thread = threading.Thread(target=serve, args=(channel, self.master), daemon=True)
+                thread = threading.Thread(target=serve, args=(channel, self.manager), daemon=True)
                 self._channels.append(channel)
                 self._threads.append(thread)
                 thread.start()
@@ -271,14 +271,14 @@ class Listening:
             assert not thread.is_alive()
 
     def client(self) -> Holder:
-        holder = self.master.join()
-        self.master.renew_lease(holder)
+        holder = self.manager.join()
+        self.manager.renew_lease(holder)
         return holder
 
 
 @contextlib.contextmanager
-def mastered(path: Path) -> Iterator[Listening]:
-    """A lock master at the socket ``path``, unless it is killed meanwhile."""
+def managed(path: Path) -> Iterator[Listening]:
+    """A delegation manager at the socket ``path``, unless it is killed meanwhile."""
     made = Listening(path)
     yield made
     with contextlib.suppress(OSError):  # a test has killed it

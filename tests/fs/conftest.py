@@ -123,8 +123,8 @@ class World:
         def body() -> int:
             root = os.open("/volume", os.O_PATH | os.O_DIRECTORY)
             leases = PersistentLeases(self.leases, self.lease)
-            master = DelegationManager(self.lease, device=True, leases=leases)
-            sessions = SessionTable(BackingFs(root, public=b"public"), master)
+            manager = DelegationManager(self.lease, device=True, leases=leases)
+            sessions = SessionTable(BackingFs(root, public=b"public"), manager)
             threading.Thread(target=accept_all, args=(locks, sessions.delegations), daemon=True).start()
             while True:
                 channel = Channel(server.accept()[0], "the host")

@@ -98,72 +98,72 @@ def clock() -> Time:
 
 
 @pytest.fixture
-def master(clock: Time) -> DelegationManager:
+def manager(clock: Time) -> DelegationManager:
     return DelegationManager(10.0, clock)
 
 
-def client(master: DelegationManager) -> Holder:
-    holder = master.join()
-    master.renew_lease(holder)
+def client(manager: DelegationManager) -> Holder:
+    holder = manager.join()
+    manager.renew_lease(holder)
     return holder
 
 
-def give_up(master: DelegationManager, holder: Holder) -> None:
-    inodes, upto = master.next_recall(holder, 5.0)
-    master.return_delegations(holder, inodes, upto, ())
+def give_up(manager: DelegationManager, holder: Holder) -> None:
+    inodes, upto = manager.next_recall(holder, 5.0)
+    manager.return_delegations(holder, inodes, upto, ())
 
 
-def test_who_only_looks_waits_until_it_is_given_up(master: DelegationManager, clock: Time) -> None:
-    one = client(master)
-    assert master.grant_exclusive(one, 5)
-    master.recall_directory(one, 5)  # its own
-    master.recall_directory(DEVICE, 6)
-    looking = Doing(master.recall_directory, DEVICE, 5)
-    give_up(master, one)
+def test_who_only_looks_waits_until_it_is_given_up(manager: DelegationManager, clock: Time) -> None:
+    one = client(manager)
+    assert manager.grant_exclusive(one, 5)
+    manager.recall_directory(one, 5)  # its own
+    manager.recall_directory(DEVICE, 6)
+    looking = Doing(manager.recall_directory, DEVICE, 5)
+    give_up(manager, one)
     looking.result()
-    assert master.grant_exclusive(one, 5) == 0  # others want it just now
+    assert manager.grant_exclusive(one, 5) == 0  # others want it just now
     clock.now += 1.1
-    master.renew_lease(one)
-    assert master.grant_exclusive(one, 5)
+    manager.renew_lease(one)
+    assert manager.grant_exclusive(one, 5)
 
 
-def test_who_may_not_wait_is_told_so(master: DelegationManager) -> None:
-    one = client(master)
-    master.grant_exclusive(one, 5)
-    looking = Doing(master.recall_directory, DEVICE, 5, may_wait=False)
+def test_who_may_not_wait_is_told_so(manager: DelegationManager) -> None:
+    one = client(manager)
+    manager.grant_exclusive(one, 5)
+    looking = Doing(manager.recall_directory, DEVICE, 5, may_wait=False)
     with pytest.raises(WouldBlock):
         looking.result()
 
 
-def test_nobody_waits_longer_than_the_lease(master: DelegationManager, clock: Time) -> None:
-    one = client(master)
-    number = master.grant_exclusive(one, 5)
-    looking = Doing(master.recall_directory, DEVICE, 5)
+def test_nobody_waits_longer_than_the_lease(manager: DelegationManager, clock: Time) -> None:
+    one = client(manager)
+    number = manager.grant_exclusive(one, 5)
+    looking = Doing(manager.recall_directory, DEVICE, 5)
     clock.now += 9.9
     assert lasts(lambda: not looking.done)
     clock.now += 0.2
     looking.result()
-    with pytest.raises(OSError) as raised, master.flushing(one, {5: number}):
+    with pytest.raises(OSError) as raised, manager.flushing(one, {5: number}):
         pass
     assert raised.value.errno == errno.ESTALE
 
 
-def test_a_word_of_who_lost_it_in_the_middle_is_waited_for(master: DelegationManager, clock: Time) -> None:
-    one, other = client(master), client(master)
-    number = master.grant_exclusive(one, 5)
-    with master.flushing(one, {5: number}):
+def test_a_word_of_who_lost_it_in_the_middle_is_waited_for(manager: DelegationManager, clock: Time) -> None:
+    one, other = client(manager), client(manager)
+    number = manager.grant_exclusive(one, 5)
+    with manager.flushing(one, {5: number}):
         clock.now += 10.1
-        master.renew_lease(other)
+        manager.renew_lease(other)
         looking, changing = (
-            Doing(master.recall_directory, DEVICE, 5),
-            Doing(lambda: master.write_intent(other, 5).__enter__()),
+            Doing(manager.recall_directory, DEVICE, 5),
+            Doing(lambda: manager.write_intent(other, 5).__enter__()),
         )
         assert lasts(lambda: not (looking.done or changing.done))
     looking.result()
     changing.result()
 
 
-def test_a_client_without_a_lease_gets_nothing_exclusively(master: DelegationManager, clock: Time) -> None:
-    one = client(master)
+def test_a_client_without_a_lease_gets_nothing_exclusively(manager: DelegationManager, clock: Time) -> None:
+    one = client(manager)
     clock.now += 10.1
-    assert master.grant_exclusive(one, 5) == 0 and errno_of(master.recall_directory, DEVICE, 5) is None
+    assert manager.grant_exclusive(one, 5) == 0 and errno_of(manager.recall_directory, DEVICE, 5) is None

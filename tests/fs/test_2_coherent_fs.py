@@ -22,13 +22,13 @@ from millpond.fs.vfs.inode_api import ROOT, CacheMode, Node, SetAttr
 from millpond.fs.vfs.path_api import Handle
 
 from ..waiting import eventually
-from .caching_client import LONG_LEASE, Listening, mastered
+from .caching_client import LONG_LEASE, Listening, managed
 from .support import Doing
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Listening]:
-    with mastered(tmp_path / "locks") as made:
+    with managed(tmp_path / "locks") as made:
         yield made
 
 
@@ -39,10 +39,10 @@ def guard(server: Listening, tmp_path: Path) -> Iterator[DeviceDelegationBreaker
 
 
 class OnDevice:
-    """The device's tree, guarded, and a client of the master that wants to keep all that there is."""
+    """The device's tree, guarded, and a client of the manager that wants to keep all that there is."""
 
     def __init__(self, server: Listening, guard: DeviceDelegationBreaker, top: Path) -> None:
-        self.top, self.master, self.client = top, server.master, server.client()
+        self.top, self.manager, self.client = top, server.manager, server.client()
         (top / "public").mkdir()
         (top / "private").mkdir()
         self.root = os.open(top, os.O_PATH | os.O_DIRECTORY)
@@ -59,7 +59,7 @@ class OnDevice:
     def keep(self, *nodes: Node) -> None:
         inodes = [self.inodes.inode(node) for node in nodes]
         eventually(
-            lambda: all(self.master.grant_read(self.client, inode) for inode in inodes),
+            lambda: all(self.manager.grant_read(self.client, inode) for inode in inodes),
             "the client keeps the files",
         )
 
@@ -67,8 +67,8 @@ class OnDevice:
         """All that was recalled until the operation was done."""
         found: set[int] = set()
         while not doing.done:
-            inodes, upto = self.master.next_recall(self.client, 0.05)
-            self.master.return_delegations(self.client, inodes, upto, ())
+            inodes, upto = self.manager.next_recall(self.client, 0.05)
+            self.manager.return_delegations(self.client, inodes, upto, ())
             found |= set(inodes)
         doing.result()
         return found
@@ -131,7 +131,7 @@ def test_the_private_part_is_nobody_elses(device: OnDevice, server: Listening) -
 
 
 def test_who_writes_a_file(device: OnDevice) -> None:
-    tree, master = device.tree, device.master
+    tree, manager = device.tree, device.manager
     f = device.made(b"f")
     inode = device.inodes.inode(f)
     reading = tree.open(f, os.O_RDONLY)
@@ -141,10 +141,10 @@ def test_who_writes_a_file(device: OnDevice) -> None:
     device.given_up(doing)
     writing = doing.result()
     assert tree.cache_mode(writing) is CacheMode.PASSTHROUGH
-    assert master.grant_read(device.client, inode) == 0 and not master.opened(device.client, inode)
+    assert manager.grant_read(device.client, inode) == 0 and not manager.opened(device.client, inode)
     tree.release(writing)
     device.keep(f)
-    assert master.opened(device.client, inode)
+    assert manager.opened(device.client, inode)
     tree.release(reading)
     doing = Doing(tree.open, f, os.O_WRONLY)
     assert device.given_up(doing) == {inode}
@@ -157,16 +157,16 @@ def test_who_writes_a_file(device: OnDevice) -> None:
 
 def test_who_writes_a_file_that_the_kernel_reads(device: OnDevice) -> None:
     """It can open it in no other way then, whoever else has it open; and nobody is granted it."""
-    tree, master = device.tree, device.master
+    tree, manager = device.tree, device.manager
     f = device.made(b"f")
     inode = device.inodes.inode(f)
-    eventually(lambda: master.opened(device.client, inode), "the client may open the file")
+    eventually(lambda: manager.opened(device.client, inode), "the client may open the file")
     reading = tree.open(f, os.O_RDONLY)
     device.keep(f)
     doing = Doing(tree.open, f, os.O_WRONLY)
     assert device.given_up(doing) == {inode}
     assert tree.cache_mode(doing.result()) is CacheMode.PASSTHROUGH
-    assert master.grant_read(device.client, inode) == 0
+    assert manager.grant_read(device.client, inode) == 0
     tree.release(reading)
     tree.release(doing.result())
     device.keep(f)
@@ -174,13 +174,13 @@ def test_who_writes_a_file_that_the_kernel_reads(device: OnDevice) -> None:
 
 def test_who_reads_a_file_that_the_daemon_writes(device: OnDevice) -> None:
     """All who have it open have it so in the same way."""
-    tree, master = device.tree, device.master
+    tree, manager = device.tree, device.manager
     f = device.made(b"f")
     inode = device.inodes.inode(f)
-    eventually(lambda: master.opened(device.client, inode), "the client may open the file")
+    eventually(lambda: manager.opened(device.client, inode), "the client may open the file")
     handles = [tree.open(f, flags) for flags in (os.O_WRONLY, os.O_RDONLY, os.O_RDWR)]
     assert [tree.cache_mode(handle) for handle in handles] == [CacheMode.DIRECT] * 3
-    master.closed(device.client, inode)
+    manager.closed(device.client, inode)
     handles.append(tree.open(f, os.O_RDWR))
     tree.release(handles.pop(0))
     assert [tree.cache_mode(handle) for handle in handles] == [CacheMode.DIRECT] * 3
@@ -192,7 +192,7 @@ def test_who_reads_a_file_that_the_daemon_writes(device: OnDevice) -> None:
 
 
 def test_a_file_that_is_still_mapped_is_written(device: OnDevice) -> None:
-    tree, master = device.tree, device.master
+    tree, manager = device.tree, device.manager
     f = device.made(b"f")
     inode = device.inodes.inode(f)
     tree.setattr(f, SetAttr(size=mmap.PAGESIZE))
@@ -200,8 +200,8 @@ def test_a_file_that_is_still_mapped_is_written(device: OnDevice) -> None:
         mapping = mmap.mmap(file.fileno(), 0)
     for _ in range(2):  # and whoever opens it meanwhile has not ended that
         tree.release(tree.open(f, os.O_RDWR))
-        assert master.grant_read(device.client, inode) == 0
-    assert master.device[1] == 1
+        assert manager.grant_read(device.client, inode) == 0
+    assert manager.device[1] == 1
     mapping.close()
     device.keep(f)
     eventually(

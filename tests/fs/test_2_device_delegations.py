@@ -25,7 +25,7 @@ from millpond.fs.vfs.inode_api import WouldBlock
 from millpond.wire.channel import Channel
 
 from ..waiting import eventually
-from .caching_client import LONG_LEASE, Listening, mastered
+from .caching_client import LONG_LEASE, Listening, managed
 from .support import SOON, Doing, errno_of
 
 D, F, G = 1, 10, 11
@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(path: Path) -> Iterator[Listening]:
-    with mastered(path) as made:
+    with managed(path) as made:
         yield made
 
 
@@ -53,9 +53,9 @@ def changed(guard: DeviceDelegationBreaker, *directories: int, inodes: tuple[int
         pass
 
 
-def give_up(master: DelegationManager, holder: Holder, opened: tuple[int, ...] = ()) -> set[int]:
-    inodes, upto = master.next_recall(holder, SOON)
-    master.return_delegations(holder, inodes, upto, opened)
+def give_up(manager: DelegationManager, holder: Holder, opened: tuple[int, ...] = ()) -> set[int]:
+    inodes, upto = manager.next_recall(holder, SOON)
+    manager.return_delegations(holder, inodes, upto, opened)
     return set(inodes)
 
 
@@ -69,40 +69,40 @@ def test_a_mount_that_has_arrived_stays(server: Listening, guard: DeviceDelegati
 
 
 def test_a_change_is_announced(server: Listening, guard: DeviceDelegationBreaker) -> None:
-    master, client = server.master, server.client()
+    manager, client = server.manager, server.client()
     with guard.write_intent(D, inodes=(F,)) as change:
-        assert master.grant_read(client, D) == master.grant_read(client, F) == 0
-        assert master.grant_read(client, G) == 1
-        doing = Doing(give_up, master, client)
+        assert manager.grant_read(client, D) == manager.grant_read(client, F) == 0
+        assert manager.grant_read(client, G) == 1
+        doing = Doing(give_up, manager, client)
         change.recall(G)
         assert doing.result() == {G}
-        assert master.grant_read(client, G) == master.grant_read(client, F) == 0
+        assert manager.grant_read(client, G) == manager.grant_read(client, F) == 0
     eventually(
         lambda: (
-            master.grant_read(client, D) and master.grant_read(client, F) and master.grant_read(client, G)
+            manager.grant_read(client, D) and manager.grant_read(client, F) and manager.grant_read(client, G)
         ),
         "the change has ended",
     )
 
 
 def test_a_change_waits_until_nobody_keeps_it(server: Listening, guard: DeviceDelegationBreaker) -> None:
-    master, client = server.master, server.client()
-    master.grant_read(client, F)
+    manager, client = server.manager, server.client()
+    manager.grant_read(client, F)
     doing = Doing(changed, guard, D, inodes=(F,))
-    assert master.next_recall(client, SOON)[0] == {F}
+    assert manager.next_recall(client, SOON)[0] == {F}
     assert not doing.done
     other = Doing(changed, guard, D + 1, inodes=(G,))  # of other files, in another thread
     other.result()
-    assert give_up(master, client) == {F}
+    assert give_up(manager, client) == {F}
     doing.result()
 
 
 def test_who_cannot_wait_is_told_so(server: Listening, guard: DeviceDelegationBreaker) -> None:
-    master, client = server.master, server.client()
-    master.grant_read(client, F)
+    manager, client = server.manager, server.client()
+    manager.grant_read(client, F)
     with pytest.raises(WouldBlock):
         Doing(changed, guard, D, inodes=(F,), may_wait=False).result()
-    eventually(lambda: master.grant_read(client, D), "no change has begun")  # nothing has begun
+    eventually(lambda: manager.grant_read(client, D), "no change has begun")  # nothing has begun
 
     def revoke() -> None:
         with guard.write_intent(D + 1) as change:
@@ -110,41 +110,41 @@ def test_who_cannot_wait_is_told_so(server: Listening, guard: DeviceDelegationBr
 
     with pytest.raises(WouldBlock):
         Doing(revoke, may_wait=False).result()
-    eventually(lambda: master.grant_read(client, D + 1), "no change has begun")
+    eventually(lambda: manager.grant_read(client, D + 1), "no change has begun")
     doing = Doing(revoke)
-    assert give_up(master, client) == {D + 1}
-    assert give_up(master, client) == {F}
+    assert give_up(manager, client) == {D + 1}
+    assert give_up(manager, client) == {F}
     doing.result()
 
 
 def test_who_looks_asks_only_where_there_is_a_mark(server: Listening, guard: DeviceDelegationBreaker) -> None:
-    master, client = server.master, server.client()
+    manager, client = server.manager, server.client()
     assert not guard.recall_directory(D) and server.accepted == 1
-    assert master.grant_exclusive(client, D)
+    assert manager.grant_exclusive(client, D)
     assert not guard.recall_directory(F) and server.accepted == 1
     with pytest.raises(WouldBlock):
         Doing(guard.recall_directory, D, may_wait=False).result()
     looking = Doing(guard.recall_directory, D)
-    assert master.next_recall(client, SOON)[0] == {D} and not looking.done
-    assert give_up(master, client) == {D}
+    assert manager.next_recall(client, SOON)[0] == {D} and not looking.done
+    assert give_up(manager, client) == {D}
     assert looking.result()
     assert not guard.recall_directory(D)
 
 
 def test_marks_are_those_of_the_master_that_is_there(server: Listening, path: Path) -> None:
     with DeviceDelegationBreaker(path, lease=0.5) as guard:
-        assert server.master.grant_exclusive(server.client(), D)
+        assert server.manager.grant_exclusive(server.client(), D)
         server.kill()
         Doing(guard.recall_directory, D).result()  # once its leases are over
         other = Listening(path, device=True)
         client = other.client()
         # once the mount has seen its marks
         eventually(
-            lambda: other.master.renew_lease(client) or other.master.grant_exclusive(client, F),
-            "the new master knows the mount",
+            lambda: other.manager.renew_lease(client) or other.manager.grant_exclusive(client, F),
+            "the new manager knows the mount",
         )
         looking = Doing(guard.recall_directory, F)
-        assert give_up(other.master, client) == {F}
+        assert give_up(other.manager, client) == {F}
         assert looking.result() and not guard.recall_directory(D)
     other.kill()
 
@@ -164,15 +164,15 @@ def test_what_is_granted_before_the_marks_have_come_is_asked_for(
     made._bitmap, made._last_heard = (
         SharedBitmapView(os.dup(before.descriptor())),
         -math.inf,
-    )  # of a master that is gone
+    )  # of a manager that is gone
     arriving = Doing(made.__enter__)
     client = server.client()
     eventually(
-        lambda: server.accepted and server.master.grant_exclusive(client, F), "the master grants a directory"
+        lambda: server.accepted and server.manager.grant_exclusive(client, F), "the manager grants a directory"
     )
-    eventually(lambda: made._bitmap is None, "the marks of the earlier master are dropped")
+    eventually(lambda: made._bitmap is None, "the marks of the earlier manager are dropped")
     looking = Doing(made.recall_directory, F)
-    assert give_up(server.master, client) == {F}
+    assert give_up(server.manager, client) == {F}
     assert looking.result()
     come.set()
     arriving.result()
@@ -185,58 +185,58 @@ def test_a_refusal_says_why(
     def late(*_: object, **_more: object) -> None:
         raise OSError(errno.ETIMEDOUT, "they never gave it up")
 
-    monkeypatch.setattr(server.master, "add", late)
+    monkeypatch.setattr(server.manager, "add", late)
     assert errno_of(changed, guard, D) == errno.ETIMEDOUT
 
 
 def test_what_the_kernel_writes_is_granted_to_nobody(
     server: Listening, guard: DeviceDelegationBreaker
 ) -> None:
-    master, client = server.master, server.client()
+    manager, client = server.manager, server.client()
     for inode in (F, F, G):
         with guard.write_intent(inodes=(inode,)):
             assert guard.begin_writing(inode)
-    eventually(lambda: master.grant_read(client, D), "the change has ended")
-    assert master.grant_read(client, F) == 0 and not master.opened(client, F)
+    eventually(lambda: manager.grant_read(client, D), "the change has ended")
+    assert manager.grant_read(client, F) == 0 and not manager.opened(client, F)
     guard.end_writing(F)
     guard.end_writing(G)
     eventually(
-        lambda: master.grant_read(client, G), "the kernel writes the file no more"
-    )  # and so the master has heard of F as well
-    assert master.grant_read(client, F) == 0
+        lambda: manager.grant_read(client, G), "the kernel writes the file no more"
+    )  # and so the manager has heard of F as well
+    assert manager.grant_read(client, F) == 0
     guard.end_writing(F)
-    eventually(lambda: master.grant_read(client, F), "the kernel writes the file no more")
+    eventually(lambda: manager.grant_read(client, F), "the kernel writes the file no more")
 
 
 def test_the_kernel_may_not_write_what_a_client_keeps_or_has_open(
     server: Listening, guard: DeviceDelegationBreaker
 ) -> None:
-    master, client = server.master, server.client()
-    master.opened(client, F)
+    manager, client = server.manager, server.client()
+    manager.opened(client, F)
     with guard.write_intent(inodes=(F,)):
         assert not guard.begin_writing(F)
-    master.closed(client, F)
-    master.grant_read(client, G)
+    manager.closed(client, F)
+    manager.grant_read(client, G)
     doing = Doing(changed, guard, inodes=(G,))
-    give_up(master, client, (G,))  # it was opened without a word
+    give_up(manager, client, (G,))  # it was opened without a word
     doing.result()
     assert not guard.begin_writing(G)
     assert guard.begin_writing(F)
-    eventually(lambda: master.grant_read(client, G), "the change has ended")
+    eventually(lambda: manager.grant_read(client, G), "the change has ended")
 
 
 def test_a_mount_that_dies_leaves_nothing(server: Listening, path: Path) -> None:
-    master, client = server.master, server.client()
-    channel = Channel(socket.socket(socket.AF_UNIX), "the master")
+    manager, client = server.manager, server.client()
+    channel = Channel(socket.socket(socket.AF_UNIX), "the manager")
     channel.sock.connect(str(path))
     with channel:
         channel.call(m.BeginChange((D,), (F,), True), m.ChangeBegun, Deadline.after(SOON))
         channel.call(m.BeginWriting(G), m.WritingBegun, Deadline.after(SOON))
         channel.send(m.EndWriting(99), Deadline.after(SOON))  # of which it knows nothing
         assert channel.call(m.BeginWriting(G), m.WritingBegun, Deadline.after(SOON)).passthrough
-        assert [master.grant_read(client, inode) for inode in (D, F, G)] == [0, 0, 0]
+        assert [manager.grant_read(client, inode) for inode in (D, F, G)] == [0, 0, 0]
     eventually(
-        lambda: all(master.grant_read(client, inode) for inode in (D, F, G)),
+        lambda: all(manager.grant_read(client, inode) for inode in (D, F, G)),
         "all that the mount had begun has ended",
     )
 
@@ -251,22 +251,22 @@ def test_a_master_that_was_started_again_is_told_what_is_written(
     again = Listening(path, device=True)
     client = again.client()
     eventually(
-        lambda: again.master.grant_read(client, F), "the new master knows the mount"
+        lambda: again.manager.grant_read(client, F), "the new manager knows the mount"
     )  # nothing before it knows what is written
-    assert again.master.grant_read(client, G) == 0 and not again.master.opened(client, G)
+    assert again.manager.grant_read(client, G) == 0 and not again.manager.opened(client, G)
     guard.end_writing(G)
-    assert again.master.grant_read(client, G) == 0
+    assert again.manager.grant_read(client, G) == 0
     guard.end_writing(G)
-    eventually(lambda: again.master.grant_read(client, G), "the kernel writes the file no more")
+    eventually(lambda: again.manager.grant_read(client, G), "the kernel writes the file no more")
     again.kill()
 
 
 def test_a_master_that_never_heard_of_a_mount_grants_nothing(path: Path) -> None:
     server = Listening(path, device=True)
     client = server.client()
-    assert server.master.grant_read(client, F) == 0 == server.master.grant_data(client, F)
+    assert server.manager.grant_read(client, F) == 0 == server.manager.grant_data(client, F)
     with DeviceDelegationBreaker(path, lease=LONG_LEASE):
-        assert server.master.grant_read(client, F)
+        assert server.manager.grant_read(client, F)
     server.kill()
 
 
@@ -278,24 +278,24 @@ def test_a_change_is_announced_to_a_master_that_was_started_again(
     again = Listening(path)
     client = again.client()
     with guard.write_intent(D) as change:
-        assert again.master.grant_read(client, D) == 0
+        assert again.manager.grant_read(client, D) == 0
         change.recall(F)
-        assert again.master.grant_read(client, F) == 0
-    eventually(lambda: again.master.grant_read(client, D), "the change has ended")
+        assert again.manager.grant_read(client, F) == 0
+    eventually(lambda: again.manager.grant_read(client, D), "the change has ended")
     again.kill()
 
 
 def test_a_change_in_the_middle_of_which_the_master_is_started_again(
     server: Listening, guard: DeviceDelegationBreaker, path: Path
 ) -> None:
-    """What is added to it is announced to another master, which must hear of the rest as well."""
+    """What is added to it is announced to another manager, which must hear of the rest as well."""
     with guard.write_intent(D, inodes=(G,)) as change:
         server.kill()
         again = Listening(path)
         client = again.client()
         change.recall(F)
-        assert [again.master.grant_read(client, inode) for inode in (F, D, G)] == [0, 0, 0]
-    eventually(lambda: again.master.grant_read(client, F), "the change has ended")
+        assert [again.manager.grant_read(client, inode) for inode in (F, D, G)] == [0, 0, 0]
+    eventually(lambda: again.manager.grant_read(client, F), "the change has ended")
     again.kill()
 
 

@@ -355,22 +355,22 @@ def test_a_device_without_a_server_has_its_own_which_the_server_then_learns(tmp_
     assert locks.lock(ROOT, Family.POSIX, lock(WRITE, 0, 0), None) == 0
     assert locks.lock(ROOT, Family.POSIX, lock(WRITE, 0, 0, owner=1), None) == errno.EAGAIN
     assert locks.lock(ROOT, Family.POSIX, lock(WRITE, 0, 0, owner=2), told.waiting) is None
-    master = DelegationManager(30.0)
+    manager = DelegationManager(30.0)
     with brisk(), listening(tmp_path / "locks") as listener:
-        threading.Thread(target=_accept, args=(listener, master), daemon=True).start()
+        threading.Thread(target=_accept, args=(listener, manager), daemon=True).start()
         with guard:
-            eventually(lambda: master.files.count(DEVICE) == 1, "the server knows the device's lock")
+            eventually(lambda: manager.files.count(DEVICE) == 1, "the server knows the device's lock")
             assert told.error is None
             locks.release(ROOT, Family.POSIX, BIG)
             end_grace(locks)
             assert told.answer() == 0
-            eventually(lambda: master.files.count(DEVICE) == 1, "the lock went to the device's other owner")
+            eventually(lambda: manager.files.count(DEVICE) == 1, "the lock went to the device's other owner")
             locks.close()
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def _accept(listener: socket.socket, master: DelegationManager) -> None:
+def _accept(listener: socket.socket, manager: DelegationManager) -> None:
     with contextlib.suppress(OSError):
         while True:
             channel = Channel(listener.accept()[0], "the mount")
-            threading.Thread(target=serve, args=(channel, master), daemon=True).start()
+            threading.Thread(target=serve, args=(channel, manager), daemon=True).start()

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from millpond.fs.coherence import manager as master_
+from millpond.fs.coherence import manager as manager_module
 from millpond.fs.coherence.delegation_table import DEVICE
 from millpond.fs.proto import async_create as n
 from millpond.fs.proto import file_ops as p
@@ -84,17 +84,17 @@ def test_more_than_is_prepared_or_told_at_once(world: World) -> None:
 
 
 def test_the_device_waits_no_longer_than_the_lease(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(master_, "_CONTENDED_SECONDS", 1000.0)
-    naming, master = world.naming(), world.server.sessions.delegations
+    monkeypatch.setattr(manager_module, "_CONTENDED_SECONDS", 1000.0)
+    naming, manager = world.naming(), world.server.sessions.delegations
     inode = os.stat(world.public / "d").st_ino  # noqa: PTH116
     start = time.monotonic()
-    Doing(master.recall_directory, DEVICE, inode).result()
-    assert time.monotonic() - start < 10 * master.lease
+    Doing(manager.recall_directory, DEVICE, inode).result()
+    assert time.monotonic() - start < 10 * manager.lease
     assert world.say(n.FlushNames((naming,))) == REFUSED
     assert named(world) == {"g"}
     world.attend()
     assert world.say(n.Preallocate(world.directory, 0, 1)) == n.Preallocated(0)  # others want it just now
-    assert errno_of(master.recall_directory, DEVICE, inode) is None
+    assert errno_of(manager.recall_directory, DEVICE, inode) is None
 
 
 @pytest.mark.parametrize("asked", [p.Walk, p.ReadDirectory, p.GetAttributes])

@@ -43,7 +43,7 @@ def client(server: Server, device: Device) -> Iterator[Client]:
 
 
 @pytest.fixture
-def master(server: Server) -> DelegationManager:
+def manager(server: Server) -> DelegationManager:
     return server.sessions.delegations
 
 
@@ -73,14 +73,14 @@ def test_what_is_written_back_while_it_is_recalled_is_in_time(client: Client, de
 
 
 def test_what_others_have_changed_since_the_lease_was_over_stays(
-    client: Client, device: Device, server: Server, master: DelegationManager
+    client: Client, device: Device, server: Server, manager: DelegationManager
 ) -> None:
     f, g = client.find(b"f"), client.find(b"g")
     client.read(f), client.read(g)
     known = server.sessions.find(client.tree.rpc.client)
     assert known and known.callback_channel
     with client.opened(f, os.O_RDWR) as to_f, client.opened(g, os.O_RDWR) as to_g:
-        master.expire(known.holder)
+        manager.expire(known.holder)
         assert write_back(client, to_f, b"nobody minds") == 12
         device.put(b"f", b"longer")
         assert errno_of(write_back, client, to_f, b"late") == errno.EIO
@@ -88,7 +88,7 @@ def test_what_others_have_changed_since_the_lease_was_over_stays(
         assert client.tree.write(to_f, b"l", 0) == 1  # which is done now
         known.callback_channel.shut_down()
         eventually(
-            lambda: not master.is_stale(known.holder, client.inode(f)), "what was late has been given up"
+            lambda: not manager.is_stale(known.holder, client.inode(f)), "what was late has been given up"
         )
         client.await_lease()
         assert write_back(client, to_f, b"L") == 1 and client.read(f) == b"Longer"
@@ -108,7 +108,7 @@ def test_what_becomes_late_just_before_it_is_written(
     client: Client,
     device: Device,
     server: Server,
-    master: DelegationManager,
+    manager: DelegationManager,
     top: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -124,7 +124,7 @@ def test_what_becomes_late_just_before_it_is_written(
         return original(*arguments, **more)  # type: ignore[arg-type]
 
     with client.opened(f, os.O_RDWR) as handle:
-        master.expire(known.holder)
+        manager.expire(known.holder)
         monkeypatch.setattr(CoherentFs, "write", after_the_device)
         assert errno_of(write_back, client, handle, b"late") == errno.EIO
     assert (top / "public" / "f").read_bytes() == b"the device's"

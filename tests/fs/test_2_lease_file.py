@@ -45,20 +45,20 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     os.close(file)
 
 
-def attending(master: DelegationManager, name: bytes) -> Holder:
-    holder = master.join(name)
-    master.begin_lease(holder, lambda: False)
+def attending(manager: DelegationManager, name: bytes) -> Holder:
+    holder = manager.join(name)
+    manager.begin_lease(holder, lambda: False)
     return holder
 
 
-def changed(master: DelegationManager) -> None:
-    with master.write_intent(DEVICE, inodes=(F,)):
+def changed(manager: DelegationManager) -> None:
+    with manager.write_intent(DEVICE, inodes=(F,)):
         pass
 
 
-def waits(master: DelegationManager) -> bool:
+def waits(manager: DelegationManager) -> bool:
     try:
-        Doing(changed, master, may_wait=False).result()
+        Doing(changed, manager, may_wait=False).result()
     except WouldBlock:
         return True
     return False

@@ -261,11 +261,11 @@ def test_a_file_that_was_dropped_can_be_read_though_others_were_not(client: Clie
             assert go_on.wait(SOON)
 
     client.kernel.before = before
-    master = client.server.sessions.delegations
+    manager = client.server.sessions.delegations
     inodes = {client.tree.getattr(each).attributes.inode for each in (node, g)}
 
     def change() -> None:
-        with master.write_intent(DEVICE, inodes=tuple(inodes)):
+        with manager.write_intent(DEVICE, inodes=tuple(inodes)):
             pass
 
     doing = Doing(change)

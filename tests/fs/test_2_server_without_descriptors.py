@@ -49,10 +49,10 @@ def test_a_change_that_nobody_waits_for_is_not_done(shared: Server, top: Path) -
     (top / "public" / "a").write_text("a")
     public = tree.lookup(ROOT, b"public").node
     inode = (top / "public").stat().st_ino
-    master, done = server.sessions.delegations, threading.Event()
-    other = master.join()
-    master.begin_lease(other, lambda: False)
-    assert master.grant_read(other, inode)
+    manager, done = server.sessions.delegations, threading.Event()
+    other = manager.join()
+    manager.begin_lease(other, lambda: False)
+    assert manager.grant_read(other, inode)
 
     def remove() -> None:
         try:
@@ -62,12 +62,12 @@ def test_a_change_that_nobody_waits_for_is_not_done(shared: Server, top: Path) -
 
     thread = threading.Thread(target=remove)
     thread.start()
-    while not master.next_recall(other, 0.05)[0]:
+    while not manager.next_recall(other, 0.05)[0]:
         assert thread.is_alive()
     for channel in list(server.channels):
         channel.shut_down()
     assert done.wait(20)
-    master.expire(other)
+    manager.expire(other)
     tree.close()
     thread.join()
     assert (top / "public" / "a").exists()

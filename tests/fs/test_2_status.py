@@ -42,15 +42,15 @@ def test_a_server_tells_of_its_clients(server: Server, volume: PathAdapter, top:
 
 
 def test_a_lease_has_an_age(server: Server) -> None:
-    master = server.sessions.delegations
-    holder = master.join()
-    assert master.lease_of(holder) == (None, 0)
-    master.begin_lease(holder, lambda: False)
-    assert master.grant_read(holder, 5)
-    age, kept = master.lease_of(holder)
-    assert age is not None and 0 <= age < master.lease and kept == 1
-    assert master.begin_writing(7)
-    assert master.device == (True, 1)
+    manager = server.sessions.delegations
+    holder = manager.join()
+    assert manager.lease_of(holder) == (None, 0)
+    manager.begin_lease(holder, lambda: False)
+    assert manager.grant_read(holder, 5)
+    age, kept = manager.lease_of(holder)
+    assert age is not None and 0 <= age < manager.lease and kept == 1
+    assert manager.begin_writing(7)
+    assert manager.device == (True, 1)
 
 
 def test_a_server_counts_when_it_is_asked_to(tmp_path: Path) -> None:

@@ -317,7 +317,7 @@ def test_a_device_that_is_switched_off_while_it_is_measured_holds_nobody_up(flee
 @pytest.mark.expected_log("parameter.server|goes on without")
 def test_a_killed_keeper_costs_the_steps_since_the_last_checkpoint(fleet: Emulation) -> None:
     with fleet.pace() as pace:
-        path = job_file(fleet, "keeper", "epochs = 2\nsteps = 80\ncheckpoint = 0.5", slow=True)
+        path = job_file(fleet, "server", "epochs = 2\nsteps = 80\ncheckpoint = 0.5", slow=True)
         number = fleet.submit(path)
         wait_for_line(fleet, number, "plan: a step")
         eventually(

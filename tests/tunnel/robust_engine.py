@@ -33,7 +33,7 @@ from .robust_loop_context import LOOPS, Observation, Setting
 
 MOST_TAKEN = 100_000
 """About the longest packet that the interface takes; a buffer of the ring holds more."""
-BELL_VALUE = 7
+NOTIFY_VALUE = 7
 _READS = {"x86_64": ("0", "19"), "aarch64": ("63", "65")}.get(platform.machine(), ())
 """Numbers of read and readv."""
 _LOOK_AGAIN = 0.0002
@@ -75,17 +75,17 @@ class Wire:
 class OneLoop:
     """What ``LinkWorkers`` takes of a connection."""
 
-    station: QueueContext
+    queue: QueueContext
     setting: Setting
     calls: frozenset[str] = frozenset()
     privileged: bool = False
 
-    def loops(self, gear: DatapathContext) -> tuple[Loop, ...]:
+    def loops(self, context: DatapathContext) -> tuple[Loop, ...]:
         role, place, _ = LOOPS[self.setting.loop]
-        loop = native.loops(gear.engine, role)[place]
+        loop = native.loops(context.engine, role)[place]
 
         def run() -> NoReturn:
-            loop(self.station)
+            loop(self.queue)
 
         return (run,)
 
@@ -99,7 +99,7 @@ class RunningLoop:
         self.outward = place == 0
         self._open_memory()
         self._open_wire(undo)
-        self._open_bells(undo)
+        self._open_notifiers(undo)
         self._start(undo, engine_name)
         self._delivered: list[bytes] = []
         self.verdict: tuple[str, str] | None = None
@@ -119,9 +119,9 @@ class RunningLoop:
     def _start(self, undo: ExitStack, engine_name: str) -> None:
         setting, counters = self.setting, self._counters
         terms = LinkParameters(depth=setting.depth, vnet_header=setting.vnet_header)
-        gear = DatapathContext(terms, Wire(self._inner), setting.gate, counters, counters, engine_name)
-        station = QueueContext(self.role == "host", self.memory, self.wake, self._bell, gear, counters)
-        self._link = LinkWorkers(OneLoop(station, setting), gear)  # type: ignore[arg-type]
+        context = DatapathContext(terms, Wire(self._inner), setting.gate, counters, counters, engine_name)
+        queue = QueueContext(self.role == "host", self.memory, self.wake, self._notifier, context, counters)
+        self._link = LinkWorkers(OneLoop(queue, setting), context)  # type: ignore[arg-type]
         undo.callback(self._link.__exit__)
         self.pid, self._report = self._link.pumps[0].pid, self._link.pumps[0].report
 
@@ -132,14 +132,14 @@ class RunningLoop:
         for sock in (self._inner, self.wire):
             undo.callback(sock.close)
 
-    def _open_bells(self, undo: ExitStack) -> None:
+    def _open_notifiers(self, undo: ExitStack) -> None:
         self.wake, self._peer_wake = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
-        for bell in (self.wake, self._peer_wake):
-            undo.callback(os.close, bell)
+        for notifier in (self.wake, self._peer_wake):
+            undo.callback(os.close, notifier)
         self._register = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("I")[:1]
-        self._bell = Notifier(self._peer_wake)
+        self._notifier = Notifier(self._peer_wake)
         if self.setting.register:
-            self._bell = Notifier(register=self._register, value=BELL_VALUE)
+            self._notifier = Notifier(register=self._register, value=NOTIFY_VALUE)
 
     @property
     def counts(self) -> PacketStats:

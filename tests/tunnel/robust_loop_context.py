@@ -31,7 +31,7 @@ class Setting:
     address: str = "10.77.0.1/30"
     vnet_header: int = VNET_HEADER
     register: bool = False
-    """Whether the peer's bell is a device register."""
+    """Whether the peer's notifier is a device register."""
     peers: str = ""
     """The network that the device may speak with; none for the host alone."""
 

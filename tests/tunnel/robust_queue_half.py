@@ -56,7 +56,7 @@ class Half:
         self.loop.peer_word[0] = self.number()
 
     def storm(self) -> None:
-        """Bells for nothing."""
+        """Notifications for nothing."""
         for _ in range(self.random.randrange(1, 100)):
             self.loop.ring(self.random.choice((1, 1000, 1 << 32)))
 

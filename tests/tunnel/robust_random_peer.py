@@ -112,10 +112,10 @@ class Mallory:
     def _connect(self, deadline: Deadline) -> RingConnection:
         if self._listener is None:
             return MemfdConnector(self._path).join()
-        knock = self._listener.readiness()
-        assert knock is not None
-        if not select.select([knock], [], [], deadline.remaining())[0]:
-            raise ConnectionLost("no host knocks")
+        readable = self._listener.readiness()
+        assert readable is not None
+        if not select.select([readable], [], [], deadline.remaining())[0]:
+            raise ConnectionLost("no host connects")
         return self._listener.join()
 
     def open(self, link: RingConnection, own: LinkParameters) -> LinkParameters:
@@ -172,7 +172,7 @@ class Mischief:
             number: ControllerQueue(m, (Opcode.SEND, Opcode.RECV)) for number, m in self._memory.items()
         }
         self._acts = [self.honest] * 6 + [self._packet] * 6
-        self._acts += [self._word, self._entry, self._completion, self._ring, self._registers, self._bells]
+        self._acts += [self._word, self._entry, self._completion, self._ring, self._registers, self._notifiers]
         self._acts += [self._storm, self._silence, self._twice, self._leave]
 
     def act(self) -> None:
@@ -246,18 +246,18 @@ class Mischief:
         memory = self._memory[self._random.choice((SEND, RECV))]
         ring = self._random.choice((memory.submissions, memory.completions))
         ring[:] = self._random.randbytes(len(ring))
-        for bell in self._link.notifiers:
-            bell.notify()
+        for notifier in self._link.notifiers:
+            notifier.notify()
 
     def _registers(self) -> None:
         offset = self._random.choice(REGISTERS + VENDOR)
         struct.pack_into("<I", self._link.region.memory, offset, self._number(32))
         self._link.notifiers[ADMIN].notify()
 
-    def _bells(self) -> None:
-        for bell in self._link.notifiers:
+    def _notifiers(self) -> None:
+        for notifier in self._link.notifiers:
             with suppress(BlockingIOError):
-                os.eventfd_write(bell.descriptor, self._random.choice((1, 1000, 2**64 - 2)))
+                os.eventfd_write(notifier.descriptor, self._random.choice((1, 1000, 2**64 - 2)))
 
     def _storm(self) -> None:
         for _ in range(self._random.randrange(3000)):

@@ -101,8 +101,8 @@ def test_random_bytes_all_over_the_region_reset_the_link(pair: Any, undo: ExitSt
     link.region.memory[start : link.region.layout.buffers(ADMIN).start] = os.urandom(
         link.region.layout.buffers(ADMIN).start - start
     )
-    for bell in link.notifiers:
-        bell.notify()
+    for notifier in link.notifiers:
+        notifier.notify()
     eventually(lambda: device.status.get("resets"), "the link is reset")
     pair.host_side.end("host", pair.socket).wait_up()
     assert device.wait_up(after=1)["resets"] == 1
@@ -130,8 +130,8 @@ def test_a_malformed_packet_is_dropped_and_counted(pair: Any) -> None:
 
 def accept(listener: MemfdListener) -> RingConnection:
     """As the device: the next host."""
-    knock = listener.readiness()
-    assert knock is not None and select.select([knock], [], [], 30)[0]
+    readable = listener.readiness()
+    assert readable is not None and select.select([readable], [], [], 30)[0]
     return listener.join()
 
 
@@ -208,29 +208,29 @@ class TestTheRegion:
             with pytest.raises(LinkViolation, match=match):
                 MemfdConnector(path).join()
 
-    def bells(self) -> list[int]:
+    def notifiers(self) -> list[int]:
         return [os.eventfd(0) for _ in range(6)]
 
     def test_unsealed(self, tmp_path: Path) -> None:
         region = os.memfd_create("x", os.MFD_ALLOW_SEALING)
         os.ftruncate(region, Layout(32).size)
-        self.refuse(tmp_path / "s", [region, *self.bells()], "not sealed")
+        self.refuse(tmp_path / "s", [region, *self.notifiers()], "not sealed")
 
     def test_not_a_memory_file(self, tmp_path: Path) -> None:
         region = os.open(tmp_path, os.O_RDONLY)
-        self.refuse(tmp_path / "s", [region, *self.bells()], "not")
+        self.refuse(tmp_path / "s", [region, *self.notifiers()], "not")
 
     @pytest.mark.parametrize("size", [0, 4096, 1 << 40])
     def test_of_a_strange_size(self, tmp_path: Path, size: int) -> None:
         region = _sealed(size)
-        self.refuse(tmp_path / "s", [region, *self.bells()], "bytes")
+        self.refuse(tmp_path / "s", [region, *self.notifiers()], "bytes")
 
-    def test_with_pipes_for_bells(self, tmp_path: Path) -> None:
-        bells = [end for _ in range(3) for end in os.pipe()]
-        self.refuse(tmp_path / "s", [_sealed(Layout(32).size), *bells], "for an eventfd")
+    def test_with_pipes_for_eventfds(self, tmp_path: Path) -> None:
+        notifiers = [end for _ in range(3) for end in os.pipe()]
+        self.refuse(tmp_path / "s", [_sealed(Layout(32).size), *notifiers], "for an eventfd")
 
     def test_zeros(self, tmp_path: Path) -> None:
-        self.refuse(tmp_path / "s", [_sealed(Layout(32).size), *self.bells()], "not a millpond tunnel")
+        self.refuse(tmp_path / "s", [_sealed(Layout(32).size), *self.notifiers()], "not a millpond tunnel")
 
 
 def _sealed(size: int) -> int:

@@ -182,13 +182,13 @@ def test_scribbling_over_the_session_costs_links_only(undo: ExitStack, board: Bo
     check_exchange(*start_exchange(board, 4 * MB), 4 * MB)
 
 
-def test_a_client_with_jammed_bells_stops_nobody(undo: ExitStack, board: Board) -> None:
+def test_a_client_with_jammed_eventfds_stops_nobody(undo: ExitStack, board: Board) -> None:
     """Whoever holds an eventfd decides whether all who write to it may have to wait."""
     client = RawClient(undo, board.socket)
     client.memory()
-    for bell in client.roster.wakes:
-        os.eventfd_write(bell, 2**64 - 2)
-        os.set_blocking(bell, True)
+    for notifier in client.roster.wakes:
+        os.eventfd_write(notifier, 2**64 - 2)
+        os.set_blocking(notifier, True)
     host, device = board.start()
     for end in (host, device):
         end.process.terminate()

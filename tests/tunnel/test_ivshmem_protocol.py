@@ -107,10 +107,10 @@ def test_two_peers_share_memory_and_ring_each_other(undo: ExitStack, server: tup
     assert device.memory[12345] == 77
     host.refresh()
     for sender, receiver in ((host, device), (device, host)):
-        bells = sender.notifiers(receiver.position)
-        assert bells
-        for vector, bell in enumerate(bells):
-            bell.notify()
+        notifiers = sender.notifiers(receiver.position)
+        assert notifiers
+        for vector, notifier in enumerate(notifiers):
+            notifier.notify()
             counts = [_count(wake) for wake in receiver.wakes]
             assert counts == [int(vector == place) for place in range(VECTORS)]
 

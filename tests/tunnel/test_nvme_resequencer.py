@@ -87,9 +87,9 @@ def say(text: str) -> None:
 
 def receive(numbers: Iterable[int]) -> None:
     outward, inward = map_stats(make_stats())
-    gear = DatapathContext(LinkParameters(), Packets(), AddressFilter(ADDRESS, 12), outward, inward)
+    context = DatapathContext(LinkParameters(), Packets(), AddressFilter(ADDRESS, 12), outward, inward)
     try:
-        NvmeConnection(Numbers(numbers)).loops(gear)[1]()
+        NvmeConnection(Numbers(numbers)).loops(context)[1]()
     except LinkViolation as error:
         say(str(error))
 

@@ -59,12 +59,12 @@ def attack(pair: Any, undo: ExitStack, victim: str) -> tuple[End, Mallory, RingC
 
 
 def ring(link: RingConnection) -> None:
-    for bell in link.notifiers:
-        bell.notify()
+    for notifier in link.notifiers:
+        notifier.notify()
 
 
 @pytest.mark.parametrize("victim", ["device", "host"])
-def test_bells_that_ring_without_end_cost_an_open_link_little(
+def test_notifiers_that_fire_without_end_cost_an_open_link_little(
     pair: Any, undo: ExitStack, victim: str
 ) -> None:
     end, mallory, link = attack(pair, undo, victim)
@@ -78,7 +78,7 @@ def test_bells_that_ring_without_end_cost_an_open_link_little(
 
 
 @pytest.mark.parametrize("victim", ["device", "host"])
-def test_bells_that_ring_without_end_cost_an_opening_little(pair: Any, undo: ExitStack, victim: str) -> None:
+def test_notifiers_that_fire_without_end_cost_an_opening_little(pair: Any, undo: ExitStack, victim: str) -> None:
     end, _, link = attack(pair, undo, victim)
     before = cpu_seconds(end)
     with again_and_again(link.notifiers[ADMIN].notify):
@@ -86,13 +86,13 @@ def test_bells_that_ring_without_end_cost_an_opening_little(pair: Any, undo: Exi
     assert cpu_seconds(end) - before < MOST_CPU
 
 
-def test_a_bell_that_never_falls_silent_costs_little(pair: Any, undo: ExitStack) -> None:
+def test_a_notifier_that_never_falls_silent_costs_little(pair: Any, undo: ExitStack) -> None:
     """An eventfd that counts down by one, from 2^63, and nobody needs to ring it."""
-    bells = [os.eventfd(1 << 31, os.EFD_SEMAPHORE | os.EFD_NONBLOCK) for _ in range(2 * QUEUES)]
-    for bell in bells:
-        undo.callback(os.close, bell)
+    notifiers = [os.eventfd(1 << 31, os.EFD_SEMAPHORE | os.EFD_NONBLOCK) for _ in range(2 * QUEUES)]
+    for notifier in notifiers:
+        undo.callback(os.close, notifier)
         for _ in range(3):
-            os.eventfd_write(bell, 1 << 61)
+            os.eventfd_write(notifier, 1 << 61)
     layout = Layout(32)
     descriptor, memory = sealed_region(undo, layout.size)
     Region.create(memory, layout)
@@ -102,40 +102,40 @@ def test_a_bell_that_never_falls_silent_costs_little(pair: Any, undo: ExitStack)
     with server.accept()[0] as client:
         client.sendall(b"+")
         before = cpu_seconds(host)
-        sockets.send_descriptors(client, [descriptor, *bells])
+        sockets.send_descriptors(client, [descriptor, *notifiers])
         host.wait_down("did not open the link in time")
         assert cpu_seconds(host) - before < MOST_CPU
 
 
-def jam(bell: int) -> None:
+def jam(notifier: int) -> None:
     """Fill an eventfd, and have all who write to it wait: whether they do is up to each who holds it."""
     with suppress(BlockingIOError):
-        os.eventfd_read(bell)
-    os.set_blocking(bell, True)
-    os.eventfd_write(bell, 2**64 - 2)
+        os.eventfd_read(notifier)
+    os.set_blocking(notifier, True)
+    os.eventfd_write(notifier, 2**64 - 2)
 
 
 @contextmanager
-def teasing(bell: int) -> Iterator[None]:
-    """A bell that rings again and again, and is silent when somebody takes the ringing, who then waits."""
+def teasing(notifier: int) -> Iterator[None]:
+    """A notifier that rings again and again, and is silent when somebody takes the ringing, who then waits."""
 
     def tease() -> None:
         with suppress(BlockingIOError):
-            os.eventfd_write(bell, 1)
-            os.eventfd_read(bell)
+            os.eventfd_write(notifier, 1)
+            os.eventfd_read(notifier)
 
-    os.set_blocking(bell, True)
+    os.set_blocking(notifier, True)
     with again_and_again(tease):
         try:
             yield
         finally:
-            os.set_blocking(bell, False)
-            os.eventfd_write(bell, 1)  # the thread may wait itself
+            os.set_blocking(notifier, False)
+            os.eventfd_write(notifier, 1)  # the thread may wait itself
 
 
 @contextmanager
 def jammed(link: RingConnection, victim: str) -> Iterator[None]:
-    """An opening in which the bells do what a peer can have them do."""
+    """An opening in which the notifiers do what a peer can have them do."""
     registers = link.region.registers
     jam(link.wakes[ADMIN])
     if victim == "device":
@@ -150,7 +150,7 @@ def jammed(link: RingConnection, victim: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("victim", ["device", "host"])
-def test_an_end_whose_bells_are_jammed_stops_when_asked(pair: Any, undo: ExitStack, victim: str) -> None:
+def test_an_end_whose_notifiers_are_jammed_stops_when_asked(pair: Any, undo: ExitStack, victim: str) -> None:
     end, _, link = attack(pair, undo, victim)
     with jammed(link, victim):
         end.process.terminate()
@@ -158,7 +158,7 @@ def test_an_end_whose_bells_are_jammed_stops_when_asked(pair: Any, undo: ExitSta
 
 
 @pytest.mark.parametrize("victim", ["device", "host"])
-def test_an_end_whose_bells_were_jammed_serves_the_next_peer(pair: Any, undo: ExitStack, victim: str) -> None:
+def test_an_end_whose_notifiers_were_jammed_serves_the_next_peer(pair: Any, undo: ExitStack, victim: str) -> None:
     end, mallory, link = attack(pair, undo, victim)
     with jammed(link, victim):
         end.wait_down("did not open the link in time")

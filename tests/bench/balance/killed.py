@@ -59,7 +59,7 @@ def measure(run: Run) -> Findings:
         seconds, samples = _once(repeat)
         lost.append(seconds)
         wrong.append(float(samples))
-    note = f"{WORKERS} real processes of one machine, without tunnels; the keeper is a fourth"
+    note = f"{WORKERS} real processes of one machine, without tunnels; the parameter server is a fourth"
     what = (
         "seconds that the step took longer in which one of three was killed with -9 than the median of those "
         "before"

@@ -55,7 +55,7 @@ class Work:
 
 
 class Processes:
-    """Workers by rank, each with its private samples and all public ones, and a keeper.
+    """Workers by rank, each with its private samples and all public ones, and a parameter server.
 
     ``wrap`` may put something between a worker and its dispatcher.
     """

@@ -26,7 +26,7 @@ _OFFLOADS = {CSUM: "checksums", TSO4: "TSO", TSO6: "TSO6"}
 
 def show(tunnel: TunnelInfo, before: TunnelInfo | None = None) -> Group:
     """Return the tunnel as a table: totals, or with ``before`` rates per second since then."""
-    heading = ["", "packets", "bytes", "bells", "sleeps", "ring use", "ring full", "dropped"]
+    heading = ["", "packets", "bytes", "notifications", "sleeps", "ring use", "ring full", "dropped"]
     table = Table(*heading, box=None, pad_edge=False, header_style="bold")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -49,15 +49,15 @@ def _summary(tunnel: TunnelInfo) -> Text:
 
 def _cells(counts: PacketStats, seconds: float, depth: int, *, rate: bool) -> list[str]:
     unit = "/s" if rate else ""
-    numbers = [counts.packets, counts.bells, counts.sleeps, counts.full]
-    packets, bells, sleeps, full = (f"{number / seconds:.0f}{unit}" for number in numbers)
+    numbers = [counts.packets, counts.notifications, counts.sleeps, counts.full]
+    packets, notifications, sleeps, full = (f"{number / seconds:.0f}{unit}" for number in numbers)
     use = counts.backlog / counts.packets if counts.packets else 0.0
     ring = f"{use:.1f} of {depth - 1}" if counts.backlog else "-"
     causes = [f"{getattr(counts, name)} {name.replace('_', ' ')}" for name in _DROPS if getattr(counts, name)]
     return [
         packets,
         f"{size(counts.bytes / seconds)}{unit}",
-        bells,
+        notifications,
         sleeps,
         ring,
         full,

@@ -10,14 +10,14 @@ from dataclasses import dataclass, fields
 class PacketStats:
     """Counters of one direction since the endpoint was started. Bytes include headers.
 
-    ``bells`` are notifications sent to the peer, ``sleeps`` those of the pump; ``backlog`` is the sum, over
+    ``notifications`` were sent to the peer, ``sleeps`` those of the pump; ``backlog`` is the sum, over
     packets, of the ring entries in use when each was put in; ``full`` counts waits for a free entry. The
     others are drops by cause.
     """
 
     packets: int = 0
     bytes: int = 0
-    bells: int = 0
+    notifications: int = 0
     sleeps: int = 0
     backlog: int = 0
     full: int = 0
