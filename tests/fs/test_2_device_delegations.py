@@ -168,7 +168,8 @@ def test_what_is_granted_before_the_marks_have_come_is_asked_for(
     arriving = Doing(made.__enter__)
     client = server.client()
     eventually(
-        lambda: server.accepted and server.manager.grant_exclusive(client, F), "the manager grants a directory"
+        lambda: server.accepted and server.manager.grant_exclusive(client, F),
+        "the manager grants a directory",
     )
     eventually(lambda: made._bitmap is None, "the marks of the earlier manager are dropped")
     looking = Doing(made.recall_directory, F)

@@ -172,7 +172,14 @@ class Mischief:
             number: ControllerQueue(m, (Opcode.SEND, Opcode.RECV)) for number, m in self._memory.items()
         }
         self._acts = [self.honest] * 6 + [self._packet] * 6
-        self._acts += [self._word, self._entry, self._completion, self._ring, self._registers, self._notifiers]
+        self._acts += [
+            self._word,
+            self._entry,
+            self._completion,
+            self._ring,
+            self._registers,
+            self._notifiers,
+        ]
         self._acts += [self._storm, self._silence, self._twice, self._leave]
 
     def act(self) -> None:

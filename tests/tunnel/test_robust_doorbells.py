@@ -64,9 +64,7 @@ def ring(link: RingConnection) -> None:
 
 
 @pytest.mark.parametrize("victim", ["device", "host"])
-def test_notifiers_that_fire_without_end_cost_an_open_link_little(
-    pair: Any, undo: ExitStack, victim: str
-) -> None:
+def test_endless_notifications_cost_an_open_link_little(pair: Any, undo: ExitStack, victim: str) -> None:
     end, mallory, link = attack(pair, undo, victim)
     mallory.open(link, LinkParameters())
     end.wait_up()
@@ -78,7 +76,7 @@ def test_notifiers_that_fire_without_end_cost_an_open_link_little(
 
 
 @pytest.mark.parametrize("victim", ["device", "host"])
-def test_notifiers_that_fire_without_end_cost_an_opening_little(pair: Any, undo: ExitStack, victim: str) -> None:
+def test_endless_notifications_cost_an_opening_little(pair: Any, undo: ExitStack, victim: str) -> None:
     end, _, link = attack(pair, undo, victim)
     before = cpu_seconds(end)
     with again_and_again(link.notifiers[ADMIN].notify):
@@ -117,7 +115,7 @@ def jam(notifier: int) -> None:
 
 @contextmanager
 def teasing(notifier: int) -> Iterator[None]:
-    """A notifier that rings again and again, and is silent when somebody takes the ringing, who then waits."""
+    """A notifier that fires again and again, and stops when a process takes the event, which then waits."""
 
     def tease() -> None:
         with suppress(BlockingIOError):
@@ -158,7 +156,7 @@ def test_an_end_whose_notifiers_are_jammed_stops_when_asked(pair: Any, undo: Exi
 
 
 @pytest.mark.parametrize("victim", ["device", "host"])
-def test_an_end_whose_notifiers_were_jammed_serves_the_next_peer(pair: Any, undo: ExitStack, victim: str) -> None:
+def test_an_end_serves_the_next_peer_after_jammed_notifiers(pair: Any, undo: ExitStack, victim: str) -> None:
     end, mallory, link = attack(pair, undo, victim)
     with jammed(link, victim):
         end.wait_down("did not open the link in time")
