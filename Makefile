@@ -40,6 +40,7 @@ test: $(STAMP) system  ## the tests, each with few repetitions (ARGS="tests/fs -
 	@.venv/bin/python tests/run.py quick $(ARGS)
 
 test-all: $(STAMP) system  ## the tests with all their repetitions, and in the guest if it is built (ARGS=-x)
+	@images/prerequisites.sh tests
 	@.venv/bin/python tests/run.py full $(ARGS)
 
 coverage: $(COVERAGE_STAMP) system  ## which lines of the product the tests run (EFFORT=full ARGS=tests/fs)

@@ -8,6 +8,7 @@
 #   prerequisites.sh fuse PYTHON     what pip builds fuse-python with, where that has no wheel for this Python
 #   prerequisites.sh system          openssh-server, TUN, FUSE, user namespaces
 #   prerequisites.sh guest           what builds and runs the guest of the tests: QEMU, mmdebstrap, squashfs-tools, cpio
+#   prerequisites.sh tests           programs without which a few tests are skipped: sfdisk, RAUC
 #   prerequisites.sh image           what builds the agent image: a cross compiler, and tools for file systems
 #   prerequisites.sh qemu            what runs it on this machine, and updates it: QEMU for aarch64, firmware, RAUC
 #   prerequisites.sh bench           a C compiler, and the peers that benchmarks compare with
@@ -159,12 +160,14 @@ need_qemu() {
     apt_install qemu-efi-aarch64
 }
 
-# A benchmark goes without a peer that is not there, and says so.
-want_peers() {
-    for peer in socat sshfs; do
-        command -v "$peer" >/dev/null && continue
-        if can_install && (apt_install "$peer"); then continue; fi
-        echo "millpond: $peer is not installed, so it is not compared with: sudo apt install $peer"
+# $1: the consequence where one cannot be installed. $*: pairs of a program and the package that brings it.
+want_programs() {
+    consequence=$1
+    shift
+    for pair in "$@"; do
+        PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null && continue
+        if can_install && (apt_install "${pair#*:}"); then continue; fi
+        echo "millpond: ${pair%%:*} is not installed, so $consequence: sudo apt install ${pair#*:}"
     done
 }
 
@@ -185,11 +188,12 @@ system)
     need_sshd
     ;;
 guest) need_guest_tools ;;
+tests) want_programs "its tests are skipped" sfdisk:fdisk rauc:rauc ;;
 image) need_image_tools ;;
 qemu) need_qemu ;;
 bench)
     need_compiler
-    want_peers
+    want_programs "it is not compared with" socat:socat sshfs:sshfs
     ;;
 reload)
     case $2 in
