@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from millpond.linux.confinement import sandbox_exec
 from millpond.linux.confinement.sandbox import Sandbox, spawn
 from millpond.linux.zygote.client import Zygote
 from millpond.train.worker.start import workers_zygote
@@ -25,6 +26,7 @@ from . import effort, schedule
 
 InNamespace = Callable[[Callable[[], None]], None]
 SKIPPED = 77
+COVERAGE = "COVERAGE_PROCESS_CONFIG"
 
 # An example may take long because others compute.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the effort before test modules read it, and divide the tests if several processes share them."""
     effort.choose(config.getoption("--effort"))
+    if COVERAGE in os.environ:  # make coverage: sandboxed processes and zygotes measure themselves, too
+        sandbox_exec.KEPT_VARIABLES.append(COVERAGE)
     if plugin := schedule.plugin(config):
         config.pluginmanager.register(plugin)
 

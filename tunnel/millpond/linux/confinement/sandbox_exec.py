@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 from millpond.linux import syscalls
 from millpond.linux.confinement.sandbox import Bind, Sandbox, accept_signals, become, exit_code, spawn
 
-_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ")
+KEPT_VARIABLES = ["PATH", "LANG", "LC_ALL", "TZ"]
+"""The variables of the environment that a sandboxed command gets."""
 
 
 def confined(sandbox: Sandbox, command: list[str], *, is_first: bool = False) -> list[str]:
@@ -86,7 +87,7 @@ def run(sandbox: Sandbox, command: list[str]) -> int:
 
 def kept_environment() -> dict[str, str]:
     """Select the variables of this process's environment that a sandboxed command gets."""
-    return {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    return {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
 
 
 def _execution(command: list[str]) -> Callable[[], int]:
