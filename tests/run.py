@@ -8,6 +8,7 @@ first pass failed. The arguments are pytest's. The exit code is 0 only if neithe
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from millpond.linux.syscalls import killed_with_parent
 
 SHARED = ("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder", "-m", "not serial")
 ALONE = ("-m", "serial")
+MAKE = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "PYTHON", "ARGS", "EFFORT")
 NO_TESTS = 5  # pytest's exit code where none was selected
 
 
@@ -42,7 +44,9 @@ def overall(codes: list[int]) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    code = subprocess.Popen(argv, preexec_fn=killed_with_parent()).wait()
+    # The makes that tests start do not get the variables of the command line of ``make test``.
+    env = {name: value for name, value in os.environ.items() if name not in MAKE}
+    code = subprocess.Popen(argv, env=env, preexec_fn=killed_with_parent()).wait()
     return 128 - code if code < 0 else code
 
 
