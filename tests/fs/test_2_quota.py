@@ -308,14 +308,15 @@ def test_through_a_mount_it_is_the_write_that_fails(world: World, in_namespace: 
         assert (limited.backing / PUBLIC / "f").stat().st_size == written > LIMIT - 2 * 100_000
         told = os.statvfs(public)
         assert told.f_bavail * told.f_frsize < 2 * 100_000
-        (public / "f").unlink()
-        (public / "g").write_bytes(bytes(LIMIT // 2))
-        (public / "g").unlink()
 
-        def is_empty() -> bool:  # once the kernel has forgotten both
+        def is_empty() -> bool:  # once the kernel has released and forgotten the removed file
             told = os.statvfs(public)
             return told.f_bavail * told.f_frsize > LIMIT - 100_000
 
-        eventually(is_empty, "the space of removed files is free")
+        (public / "f").unlink()
+        eventually(is_empty, "the space of a removed file is free")
+        (public / "g").write_bytes(bytes(LIMIT // 2))
+        (public / "g").unlink()
+        eventually(is_empty, "the space of a removed file is free")
 
     in_namespace(body)
