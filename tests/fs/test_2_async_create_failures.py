@@ -3,52 +3,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from millpond.fs.client import async_create as edge
-
 from ..waiting import eventually
-from .caching_client import Client, Device, hold, make, shared
+from .caching_client import Client, Device, hold, make
 from .support import SOON, Cutting, Doing, Server, errno_of
+from .test_2_async_create import client, device, patience, public, server
 
-LEASE = 1.5
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with shared(tmp_path, LEASE) as made:
-        yield made
-
-
-@pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is told by the clock."""
-    monkeypatch.setattr(edge, "_TICK_SECONDS", 1000.0)
-
-
-@pytest.fixture
-def client(server: Server, patience: None) -> Iterator[Client]:
-    made = Client(server)
-    yield made
-    with contextlib.suppress(OSError):
-        made.close()
-
-
-@pytest.fixture
-def device(server: Server) -> Device:
-    return Device(server)
-
-
-@pytest.fixture
-def public(tmp_path: Path) -> Path:
-    return tmp_path / "public"
+__all__ = ["client", "device", "patience", "public", "server"]
 
 
 def test_a_lost_answer_is_told_again(client: Client, public: Path) -> None:

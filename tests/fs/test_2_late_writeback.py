@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,30 +15,17 @@ from millpond.fs.vfs.inode_api import page_writeback
 from millpond.fs.vfs.path_api import Handle
 
 from ..waiting import eventually
-from .caching_client import Client, Device, shared
+from .caching_client import Client, Device
 from .support import Doing, Server, errno_of
+from .test_2_recalls import client, device, server
 
-LONG = 120.0  # so that no lease ends by itself
-
-
-@pytest.fixture
-def server(top: Path) -> Iterator[Server]:
-    with shared(top, LONG) as made:
-        yield made
+__all__ = ["client", "device", "server"]
 
 
 @pytest.fixture
-def device(server: Server) -> Device:
-    return Device(server)
-
-
-@pytest.fixture
-def client(server: Server, device: Device) -> Iterator[Client]:
-    device.put(b"f", b"one")
-    device.put(b"g", b"another")
-    made = Client(server)
-    yield made
-    made.close()
+def lease() -> float:
+    """So long that no lease ends by itself."""
+    return 120.0
 
 
 @pytest.fixture

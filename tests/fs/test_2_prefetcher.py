@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,30 +18,11 @@ from millpond.fs.proto import file_ops as p
 from millpond.fs.vfs.inode_api import ROOT, Node
 from millpond.fs.vfs.path_api import MAX_TRANSFER, Attributes
 
-from .caching_client import Client, Device, shared
+from .caching_client import Client, Device
 from .support import SOON, Doing, Server, errno_of
+from .test_2_recalls import client, device, lease, server
 
-LEASE = 12.0
-
-
-@pytest.fixture
-def server(top: Path) -> Iterator[Server]:
-    with shared(top, LEASE) as made:
-        yield made
-
-
-@pytest.fixture
-def device(server: Server) -> Device:
-    return Device(server)
-
-
-@pytest.fixture
-def client(server: Server, device: Device) -> Iterator[Client]:
-    device.put(b"f", b"one")
-    device.put(b"g", b"another")
-    made = Client(server)
-    yield made
-    made.close()
+__all__ = ["client", "device", "lease", "server"]
 
 
 def ask(client: Client, names: Sequence[bytes], directory: Node | None = None) -> None:

@@ -40,8 +40,10 @@ REGISTERS = (
     nvme_defs.AQA,
     nvme_defs.ASQ,
     nvme_defs.ACQ,
+    at.MAGIC_REGISTER,
+    at.SIZE_REGISTER,
+    at.GENERATION_REGISTER,
 )
-VENDOR = (at.MAGIC_REGISTER, at.SIZE_REGISTER, at.GENERATION_REGISTER)
 EDGES = (0, 1, 2, 31, 32, 33, 0xFFFF, 0x10000, 2**31, 2**32 - 1)
 
 
@@ -257,7 +259,7 @@ class Mischief:
             notifier.notify()
 
     def _registers(self) -> None:
-        offset = self._random.choice(REGISTERS + VENDOR)
+        offset = self._random.choice(REGISTERS)
         struct.pack_into("<I", self._link.region.memory, offset, self._number(32))
         self._link.notifiers[ADMIN].notify()
 

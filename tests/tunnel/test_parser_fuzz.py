@@ -32,6 +32,8 @@ from millpond.tunnel.ring.nvme_defs import Opcode
 from millpond.tunnel.ring.queue_pair import ControllerQueue, HostQueue
 from millpond.tunnel.ring.region import QueueMemory, Region
 
+from .robust_random_peer import REGISTERS
+
 LAST_GENERATION = (1 << 62) - 1
 LAYOUT = Layout(4)
 _memory = memoryview(bytearray(LAYOUT.size))
@@ -177,16 +179,6 @@ def test_there_is_a_generation_after_any(generation: int) -> None:
 
 # Registers
 
-REGISTERS = [
-    nvme_defs.CAP,
-    nvme_defs.VS,
-    nvme_defs.CC,
-    nvme_defs.CSTS,
-    nvme_defs.AQA,
-    nvme_defs.ASQ,
-    nvme_defs.ACQ,
-]
-REGISTERS += [at.MAGIC_REGISTER, at.SIZE_REGISTER, at.GENERATION_REGISTER]
 writes = st.lists(st.tuples(st.sampled_from(REGISTERS), any_quad), max_size=4)
 
 

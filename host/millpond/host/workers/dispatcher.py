@@ -69,6 +69,7 @@ class Dispatcher:
     ) -> None:
         self.rank, self.worker = rank, worker
         self.task: GradientTask | None = None
+        self._abandoned = ""
         self._events = events
         self._tasks: queue.SimpleQueue[tuple[GradientTask, float, float] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"dispatcher {worker.name}", daemon=True)
@@ -84,6 +85,11 @@ class Dispatcher:
     def end(self) -> None:
         """Accept no more tasks; the worker is the caller's again."""
         self._tasks.put(None)
+
+    def abandon(self, reason: str) -> None:
+        """Close the worker; its loss is reported with ``reason``."""
+        self._abandoned = reason
+        self.worker.close()
 
     def _run(self) -> None:
         while (given := self._tasks.get()) is not None:
@@ -106,4 +112,4 @@ class Dispatcher:
         except Exception as error:
             if not isinstance(error, (MillpondError, OSError)):
                 log.exception("worker %s: internal error", self.worker.name)
-            return WorkerLoss(self, task, str(error), for_good=False)
+            return WorkerLoss(self, task, self._abandoned or str(error), for_good=False)

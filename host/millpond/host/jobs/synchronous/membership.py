@@ -57,7 +57,6 @@ class Membership:
         self._profiles: dict[int, Profile] = {}
         self._begun = False
         self._losses: Counter[int] = Counter()  # in a row, by rank, in steps
-        self._silent: set[Dispatcher] = set()
         self._looked = self._trust_after = time.monotonic()
         self._profiler = engine.profiler = Profiler(self._measured, self.lost)
 
@@ -106,12 +105,7 @@ class Membership:
         rank, supervisor = loss.dispatcher.rank, self._group.supervisor(loss.dispatcher.rank)
         self._losses[rank] += 1
         often = self._losses[rank] >= LOSSES
-        reason = loss.reason
-        if loss.dispatcher in self._silent:  # its connection was closed here, which is no reason to a user
-            self._silent.remove(loss.dispatcher)
-            reason = f"its agent was silent for {SILENCE_SECONDS:g} s"
-        if often:
-            reason += f", for the {LOSSES}rd time in a row"
+        reason = f"{loss.reason}, for the {LOSSES}rd time in a row" if often else loss.reason
         self._log.warning("it goes on without %s: %s", loss.dispatcher.worker.name, reason)
         self._planner.leave(rank)
         loss.dispatcher.end()
@@ -132,8 +126,7 @@ class Membership:
         for dispatcher in (*self._engine.outstanding(), *self._profiler.dispatchers):
             device = self._context.devices.get(dispatcher.worker.name)
             if device is not None and device.silence > SILENCE_SECONDS:
-                self._silent.add(dispatcher)
-                dispatcher.worker.close()  # its dispatcher reports the loss
+                dispatcher.abandon(f"its agent was silent for {SILENCE_SECONDS:g} s")
 
     def close(self) -> None:
         """End all dispatchers."""
