@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import re
+import resource
 import signal
 import socket
 import time
@@ -43,6 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the effort before test modules read it, and divide the tests if several processes share them."""
     effort.choose(config.getoption("--effort"))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # one process has the worlds of a thousand tests
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if COVERAGE in os.environ:  # make coverage: sandboxed processes and zygotes measure themselves, too
         sandbox_exec.KEPT_VARIABLES.append(COVERAGE)
     if plugin := schedule.plugin(config):

@@ -265,14 +265,18 @@ def test_a_volume_is_shown_and_checked(mounted: Mounted, tmp_path: Path) -> None
     mounted.sh(f"rm {part}")
     assert mounted.any("millpond", "umount", tmp_path).code == 0
     assert found["device"] == "csd1" and found["private_bytes"] > 0
-    status, (mount,) = found["status"], found["mounts"]
+    status = found["status"]
     assert status["quota"] is None and status["used"] > 0 and status["files"] > 1 and status["device"]
     assert status["sandbox"].startswith("Landlock: ")
     assert any(client["connected"] for client in status["clients"])
-    assert mount["mountpoint"] == str(tmp_path) and mount["dirty"] == 0
-    assert mount["latencies"]["walk"]["requests"] > 0
-    for words in ("no quota", "device's mount  present", "write-through", "median", "files, clean"):
-        assert words in shown, words
+    words = ["no quota", "device's mount  present", "files, clean"]
+    if os.geteuid() == 0:  # the mount of an ordinary user serves its statistics while it is busy only
+        (mount,) = found["mounts"]
+        assert mount["mountpoint"] == str(tmp_path) and mount["dirty"] == 0
+        assert mount["latencies"]["walk"]["requests"] > 0
+        words += ["write-through", "median"]
+    for text in words:
+        assert text in shown, text
     assert f"{part} is an unfinished copy, last written 3 days ago" in checked.out
     assert (checked.code, checked.err) == (1, "") and "findings: 1" in checked.out
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,7 +69,9 @@ class LedgerCounters:
         """Make counters that end with the processes that hold them."""
         descriptor = os.memfd_create("ledger")
         os.ftruncate(descriptor, mmap.PAGESIZE)
-        return cls(descriptor)
+        made = cls(descriptor)
+        weakref.finalize(made, os.close, descriptor)
+        return made
 
     def add(self, index: int, count: int) -> None:
         """Add ``count`` to a counter."""
