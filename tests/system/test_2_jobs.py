@@ -65,6 +65,27 @@ def test_digits_twice_come_to_the_same_bits(fleet: Emulation) -> None:
     assert "\x1b" not in results[0].out
 
 
+def test_an_ended_job_goes_on_where_it_was(fleet: Emulation) -> None:
+    job_file = fleet.write_job("ended", rounds=8)
+    with fleet.pace() as pace, fleet.client() as client:
+        number = fleet.submit(job_file)
+        fleet.wait_for_rounds(number, 2)
+        assert fleet.millpond("resume", str(number)).code == 2
+        client.stop(number)
+        assert fleet.wait_for_end(number)[0].state == "stopped"
+        pace.hurry()
+        result = fleet.millpond("resume", str(number))
+        assert result.code == 0, result
+        log = (fleet.fleet.job_directory(number) / "job.log").read_text()
+        assert "resumed after round 2" in log or "resumed after round 3" in log
+        assert "say up to how many rounds" in fleet.millpond("resume", str(number)).err
+        further = fleet.millpond("resume", str(number), "--rounds", "10")
+        straight = fleet.millpond("train", fleet.write_job("straight", rounds=10))
+    models = [load_file(trained(each, fleet)) for each in (further, straight)]
+    assert all((models[0][name] == models[1][name]).all() for name in models[1])
+    assert [result.round for result in fleet.progress(number)[1]] == list(range(1, 11))
+
+
 def test_a_model_of_the_users_own(fleet: Emulation) -> None:
     result = fleet.millpond("train", fleet.base / "mymodel.toml")
     state = load_file(trained(result, fleet))

@@ -271,9 +271,9 @@ def test_a_model_whose_gradients_are_nan_fails_the_job_in_one_line(fleet: Emulat
     result = fleet.millpond(command, job_file(fleet, f"nan-{command}", "epochs = 2", code=NAN_MODEL))
     assert result.code == 3, result
     (line,) = result.err.splitlines()
-    assert "no worker is left" in line
+    assert "fewer than 2 devices take part" in line
     for name in ("host", *DEVICES):
-        assert f"{name}: update refused: a gradient is" in line
+        assert f"{name}: update refused: a value is not finite" in line
 
 
 def test_a_device_with_bad_samples_is_out_of_the_job_and_others_learn(fleet: Emulation) -> None:
@@ -335,4 +335,4 @@ def test_a_killed_keeper_costs_the_steps_since_the_last_checkpoint(fleet: Emulat
         info, rounds = fleet.wait_for_end(number)
     assert info.state == "done", info
     assert whole(rounds) and len(rounds) == 2, rounds
-    assert not list(fleet.fleet.job_directory(number).glob("*step-*"))  # the model is there instead
+    assert len(list(fleet.fleet.job_directory(number).glob("*step-*"))) == 1  # to go on from

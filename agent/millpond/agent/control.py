@@ -14,16 +14,17 @@ from pathlib import Path
 from millpond.agent import gate as gates
 from millpond.agent import load
 from millpond.agent.config import AgentConfig
-from millpond.agent.job_worker import JobWorker, check_folders
+from millpond.agent.job_worker import JobWorker
 from millpond.agent.launched_script import LaunchedScripts
 from millpond.agent.log_lines import LogLines
+from millpond.agent.policy import StateAnswers, check_job
 from millpond.agent.tickets import Tickets
 from millpond.agent.volume import VolumeServer
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConfigError, ConnectionLost, ProtocolError, Refused
 from millpond.fs.store.usage import private_bytes
 from millpond.train.job import spec
-from millpond.train.protocol import PrepareWorker
+from millpond.train.protocol import PrepareWorker, WarmUp
 from millpond.train.worker.start import workers_zygote
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import (
@@ -40,7 +41,7 @@ from millpond.wire.control_messages import (
     Ticket,
 )
 from millpond.wire.launch_messages import Launch
-from millpond.wire.messages import Failure, Message
+from millpond.wire.messages import Failure, Message, Ok
 
 log = logging.getLogger(__name__)
 REPLY_SECONDS = 10.0
@@ -72,6 +73,7 @@ class AgentService:
         self.tickets: Tickets[Purpose] = Tickets(lambda: os.urandom(32))
         self.zygote = workers_zygote(config.zygote_idle)
         self._meter = load.meter(config)
+        self._answers = StateAnswers(config.policy.answers_per_state)
         self._lock = threading.Lock()
         self._workers: list[JobWorker] = []
         self._greeted = False
@@ -146,24 +148,29 @@ class AgentService:
             lines, count = self.log_lines.since(after.number if after.boot == self.boot else 0)
         return Log(lines, LogPosition(self.boot, count))
 
+    def _warm_up(self, _request: Message) -> Message:
+        self.zygote.warm_up()
+        return Ok()
+
     _ANSWERS: dict[type[Message], Callable[[AgentService, Message], Message]] = {  # noqa: RUF012 - never changed
         Hello: _hello,
         GetLoad: _load,
         GetLedger: _ledger,
         GetTicket: _ticket,
         GetLog: _log,
+        WarmUp: _warm_up,
     }
 
     def _run_job(self, request: PrepareWorker, host: Channel) -> None:
         """Run a job's worker for as long as the host holds this connection."""
         worker = None
         try:
-            spec.check(request.job, "the job")
-            check_folders(request.folders)
-            worker = JobWorker(self.config, request.job.name, self.zygote)
+            spec.check_work(request.work, "the job")
+            check_job(self.config.policy, self.config.name, request)
+            worker = JobWorker(self.config, request, self.zygote, self._answers)
             self._workers.append(worker)
             log.info("job %s: worker started", worker.name)
-            ready = worker.prepare(request, host)
+            ready = worker.prepare(host)
             ticket = self.issue(Purpose(worker), request.tls)
             host.send(replace(ready, token=ticket.token, tls=ticket.tls), Deadline.after(REPLY_SECONDS))
             self._wait_for_end(host)
@@ -173,7 +180,7 @@ class AgentService:
             host.send(Failure("model", str(error)), Deadline.after(REPLY_SECONDS))
         except OSError as error:  # a full flash, most likely
             text = f"the worker cannot be started: {error.strerror or error}"
-            log.error("job %s: %s", request.job.name, text)
+            log.error("job %s: %s", request.work.name, text)
             host.send(Failure("device", text), Deadline.after(REPLY_SECONDS))
         finally:
             if worker:

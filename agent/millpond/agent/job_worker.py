@@ -13,30 +13,35 @@ import os
 import select
 import socket
 import threading
-from pathlib import Path, PurePosixPath
+from collections.abc import Sequence
+from pathlib import Path
 
+from millpond.agent import error_reports
 from millpond.agent.config import AgentConfig
+from millpond.agent.policy import ExchangeGuard, StateAnswers
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
+from millpond.fs.store.layout import PUBLIC
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.progress import HANG_SECONDS, processor_time
 from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import (
-    Compute,
-    Computed,
-    GetInitial,
-    Initial,
+    METRICS,
+    PART_VALUES,
+    Fetch,
+    Folder,
+    Part,
     PrepareWorker,
     Ready,
-    Train,
-    Trained,
+    Update,
+    Work,
 )
+from millpond.train.state import layout
 from millpond.train.worker.start import start_worker
 from millpond.wire.channel import Channel
-from millpond.wire.framing import Head, Limits
-from millpond.wire.messages import Failure, Message
+from millpond.wire.messages import Failure
 
 log = logging.getLogger(__name__)
 
@@ -45,115 +50,110 @@ SEND_SECONDS = 60.0
 SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 _DIED = "the worker process died; the job's log on the device may say why"
 _HANGS = "the worker process hangs: it has not used its processor for {:.1f} s"
-_REPLY_WITH_PARAMETERS = (Trained, Initial)
-_BULK_REQUESTS = (Train, GetInitial, Compute)
+_PART = 4 * PART_VALUES
+_LONGEST_TEXT = 1000
 
 
 class HostLeft(ConnectionLost):
     """The host has ended its connection; its worker is of no more use."""
 
 
-def check_folders(folders: tuple[str, ...]) -> None:
-    """Refuse data folders that lead out of the volume."""
-    for folder in folders:
-        path = PurePosixPath(folder)
-        if path.is_absolute() or ".." in path.parts:
-            raise Refused("", "data", f"the data folder '{folder}' is not inside the volume")
-
-
 class JobWorker:
     """The worker process of one job, a fork of ``zygote``. ``prepare`` comes first; then ``relay`` relays
-    each bulk request.
+    each bulk request. The state and the values of updates lie in memory that the agent shares with the
+    worker. Answers at one state are counted in ``answers``.
     """
 
-    def __init__(self, config: AgentConfig, name: str, zygote: Zygote) -> None:
-        self.name = name
+    def __init__(
+        self, config: AgentConfig, request: PrepareWorker, zygote: Zygote, answers: StateAnswers
+    ) -> None:
+        self.name, self._request = request.work.name, request
+        self._config, self._answers = config, answers
+        self._guard: ExchangeGuard | None = None
+        self._size = 4 * layout.size(request.tensors)
         ours, theirs = socket.socketpair()
-        self._state: memory.SharedBuffer | None = None
-        self._sums: memory.SharedBuffer | None = None
-        self._channel = Channel(ours, f"the worker of {name}", limits=Limits(payload=1 << 34))
-        self._size = 0
+        self._channel = Channel(ours, f"the worker of {self.name}")
         self._busy = threading.Lock()
         with contextlib.ExitStack() as failed, theirs:
             failed.callback(self._channel.close)
-            self._shared = [memory.make(f"{what} of {name}") for what in ("state", "sums")]
+            self._shared = [memory.make(f"{what} of {self.name}") for what in ("state", "values")]
             failed.callback(self._close_shared)
-            log_file = Path(config.state, "jobs", f"{name}.log")
+            self._state, self._values = (memory.map_first(d, self._size) for d in self._shared)
+            log_file = Path(config.state, "jobs", f"{self.name}.log")
             options = ["--root", config.volume, "--errors", config.privacy.errors]
             self._process = start_worker(
-                zygote, _sandbox(config), log_file, theirs.fileno(), self._shared, *options
+                zygote, _sandbox(config, request.folders), log_file, theirs.fileno(), self._shared, *options
             )
             failed.pop_all()
 
-    def prepare(self, request: PrepareWorker, host: Channel) -> Ready:
+    def prepare(self, host: Channel) -> Ready:
         """Have the worker build the model and load its data. Raises Refused with the worker's reason."""
         try:
-            self._channel.send(request, Deadline.after(SEND_SECONDS))
+            self._channel.send(self._request, Deadline.after(SEND_SECONDS))
             self._wait_for_worker(host, Deadline.after(PREPARE_SECONDS))
             ready = self._channel.expect(Ready, Deadline.after(SEND_SECONDS))
         except HostLeft:
             raise
         except ConnectionLost:
             raise Refused("", "worker", _DIED) from None
-        self._size = 4 * ready.size
-        if request.role == "steps":
-            try:
-                os.ftruncate(self._shared[0], self._size)
-                self._state, self._sums = (memory.map_second(d, self._size) for d in self._shared)
-            except (OSError, ValueError) as error:
-                raise ProtocolError(f"{self._channel.peer}: {error}") from None
-        return ready
+        except Refused as error:
+            found = self._rebuilt(Failure(error.code, error.text))
+            raise Refused("", found.code, found.text) from None
+        self._guard = ExchangeGuard(self._config.policy, self._answers, self._request.folders, ready.parts)
+        return Ready(ready.parts, self._config.policy.least_samples)
 
     def relay(self, host: Channel) -> None:
-        """Relay bulk requests and replies until the host closes. Raises RemoteError."""
-        buffer = bytearray(self._size)
+        """Serve the exchanges of the host until it closes. Raises RemoteError."""
         with self._busy:
             while True:
                 request = host.receive(NEVER)
-                if not isinstance(request.message, _BULK_REQUESTS):
+                if isinstance(request.message, Work):
+                    self._train(request.message, request.payload_size, host)
+                elif isinstance(request.message, Fetch) and not request.payload_size:
+                    self._send_parts(request.message, host)
+                else:
                     raise ProtocolError(f"'{request.message.NAME}' has no place on a bulk connection")
-                if isinstance(request.message, Compute):
-                    self._compute(request, host)
-                    continue
-                self._forward(request.message, request.payload_size, host, self._channel, buffer)
-                self._wait_for_worker(host, NEVER)
-                try:
-                    reply = self._channel.receive(NEVER)
-                except ConnectionLost:
-                    host.send(Failure("worker", _DIED), Deadline.after(SEND_SECONDS))
-                    raise
-                if not isinstance(reply.message, (*_REPLY_WITH_PARAMETERS, Failure)):
-                    raise ProtocolError(f"the worker sent '{reply.message.NAME}', which may not leave")
-                self._forward(reply.message, reply.payload_size, self._channel, host, buffer)
 
-    def _compute(self, request: Head, host: Channel) -> None:
-        """Relay a step: the state and the sums lie in memory that the agent and the worker share."""
-        state, sums = self._state, self._sums
-        if request.payload_size != self._size or state is None or sums is None:
-            raise ProtocolError(f"{host.peer} sent {request.payload_size} bytes of state, not {self._size}")
-        deadline = Deadline.after(SEND_SECONDS + self._size / SLOWEST)
-        host.receive_into(state.data, deadline)
-        self._channel.send(request.message, deadline)
+    def _train(self, request: Work, size: int, host: Channel) -> None:
+        if size != self._size:
+            raise ProtocolError(f"{host.peer} sent {size} bytes of state, not {self._size}")
+        deadline = Deadline.after(SEND_SECONDS + size / SLOWEST)
+        host.receive_into(self._state.data, deadline)
+        try:
+            assert self._guard is not None  # no ticket is issued before
+            self._guard.check(request, self._state.data)
+        except Refused as error:
+            host.send(Failure(error.code, error.text), Deadline.after(SEND_SECONDS))
+            return
+        self._channel.send(request, deadline)
         self._wait_while_busy(host)
         try:
             reply = self._channel.receive(Deadline.after(SEND_SECONDS))
         except ConnectionLost:
             host.send(Failure("worker", _DIED), Deadline.after(SEND_SECONDS))
             raise
-        if not isinstance(reply.message, (Computed, Failure)) or reply.payload_size:
+        if not isinstance(reply.message, (Update, Failure)) or reply.payload_size:
             raise ProtocolError(f"the worker sent '{reply.message.NAME}', which may not leave")
-        payload = sums.part(0, self._size) if isinstance(reply.message, Computed) else b""
-        host.send(reply.message, Deadline.after(SEND_SECONDS + self._size / SLOWEST), payload)
+        message = self._rebuilt(reply.message) if isinstance(reply.message, Failure) else reply.message
+        if isinstance(message, Update) and set(message.metrics) != set(METRICS):
+            raise ProtocolError("the worker sent metrics that were not declared")
+        host.send(message, Deadline.after(SEND_SECONDS))
 
-    def _forward(
-        self, message: Message, size: int, source: Channel, target: Channel, buffer: bytearray
-    ) -> None:
-        if size not in (0, len(buffer)):
-            raise ProtocolError(f"{source.peer} sent {size} bytes of parameters; the model has {len(buffer)}")
-        payload = memoryview(buffer)[:size]
-        seconds = SEND_SECONDS + size / SLOWEST
-        source.receive_into(payload, Deadline.after(seconds))
-        target.send(message, Deadline.after(seconds), payload)
+    def _rebuilt(self, failure: Failure) -> Failure:
+        """Return the part of the worker's report that may leave."""
+        if self._config.privacy.errors == "full":
+            return Failure(failure.code[:20], failure.text[:_LONGEST_TEXT])
+        names = [folder.path for folder in self._request.folders]
+        return error_reports.rebuilt(failure, names, self._request.code)
+
+    def _send_parts(self, request: Fetch, host: Channel) -> None:
+        start, stop = 4 * request.start, 4 * request.stop
+        if not 0 <= start < stop <= self._size:
+            raise ProtocolError(f"{host.peer} wants values {request.start} to {request.stop} of an update")
+        if self._guard:
+            self._guard.answered()
+        for place in range(start, stop, _PART):  # the host may take its time: other updates come first
+            host.send(Part(place // 4), NEVER, self._values.part(place, min(_PART, stop - place)))
 
     def _wait_for_worker(self, host: Channel, deadline: Deadline) -> None:
         """Wait until the worker answers, or raise ConnectionLost as soon as the host has gone."""
@@ -194,10 +194,15 @@ class JobWorker:
             os.close(descriptor)
 
 
-def _sandbox(config: AgentConfig) -> Sandbox:
-    volume = Path(config.volume)
+def _sandbox(config: AgentConfig, folders: Sequence[Folder]) -> Sandbox:
+    """Return the worker's sandbox: of the volume it has the public part, and of the private one the folders
+    of its job alone. The host can make symbolic links in public, which lead nowhere in the sandbox.
+    """
+    volume = Path(config.volume).resolve()
+    found = {volume / PUBLIC, *(volume / folder.path for folder in folders if not folder.public)}
+    within = [path for path in found if path.is_dir() and path.resolve() == path]
     return Sandbox(
-        binds=(*system_binds(), *python_binds(), Bind(volume, volume)),
+        binds=(*system_binds(), *python_binds(), *(Bind(path, path) for path in sorted(within))),
         own_network=True,
         own_pids=True,
         uid=config.users.worker,

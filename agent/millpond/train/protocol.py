@@ -1,90 +1,173 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the messages between a coordinator and a worker, on the host or (relayed by its agent) a device."""
+"""Pure: the messages between a coordinator and a worker, on the host or (relayed by its agent) a device.
+
+An exchange is Work, answered by Update, whose values are then fetched in parts. Between a worker process and
+its parent (the agent or the host daemon) the state and the values lie in shared memory, float32 [size] each;
+between an agent and the host they follow their messages.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
-from millpond.train.job.spec import Job
+from millpond.train.balance.data_plan import Ranges
+from millpond.train.job.spec import OptimizerSpec, WorkSpec
 from millpond.train.state.layout import Tensor
 from millpond.wire.messages import Kind, Message, message
+
+PART_VALUES: Final = 1 << 17
+"""The most values of one part of an update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder of samples: ``path`` is relative to the volume on a device, absolute on the host. The samples
+    are those of device ``source``, ``public`` or private ones.
+    """
+
+    path: str
+    source: str
+    public: bool = False
+
+
+@message("warm-up")
+@dataclass(frozen=True, slots=True)
+class WarmUp(Message):
+    """Load what workers need, because one will soon be prepared; answered by Ok at once."""
 
 
 @message("prepare")
 @dataclass(frozen=True, slots=True)
 class PrepareWorker(Message):
-    """Build the model and load the samples; answered by Ready. A worker of the ``role`` "rounds" trains
-    rounds of a federated job, one of "steps" computes gradients for a synchronous job, and the
-    "parameter_server" holds that job's model and optimizer.
-
-    ``folders`` are the data folders (relative to the volume on a device, absolute on the host; none for a
-    worker that only evaluates), ``code`` the files of the user's model by name. ``states`` is the number of
-    states that the shared memory of a synchronous job has.
+    """Build the model, whose state must be of ``tensors``, and load the samples of ``folders``; answered by
+    Ready. ``code`` has the files of the user's model by name. A worker on the host has ``states`` states in
+    its shared memory.
     """
 
-    job: Job
+    work: WorkSpec
     worker: str
-    folders: tuple[str, ...]
+    folders: tuple[Folder, ...]
     code: dict[str, str]
+    tensors: tuple[Tensor, ...]
     tls: bool = False
-    role: Literal["rounds", "steps", "parameter_server"] = "rounds"
     states: int = 1
 
 
 @message("ready", Kind.METRICS)
 @dataclass(frozen=True, slots=True)
 class Ready(Message):
-    """The worker can train on ``samples`` samples. The model's state is ``size`` float32 values.
-
-    ``token`` (from an agent only) entitles to the bulk connection for Train; encrypted if ``tls``. ``parts``
-    are the numbers of samples by folder, ``shape`` is the shape of one sample.
+    """The worker can train; ``parts`` are the numbers of samples by folder. From an agent only: ``least`` is
+    the least number of private samples that an answer covers, unless it covers none; ``token`` entitles to
+    the bulk connection for Work, encrypted if ``tls``.
     """
 
-    samples: int
-    tensors: tuple[Tensor, ...]
-    size: int
-    parts: tuple[int, ...] = ()
-    shape: tuple[int, ...] = ()
+    parts: tuple[int, ...]
+    least: int = 1
     token: bytes = b""
     tls: bool = False
 
+    @property
+    def samples(self) -> int:
+        """The number of all samples."""
+        return sum(self.parts)
 
-@message("initial.get")
+
+@message("work", payload=Kind.PARAMETERS)
 @dataclass(frozen=True, slots=True)
-class GetInitial(Message):
-    """Ask for the seeded initial state; answered by Initial."""
+class Work(Message):
+    """Train from the payload, the flat float32 state; answered by Update.
+
+    ``ranges`` are positions in the order of each folder's samples in ``epoch``, see ``data_plan.order``: the
+    worker itself computes the samples that lie there. With ``synthetic`` it makes so many up instead.
+    ``seed`` is for the model's random draws, ``state`` the number of the state in shared memory.
+    """
+
+    exchange: int
+    seed: int
+    epoch: int
+    ranges: tuple[Ranges, ...]
+    synthetic: int = 0
+    state: int = 0
+
+    @property
+    def samples(self) -> int:
+        """The number of samples of the exchange."""
+        return self.synthetic or sum(stop - start for folder in self.ranges for start, stop in folder)
 
 
-@message("initial", payload=Kind.PARAMETERS)
+@message("update", Kind.METRICS)
 @dataclass(frozen=True, slots=True)
-class Initial(Message):
-    """Payload: the flat float32 state."""
+class Update(Message):
+    """The head of an update. Its values are flat float32 in the state's layout: of each parameter the sum of
+    its gradients over ``samples`` samples, or the difference that local training made times ``samples``; of
+    each buffer (running statistics) its change times ``samples``.
 
+    No value exceeds ``largest``, and ``norm`` is their L2 norm. ``metrics`` are sums over the samples.
+    ``busy`` is the part of the processor that other work took meanwhile, 0 to 1, NaN if it is not known,
+    ``peak`` the worker's high-water mark of memory, in bytes.
+    """
 
-@message("train", payload=Kind.PARAMETERS)
-@dataclass(frozen=True, slots=True)
-class Train(Message):
-    """Train one round from the payload, the flat float32 state; answered by Trained."""
-
-    round: int
-
-
-@message("trained", Kind.METRICS, payload=Kind.PARAMETERS)
-@dataclass(frozen=True, slots=True)
-class Trained(Message):
-    """Payload: the flat float32 state after the round. ``loss`` is the mean over the round's samples."""
-
-    round: int
+    exchange: int
     samples: int
-    loss: float
+    largest: float
+    norm: float
     seconds: float
+    busy: float
+    peak: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    encoding: Literal["float32"] = "float32"
 
 
-@message("evaluate", payload=Kind.PARAMETERS)
+METRICS: Final = ("loss",)
+"""The names of an update's metrics."""
+
+
+@message("fetch")
+@dataclass(frozen=True, slots=True)
+class Fetch(Message):
+    """Ask for the values from ``start`` to ``stop`` of the last update; answered by Parts, in order."""
+
+    start: int
+    stop: int
+
+
+@message("part", payload=Kind.PARAMETERS)
+@dataclass(frozen=True, slots=True)
+class Part(Message):
+    """Payload: values of an update from ``start`` on, at most PART_VALUES."""
+
+    start: int
+
+
+# The messages below are between the host daemon and its parameter server, a process of its own.
+
+
+@message("server.prepare")
+@dataclass(frozen=True, slots=True)
+class PrepareServer(Message):
+    """Build the model and its optimizer; answered by ServerReady. ``states`` is the number of states in the
+    shared memory.
+    """
+
+    work: WorkSpec
+    optimizer: OptimizerSpec
+    code: dict[str, str]
+    states: int = 1
+
+
+@message("server.ready", Kind.METRICS)
+@dataclass(frozen=True, slots=True)
+class ServerReady(Message):
+    """The model's state is of ``tensors``, and the first state in shared memory is the seeded one."""
+
+    tensors: tuple[Tensor, ...]
+
+
+@message("evaluate")
 @dataclass(frozen=True, slots=True)
 class Evaluate(Message):
-    """Score the payload, a flat float32 state, on the held-out samples of ``folder``; answered by Score."""
+    """Score the state on the held-out samples of ``folder``; answered by Score."""
 
     folder: str
 
@@ -99,61 +182,22 @@ class Score(Message):
     samples: int
 
 
-# The messages below belong to synchronous jobs. Between a worker process and its parent (the agent or the
-# host daemon), the vectors that are called payload lie in shared memory: states, float32 [states, size],
-# written on the host by the parameter server and on a device by the agent; sums, float32 [size], in memory of
-# each worker's own. Between an agent and the host these vectors follow the messages.
-
-
-@message("compute", payload=Kind.PARAMETERS)
-@dataclass(frozen=True, slots=True)
-class Compute(Message):
-    """Compute gradients at the payload, the flat float32 state; answered by Computed.
-
-    ``samples`` has the indices to take, by folder of Prepare. ``seed`` is for the model's random draws.
-    ``state`` is the number of the state in shared memory.
-    """
-
-    step: int
-    seed: int
-    samples: tuple[tuple[int, ...], ...]
-    state: int = 0
-
-
-@message("computed", Kind.METRICS, payload=Kind.PARAMETERS)
-@dataclass(frozen=True, slots=True)
-class Computed(Message):
-    """Payload: flat float32 in the state's layout: of each parameter the sum of its gradients over
-    ``samples`` samples, of each buffer (running statistics) its change times ``samples``.
-
-    ``loss`` is a sum, too. ``busy`` is the part of the processor that other work took meanwhile, 0 to 1, NaN
-    if it is not known, ``peak`` the worker's high-water mark of memory, in bytes.
-    """
-
-    step: int
-    samples: int
-    loss: float
-    seconds: float
-    busy: float
-    peak: int
-
-
-@message("apply", payload=Kind.PARAMETERS)
+@message("apply")
 @dataclass(frozen=True, slots=True)
 class Apply(Message):
     """Ask the parameter server for one step of the optimizer, at ``factor`` times its learning rate, with the
-    payload, a mean in Computed's layout. The new state is the one with number ``state``; if that is another
-    than the last, the last stays as it is. Answered by StepApplied.
+    mean in shared memory. The new state is the one with number ``state``; if that is another than the last,
+    the last stays as it is. Answered by StepApplied.
     """
 
     factor: float
     state: int = 0
 
 
-@message("applied", payload=Kind.PARAMETERS)
+@message("applied")
 @dataclass(frozen=True, slots=True)
 class StepApplied(Message):
-    """Payload: the flat float32 state after the step, which took the optimizer ``seconds``."""
+    """The new state is in shared memory; the step took the optimizer ``seconds``."""
 
     seconds: float
 

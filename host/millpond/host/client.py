@@ -128,6 +128,10 @@ class DaemonClient:
         """Stop a job and wait until it has stopped."""
         self._call(daemon.StopJob(job), Ok, Deadline.after(2 * ANSWER_SECONDS))
 
+    def resume(self, job: int, rounds: int | None = None) -> None:
+        """Resume a job that was stopped or has failed, or continue a done one up to ``rounds`` rounds."""
+        self._call(daemon.ResumeJob(job, rounds), Ok, self._deadline)
+
     def dial(self, device: str, port: int) -> socket.socket:
         """Return a TCP connection to the device's port, through its tunnel."""
         self._call(daemon.Dial(device, port), Ok, self._deadline)

@@ -18,9 +18,9 @@ from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.forwarding import Forwarding
 from millpond.host.fleet.mounts import VolumeMounts
+from millpond.host.jobs.context import JobContext
 from millpond.host.jobs.energy import FleetMeters
 from millpond.host.jobs.service import JobService
-from millpond.host.jobs.worker_group import JobContext
 from millpond.host.launch.service import LaunchService
 from millpond.host.model.jobs import HOST
 from millpond.host.server import DaemonServer

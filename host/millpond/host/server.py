@@ -184,6 +184,10 @@ class DaemonServer:
         self._jobs.stop(request.job)
         client.send(Ok(), Deadline.after(REPLY_SECONDS))
 
+    def _resume(self, client: Channel, request: daemon.ResumeJob, deadline: Deadline) -> None:
+        self._jobs.restart(request.job, request.rounds)
+        client.send(Ok(), deadline)
+
     _HANDLERS: Mapping[type[Message], Callable[..., None]] = {
         daemon.GetDevices: _get_devices,
         daemon.GetTunnel: _get_tunnel,
@@ -197,6 +201,7 @@ class DaemonServer:
         daemon.GetNewLogOf: _get_new_log,
         daemon.GetCurves: _get_curves,
         daemon.StopJob: _stop,
+        daemon.ResumeJob: _resume,
         StartLaunch: _launch,
     }
 

@@ -6,17 +6,21 @@ import signal
 import sys
 
 from millpond.agent import daemon
-from millpond.train.protocol import Trained
+from millpond.train.protocol import Part, Update
 from millpond.wire.channel import Channel
 from millpond.wire.framing import encode
 
 _send = Channel.send
+_round = 0
 
 
 def send(self, message, deadline, payload=b""):
-    if isinstance(message, Trained) and message.round == 2 and self.sock.family.name == "AF_INET":
-        self.sock.sendall(encode(message, len(payload)))
-        self.sock.sendall(payload[: len(payload) // 2])
+    global _round
+    if self.sock.family.name == "AF_INET" and isinstance(message, Update):
+        _round = message.exchange
+    if isinstance(message, Part) and _round == 2:
+        self.sock.sendall(encode(message, payload.size))
+        self.sock.sendall(payload.data[: payload.size // 2])
         os.kill(os.getpid(), signal.SIGKILL)
     _send(self, message, deadline, payload)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pure: synchronous training of a fleet, simulated: batch policies under changing loads, to 10,000 devices.
 
-The simulation follows ``millpond.host.jobs.synchronous.step_engine``. In each step, a free worker begins with
+The simulation follows ``millpond.host.jobs.training.exchange_engine``. In each step, a free worker begins with
 its batch, and a worker that sits out with one that no step waits for. The step ends when all others are done,
 or at the deadline. A late worker goes on, its sums count in the step in which it is done, and it begins again
 with as much as it can do in the rest of that step. The share of a processor that other work takes is known

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from millpond.base.errors import LocalError
 
+TRANSIENT = (errno.ENOTCONN, errno.ECONNABORTED, errno.ESTALE, errno.EIO, errno.ETIMEDOUT)
+"""Errors of the operating system that another try may mend, as when a mount was lost."""
 _USUAL = ("images.npy", "labels.npy")
 
 
@@ -15,8 +18,10 @@ class DataError(LocalError):
     that do not come from the job.
     """
 
-    def __init__(self, text: str, *found: str) -> None:
+    def __init__(self, text: str, *found: str, transient: bool = False) -> None:
+        """``transient`` if another try may read the samples, as when their mount was lost."""
         super().__init__(text)
+        self.transient = transient
         self._found = [name for name in found if Path(name).name not in _USUAL]
 
     @property

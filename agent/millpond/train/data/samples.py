@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.train.data.errors import DataError
+from millpond.train.data.errors import TRANSIENT, DataError
 
 Array = NDArray[Any]
 Pair = tuple[Array, Array]
@@ -134,7 +134,7 @@ def _content(root: Path, name: str) -> bytes:
                 raise DataError(f"{name} is larger than {_LARGEST} bytes", name)
             return file.read(size)
     except OSError as error:
-        raise DataError(f"{name}: {error.strerror}", name) from None
+        raise DataError(f"{name}: {error.strerror}", name, transient=error.errno in TRANSIENT) from None
 
 
 def _partner(root: Path, folder: str, name: str) -> str:

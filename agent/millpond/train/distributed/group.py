@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from millpond.base.errors import LocalError
-from millpond.train.balance.data_plan import DataPlan, Pool, Share
+from millpond.train.balance.curve import Ints
+from millpond.train.balance.data_plan import DataPlan, Pool, Share, order
 from millpond.train.distributed.allreduce import AllReduce, ExchangeStep
 from millpond.train.distributed.tuner import BatchTuner
 
@@ -71,13 +72,17 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of an epoch. Raises LocalError when a batch's loss was not given to ``step``."""
-        plan = DataPlan(self._seed, self._epoch, self._pools, len(self._tuner.batches))
+        plan = DataPlan(self._pools, len(self._tuner.batches))
+        orders = [
+            order(pool.count, self._seed, self._epoch, str(number), False)
+            for number, pool in enumerate(self._pools)
+        ]
         self._epoch += 1
         position = plan.begin()
         while any(left := plan.left(position)):
             position, shares = plan.deal(position, self._tuner.among(self._able(left)))
             work = _Work(shares[self._rank].size, time.perf_counter(), self._tuner)
-            batch = self._read(shares[self._rank])
+            batch = self._read(shares[self._rank], orders)
             self._turn.work = work
             yield batch
             if self._turn.work is work:
@@ -90,9 +95,10 @@ class Loader:
         }
         return [rank in readers for rank in range(len(self._tuner.batches))]
 
-    def _read(self, share: Share) -> Any:
+    def _read(self, share: Share, orders: Sequence[Ints]) -> Any:
         """Read a share's samples; for an empty one some that do not count: the optimizer makes a step."""
-        wanted = [index for part in share.parts for index in part.indices]
+        places = [(part.pool, *places) for part in share.parts for places in part.ranges]
+        wanted = [int(index) for pool, start, stop in places for index in orders[pool][start:stop]]
         return default_collate([self._dataset[index] for index in wanted or self._stand_ins()])
 
     def _stand_ins(self) -> range:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from millpond.base.errors import ConfigError
@@ -34,9 +34,18 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class OptimizerSpec:
+    """An optimizer of torch's by name."""
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingSpec:
-    """A worker's training in one round: ``epochs`` over its samples in batches of ``batch``, with ``threads``
-    of its processor (0: all). Other numbers of threads round otherwise.
+    """The training of one worker: the optimizer, ``epochs`` over its samples in one round in batches of
+    ``batch``, with ``threads`` of its processor (0: all). Other numbers of threads round otherwise.
     """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -52,13 +61,15 @@ class FederatedSpec:
     """Rounds of averaging: at most ``rounds``, fewer if the accuracy reaches ``target``.
 
     A round ends when all devices have answered or ``deadline`` seconds have passed, and counts if ``quorum``
-    of the devices (a share, 0..1) answered.
+    of the devices (a share, 0..1) answered. The ``server`` optimizer applies the weighted mean of the
+    workers' differences: SGD at rate 1 is FedAvg, with momentum FedAvgM, Adam is FedAdam (Reddi et al. 2021).
     """
 
     rounds: int = 20
     target: float | None = None
     deadline: float = 60.0
     quorum: float = 0.5
+    server: OptimizerSpec = field(default_factory=OptimizerSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +81,10 @@ class SynchronousSpec:
     epoch; without it there are as many as the workers do best with, but an epoch has at least ``steps``. The
     learning rate of ``train`` is for ``train.batch`` samples; it follows the step's by ``scaling``, after
     ``warmup`` steps. A checkpoint is written each ``checkpoint`` seconds. ``host`` says whether the host
-    computes, too.
+    computes, too. The job waits while fewer than ``quorum`` of the devices (a share, 0..1) take part.
+
+    With ``local_steps`` above 1, workers take so many local steps over their samples of an exchange, and
+    differences are averaged instead of gradients (local SGD, Stich 2019).
     """
 
     epochs: int = 10
@@ -83,6 +97,40 @@ class SynchronousSpec:
     warmup: int = 0
     checkpoint: float = 10.0
     host: bool = True
+    quorum: float = 0.5
+    local_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsSpec:
+    """The limits of a job. It fails after ``wait`` seconds without progress: no quorum, no parameter server,
+    no volume. A device that claims more than ``most_samples`` samples, or a larger share of a job's samples
+    than ``most_share``, is refused. An update is scaled down to the L2 norm ``clip`` per sample.
+    """
+
+    wait: float = 300.0
+    most_samples: int = 1 << 24
+    most_share: float = 1.0
+    clip: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkSpec:
+    """The part of a job that its workers need. With ``passes`` a worker trains so many times over the samples
+    of an exchange, in batches of ``batch`` or (if that is 0) in ``steps`` equal batches, and answers with its
+    difference; without, it answers with the sum of the gradients.
+    """
+
+    name: str
+    model: ModelSpec
+    format: Literal["npy", "idx", "images"] = "npy"
+    classes: tuple[str, ...] = ()
+    seed: int = 0
+    threads: int = 1
+    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    passes: int = 0
+    batch: int = 0
+    steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +144,57 @@ class Job:
     train: TrainingSpec = field(default_factory=TrainingSpec)
     federated: FederatedSpec = field(default_factory=FederatedSpec)
     synchronous: SynchronousSpec | None = None
+    limits: LimitsSpec = field(default_factory=LimitsSpec)
+
+    @property
+    def quorum(self) -> float:
+        """The share of the devices without which the job does not go on."""
+        return self.synchronous.quorum if self.synchronous else self.federated.quorum
+
+    @property
+    def target(self) -> float | None:
+        """The accuracy at which the job ends early."""
+        return self.synchronous.target if self.synchronous else self.federated.target
+
+    @property
+    def exchanges_differences(self) -> bool:
+        """Whether workers answer with differences after local training, rather than with gradients."""
+        return self.synchronous is None or self.synchronous.local_steps > 1
+
+    @property
+    def work(self) -> WorkSpec:
+        """The part that workers need."""
+        train, synchronous = self.train, self.synchronous
+        local = {"passes": train.epochs, "batch": train.batch} if synchronous is None else {}
+        if synchronous is not None and synchronous.local_steps > 1:
+            local = {"passes": 1, "steps": synchronous.local_steps}
+        own = OptimizerSpec(train.optimizer, train.learning_rate, train.momentum)
+        return WorkSpec(
+            self.name,
+            self.model,
+            self.data.format,
+            self.data.classes,
+            self.seed,
+            train.threads,
+            own,
+            **local,
+        )
+
+    @property
+    def server(self) -> OptimizerSpec:
+        """The optimizer of the parameter server."""
+        if self.synchronous is None:
+            return self.federated.server
+        if self.synchronous.local_steps > 1:
+            return OptimizerSpec()
+        return self.work.optimizer
+
+
+def longer(job: Job, rounds: int) -> Job:
+    """Return the same job with ``rounds`` rounds or epochs, and without a target that would end it early."""
+    if job.synchronous:
+        return replace(job, synchronous=replace(job.synchronous, epochs=rounds, target=None))
+    return replace(job, federated=replace(job.federated, rounds=rounds, target=None))
 
 
 _MOST = 1e9
@@ -109,24 +208,42 @@ def check(job: Job, where: str) -> Job:
         "train: epochs": job.train.epochs,
         "federated: rounds": job.federated.rounds,
         "federated: deadline": job.federated.deadline,
+        "federated: server: learning_rate": job.federated.server.learning_rate,
+        "limits: wait": job.limits.wait,
+        "limits: most_samples": job.limits.most_samples,
+        "limits: most_share": job.limits.most_share,
     }
+    if job.limits.clip is not None:
+        positive["limits: clip"] = job.limits.clip
     for key, value in positive.items():
         if not 0 < value <= _MOST:
             raise ConfigError(f"{where}: {key}: {value} is not greater than 0 and at most {_MOST:g}")
-    shares = {"federated: quorum": job.federated.quorum, "federated: target": job.federated.target}
+    shares = {
+        "federated: quorum": job.federated.quorum,
+        "federated: target": job.federated.target,
+        "train: momentum": job.train.momentum,
+        "federated: server: momentum": job.federated.server.momentum,
+    }
     for key, share in shares.items():
         if share is not None and not 0 <= share <= 1:
             raise ConfigError(f"{where}: {key}: {share} is not between 0 and 1")
-    if not 0 <= job.train.threads <= 1024:
-        raise ConfigError(f"{where}: train: threads: {job.train.threads} is not between 0 and 1024")
-    if not job.name or not all(c.isalnum() or c in "-_." for c in job.name) or job.name.startswith("."):
-        raise ConfigError(f"{where}: name: '{job.name}' must be of letters, digits, '-', '_' and '.'")
-    module, colon, attribute = job.model.factory.partition(":")
-    if not (module and colon and attribute):
-        raise ConfigError(f"{where}: model: factory: '{job.model.factory}' is not module:callable")
+    check_work(job.work, where)
     if job.synchronous:
         _check_synchronous(job.synchronous, f"{where}: synchronous")
     return job
+
+
+def check_work(work: WorkSpec, where: str) -> None:
+    """Check the part of a job that its workers need. Raises ConfigError."""
+    if not 0 <= work.threads <= 1024:
+        raise ConfigError(f"{where}: train: threads: {work.threads} is not between 0 and 1024")
+    if not work.name or not all(c.isalnum() or c in "-_." for c in work.name) or work.name.startswith("."):
+        raise ConfigError(f"{where}: name: '{work.name}' must be of letters, digits, '-', '_' and '.'")
+    module, colon, attribute = work.model.factory.partition(":")
+    if not (module and colon and attribute):
+        raise ConfigError(f"{where}: model: factory: '{work.model.factory}' is not module:callable")
+    if min(work.passes, work.batch) < 0 or work.steps < 1:
+        raise ConfigError(f"{where}: a worker cannot train in {work.steps} batches of {work.batch}")
 
 
 def _check_synchronous(synchronous: SynchronousSpec, where: str) -> None:
@@ -134,6 +251,8 @@ def _check_synchronous(synchronous: SynchronousSpec, where: str) -> None:
     bounds = {
         "epochs": (synchronous.epochs, 0, _MOST),
         "target": (synchronous.target, 0, 1),
+        "quorum": (synchronous.quorum, 0, 1),
+        "local_steps": (synchronous.local_steps, 1, 1 << 16),
         "global_batch": (synchronous.global_batch, 2, 1 << 20),
         "steps": (synchronous.steps, 1, _MOST),
         "warmup": (synchronous.warmup, 0, _MOST),

@@ -1,42 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the weighted average of many models, bit by bit the same whatever the order and the tree.
+"""Pure: sums of vectors whose bits depend neither on the order of addition nor on its grouping.
 
-Floating-point addition depends on its order, so the sums are kept in whole numbers. A value ``w`` of a worker
-with ``n`` samples enters its accumulator, an int64, as ``n * q`` with ``q = round(w * 2**S)``. Whole numbers
-add exactly in any order and any grouping, and ``w * 2**S`` is exact in float64: only its exponent moves.
+Floating-point addition depends on its order, so values are rounded to whole multiples of ``2**-S`` first, and
+added as float64, which adds whole numbers exactly up to ``2**53``.
 
-*No overflow.* Every update has ``|w| <= bound <= 2**b``, and all samples together are fewer than ``2**k``.
-Then ``|sum n*q| <= sum n * (2**(b+S) + 1/2) < 2**(k+b+S) + 2**(k-1)``, which for ``S = 62 - b - k`` and
-``k <= 62`` stays below ``2**63``. ``add`` refuses whatever breaks either bound.
+*No overflow.* ``terms`` vectors are added whose values are within ``largest``, and ``S`` is the greatest
+whole number with ``terms * largest * 2**S <= 2**52``. A sum of rounded values is then at most
+``2**52 + terms / 2``.
 
-*Error.* ``q`` is at most 1/2 off, so the average, a mean of ``q * 2**-S``, is at most ``2**-(S+1)`` off
-however many workers there are; the final rounding to float32 comes on top, as it does for any method. For
-1440 samples (k = 11) and the default bound of 65536 (b = 16), S is 35 and the error 1.5e-11; for a million
-samples (k = 20) it is 7.5e-9, where half a float32 step at 0.1 is 3.7e-9.
+*Error.* A value is rounded by at most ``2**-(S+1)``, which is less than ``terms * largest * 2**-52``. So a
+sum of 1,000 vectors is off by less than 2e-10 of the largest value, whatever the number of samples in it; the
+final rounding to float32 comes on top, as it does for any method, and is 3e-8 of the value itself.
 
-Tensors of whole numbers, such as BatchNorm's counters, have S = 0 and a bound of 2**24: their sum is exact.
-
-Memory: 8 bytes per value for the sum, 4 for the average, and a scratch of fixed size, whatever the number of
-workers.
+Memory: 8 bytes per value of the range that is being summed, and a scratch of the same size.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.base.errors import LocalError, RemoteError
-from millpond.train.state import layout
-from millpond.train.state.layout import Tensor
+from millpond.base.errors import RemoteError
 
-BOUND = 65536.0
-_WHOLE_BOUND = float(1 << 24)
-_WHOLE_BITS = 24
 _LARGEST = float(np.finfo(np.float32).max)
-_CHUNK = 1 << 16
+_BITS = 52
 Vector = NDArray[np.float32]
 
 
@@ -49,80 +38,35 @@ class RefusedUpdate(RemoteError):
 
 
 class ExactSum:
-    """A running sum of updates, each weighted by its samples; two sums of one kind can be merged."""
+    """A sum of float32 vectors of up to ``size`` values, to be used for one range after the other."""
 
-    def __init__(self, tensors: tuple[Tensor, ...], most_samples: int, *, bound: float = BOUND) -> None:
-        """Sum states of ``tensors``, ``most_samples`` in all, values up to ``bound``. Raises LocalError."""
-        self.tensors, self.most_samples, self.bound = tensors, most_samples, bound
-        self.scale_bits = scale_bits(most_samples, bound)
-        self.samples = 0
-        self.workers: frozenset[str] = frozenset()
-        self._sum = np.zeros(layout.size(tensors), np.int64)
+    def __init__(self, size: int) -> None:
+        self._total, self._scaled = np.zeros(size), np.empty(size)
+        self._scale = 1.0
 
-    def add(self, vector: Vector, samples: int, worker: str) -> None:
-        """Count an update, float32 [size]. Raises RefusedUpdate, and then nothing has changed."""
-        self._check_share({worker}, samples, worker)
-        if vector.dtype != np.float32 or vector.shape != self._sum.shape:
-            raise RefusedUpdate(
-                worker, f"{vector.dtype} {vector.shape} where float32 {self._sum.shape} belongs"
-            )
-        for span, whole in _chunks(self.tensors):
-            self._check_values(vector, span, _WHOLE_BOUND if whole else self.bound, worker)
-        scaled, counted = np.empty(_CHUNK, np.float64), np.empty(_CHUNK, np.int64)
-        for span, whole in _chunks(self.tensors):
-            f, q = scaled[: span.stop - span.start], counted[: span.stop - span.start]
-            np.multiply(vector[span], 1.0 if whole else 2.0**self.scale_bits, out=f, dtype=np.float64)
-            np.rint(f, out=f)
-            np.copyto(q, f, casting="unsafe")
-            q *= samples
-            self._sum[span] += q
-        self.samples += samples
-        self.workers |= {worker}
+    def begin(self, scale: float) -> None:
+        """Begin a new sum, of multiples of ``1 / scale``; see ``scale_of``."""
+        self._total[:] = 0.0
+        self._scale = scale
 
-    def merge(self, other: ExactSum) -> None:
-        """Add the updates that ``other`` has counted. Raises RefusedUpdate, LocalError; then nothing has
-        changed.
-        """
-        mine = (self.tensors, self.most_samples, self.bound)
-        if mine != (other.tensors, other.most_samples, other.bound):
-            raise LocalError("two sums of different models or bounds cannot be merged")
-        if other.samples:
-            self._check_share(other.workers, other.samples, ", ".join(sorted(other.workers)))
-            self._sum += other._sum
-            self.samples += other.samples
-            self.workers |= other.workers
+    def add(self, vector: Vector, factor: float = 1.0) -> None:
+        """Add ``factor`` times a vector."""
+        scaled = self._scaled[: len(vector)]
+        np.multiply(vector, factor * self._scale, out=scaled, dtype=np.float64)
+        np.rint(scaled, out=scaled)
+        self._total[: len(vector)] += scaled
 
-    def average(self) -> Vector:
-        """Return the mean over all samples, float32 [size], integers rounded. Raises LocalError if none."""
-        if not self.samples:
-            raise LocalError("there is no update to average")
-        out = np.empty(self._sum.shape, np.float32)
-        for span, whole in _chunks(self.tensors):
-            if whole:
-                out[span] = np.rint(self._sum[span] / self.samples)
-            else:
-                out[span] = self._sum[span] / (self.samples * 2.0**self.scale_bits)
-        return out
+    def divide(self, divisor: float, out: Vector) -> None:
+        """Write the sum over ``divisor`` to ``out``, which is as long as the added vectors."""
+        np.divide(self._total[: len(out)], divisor * self._scale, out=self._scaled[: len(out)])
+        out[:] = self._scaled[: len(out)]
 
-    def _check_share(self, workers: set[str] | frozenset[str], samples: int, worker: str) -> None:
-        if twice := self.workers & workers:
-            raise RefusedUpdate(worker, f"{min(twice)} was counted before")
-        if samples < 1:
-            raise RefusedUpdate(worker, f"it claims {samples} samples")
-        if self.samples + samples > self.most_samples:
-            total = self.samples + samples
-            raise RefusedUpdate(
-                worker, f"with its {samples} samples there are {total}, not {self.most_samples}"
-            )
 
-    def _check_values(self, vector: Vector, span: slice, bound: float, worker: str) -> None:
-        part = vector[span]
-        if within(part, bound):
-            return
-        first = int(np.argmin(np.abs(part) <= bound))
-        name, value = layout.name_at(self.tensors, span.start + first), float(part[first])
-        what = "is" if not math.isfinite(value) else f"is beyond {bound:g}:"
-        raise RefusedUpdate(worker, f"a value of '{name}' {what} {value:g}")
+def scale_of(largest: float, terms: int) -> float:
+    """Return ``2**S`` of the module's derivation for ``terms`` vectors with values up to ``largest``."""
+    if not largest:
+        return 1.0
+    return math.ldexp(1.0, _BITS - math.frexp(largest * terms)[1])
 
 
 def within(values: Vector, bound: float) -> bool:
@@ -137,32 +81,3 @@ def within(values: Vector, bound: float) -> bool:
     return bool(
         max(-values.min(), values.max()) <= min(bound, _LARGEST)
     )  # false for NaN, which min and max pass on
-
-
-def scale_bits(most_samples: int, bound: float = BOUND) -> int:
-    """Return S of the module's derivation. Raises LocalError if so many such samples leave no precision."""
-    if most_samples < 1 or not 0 < bound < math.inf:
-        raise LocalError(f"no sums of {most_samples} samples of values up to {bound}")
-    mantissa, exponent = math.frexp(bound)
-    bits = 62 - (exponent - (mantissa == 0.5)) - most_samples.bit_length()
-    if bits < 16 or most_samples.bit_length() > 62 - _WHOLE_BITS:
-        raise LocalError(f"{most_samples} samples of values up to {bound:g} are too many for exact sums")
-    return bits
-
-
-def _chunks(tensors: tuple[Tensor, ...]) -> Iterator[tuple[slice, bool]]:
-    """Yield parts of at most _CHUNK values, none empty, and whether each is of whole numbers."""
-    for start, stop, whole in _runs(tensors):
-        for at in range(start, stop, _CHUNK):
-            yield slice(at, min(at + _CHUNK, stop)), whole
-
-
-def _runs(tensors: tuple[Tensor, ...]) -> Iterator[tuple[int, int, bool]]:
-    """Join neighbouring tensors of one sort: a model has many small ones."""
-    start, stop, whole = 0, 0, False
-    for tensor, span in layout.spans(tensors):
-        if (tensor.dtype in layout.INTEGERS) != whole:
-            yield start, stop, whole
-            start, whole = stop, not whole
-        stop = span.stop
-    yield start, stop, whole

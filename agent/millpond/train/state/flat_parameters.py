@@ -2,9 +2,9 @@
 """Edge (torch): a model whose state and gradients are views of two flat vectors, which are sent as they are.
 
 Both are float32 and laid out as ``flat.describe`` says. Parameters are views of ``state``, their gradients of
-``sums``. Running statistics, which also change in training, are copied: into ``state`` as they are, into
-``sums`` as their change times the number of samples, so that the same division that makes a mean gradient
-makes a mean change. Parameters that may not be trained stay as they are.
+``sums``. Parameters of another dtype, and running statistics, which also change in training, are copied: to
+``state`` as they are, to ``sums`` as their gradient or their change. Parameters that may not be trained stay
+as they are.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from millpond.base.errors import LocalError
 from millpond.train.state import flat, layout
 from millpond.train.state.flat import Vector
 
-CHANGED = "the model's forward changes its parameter '{}'; in a synchronous job only the optimizer may"
+CHANGED = "the model's forward changes its parameter {}; only the optimizer may"
 
 
 class FlatParameters:
     """Binds ``model`` to the vector ``state``, which takes the model's values, and to ``sums``, both [size];
     without them to memory of its own (PyTorch FSDP's FlatParameter does the same). Raises LocalError for a
-    state that a flat vector cannot carry, and for parameters that are not float32: these could not be views.
+    state that a flat vector cannot carry.
     """
 
     def __init__(self, model: nn.Module, state: Vector | None = None, sums: Vector | None = None) -> None:
@@ -34,42 +34,59 @@ class FlatParameters:
         self.model = model
         self._spans = {tensor.name: span for tensor, span in layout.spans(self.tensors)}
         flat.read(model, self.state)
-        self._bound, self._again = _parameters(model)
-        trained = {name: parameter for name, parameter in self._bound.items() if parameter.requires_grad}
-        for name, parameter in trained.items():
-            if parameter.dtype != torch.float32:
-                raise LocalError(f"the model's parameter '{name}' is not float32; call .float() on the model")
+        self._parameters, self._again = _parameters(model)
+        self._trained = [name for name, p in self._parameters.items() if p.requires_grad]
+        self._views: dict[str, torch.Tensor] = {}
         total = torch.from_numpy(self.sums)
-        self._gradients = {n: total[self._spans[n]].view(p.shape) for n, p in trained.items()}
+        self._gradients = {
+            name: total[self._spans[name]].view(self._parameters[name].shape) for name in self._trained
+        }
         self.bind(self.state)
+        copied = {name for name in self._parameters if name not in self._views}
         buffers = dict(model.named_buffers(remove_duplicate=False))
         self._buffers = [tensor for tensor in self.tensors if tensor.name in buffers]
+        self._copied = [tensor for tensor in self.tensors if tensor.name in buffers or tensor.name in copied]
 
     def bind(self, state: Vector) -> None:
         """Bind the model's state to another vector [size] that has its values."""
         self.state = state
         values = torch.from_numpy(state)
-        self._views = {name: values[self._spans[name]].view(p.shape) for name, p in self._bound.items()}
-        for name, parameter in self._bound.items():
-            parameter.data = self._views[name]
+        for name, parameter in self._parameters.items():
+            if parameter.dtype == torch.float32:
+                self._views[name] = values[self._spans[name]].view(parameter.shape)
+                parameter.data = self._views[name]
+
+    def load(self, state: Vector) -> None:
+        """Take the values of another vector [size]. Raises LocalError."""
+        self.state[:] = state
+        self.loaded()
+
+    def check_unchanged(self, state: Vector) -> None:
+        """Raise LocalError if the model itself has changed a parameter since ``load(state)``, or has put one
+        where it would not follow ``state``.
+        """
+        self.check_bound()
+        changed = np.flatnonzero(self.state.view(np.int32) != state.view(np.int32))
+        if changed.size:
+            raise LocalError(CHANGED.format(f"'{self._tensor_at(int(changed[0]))}'"))
 
     def check_bound(self) -> None:
-        """Raises LocalError if the model has put a parameter where it would not follow ``state``."""
+        """Raise LocalError if the model has put a parameter where it would not follow ``state``."""
         now = dict(self.model.named_parameters(remove_duplicate=False))
-        for name, parameter in self._bound.items():
-            if now.get(name) is not parameter or not parameter.is_set_to(self._views[name]):
+        for name, parameter in self._parameters.items():
+            view = self._views.get(name)
+            if now.get(name) is not parameter or not (view is None or parameter.is_set_to(view)):
                 self.bind(self.state)
-                raise LocalError(CHANGED.format(name))
+                raise LocalError(CHANGED.format(f"'{name}'"))
 
-    def tensor_at(self, place: int) -> str:
-        """Return the name of the tensor that has this place in ``state``."""
+    def _tensor_at(self, place: int) -> str:
         return next(name for name, span in self._spans.items() if span.start <= place < span.stop)
 
     def loaded(self) -> None:
-        """Copy a newly filled ``state`` to the buffers; parameters are views of it. Raises LocalError."""
-        values = self.model.state_dict() if self._buffers else {}
+        """Copy a newly filled ``state`` to all that is no view of it. Raises LocalError."""
+        values = self.model.state_dict() if self._copied else {}
         with torch.no_grad():
-            for tensor in self._buffers:
+            for tensor in self._copied:
                 part = self.state[self._spans[tensor.name]]
                 if tensor.dtype in layout.INTEGERS:
                     part = flat.whole(part, tensor.name)
@@ -79,25 +96,44 @@ class FlatParameters:
     def clear(self) -> None:
         """Zero the gradients, before ``backward`` adds to them."""
         self.sums[:] = 0.0
-        self._attach()
+        for name in self._trained:
+            parameter = self._parameters[name]
+            parameter.grad = self._gradients[name] if name in self._views else None
 
-    def gather(self, samples: int) -> None:
+    def gather_gradients(self, samples: int) -> None:
         """Complete ``sums`` after ``backward`` over ``samples`` samples."""
         for name, target in self._gradients.items():
-            parameter = self._bound[name]
-            if parameter.grad is None:
+            gradient = self._parameters[name].grad
+            if gradient is None:
                 target.zero_()
-            elif parameter.grad is not target:  # it was set to None before ``backward``
-                target.copy_(parameter.grad)
+            elif gradient is not target:  # of another dtype, or it was set to None before ``backward``
+                target.copy_(gradient)
+        self._gather_buffers(samples)
+
+    def gather_differences(self, before: Vector, samples: int) -> None:
+        """Set ``sums`` to the difference of training from state ``before``, times ``samples``; of buffers it
+        is the change.
+        """
+        values = self.model.state_dict() if self._copied else {}
+        for tensor in self._copied:
+            self.state[self._spans[tensor.name]] = _float32(values[tensor.name])
+        np.subtract(before, self.state, out=self.sums)
+        self.sums *= np.float32(samples)
+        for tensor in self._buffers:
+            span = self._spans[tensor.name]
+            np.negative(self.sums[span], out=self.sums[span])
+
+    def _gather_buffers(self, samples: int) -> None:
         values = self.model.state_dict() if self._buffers else {}
         for tensor in self._buffers:
             span = self._spans[tensor.name]
-            change = values[tensor.name].detach().reshape(-1).to(torch.float32).numpy() - self.state[span]
-            self.sums[span] = change * np.float32(samples)
+            self.sums[span] = (_float32(values[tensor.name]) - self.state[span]) * np.float32(samples)
 
     def take_mean(self) -> None:
         """Take the mean in ``sums``: set the gradients, and change buffers. Raises LocalError."""
-        self._attach()
+        for name in self._trained:
+            parameter = self._parameters[name]
+            parameter.grad = self._gradients[name].to(parameter.dtype)
         for tensor in self._buffers:
             span = self._spans[tensor.name]
             self.state[span] += self.sums[span]
@@ -108,16 +144,17 @@ class FlatParameters:
         for name, first in self._again.items():
             self.state[self._spans[name]] = self.state[self._spans[first]]
 
-    def _attach(self) -> None:
-        for name, target in self._gradients.items():
-            self._bound[name].grad = target
+
+def _float32(value: torch.Tensor) -> Vector:
+    found: Vector = value.detach().reshape(-1).to(torch.float32).numpy()
+    return found
 
 
 def _parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
     """Return by name the parameters that may be trained or could be views, and for each further name of one
     of them its first name.
     """
-    bound: dict[str, nn.Parameter] = {}
+    found: dict[str, nn.Parameter] = {}
     again: dict[str, str] = {}
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -126,5 +163,5 @@ def _parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, st
         if id(parameter) in first:
             again[name] = first[id(parameter)]
         else:
-            first[id(parameter)], bound[name] = name, parameter
-    return bound, again
+            first[id(parameter)], found[name] = name, parameter
+    return found, again

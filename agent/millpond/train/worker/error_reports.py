@@ -11,23 +11,26 @@ import traceback
 from pathlib import Path
 
 from millpond.base.errors import LocalError
-from millpond.train.data.errors import DataError
+from millpond.train.data.errors import TRANSIENT, DataError
 from millpond.wire.messages import Failure
 
 _HERE = Path(__file__).parents[1]
 
 
 def failure(error: BaseException, code_dir: Path, *, full: bool) -> Failure:
-    """Report an error: code ``data`` or ``model``, and one line of text; with any message if ``full``."""
+    """Report an error: code ``data``, ``io`` (which another try may mend) or ``model``, and one line of text;
+    with any message if ``full``.
+    """
     if isinstance(error, LocalError) and _is_ours(error):
         if isinstance(error, DataError):
-            return Failure("data", str(error) if full else error.discreet)
+            return Failure("io" if error.transient else "data", str(error) if full else error.discreet)
         return Failure("model", str(error))
     place = _users_place(error, code_dir) or _own_place(error)
+    code = "io" if isinstance(error, OSError) and error.errno in TRANSIENT else "model"
     if full:
         message = " ".join("".join(traceback.format_exception_only(error)).split())
-        return Failure("model", f"{message} ({place})")
-    return Failure("model", f"{type(error).__name__} {place}; its message stays on the device")
+        return Failure(code, f"{message} ({place})")
+    return Failure(code, f"{type(error).__name__} {place}; its message stays on the device")
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry: a process that trains: ``python -m millpond.train.worker.process FD``.
 
-FD is an inherited, connected Unix socket on which PrepareWorker and the requests of its role are served until
-its end. A failure of the user's model or data is answered by Failure, and the worker lives on. What the
-user's code prints goes to this process's own output, as does the whole traceback of every failure.
+FD is an inherited, connected Unix socket on which PrepareWorker (or PrepareServer) and the requests of its
+role are served until its end. A failure of the user's model or data is answered by Failure, and the worker
+lives on. What the user's code prints goes to this process's own output, as does the whole traceback of every
+failure.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class WorkerProcess:
     """Serves one channel. Failures contain messages of exceptions only if ``full``."""
 
     def __init__(
-        self, channel: Channel, root: Path, scratch: Path, *, full: bool, shared: Sequence[int] | None
+        self, channel: Channel, root: Path, scratch: Path, *, full: bool, shared: Sequence[int]
     ) -> None:
         self._channel, self._root, self._scratch = channel, root, scratch
         self._full, self._shared = full, shared
@@ -80,14 +81,14 @@ class WorkerProcess:
             return failure(error, self._code_dir, full=self._full), b""
 
     def _answer(self, message: Message) -> Answer:
-        if isinstance(message, protocol.PrepareWorker):
+        if isinstance(message, (protocol.PrepareWorker, protocol.PrepareServer)):
             return self._prepare(message), b""
         if self._session is None:
             return Failure("protocol", f"'{type(message).NAME}' came before 'prepare'"), b""
         answer = self._session.answer(message)
         return answer or (Failure("protocol", f"this worker does not serve '{type(message).NAME}'"), b"")
 
-    def _prepare(self, prepare: protocol.PrepareWorker) -> protocol.Ready:
+    def _prepare(self, prepare: protocol.PrepareWorker | protocol.PrepareServer) -> Message:
         # torch takes seconds; the process must already be tied to its parent
         from millpond.train.worker import roles, user_code
 
@@ -97,7 +98,7 @@ class WorkerProcess:
         self._code_dir = self._scratch / str(self._jobs)
         self._code_dir.mkdir()
         user_code.write_code(prepare.code, self._code_dir)
-        shared = roles.Descriptors(*self._shared) if self._shared else None
+        shared = roles.Descriptors(*self._shared)
         self._session = roles.make(prepare, self._root, self._code_dir, shared)
         return self._session.ready()
 
@@ -130,8 +131,9 @@ def _parser() -> argparse.ArgumentParser:
         "--shared",
         type=int,
         nargs=2,
-        metavar=("STATES", "SUMS"),
-        help="descriptors of memory for the states of synchronous jobs, and for sums",
+        required=True,
+        metavar=("STATES", "VALUES"),
+        help="descriptors of memory for the states, and for the values of updates (or means)",
     )
     parser.add_argument("--root", type=Path, default=Path(), help="where relative data folders lie")
     parser.add_argument(

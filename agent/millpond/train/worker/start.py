@@ -19,8 +19,8 @@ def workers_zygote(idle: float) -> Zygote:
 def start_worker(
     zygote: Zygote, sandbox: Sandbox, log: Path, channel: int, shared: Sequence[int], *options: str
 ) -> Child:
-    """Start a worker on its end of a channel and, for steps, its two shared memories. Raises OSError."""
-    arguments = ["3", *(["--shared", "4", "5"] if shared else []), *options]
+    """Start a worker on its end of a channel and its two shared memories. Raises OSError."""
+    arguments = ["3", "--shared", "4", "5", *options]
     output = BoundedLog(log)
     try:
         return zygote.start(sandbox, arguments, [channel, *shared], output.writer)

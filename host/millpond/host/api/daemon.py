@@ -134,7 +134,9 @@ class Submitted(Message):
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """A job now: ``accuracy`` and ``round`` of its last finished round; times are Unix seconds."""
+    """A job now: ``accuracy`` and ``round`` of its last finished round; ``unit`` is what it calls a round,
+    times are Unix seconds.
+    """
 
     id: int
     name: str
@@ -143,6 +145,7 @@ class JobInfo:
     model: str
     round: int
     rounds: int
+    unit: str
     accuracy: float | None
     created: float
     ended: float | None
@@ -228,6 +231,15 @@ class Curves(Message):
 
     profiles: tuple[Profile, ...]
     batches: dict[str, int]
+
+
+@message("api.resume")
+@dataclass(frozen=True, slots=True)
+class ResumeJob(Message):
+    """Resume an ended job, up to ``rounds`` rounds or epochs if given; answered by Ok when it runs."""
+
+    job: int
+    rounds: int | None = None
 
 
 @message("api.stop")

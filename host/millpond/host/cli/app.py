@@ -265,17 +265,36 @@ def train(
     """Train a job across the fleet, and show it happening. Ctrl-C leaves the job running."""
     job, code = file.read(job_file)
     with DaemonClient(fleet_directory) as client:
-        names = [device.name for device in client.fleet.config.device]
         number = client.submit(job, code)
-        if detach:
-            if output is Format.JSON:
-                tables.print_json({"id": number, "state": "running"})
-            else:
-                print(f"job {number} is running; 'millpond jobs' and 'millpond logs {number}' tell more")
-            return
-        console = tables.quiet_console() if output is Format.JSON else tables.console()
-        unit = "epoch" if job.synchronous else "round"
-        info, rounds = tables.JobView(console, names, unit).follow(client.watch(number))
+        _follow(client, number, output, detach=detach)
+
+
+@app.command()
+def resume(
+    job: Annotated[int, typer.Argument(metavar="JOB", help="The number of a job that has ended.")],
+    rounds: Annotated[int | None, typer.Option(min=1, help="Go on up to so many rounds or epochs.")] = None,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Resume a job that was stopped or has failed, or continue one that is done, from its last checkpoint."""
+    with DaemonClient(fleet_directory) as client:
+        client.resume(job, rounds)
+        _follow(client, job, output, detach=detach)
+
+
+def _follow(client: DaemonClient, number: int, output: Format, *, detach: bool) -> None:
+    """Show a job until it ends, unless ``detach``. Exits if it does not end well."""
+    if detach:
+        if output is Format.JSON:
+            tables.print_json({"id": number, "state": "running"})
+        else:
+            print(f"job {number} is running; 'millpond jobs' and 'millpond logs {number}' tell more")
+        return
+    names = [device.name for device in client.fleet.config.device]
+    console = tables.quiet_console() if output is Format.JSON else tables.console()
+    unit = next((each.unit for each in client.jobs() if each.id == number), "round")
+    info, rounds = tables.JobView(console, names, unit).follow(client.watch(number))
     if output is Format.JSON:
         tables.print_json({"job": info, "rounds": rounds})
     elif info.state == "done":

@@ -11,26 +11,27 @@ from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError, Refused
 from millpond.host.api.daemon import Curves, JobInfo, JobProgress, NewLog
-from millpond.host.jobs.federated.trainer import FederatedTrainer
-from millpond.host.jobs.synchronous.trainer import SynchronousTrainer
-from millpond.host.jobs.worker_group import JobContext
+from millpond.host.jobs.context import JobContext
+from millpond.host.jobs.training.trainer import Trainer
 from millpond.host.model.jobs import JobRow, JobState
 from millpond.host.store.profiles import read_curves
 from millpond.host.store.store import Store
-from millpond.train.job.spec import Job
+from millpond.train.job.spec import Job, longer
 from millpond.wire.control_messages import LogPosition
 
 log = logging.getLogger(__name__)
 
 KEPT_LOGS = 20
 STORE_RETRY_SECONDS = 5.0
+FOLLOW_SECONDS = 30.0
 
 
 class JobLog(logging.Handler):
     """A job's log: a file in the job's directory, and lines in memory for commands that follow the job."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, changed: Callable[[], None]) -> None:
         super().__init__()
+        self._changed = changed
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a")
@@ -42,6 +43,7 @@ class JobLog(logging.Handler):
         with contextlib.suppress(OSError, ValueError):
             self._file.write(self.format(record) + "\n")
             self._file.flush()
+        self._changed()
 
     def close(self) -> None:
         """Close the file; the lines in memory stay."""
@@ -52,10 +54,8 @@ class JobLog(logging.Handler):
 class _Running:
     def __init__(self, row: JobRow, context: JobContext, log_path: Path) -> None:
         self.stop = threading.Event()
-        self.log = JobLog(log_path)
-        self.runner = (SynchronousTrainer if row.job.synchronous else FederatedTrainer)(
-            row, context, self.stop
-        )
+        self.log = JobLog(log_path, context.changed)
+        self.runner = Trainer(row, context, self.stop)
         self.runner.log.addHandler(self.log)
         self.thread: threading.Thread | None = None
         self.closing = threading.Event()
@@ -70,6 +70,7 @@ class JobService:
         self._store = store
         self._context = make_context(self._notify)
         self._changed = threading.Condition()
+        self._revision = 0  # changes whenever a job, a round or a line of a log does
         self._running: dict[int, _Running] = {}
         self._lines: dict[int, list[str]] = {}
         self._closing = False
@@ -121,7 +122,7 @@ class JobService:
             self._lines[number] = list(running.log.lines)
             while len(self._lines) > KEPT_LOGS:
                 del self._lines[min(self._lines)]
-            self._changed.notify_all()
+        self._notify()
 
     def _finish(self, running: _Running) -> tuple[JobState | None, str, str]:
         """Run the job. Returns its last state (None if the daemon's end interrupted it), error, model."""
@@ -143,6 +144,19 @@ class JobService:
             raise Refused("", "state", f"job {number} is not running")
         self._end(running)
 
+    def restart(self, number: int, rounds: int | None) -> None:
+        """Resume a job that was stopped or has failed, or continue one that is done, up to ``rounds`` rounds
+        or epochs and without its target, if that is given. Raises Refused for a job that runs.
+        """
+        row = self._row(number)
+        if row.state is JobState.RUNNING:
+            raise Refused("", "state", f"job {number} is running")
+        if row.state is JobState.DONE and rounds is None:
+            raise Refused("", "state", f"job {number} is done; say up to how many rounds it goes on")
+        self._store.restart_job(number, row.job if rounds is None else longer(row.job, rounds))
+        self._start(self._row(number))
+        self._notify()
+
     def close(self) -> None:
         """Interrupt all jobs. Their stored state stays "running", so the next daemon resumes them."""
         self._closing = True
@@ -162,19 +176,21 @@ class JobService:
 
     def follow(self, number: int) -> Iterator[JobProgress]:
         """Yield the job's progress so far, then each change until the job has ended. Raises Refused."""
-        rounds_seen = lines_seen = 0
+        last = lines_seen = 0
         while True:
+            seen = self._revision
             row = self._row(number)
-            rounds = self._store.rounds(number)[rounds_seen:]
+            rounds = self._store.rounds(number, after=last)
             lines = self._lines_of(number)[lines_seen:]
             yield JobProgress(self._info(row), tuple(rounds), tuple(lines))
-            rounds_seen, lines_seen = rounds_seen + len(rounds), lines_seen + len(lines)
+            last, lines_seen = rounds[-1].round if rounds else last, lines_seen + len(lines)
             if row.state is not JobState.RUNNING:
                 return
             if number not in self._running and self._row(number).state is JobState.RUNNING:
                 raise Refused("", "state", f"job {number} is recorded as running, but is not")
             with self._changed:
-                self._changed.wait(0.5)
+                if self._revision == seen:
+                    self._changed.wait(FOLLOW_SECONDS)
 
     def _lines_of(self, number: int) -> list[str]:
         with self._changed:
@@ -217,6 +233,7 @@ class JobService:
 
     def _notify(self) -> None:
         with self._changed:
+            self._revision += 1
             self._changed.notify_all()
 
     def _row(self, number: int) -> JobRow:
@@ -226,16 +243,17 @@ class JobService:
         return row
 
     def _info(self, row: JobRow) -> JobInfo:
-        rounds = self._store.rounds(row.id)
+        last = self._store.last_round(row.id)
         return JobInfo(
             id=row.id,
             name=row.job.name,
             state=str(row.state),
             error=row.error,
             model=row.model,
-            round=rounds[-1].round if rounds else 0,
+            round=last.round if last else 0,
             rounds=row.job.synchronous.epochs if row.job.synchronous else row.job.federated.rounds,
-            accuracy=rounds[-1].accuracy if rounds else None,
+            unit="epoch" if row.job.synchronous else "round",
+            accuracy=last.accuracy if last else None,
             created=row.created,
             ended=row.ended,
         )

@@ -23,11 +23,10 @@ class JobPlan:
     """The choices that a job makes at its first start and keeps when it resumes, so that the bits stay the
     same.
 
-    ``sources`` are the devices whose public data the host trains on; ``most_samples`` bounds exact sums.
+    ``sources`` are the devices whose public data the host trains on.
     """
 
     sources: tuple[str, ...]
-    most_samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +45,26 @@ class JobRow:
 
 
 @dataclass(frozen=True, slots=True)
+class JobEvent:
+    """A change in the course of a job ``at`` a time (Unix seconds): ``kind`` is plan, joined, lost or server
+    (the parameter server was lost); ``worker`` is empty where it concerns all.
+    """
+
+    at: float
+    kind: str
+    worker: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """A finished round: the average's score on held-out data (no loss if not finite), and the workers that
     took part.
 
     ``samples`` were trained on in ``seconds``; ``workers`` maps names to samples, ``missing`` to reasons,
     ``tunnel`` devices to the bytes (to, from) that crossed their tunnels in this round. ``joules`` is the
-    energy of the host and the devices, as far as known, and ``energy`` its sources.
+    energy of the host and the devices, as far as known, and ``energy`` its sources. ``metrics`` are overall
+    and ``by_worker`` each worker's, by name; ``events`` happened since the last round.
     """
 
     round: int
@@ -65,6 +77,9 @@ class Round:
     tunnel: dict[str, tuple[int, int]]
     joules: dict[str, float] = field(default_factory=dict)
     energy: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    by_worker: dict[str, dict[str, float]] = field(default_factory=dict)
+    events: tuple[JobEvent, ...] = ()
 
 
 HOST = "host"

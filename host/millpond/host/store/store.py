@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from millpond.base import schema
 from millpond.base.errors import LocalError
@@ -102,6 +101,14 @@ class Store:
                 (state, error, model, time.time(), number),
             )
 
+    def restart_job(self, number: int, job: Job) -> None:
+        """Store that an ended job runs again, as ``job`` says now."""
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE jobs SET job = ?, state = ?, error = '', model = '', ended = NULL WHERE id = ?",
+                (json.dumps(schema.dump(job)), JobState.RUNNING, number),
+            )
+
     def jobs(self) -> list[JobRow]:
         """Return all jobs, oldest first."""
         with self._transaction() as db:
@@ -115,8 +122,8 @@ class Store:
 
     def add_round(self, job: int, result: Round) -> None:
         """Store a finished round. From here on the job resumes after it."""
-        kept = ("workers", "missing", "tunnel", "joules", "energy")
-        detail = json.dumps({key: getattr(result, key) for key in kept})
+        columns = ("round", "accuracy", "loss", "seconds", "samples")
+        detail = json.dumps({key: value for key, value in schema.dump(result).items() if key not in columns})
         values = (job, result.round, result.accuracy, result.loss, result.seconds, result.samples, detail)
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", values)
@@ -134,11 +141,18 @@ class Store:
             row = db.execute(query, (worker, work)).fetchone()
             return schema.load(Profile, json.loads(row["profile"]), "profile", strict=False) if row else None
 
-    def rounds(self, job: int) -> list[Round]:
-        """Return the finished rounds of a job, in order."""
+    def rounds(self, job: int, after: int = 0) -> list[Round]:
+        """Return the finished rounds of a job behind round ``after``, in order."""
         with self._transaction() as db:
-            rows = db.execute("SELECT * FROM rounds WHERE job = ? ORDER BY round", (job,))
-            return [_round(row) for row in rows]
+            query = "SELECT * FROM rounds WHERE job = ? AND round > ? ORDER BY round"
+            return [_round(row) for row in db.execute(query, (job, after))]
+
+    def last_round(self, job: int) -> Round | None:
+        """Return the last finished round of a job, None without one."""
+        with self._transaction() as db:
+            query = "SELECT * FROM rounds WHERE job = ? ORDER BY round DESC LIMIT 1"
+            row = db.execute(query, (job,)).fetchone()
+            return _round(row) if row else None
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -159,7 +173,7 @@ def _job_row(row: sqlite3.Row) -> JobRow:
         id=row["id"],
         job=schema.load(Job, json.loads(row["job"]), f"job {row['id']}", strict=False),
         code=json.loads(row["code"]),
-        plan=schema.load(JobPlan, json.loads(row["plan"]), "plan") if row["plan"] else None,
+        plan=schema.load(JobPlan, json.loads(row["plan"]), "plan", strict=False) if row["plan"] else None,
         state=JobState(row["state"]),
         error=row["error"],
         model=row["model"],
@@ -169,16 +183,5 @@ def _job_row(row: sqlite3.Row) -> JobRow:
 
 
 def _round(row: sqlite3.Row) -> Round:
-    detail: dict[str, Any] = json.loads(row["detail"])
-    return Round(
-        row["round"],
-        row["accuracy"],
-        row["loss"],
-        row["seconds"],
-        row["samples"],
-        detail["workers"],
-        detail["missing"],
-        {name: (to, back) for name, (to, back) in detail["tunnel"].items()},
-        detail.get("joules", {}),
-        detail.get("energy", {}),
-    )
+    columns = {key: row[key] for key in ("round", "accuracy", "loss", "seconds", "samples")}
+    return schema.load(Round, columns | json.loads(row["detail"]), "round", strict=False)

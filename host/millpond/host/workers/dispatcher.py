@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (a thread): the dispatcher of one worker of a synchronous job: tasks go in, answers come out."""
+"""Edge (a thread): the dispatcher of one worker of a job: tasks go in, answers come out."""
 
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -12,41 +13,44 @@ from dataclasses import dataclass
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, Refused
 from millpond.host.workers.worker import ModelState, Worker
-from millpond.train.protocol import Compute, Computed
-from millpond.train.reduce.exact import BOUND, RefusedUpdate, Vector, within
+from millpond.train.protocol import Update, Work
+from millpond.train.reduce.exact import RefusedUpdate
 
 log = logging.getLogger(__name__)
 
-Samples = tuple[tuple[int, ...], ...]
-"""Indices of samples, by folder of a worker."""
 LONGEST_SECONDS = 60.0
 """Time limit of a task, unless its plan is longer; a worker that hangs is noticed sooner."""
+BOUND = 65536.0
+"""The largest value per sample of an update that counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class GradientTask:
-    """A request for gradients at ``state``."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """A request for an update from ``state``."""
 
-    request: Compute
+    request: Work
     state: ModelState
 
     @property
     def samples(self) -> int:
         """The number of samples of the task."""
-        return sum(map(len, self.request.samples))
+        return self.request.samples
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class WorkerAnswer:
-    """The answer to a task. ``sums``, float32 [size], stay until the worker's next task, in memory that a
-    process of the same job on the host could still change. ``seconds`` passed here between task and answer.
+    """The answer to a task: the head of an update, whose values the worker has until its next task.
+    ``seconds`` passed here between task and answer.
     """
 
     dispatcher: Dispatcher
-    task: GradientTask
-    computed: Computed
-    sums: Vector
+    task: Task
+    update: Update
     seconds: float
+
+    def loss(self, reason: str, for_good: bool) -> WorkerLoss:
+        """Return the loss of the same worker and task."""
+        return WorkerLoss(self.dispatcher, self.task, reason, for_good)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class WorkerLoss:
     """The loss of a worker and its task; ``for_good`` if the answer was wrong and no retry mends it."""
 
     dispatcher: Dispatcher
-    task: GradientTask
+    task: Task
     reason: str
     for_good: bool
 
@@ -68,18 +72,18 @@ class Dispatcher:
         self, rank: int, worker: Worker, events: queue.SimpleQueue[WorkerAnswer | WorkerLoss]
     ) -> None:
         self.rank, self.worker = rank, worker
-        self.task: GradientTask | None = None
+        self.task: Task | None = None
         self._abandoned = ""
         self._events = events
-        self._tasks: queue.SimpleQueue[tuple[GradientTask, float, float] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[Task, float, float] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"dispatcher {worker.name}", daemon=True)
         self._thread.start()
 
-    def begin(self, task: GradientTask, seconds: float = LONGEST_SECONDS) -> None:
+    def begin(self, task: Task, seconds: float = LONGEST_SECONDS) -> None:
         """Send the worker a task, to be done in ``seconds``; the answer to the last task must have been
         consumed.
         """
-        self.task = task
+        self.task, self.worker.holds = task, True
         self._tasks.put((task, time.monotonic(), seconds))
 
     def end(self) -> None:
@@ -98,17 +102,19 @@ class Dispatcher:
             if isinstance(event, WorkerLoss):
                 return
 
-    def _run_task(self, task: GradientTask, began: float, allowed: float) -> WorkerAnswer | WorkerLoss:
+    def _run_task(self, task: Task, began: float, allowed: float) -> WorkerAnswer | WorkerLoss:
         try:
-            computed, sums = self.worker.compute(task.request, task.state, Deadline.after(allowed))
+            update = self.worker.train(task.request, task.state, Deadline.after(allowed))
             seconds = time.monotonic() - began
-            if not within(sums, BOUND * task.samples):
-                raise RefusedUpdate(self.worker.name, f"a gradient is not finite, or beyond {BOUND:g}")
-            return WorkerAnswer(self, task, computed, sums, seconds)
+            if not update.largest <= BOUND * task.samples or not math.isfinite(update.norm):
+                raise RefusedUpdate(
+                    self.worker.name, f"a value is not finite, or beyond {BOUND:g} per sample"
+                )
+            return WorkerAnswer(self, task, update, seconds)
         except RefusedUpdate as error:
             return WorkerLoss(self, task, str(error), for_good=True)
         except Refused as error:
-            return WorkerLoss(self, task, str(error), for_good=error.code in ("data", "model"))
+            return WorkerLoss(self, task, str(error), for_good=error.code in ("data", "model", "policy"))
         except Exception as error:
             if not isinstance(error, (MillpondError, OSError)):
                 log.exception("worker %s: internal error", self.worker.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from millpond.base.deadline import Deadline
@@ -15,8 +16,7 @@ from millpond.train.protocol import Ready
 log = logging.getLogger(__name__)
 
 PREPARE_SECONDS = 300.0
-RETRY_SECONDS = 0.5
-LOSSES = 3
+RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.5, 30.0
 
 
 class WorkerSupervisor:
@@ -24,8 +24,8 @@ class WorkerSupervisor:
 
     ``new_worker`` returns an unprepared worker, or None while its device is absent; ``admit`` returns the
     reason for refusing a prepared worker, or "". A worker is out of the job, with ``failure`` as the reason,
-    if the job itself keeps it from preparing (missing data, a model that raises), or if it is lost LOSSES
-    times in a row while it prepares.
+    if the job itself keeps it from preparing (missing data, a model that raises, a device's policy). One that
+    is lost while it prepares is prepared again, after a pause that doubles.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class WorkerSupervisor:
         self._prepared = False
         self._lost = ""
         self._losses = 0
+        self._not_before = 0.0
         self._changed = threading.Condition()
         self._stopped = False
         self._thread = threading.Thread(target=self._keep_prepared, name=f"worker {name}", daemon=True)
@@ -49,10 +50,12 @@ class WorkerSupervisor:
         """Begin to prepare the worker."""
         self._thread.start()
 
-    def wait_prepared(self, deadline: Deadline) -> bool:
-        """Wait until the worker is prepared or out of the job; False if the deadline passes first."""
+    def wait_settled(self, deadline: Deadline) -> bool:
+        """Wait until the worker is prepared, or out of the job, or was lost while it prepared; False if the
+        deadline passes first.
+        """
         with self._changed:
-            while not self._prepared and not self.failure and not self._stopped:
+            while not self._prepared and not self.failure and not self._losses and not self._stopped:
                 if deadline.passed:
                     return False
                 self._changed.wait(0.2)
@@ -70,10 +73,11 @@ class WorkerSupervisor:
         with self._changed:
             return self.failure or self._lost or "not ready"
 
-    def lose(self, worker: Worker, reason: str) -> None:
-        """Close ``worker``, which was lost, and prepare another as soon as possible."""
+    def lose(self, worker: Worker, reason: str, pause: float = 0.0) -> None:
+        """Close ``worker``, which was lost, and prepare another after ``pause`` seconds."""
         with self._changed:
             if self._worker is worker:
+                self._not_before = time.monotonic() + pause
                 self._worker, self._prepared, self._lost, self.ready = None, False, reason, None
                 self._changed.notify_all()
         worker.close()
@@ -98,13 +102,20 @@ class WorkerSupervisor:
         while self._wait_until_needed():
             if not self._prepare():
                 with self._changed:
-                    self._changed.wait(RETRY_SECONDS)
+                    pause = RETRY_SECONDS * 2.0 ** min(max(self._losses - 1, 0), 10)
+                    self._not_before = time.monotonic() + min(pause, LONGEST_RETRY_SECONDS)
 
     def _wait_until_needed(self) -> bool:
         with self._changed:
-            while not self._stopped and (self._worker or self.failure):
-                self._changed.wait()
-            return not self._stopped
+            while not self._stopped:
+                pause = self._not_before - time.monotonic()
+                if self._worker or self.failure:
+                    self._changed.wait()
+                elif pause > 0:
+                    self._changed.wait(pause)
+                else:
+                    return True
+            return False
 
     def _prepare(self) -> bool:
         worker = None
@@ -141,10 +152,8 @@ class WorkerSupervisor:
         with self._changed:
             self._lost = str(error)
             self._losses += not self._stopped
-            if isinstance(error, Refused) and error.code in ("data", "model"):
+            if isinstance(error, Refused) and error.code in ("data", "model", "policy"):
                 self.failure = str(error)
-            elif self._losses == LOSSES:
-                self.failure = f"{self.name} was lost {LOSSES} times while it prepared: {error}"
             log.info("worker %s could not be prepared: %s", self.name, error)
             if self._worker is worker:
                 self._worker = None

@@ -11,12 +11,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from millpond.base.deadline import Deadline
+from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError
+from millpond.base.text import printable
 from millpond.host.fleet.device import Device
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
@@ -24,23 +25,27 @@ from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.progress import HANG_SECONDS, processor_time
 from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import (
-    Compute,
-    Computed,
-    Evaluate,
-    GetInitial,
-    Initial,
+    METRICS,
+    PART_VALUES,
+    Fetch,
+    Part,
+    PrepareServer,
     PrepareWorker,
     Ready,
-    Score,
-    Train,
-    Trained,
+    Update,
+    WarmUp,
+    Work,
 )
 from millpond.train.reduce.exact import Vector
+from millpond.train.state import layout
 from millpond.train.worker.start import start_worker
-from millpond.wire.channel import Channel
+from millpond.wire.channel import Buffer, Channel
 from millpond.wire.framing import Limits
+from millpond.wire.messages import Message, Ok
 
+REPLY_SECONDS = 60.0
 LOCAL_LIMITS = Limits(head=4 << 20, payload=1 << 34)
+R = TypeVar("R", bound=Message)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,85 +66,92 @@ class ModelState:
 
 
 class Worker(Protocol):
-    """A process that trains: prepares once, then trains round after round. Every call may raise RemoteError;
-    then close it.
+    """A process that trains: prepares once, then trains from one state after the other. Every call may raise
+    RemoteError; then close it.
     """
 
     name: str
+    holds: bool
+    """Whether the task under way still needs its state."""
 
     def prepare(self, deadline: Deadline) -> Ready:
         """Build the model and load the data."""
 
-    def train(self, round_number: int, state: Vector, deadline: Deadline) -> Trained:
-        """Train from ``state``. The new state must then be received with ``receive_state``."""
+    def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
+        """Train from ``state``. Returns the head of the update, whose values are there until the next call.
+        ``holds`` becomes False when the worker needs ``state`` no more.
+        """
 
-    def receive_state(self, into: Vector, deadline: Deadline) -> None:
-        """Receive the state that ``train`` has announced."""
-
-    def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
-        """Compute gradients at ``state``. Returns their sums, valid until the next call."""
+    def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:
+        """Return the values of the last update from ``start`` on, as many as ``out`` has: in ``out``, or
+        where they lie. The cheapest order is that of the update.
+        """
 
     def close(self) -> None:
         """End the worker."""
 
 
-class _ChannelWorker:
-    """A worker behind a channel that carries requests and parameters."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._channel: Channel | None = None
-        self._size = 0
-
-    def train(self, round_number: int, state: Vector, deadline: Deadline) -> Trained:
-        """See Worker."""
-        channel = self._connected
-        channel.send(Train(round_number), deadline, state.data)
-        trained = channel.expect(Trained, deadline, payload=4 * self._size)
-        if trained.round != round_number:
-            raise ProtocolError(f"{self.name} answered round {trained.round} in round {round_number}")
-        return trained
-
-    def receive_state(self, into: Vector, deadline: Deadline) -> None:
-        """See Worker."""
-        self._connected.receive_into(into.data, deadline)
-
-    @property
-    def _connected(self) -> Channel:
-        if self._channel is None:
-            raise ProtocolError(f"{self.name} is not prepared")
-        return self._channel
-
-
-class DeviceWorker(_ChannelWorker):
+class DeviceWorker:
     """A worker on a device. The agent ends the worker when the control connection ends."""
 
-    def __init__(self, device: Device, request: PrepareWorker) -> None:
-        super().__init__(device.name)
+    def __init__(self, device: Device, request: Callable[[Deadline], PrepareWorker]) -> None:
+        """Prepare a worker on ``device`` with ``request``, which is called when the agent loads torch."""
+        self.name = device.name
         self._device, self._request = device, request
+        self._size = 0
         self._control: Channel | None = None
-        self._sums: Vector | None = None
+        self._channel: Channel | None = None
+        self._next = self._stop = 0  # of the values that were asked for: those that have not come yet
+        self.holds = False
         self._closed = False
 
     def prepare(self, deadline: Deadline) -> Ready:
         """See Worker."""
         self._control = self._device.control(deadline)
         self._check_open()
-        ready = self._control.call(self._request, Ready, deadline)
+        self._control.call(WarmUp(), Ok, deadline)
+        request = self._request(deadline)
+        self._size = layout.size(request.tensors)
+        ready = self._control.call(request, Ready, deadline)
         self._channel = self._device.bulk(ready.token, ready.tls, deadline)
         self._check_open()
-        self._size = ready.size
         return ready
 
-    def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
+    def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
+        """See Worker."""
+        self._drain(deadline)
+        channel = self._connected
+        channel.send(request, deadline, state.memory)
+        self.holds = False
+        return _checked(channel.expect(Update, deadline), request, self.name)
+
+    def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:
         """See Worker."""
         channel = self._connected
-        if self._sums is None:  # only now it is known that the size is the model's
-            self._sums = np.empty(self._size, np.float32)
-        channel.send(request, deadline, state.memory)
-        computed = channel.expect(Computed, deadline, payload=4 * self._size)
-        channel.receive_into(self._sums.data, deadline)
-        return _checked(computed, request, self.name), self._sums
+        if start != self._next or self._next == self._stop:
+            self._drain(deadline)
+            self._next, self._stop = start, self._size
+            channel.send(Fetch(start, self._size), deadline)
+        part = channel.expect(Part, deadline, payload=out.nbytes)
+        if part.start != start:
+            raise ProtocolError(f"{self.name} sent values {part.start} where {start} belong")
+        channel.receive_into(out.data, deadline)
+        self._next = start + len(out)
+        return out
+
+    def _drain(self, deadline: Deadline) -> None:
+        """Receive what was asked for and is of no use."""
+        while self._next < self._stop:
+            unused = np.empty(min(PART_VALUES, self._stop - self._next), np.float32)
+            self._connected.expect(Part, deadline, payload=unused.nbytes)
+            self._connected.receive_into(unused.data, deadline)
+            self._next += len(unused)
+
+    @property
+    def _connected(self) -> Channel:
+        if self._channel is None:
+            raise ProtocolError(f"{self.name} is not prepared")
+        return self._channel
 
     def _check_open(self) -> None:
         if self._closed:  # while it was dialling
@@ -153,100 +165,96 @@ class DeviceWorker(_ChannelWorker):
                 channel.close()
 
 
-class HostProcess(_ChannelWorker):
+class HostProcess:
     """A process of a job on the host, a fork of ``zygote``. It runs a user's model, so it can read only
     ``readable`` and programs, and has no network and no capabilities. ``states`` is the descriptor of the
-    memory in which a synchronous job's parameter server has its states.
+    memory in which the parameter server has its states.
     """
 
     def __init__(
         self,
-        request: PrepareWorker,
+        name: str,
+        request: PrepareWorker | PrepareServer,
         readable: Sequence[Path],
         log: Path,
         zygote: Zygote,
-        states: int | None = None,
+        states: int,
     ) -> None:
-        super().__init__(request.worker)
+        self.name = name
         self._request, self._log = request, log
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as failed, theirs:
             failed.callback(ours.close)
-            self._shared: tuple[int, ...] = ()
-            if states is not None:
-                self._shared = (states, memory.make(f"sums of {request.worker}"))
-                weakref.finalize(self, os.close, self._shared[1])
+            self._shared = (states, memory.make(f"values of {name}"))
+            weakref.finalize(self, os.close, self._shared[1])
             self._process = start_worker(
                 zygote, _sandbox(readable), log, theirs.fileno(), self._shared, "--errors", "full"
             )
             failed.pop_all()
-        self._channel = Channel(ours, f"the worker '{self.name}' on the host", limits=LOCAL_LIMITS)
+        self._channel = Channel(ours, f"the worker '{name}' on the host", limits=LOCAL_LIMITS)
 
-    def prepare(self, deadline: Deadline) -> Ready:
-        """See Worker."""
+    def _prepare(self, reply: type[R], deadline: Deadline) -> R:
         try:
-            ready = self._connected.call(self._request, Ready, deadline)
+            return self._channel.call(self._request, reply, deadline)
         except ConnectionLost:
             raise ConnectionLost(f"the worker process on the host died; {self._log} may say why") from None
-        self._size = ready.size
-        try:
-            if self._shared:
-                self._map()
-        except (OSError, ValueError) as error:
-            raise ProtocolError(f"the worker '{self.name}' on the host: {error}") from None
-        return ready
 
-    @property
-    def pid(self) -> int:
-        """The process id of the outermost process of the sandbox."""
-        return self._process.pid
-
-    def _map(self) -> None:
-        """Map the vectors that the process shares. Raises ValueError if their sizes are wrong."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """See Worker."""
-        self._connected.close()
-        end(self._process)
-
-
-class LocalWorker(HostProcess):
-    """A worker on the host. In a federated job it also makes the first state and scores averages."""
-
-    def _map(self) -> None:
-        self._sums = np.frombuffer(memory.map_second(self._shared[1], 4 * self._size).data, np.float32)
-
-    def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
-        """See Worker."""
-        self._connected.send(replace(request, state=state.number), deadline)
-        self._wait_while_busy(deadline)
-        computed = self._connected.expect(Computed, deadline)
-        return _checked(computed, request, self.name), self._sums
-
-    def initial(self, into: Callable[[int], Vector], deadline: Deadline) -> Vector:
-        """Receive the seeded first state into the vector that ``into`` makes for its size."""
-        state = into(self._size)
-        self._connected.send(GetInitial(), deadline)
-        self._connected.expect(Initial, deadline, payload=4 * self._size)
-        self.receive_state(state, deadline)
-        return state
-
-    def evaluate(self, state: Vector, folder: str, deadline: Deadline) -> Score:
-        """Score ``state`` on the held-out samples in ``folder``."""
-        self._connected.send(Evaluate(folder), deadline, state.data)
-        return self._connected.expect(Score, deadline)
+    def _call(self, request: Message, reply: type[R], payload: Buffer = b"", size: int | None = 0) -> R:
+        """Send a request and return its reply, for as long as the process computes. Raises ConnectionLost if
+        it hangs.
+        """
+        self._channel.send(request, NEVER, payload)
+        self._wait_while_busy(NEVER)
+        return self._channel.expect(reply, Deadline.after(REPLY_SECONDS), payload=size)
 
     def _wait_while_busy(self, deadline: Deadline) -> None:
         seen = None
         poll = select.poll()
-        poll.register(self._connected.sock, select.POLLIN)
+        poll.register(self._channel.sock, select.POLLIN)
         while not poll.poll(1000 * HANG_SECONDS):
             deadline.remaining()
             now = processor_time(self._process.pid)
             if now is not None and now == seen:
                 raise ConnectionLost(f"the worker '{self.name}' hangs: it does not use its processor")
             seen = now
+
+    @property
+    def pid(self) -> int:
+        """The process id of the outermost process of the sandbox."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the process."""
+        self._channel.close()
+        end(self._process)
+
+
+class LocalWorker(HostProcess):
+    """A worker on the host."""
+
+    def __init__(
+        self, request: PrepareWorker, readable: Sequence[Path], log: Path, zygote: Zygote, states: int
+    ) -> None:
+        super().__init__(request.worker, request, readable, log, zygote, states)
+        self.holds = False
+        size = 4 * layout.size(request.tensors)
+        self._values = np.frombuffer(memory.map_first(self._shared[1], size).data, np.float32)
+
+    def prepare(self, deadline: Deadline) -> Ready:
+        """See Worker."""
+        return self._prepare(Ready, deadline)
+
+    def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
+        """See Worker."""
+        self._channel.send(replace(request, state=state.number), deadline)
+        self._wait_while_busy(deadline)
+        update = self._channel.expect(Update, deadline)
+        self.holds = False
+        return _checked(update, request, self.name)
+
+    def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:  # noqa: ARG002 - a Worker's
+        """See Worker."""
+        return self._values[start : start + len(out)]
 
 
 def _sandbox(readable: Sequence[Path]) -> Sandbox:
@@ -258,7 +266,9 @@ def _sandbox(readable: Sequence[Path]) -> Sandbox:
     )
 
 
-def _checked(computed: Computed, request: Compute, name: str) -> Computed:
-    if (computed.step, computed.samples) != (request.step, sum(map(len, request.samples))):
-        raise ProtocolError(f"{name} answered another step than the one it was asked for")
-    return computed
+def _checked(update: Update, request: Work, name: str) -> Update:
+    if (update.exchange, update.samples) != (request.exchange, request.samples):
+        raise ProtocolError(f"{name} answered another exchange than the one it was asked for")
+    if set(update.metrics) != set(METRICS):
+        raise ProtocolError(f"{name} sent metrics {printable(', '.join(update.metrics))}")
+    return update

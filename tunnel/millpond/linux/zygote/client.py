@@ -166,6 +166,10 @@ class Zygote:
         process = self._process
         return process.process.pid if process else None
 
+    def warm_up(self) -> None:
+        """Have it begin to load its modules, if it has not. Does not wait. Raises OSError."""
+        self._current()
+
     def start(
         self, sandbox: Sandbox, arguments: Sequence[str], descriptors: Sequence[int], output: int
     ) -> Child:

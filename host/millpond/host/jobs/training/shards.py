@@ -5,24 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from millpond.train.balance.curve import Ints
-from millpond.train.balance.data_plan import DataPlan, Pool, Position, Share
-
-if TYPE_CHECKING:
-    from millpond.host.workers.dispatcher import Samples
+from millpond.train.balance.data_plan import DataPlan, Pool, Position, Ranges, Share
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """``count`` samples of device ``source``, private or public ones."""
+    """``count`` samples of device ``source``, private or public ones. An answer covers none of them, or at
+    least ``least``.
+    """
 
     source: str
     public: bool
     count: int
+    least: int = 1
 
     @property
     def name(self) -> str:
@@ -46,14 +45,19 @@ class Shards:
     an epoch.
     """
 
-    def __init__(self, seed: int, workers: int) -> None:
-        self._seed, self._workers = seed, workers
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
         self._shards: list[Shard] = []
         self._folders: dict[int, list[int]] = {}  # by rank: the shard of each folder
         self._outstanding: dict[int, Share] = {}
         self._epoch = 0
         self._position = Position((), ())
-        self._plan = DataPlan(seed, 0, (), workers)
+        self._plan = DataPlan((), workers)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch."""
+        return self._epoch
 
     @property
     def epoch_position(self) -> EpochPosition:
@@ -87,7 +91,7 @@ class Shards:
         self._replan()
         return ""
 
-    def deal(self, batches: Sequence[int]) -> list[Samples]:
+    def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
         """Assign samples for the batches, as SampleSupply.deal."""
         self._position, shares = self._plan.deal(self._position, batches)
         for rank, share in enumerate(shares):
@@ -118,17 +122,21 @@ class Shards:
         left = self._plan.left(self._position)
         return {shard: count for shard, count in zip(self._shards, left, strict=True) if count}
 
-    def _samples(self, rank: int, share: Share) -> Samples:
-        taken = {part.pool: part.indices for part in share.parts}
+    def _samples(self, rank: int, share: Share) -> tuple[Ranges, ...]:
+        taken = {part.pool: part.ranges for part in share.parts}
         return tuple(taken.get(pool, ()) for pool in self._folders.get(rank, ()))
 
     def _replan(self) -> None:
         """Plan the epoch for the present readers. New shards come last, so the orders of the others stay."""
         pools = [
-            Pool(shard.count, tuple(sorted(r for r, held in self._folders.items() if number in held)))
+            Pool(
+                shard.count,
+                tuple(sorted(r for r, held in self._folders.items() if number in held)),
+                shard.least,
+            )
             for number, shard in enumerate(self._shards)
         ]
-        self._plan = DataPlan(self._seed, self._epoch, pools, self._workers)
+        self._plan = DataPlan(pools, self._workers)
         new = len(pools) - len(self._position.cursors)
         self._position = Position(self._position.cursors + new * (0,), self._position.again + new * ((),))
 

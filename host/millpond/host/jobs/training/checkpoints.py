@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (a thread): checkpoints of a synchronous job, written while the job trains."""
+"""Edge (a thread): checkpoints of a job, written while the job trains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from millpond.base import schema
 from millpond.base.errors import ConfigError, LocalError
-from millpond.host.jobs.synchronous.shards import EpochPosition
+from millpond.host.jobs.training.shards import EpochPosition
 from millpond.train.reduce.exact import Vector
 from millpond.train.state import checkpoint, layout
 from millpond.train.state.checkpoint import Checkpoint
@@ -62,56 +62,61 @@ class CheckpointWriter:
 
     def save(self, saved: SavedCheckpoint) -> None:
         """Begin to write ``saved``, which must not change any more. The previous write must have ended."""
-        self._thread = threading.Thread(target=self._write, args=(saved,), daemon=True)
+        self._thread = threading.Thread(target=self._try_to_write, args=(saved,), daemon=True)
         self._thread.start()
+
+    def save_now(self, saved: SavedCheckpoint) -> None:
+        """Write ``saved`` before this returns; older ones stay until ``prune``. Raises LocalError."""
+        self.wait()
+        self._write(saved)
+
+    def prune(self) -> None:
+        """Remove all checkpoints but the newest."""
+        for old in _checkpoint_files(self._directory)[:-1]:
+            old.unlink(missing_ok=True)
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
         if self._thread:
             self._thread.join()
 
-    def clear(self) -> None:
-        """Remove all checkpoints of a job that has ended well."""
-        self.wait()
-        for path in _checkpoint_files(self._directory):
-            path.unlink(missing_ok=True)
+    def _try_to_write(self, saved: SavedCheckpoint) -> None:
+        try:
+            self._write(saved)
+        except LocalError as error:  # a full disk, most likely: the job goes on, and the last one stays
+            self._log.warning("%s", error)
+            return
+        self.prune()
 
     def _write(self, saved: SavedCheckpoint) -> None:
         named = tuple(Tensor(_OPTIMIZER + t.name, t.shape, t.dtype) for t in saved.momentum_tensors)
         path = self._directory / f"step-{saved.progress.step:09d}.safetensors"
         about = {"progress": json.dumps(schema.dump(saved.progress))}
-        whole = Checkpoint(
-            np.concatenate([saved.state, saved.momentum]),
-            self._tensors + named,
-            self._job,
-            saved.progress.place.epoch,
-            about,
-        )
-        try:
-            checkpoint.save(path, whole)
-        except (
-            LocalError
-        ) as error:  # a full disk, most likely: the job goes on, and the last checkpoint stays
-            self._log.warning("%s", error)
-            return
-        for old in _checkpoint_files(self._directory):
-            if old != path:
-                old.unlink(missing_ok=True)
+        vector = np.concatenate([saved.state, saved.momentum]) if len(saved.momentum) else saved.state
+        whole = Checkpoint(vector, self._tensors + named, self._job, saved.progress.place.epoch, about)
+        checkpoint.save(path, whole)
 
 
-def newest(directory: Path, tensors: tuple[Tensor, ...]) -> SavedCheckpoint | None:
-    """Return a job's newest checkpoint, None without one. Raises LocalError if it is of another model."""
-    paths = _checkpoint_files(directory)
-    if not paths:
-        return None
-    found = checkpoint.load(paths[-1])
+def newest(directory: Path, tensors: tuple[Tensor, ...], recorded: int) -> SavedCheckpoint | None:
+    """Return a job's newest checkpoint before which no epoch lies that is not ``recorded``; None without one.
+    Raises LocalError if it is of another model.
+    """
+    for path in reversed(_checkpoint_files(directory)):
+        saved = _load(path, tensors)
+        if saved.progress.place.epoch <= recorded + 1:
+            return saved
+    return None
+
+
+def _load(path: Path, tensors: tuple[Tensor, ...]) -> SavedCheckpoint:
+    found = checkpoint.load(path)
     try:
         progress = schema.load(TrainingProgress, json.loads(found.about["progress"]), "progress")
     except (KeyError, ValueError, ConfigError):
-        raise LocalError(f"{paths[-1]} is not a checkpoint of a synchronous job") from None
+        raise LocalError(f"{path} is not a checkpoint of a job") from None
     own, others = found.tensors[: len(tensors)], found.tensors[len(tensors) :]
     if own != tensors or not all(t.name.startswith(_OPTIMIZER) for t in others):
-        raise LocalError(f"{paths[-1]} is a checkpoint of another model")
+        raise LocalError(f"{path} is a checkpoint of another model")
     size = layout.size(own)
     momentum = tuple(Tensor(t.name.removeprefix(_OPTIMIZER), t.shape, t.dtype) for t in others)
     return SavedCheckpoint(found.vector[:size], momentum, found.vector[size:], progress)

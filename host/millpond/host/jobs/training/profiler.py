@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (the clock): profiles workers before they take part: seconds of a step by batch.
+"""Edge (the clock): profiles workers before they take part: seconds of an exchange by batch.
 
-The measured time is the time a step would wait: from the task to its answer here, with all transfers. The
-gradients are thrown away.
+The measured time is that from the task to the head of its update here. The samples are synthetic, and the
+updates are thrown away: no private data is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from millpond.host.workers.dispatcher import Dispatcher, GradientTask, Samples, WorkerAnswer, WorkerLoss
+from millpond.host.workers.dispatcher import Dispatcher, Task, WorkerAnswer, WorkerLoss
 from millpond.host.workers.worker import ModelState
 from millpond.train.balance.profiling import Probe, Profile
-from millpond.train.protocol import Compute
+from millpond.train.protocol import Work
 
 MEASURE = -1
-"""The step number of a profiling task, which belongs to no step."""
+"""The number of a profiling task, which belongs to no exchange."""
 
 
 class Profiler:
@@ -27,7 +27,7 @@ class Profiler:
         self, done: Callable[[Dispatcher, Profile], None], lost: Callable[[WorkerLoss], None]
     ) -> None:
         self._done, self._lost = done, lost
-        self._probes: dict[Dispatcher, tuple[Probe, str, tuple[int, ...]]] = {}
+        self._probes: dict[Dispatcher, tuple[Probe, str]] = {}
 
     def __len__(self) -> int:
         return len(self._probes)
@@ -45,11 +45,9 @@ class Profiler:
         """The ranks of the workers that are being profiled."""
         return {dispatcher.rank for dispatcher in self._probes}
 
-    def begin(
-        self, dispatcher: Dispatcher, kind: str, probe: Probe, parts: Sequence[int], state: ModelState
-    ) -> None:
-        """Begin to profile a worker that has ``parts`` samples by folder, at ``state``."""
-        self._probes[dispatcher] = probe, kind, tuple(parts)
+    def begin(self, dispatcher: Dispatcher, kind: str, probe: Probe, state: ModelState) -> None:
+        """Begin to profile a worker at ``state``."""
+        self._probes[dispatcher] = probe, kind
         self._next(dispatcher, state)
 
     def handle(self, event: WorkerAnswer | WorkerLoss) -> None:
@@ -60,24 +58,15 @@ class Profiler:
             self._lost(event)
             return
         dispatcher.task = None
-        probe, _, _ = self._probes[dispatcher]
-        probe.add(event.computed.samples, event.seconds, event.computed.peak)
+        probe, _ = self._probes[dispatcher]
+        probe.add(event.update.samples, event.seconds, event.update.peak)
         self._next(dispatcher, event.task.state)
 
     def _next(self, dispatcher: Dispatcher, state: ModelState) -> None:
-        probe, kind, parts = self._probes[dispatcher]
+        probe, kind = self._probes[dispatcher]
         batch = probe.next()
         if batch is not None:
-            dispatcher.begin(GradientTask(Compute(MEASURE, 0, _first(batch, parts)), state))
+            dispatcher.begin(Task(Work(MEASURE, 0, 0, (), synthetic=batch), state))
             return
         del self._probes[dispatcher]
         self._done(dispatcher, Profile(dispatcher.worker.name, kind, probe.points))
-
-
-def _first(batch: int, parts: Sequence[int]) -> Samples:
-    """Return the indices of the first ``batch`` samples, by folder."""
-    found = []
-    for count in parts:
-        found.append(tuple(range(min(batch, count))))
-        batch -= len(found[-1])
-    return tuple(found)

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Local training: epochs over a device's own samples, and the score of a model."""

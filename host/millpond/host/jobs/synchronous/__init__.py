@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Synchronous training: one gradient exchange per step."""

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: admits prepared workers to a job, profiles them first where it balances, and lets go of lost ones."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import queue
+import time
+from collections import deque
+from dataclasses import replace
+
+import psutil
+
+from millpond.base import schema
+from millpond.base.errors import LocalError
+from millpond.base.version import VERSION
+from millpond.host.api.daemon import Curves
+from millpond.host.jobs.context import JobContext
+from millpond.host.jobs.training.exchange_engine import ExchangeEngine
+from millpond.host.jobs.training.membership import Membership, MemberState
+from millpond.host.jobs.training.planner import Planner
+from millpond.host.jobs.training.profiler import Profiler
+from millpond.host.jobs.training.round_planner import RoundPlanner
+from millpond.host.jobs.training.shards import Shards
+from millpond.host.jobs.training.worker_group import WorkerGroup
+from millpond.host.model.jobs import HOST, JobEvent, JobRow
+from millpond.host.workers.dispatcher import Dispatcher, WorkerLoss
+from millpond.host.workers.worker import ModelState, Worker
+from millpond.train.balance.profiling import Probe, Profile, largest
+from millpond.train.protocol import Ready
+
+MEASURE_SECONDS = 3.0
+MEMORY_PART = 0.8
+"""Part of a machine's free memory that a worker may use."""
+MOST_BATCH = 1 << 16
+"""Largest batch of one worker."""
+SILENCE_SECONDS = 1.5
+TICK_SECONDS = 0.2
+MOST_EVENTS = 1000
+"""Events that are kept of one epoch: the last ones."""
+
+
+class Admission:
+    """Keeps the exchange engine, the shards, the planner and the membership in agreement about the present
+    workers.
+    """
+
+    def __init__(
+        self,
+        row: JobRow,
+        context: JobContext,
+        group: WorkerGroup,
+        engine: ExchangeEngine,
+        shards: Shards,
+        planner: Planner | RoundPlanner,
+        membership: Membership,
+        log: logging.Logger,
+    ) -> None:
+        self._row, self._context, self._group = row, context, group
+        self._engine, self._shards, self._planner, self._log = engine, shards, planner, log
+        self._membership = membership
+        self._profiles: dict[int, Profile] = {}
+        self._begun = False
+        self._events: deque[JobEvent] = deque(maxlen=MOST_EVENTS)
+        self._looked = self._trust_after = time.monotonic()
+        self._profiler = engine.profiler = Profiler(self._measured, self.lost)
+
+    def begin(self) -> Curves:
+        """Note that the first workers have joined: from now on each that joins is logged. Returns their
+        curves and the first plan.
+        """
+        self._begun = True
+        if not isinstance(self._planner, Planner):
+            return Curves((), {})
+        self._log.info("plan: %s", self._planner.description)
+        batches = dict(zip(self._group.names, self._planner.plan.batches.tolist(), strict=True))
+        return Curves(tuple(self._profiles.values()), batches)
+
+    def handle_profile(self) -> None:
+        """Wait for an event of a worker that is being profiled, while no exchange runs. Raises JobStopped."""
+        self.check_silence()
+        with contextlib.suppress(queue.Empty):
+            self._profiler.handle(self._engine.events.get(timeout=TICK_SECONDS))
+
+    @property
+    def profiling(self) -> bool:
+        """Whether any worker is being profiled."""
+        return bool(len(self._profiler))
+
+    def admit_new(self, state: ModelState) -> None:
+        """Admit the workers that were prepared since the last call."""
+        now = time.monotonic()
+        for rank, _ in enumerate(self._group.names):
+            supervisor = self._group.supervisor(rank)
+            worker, ready = supervisor.worker, supervisor.ready
+            if supervisor.failure and self._membership.state(rank, now) is not MemberState.OUT:
+                self._membership.lose(rank, now, for_good=True)
+            elif (
+                worker is not None
+                and ready is not None
+                and rank not in self._engine.dispatchers
+                and rank not in self._profiler.ranks
+            ):
+                self._admit(rank, worker, ready, state)
+
+    def lost(self, loss: WorkerLoss) -> None:
+        """Let go of a lost worker: its supervisor prepares another, after a pause if it was lost often,
+        unless its answer was such that no retry can mend it.
+        """
+        rank, name = loss.dispatcher.rank, loss.dispatcher.worker.name
+        pause = self._membership.lose(rank, time.monotonic(), for_good=loss.for_good)
+        reason = loss.reason
+        if 0 < pause < math.inf:
+            often = self._membership.losses(rank)
+            reason += f", for the {often}{'rd' if often == 3 else 'th'} time in a row: banned for {pause:g} s"
+        self._log.warning("it goes on without %s: %s", name, reason)
+        self.note("lost", name, reason)
+        self._planner.leave(rank)
+        loss.dispatcher.end()
+        supervisor = self._group.supervisor(rank)
+        if loss.for_good:
+            supervisor.ban(loss.dispatcher.worker, reason)
+        else:
+            supervisor.lose(loss.dispatcher.worker, reason, pause)
+
+    def check_silence(self) -> None:
+        """Close workers on devices that have been silent for SILENCE_SECONDS, so that no exchange waits for
+        them. Silence does not count while this process itself was late to listen. Raises JobStopped.
+        """
+        self._group.check_stop()
+        now = time.monotonic()
+        if now - self._looked > TICK_SECONDS + SILENCE_SECONDS / 2:
+            self._trust_after = now + SILENCE_SECONDS
+        self._looked = now
+        if now < self._trust_after:
+            return
+        for dispatcher in (*self._engine.outstanding(), *self._profiler.dispatchers):
+            device = self._context.devices.get(dispatcher.worker.name)
+            if device is not None and device.silence > SILENCE_SECONDS:
+                dispatcher.abandon(f"its agent was silent for {SILENCE_SECONDS:g} s")
+
+    def note(self, kind: str, worker: str, text: str) -> None:
+        """Note an event of the job."""
+        self._events.append(JobEvent(time.time(), kind, worker, text))
+
+    def take_events(self) -> tuple[JobEvent, ...]:
+        """Return the events since the last call."""
+        found = tuple(self._events)
+        self._events.clear()
+        return found
+
+    def close(self) -> None:
+        """End all dispatchers."""
+        for dispatcher in (*self._engine.dispatchers.values(), *self._profiler.dispatchers):
+            dispatcher.end()
+
+    def _admit(self, rank: int, worker: Worker, ready: Ready, state: ModelState) -> None:
+        if refusal := self._shards.add(rank, self._group.shards_of(rank, ready)):
+            self._log.warning("%s is out of the job: %s", worker.name, refusal)
+            self._group.supervisor(rank).ban(worker, f"{worker.name}: {refusal}")
+            return
+        dispatcher = Dispatcher(rank, worker, self._engine.events)
+        if not isinstance(self._planner, Planner):
+            self._planner.join(rank, ready.samples)
+            self._joined(dispatcher)
+            return
+        known = self._context.store.profile(worker.name, self._fingerprint(rank))
+        if known is not None:
+            self._join(dispatcher, known)
+            return
+        self._log.info("%s is measured", worker.name)
+        probe = Probe(MEASURE_SECONDS, min(ready.samples, MOST_BATCH), self._memory_limit(rank))
+        self._profiler.begin(dispatcher, self._group.kind(rank), probe, state)
+
+    def _measured(self, dispatcher: Dispatcher, profile: Profile) -> None:
+        if self._group.supervisor(dispatcher.rank).ready is None:  # the worker was lost meanwhile
+            dispatcher.end()
+            return
+        try:
+            self._context.store.set_profile(self._fingerprint(dispatcher.rank), profile)
+        except LocalError as error:  # a full disk, most likely: the next job profiles the worker again
+            self._log.warning("what was measured cannot be kept: %s", error)
+        self._join(dispatcher, profile)
+
+    def _join(self, dispatcher: Dispatcher, profile: Profile) -> None:
+        assert isinstance(self._planner, Planner)
+        rank = dispatcher.rank
+        self._profiles[rank] = profile
+        most = largest(profile.points, MOST_BATCH, self._memory_limit(rank)) >> self._membership.losses(rank)
+        self._planner.join(rank, profile, most, self._shards.samples)
+        self._joined(dispatcher)
+
+    def _joined(self, dispatcher: Dispatcher) -> None:
+        self._engine.dispatchers[dispatcher.rank] = dispatcher
+        self._membership.join(dispatcher.rank)
+        if self._begun:
+            self._log.info("%s joins; plan: %s", dispatcher.worker.name, self._planner.description)
+            self.note("joined", dispatcher.worker.name, self._planner.description)
+
+    def _fingerprint(self, rank: int) -> str:
+        """Return a fingerprint of a worker's computation: model, code, data, threads, software."""
+        job, device = self._row.job, self._context.devices.get(self._group.names[rank])
+        welcome = device.status.welcome if device else None
+        software = welcome.software if welcome else VERSION
+        data = [job.data.private, job.data.public]
+        work = replace(job.work, name="", seed=0)
+        key = [schema.dump(work), self._row.code, data, software]
+        return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _memory_limit(self, rank: int) -> int | None:
+        """Return the bytes that a worker may use, None where the free memory is unknown."""
+        name = self._group.names[rank]
+        if name == HOST:
+            return int(MEMORY_PART * psutil.virtual_memory().available)
+        status = self._context.devices[name].status
+        if status.welcome is None or status.load is None:
+            return None
+        return int(MEMORY_PART * (status.welcome.memory - status.load.memory_used))

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: the collection of answers: which workers owe one, whether it counts, and when an exchange is over.
+
+An exchange is over when all workers that have a part in its plan have answered, or at its deadline. Where
+late answers count, a worker that owes one goes on, and the exchange waits beyond its deadline for the first
+answer at least. Where they do not, the answers that are owed at the end are worth nothing when they come.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+class Collection:
+    """The answers of workers, by rank, over the exchanges of a job."""
+
+    def __init__(self, *, late_counts: bool) -> None:
+        self._late_counts = late_counts
+        self._owing: dict[int, bool] = {}  # whether the answer will count
+        self._planned: set[int] = set()
+        self._deadline, self._answers = math.inf, 0
+
+    def begin(self, deadline: float) -> None:
+        """Begin an exchange that ends at ``deadline``, infinity for when all have answered."""
+        self._deadline, self._answers = deadline, 0
+        self._planned.clear()
+
+    def plan(self, rank: int) -> None:
+        """Note that a worker has a part in the exchange, whether it can be asked now or owes an answer."""
+        self._planned.add(rank)
+
+    def ask(self, rank: int) -> None:
+        """Note that a worker was given a task."""
+        self._owing[rank] = True
+
+    def answered(self, rank: int) -> bool:
+        """Note an answer. Returns whether it counts."""
+        counts = self._owing.pop(rank)
+        self._answers += counts
+        return counts
+
+    def lost(self, rank: int) -> bool:
+        """Note the loss of a worker. Returns whether its answer would have counted."""
+        self._planned.discard(rank)
+        return self._owing.pop(rank, False)
+
+    @property
+    def owing(self) -> list[int]:
+        """The ranks of the workers that owe an answer that counts, ascending."""
+        return sorted(rank for rank, counts in self._owing.items() if counts)
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the exchange ends now."""
+        if now >= self._deadline and (self._answers or not self._late_counts):
+            return True
+        if any(rank in self._planned for rank in self._owing):
+            return False
+        return not self._owing or (self._answers > 0 and self._deadline < math.inf)
+
+    def end(self) -> list[int]:
+        """End the exchange. Returns the ranks of the workers that have not answered."""
+        missing = self.owing
+        if not self._late_counts:
+            self._owing = dict.fromkeys(self._owing, False)
+        return missing

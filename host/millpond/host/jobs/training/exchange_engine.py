@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (the clock): exchanges: sends tasks to all workers, waits for their updates, and averages these.
+
+Where late updates count, a late worker goes on, and its update is part of the exchange in which it comes:
+from a state that is older, but no samples are left out. Where they do not, it is dropped when it comes.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from millpond.host.jobs.training.collection import Collection
+from millpond.host.jobs.training.profiler import Profiler
+from millpond.host.jobs.training.reduction import Reduction
+from millpond.host.workers.dispatcher import (
+    LONGEST_SECONDS,
+    Dispatcher,
+    Task,
+    WorkerAnswer,
+    WorkerLoss,
+)
+from millpond.host.workers.worker import ModelState
+from millpond.train.balance.curve import Floats, Ints
+from millpond.train.balance.data_plan import Ranges
+from millpond.train.balance.simulation import BatchPolicy
+from millpond.train.determinism import seeds
+from millpond.train.protocol import Work
+from millpond.train.reduce.exact import Vector
+
+_TICK = 0.2  # seconds after which a waiting exchange calls on_wait
+_PATIENCE = 10.0  # times the planned time, after which a worker is lost
+
+
+class SampleSupply(Protocol):
+    """The source of the samples of tasks."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in whose order the samples are dealt."""
+
+    def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
+        """Return samples for these batches, by rank and folder; empty where there are none."""
+
+    def commit(self, rank: int) -> None:
+        """Mark the worker's samples as part of the model."""
+
+    def requeue(self, rank: int) -> None:
+        """Take back the samples of a worker that was lost."""
+
+
+@dataclass(slots=True)
+class ExchangeOutcome:
+    """The outcome of an exchange: ``counted`` samples by rank, their summed ``metrics``, the workers ``lost``
+    and ``missing`` (asked, but without an answer in time). ``late`` of the samples began in an earlier
+    exchange. ``whole`` is how many samples began in the same exchange as the counted ones (the largest such
+    exchange if some are late); ``work`` is the longest computation in seconds of a worker in this exchange.
+    """
+
+    seconds: float = 0.0
+    work: float = 0.0
+    whole: int = 0
+    late: int = 0
+    counted: dict[int, int] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    lost: list[WorkerLoss] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    new_plan: bool = False
+
+    @property
+    def samples(self) -> int:
+        """The number of samples that went into the exchange."""
+        return sum(self.counted.values())
+
+
+class ExchangeEngine:
+    """Runs exchanges of up to ``workers`` workers and leaves the mean of their updates in ``mean``, float32
+    [size]. ``dispatchers`` are those of the present workers by rank; ``profiler`` has the workers that do not
+    take part yet. ``on_wait`` is called repeatedly while an exchange waits; an exception from it ends the
+    exchange.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        mean: Vector,
+        supply: SampleSupply,
+        on_wait: Callable[[], None],
+        *,
+        late_counts: bool = True,
+        clip: float | None = None,
+    ) -> None:
+        self.events: queue.SimpleQueue[WorkerAnswer | WorkerLoss] = queue.SimpleQueue()
+        self.dispatchers: dict[int, Dispatcher] = {}
+        self.busy: Floats = np.full(workers, np.nan)  # share of each worker's processor that other work takes
+        self.supply, self._on_wait = supply, on_wait
+        self.profiler: Profiler | None = None
+        self._reduction = Reduction(mean, clip)
+        self._collection = Collection(late_counts=late_counts)
+        self._batches: Ints = np.zeros(workers, np.int64)
+        self._measured: Floats = np.full(workers, np.nan)
+        self._begun: dict[int, int] = {}  # samples, by exchange
+
+    def run(
+        self,
+        number: int,
+        seed: int,
+        state: ModelState,
+        policy: BatchPolicy,
+        background: Ints,
+        enough: Callable[[Sequence[int]], bool] = bool,
+    ) -> ExchangeOutcome:
+        """Run one exchange from ``state``. Updates are only fetched if the ranks that have answered are
+        ``enough``; else their samples are requeued. ``background`` are batches for workers too slow to have
+        one in the plan: an exchange with a deadline waits for them only if no other worker has a task. An
+        outcome without samples and losses means that no present worker can read the samples that are left.
+        """
+        run = _Run(number, seed, state, policy, time.monotonic())
+        self._measured[:] = math.nan
+        self._collection.begin(run.began + run.plan.deadline)
+        for rank in np.flatnonzero(run.plan.batches).tolist():
+            self._collection.plan(rank)
+        self._begin(run, self._idle(), run.plan.batches)
+        self._begin(run, self._idle(), background)
+        while event := self._next_event(run):
+            if self.dispatchers.get(event.dispatcher.rank) is event.dispatcher:
+                self._handle(run, event)
+        if enough([answer.dispatcher.rank for answer in run.answers]):
+            self._reduce(run)
+        else:
+            for answer in run.answers:
+                self.supply.requeue(answer.dispatcher.rank)
+        self._end(run)
+        run.outcome.seconds = time.monotonic() - run.began
+        run.outcome.new_plan |= policy.observe(self._batches, self._measured, self.busy)
+        return run.outcome
+
+    def outstanding(self) -> list[Dispatcher]:
+        """Return the dispatchers whose workers owe an answer that counts, by rank."""
+        return [self.dispatchers[rank] for rank in self._collection.owing]
+
+    @property
+    def states_in_use(self) -> set[ModelState]:
+        """The states that workers still need."""
+        measured = self.profiler.dispatchers if self.profiler else ()
+        all_of_them = (*self.dispatchers.values(), *measured)
+        return {d.task.state for d in all_of_them if d.task and d.worker.holds}
+
+    def _idle(self) -> list[int]:
+        return [rank for rank, dispatcher in sorted(self.dispatchers.items()) if not dispatcher.task]
+
+    def _begin(self, run: _Run, ranks: Sequence[int], batches: Ints) -> None:
+        """Give a task to each of ``ranks`` that has a batch and samples for it."""
+        wanted = np.zeros_like(batches)
+        wanted[ranks] = batches[ranks]
+        dealt = self.supply.deal(wanted.tolist()) if wanted.any() else []
+        for rank in ranks if dealt else ():
+            if any(dealt[rank]):
+                seed = seeds.derive(run.seed, str(rank), run.number)
+                task = Task(Work(run.number, seed, self.supply.epoch, dealt[rank]), run.state)
+                self.dispatchers[rank].begin(task, run.task_seconds)
+                self._collection.ask(rank)
+                self._begun[run.number] = self._begun.get(run.number, 0) + task.samples
+
+    def _next_event(self, run: _Run) -> WorkerAnswer | WorkerLoss | None:
+        """Return the next answer or loss; None when the exchange is over."""
+        while not self._collection.is_over(now := time.monotonic()):
+            self._on_wait()
+            left = run.began + run.plan.deadline - now
+            try:
+                event = self.events.get(timeout=min(left, _TICK) if left > 0 else _TICK)
+            except queue.Empty:
+                continue
+            if self.profiler is None or event.dispatcher not in self.profiler:
+                return event
+            self.profiler.handle(event)
+        return None
+
+    def _handle(self, run: _Run, event: WorkerAnswer | WorkerLoss) -> None:
+        dispatcher = event.dispatcher
+        if isinstance(event, WorkerLoss):
+            self._lose(run, event, owed=self._collection.lost(dispatcher.rank))
+            return
+        dispatcher.task = None
+        if self._collection.answered(dispatcher.rank):
+            run.answers.append(event)
+        else:
+            self._begin(run, [dispatcher.rank], run.plan.batches)
+
+    def _lose(self, run: _Run, loss: WorkerLoss, *, owed: bool) -> None:
+        """Drop a lost worker's dispatcher, and requeue the samples that it owed."""
+        run.outcome.lost.append(loss)
+        del self.dispatchers[loss.dispatcher.rank]
+        if owed:
+            self.supply.requeue(loss.dispatcher.rank)
+
+    def _reduce(self, run: _Run) -> None:
+        """Average the updates, by rank, and count those that are in the mean."""
+        run.answers.sort(key=lambda answer: answer.dispatcher.rank)
+        lost = self._reduction.run(run.answers)
+        for loss in lost:
+            self._lose(run, loss, owed=True)
+        refused = {loss.task for loss in lost}
+        for answer in run.answers:
+            if answer.task not in refused:
+                self._count(run, answer)
+
+    def _count(self, run: _Run, answer: WorkerAnswer) -> None:
+        rank, samples, outcome = answer.dispatcher.rank, answer.task.samples, run.outcome
+        began = answer.task.request.exchange
+        self.supply.commit(rank)
+        outcome.counted[rank] = samples
+        outcome.whole = max(outcome.whole, self._begun[began])
+        for name, value in answer.update.metrics.items():
+            outcome.metrics[name] = outcome.metrics.get(name, 0.0) + value
+        self.busy[rank] = answer.update.busy
+        self._batches[rank], self._measured[rank] = samples, answer.seconds
+        if began == run.number:
+            outcome.work = max(outcome.work, answer.update.seconds)
+        else:
+            outcome.late += samples
+
+    def _end(self, run: _Run) -> None:
+        """Note the workers that have not answered; where late updates do not count, requeue their samples."""
+        run.outcome.missing = self._collection.end()
+        under_way = self._collection.owing
+        for rank in set(run.outcome.missing).difference(under_way):
+            self.supply.requeue(rank)
+        tasks = [self.dispatchers[rank].task for rank in under_way]
+        exchanges = {task.request.exchange for task in tasks if task}
+        self._begun = {number: begun for number, begun in self._begun.items() if number in exchanges}
+
+
+class _Run:
+    """The state of one exchange."""
+
+    def __init__(self, number: int, seed: int, state: ModelState, policy: BatchPolicy, began: float) -> None:
+        self.number, self.seed, self.state, self.began = number, seed, state, began
+        self.plan = policy.plan
+        self.answers: list[WorkerAnswer] = []
+        self.outcome = ExchangeOutcome()
+
+    @property
+    def task_seconds(self) -> float:
+        """The time limit of a task."""
+        deadline = 0.0 if self.plan.deadline == math.inf else self.plan.deadline
+        return max(LONGEST_SECONDS, _PATIENCE * float(self.plan.times.max()), deadline)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: the membership of a job: which workers take part, which may come back, and when.
+
+| state  | next states                                              |
+|--------|----------------------------------------------------------|
+| absent | joined                                                   |
+| joined | absent (lost: may come back at once), banned, out        |
+| banned | absent, when its time is over                            |
+| out    | none: its model, data or answers are of no use to the job |
+
+A worker that is lost ``LOSSES`` times in a row is banned, each time for twice as long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from enum import StrEnum
+
+LOSSES = 3
+BAN_SECONDS, LONGEST_BAN_SECONDS = 30.0, 600.0
+
+
+class MemberState(StrEnum):
+    """The states of a worker in a job."""
+
+    ABSENT = "absent"
+    JOINED = "joined"
+    BANNED = "banned"
+    OUT = "out"
+
+
+class Membership:
+    """The states of all workers by rank. ``devices`` are the ranks that the quorum is a share of."""
+
+    def __init__(self, workers: int, devices: Iterable[int], quorum: float) -> None:
+        self._states = [MemberState.ABSENT] * workers
+        self._losses = [0] * workers
+        self._banned_until = [0.0] * workers
+        self._devices = frozenset(devices)
+        self._joined: set[int] = set()
+        self.needed = max(1, math.ceil(quorum * len(self._devices) - 1e-9))
+
+    def state(self, rank: int, now: float) -> MemberState:
+        """Return a worker's state."""
+        if self._states[rank] is MemberState.BANNED and now >= self._banned_until[rank]:
+            self._states[rank] = MemberState.ABSENT
+        return self._states[rank]
+
+    def join(self, rank: int) -> None:
+        """Note that a worker takes part from now on."""
+        self._states[rank] = MemberState.JOINED
+        self._joined.add(rank)
+
+    def lose(self, rank: int, now: float, *, for_good: bool) -> float:
+        """Note the loss of a worker. Returns the seconds until it may come back, infinity for never."""
+        self._joined.discard(rank)
+        self._losses[rank] += 1
+        if for_good:
+            self._states[rank] = MemberState.OUT
+            return math.inf
+        beyond = self._losses[rank] - LOSSES
+        if beyond < 0:
+            self._states[rank] = MemberState.ABSENT
+            return 0.0
+        seconds = min(BAN_SECONDS * 2.0 ** min(beyond, 10), LONGEST_BAN_SECONDS)
+        self._states[rank], self._banned_until[rank] = MemberState.BANNED, now + seconds
+        return seconds
+
+    def losses(self, rank: int) -> int:
+        """Return how many times in a row a worker was lost."""
+        return self._losses[rank]
+
+    def counted(self, ranks: Iterable[int]) -> None:
+        """End the row of losses of workers whose updates were counted."""
+        for rank in ranks:
+            self._losses[rank] = 0
+
+    @property
+    def joined(self) -> frozenset[int]:
+        """The ranks of the workers that take part."""
+        return frozenset(self._joined)
+
+    def is_quorum(self, ranks: Iterable[int]) -> bool:
+        """Return whether these workers are enough for an exchange to count."""
+        return len(self._devices.intersection(ranks)) >= self.needed
+
+    @property
+    def can_reach_quorum(self) -> bool:
+        """Whether enough devices are not out for good."""
+        return sum(self._states[rank] is not MemberState.OUT for rank in self._devices) >= self.needed

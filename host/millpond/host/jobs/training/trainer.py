@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: the training of one job, from its first exchange to its model.
+
+Workers answer each exchange with sums of gradients (synchronous steps) or with what local training has
+changed (rounds, and steps of local SGD); the parameter server's optimizer applies their mean. An epoch is the
+exchanges in which each sample is used once; a round is an epoch of one exchange. Checkpoints are written
+during training; a job that is started again resumes at the last one, in the middle of an epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import Refused, RemoteError
+from millpond.host.jobs import energy as job_energy
+from millpond.host.jobs.context import JobContext, JobFailed, Traffic, since
+from millpond.host.jobs.energy import Readings
+from millpond.host.jobs.training.admission import Admission
+from millpond.host.jobs.training.checkpoints import (
+    CheckpointWriter,
+    SavedCheckpoint,
+    TrainingProgress,
+    newest,
+)
+from millpond.host.jobs.training.epoch import Epoch, summary
+from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
+from millpond.host.jobs.training.membership import Membership, MemberState
+from millpond.host.jobs.training.planner import Planner
+from millpond.host.jobs.training.round_planner import RoundPlanner
+from millpond.host.jobs.training.shards import Shards
+from millpond.host.jobs.training.worker_group import START_SECONDS, WorkerGroup
+from millpond.host.model.energy import describe
+from millpond.host.model.jobs import HOST, JobRow, Round
+from millpond.host.store.profiles import write_curves
+from millpond.train.compute.lr_scaling import LearningRate
+from millpond.train.job.spec import SynchronousSpec
+from millpond.train.reduce.exact import within
+from millpond.train.state import checkpoint
+
+REPORT_SECONDS, MOST_REPORT_SECONDS = 2.0, 60.0
+TRIES = 5
+"""Losses of the parameter server in a row, without progress between them, after which a job fails."""
+RETRY_SECONDS = 0.5
+ABSENT_SECONDS = 10.0
+"""Time that the end of an epoch waits for a device that is not there."""
+
+
+class Trainer:
+    """Runs one job in the calling thread."""
+
+    def __init__(self, row: JobRow, context: JobContext, stop: threading.Event) -> None:
+        self._row, self._job, self._context = row, row.job, context
+        self._rounds = row.job.synchronous is None
+        self._steps = row.job.synchronous or SynchronousSpec(epochs=row.job.federated.rounds)
+        self.log = logging.Logger(f"millpond.host.job.{row.id}")  # not kept for ever, as getLogger's are
+        self.log.parent = logging.getLogger("millpond.host")
+        self._directory = context.fleet.job_directory(row.id)
+        self._stop = stop
+        self._group = WorkerGroup(row, context, stop, self.log)
+        self._closers: list[Callable[[], None]] = []
+        self._rate = LearningRate(self._steps.scaling, row.job.train.batch, self._steps.warmup)
+        self._tries = 0
+        self._progressed = time.monotonic()
+
+    def run(self) -> Path:
+        """Train to the target or the last epoch. Returns the model's path. Raises JobFailed, JobStopped."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                return self._attempt()
+            except Refused as error:  # the user's model in the parameter server
+                raise JobFailed(str(error)) from None
+            except RemoteError as error:
+                self._group.check_stop()
+                self._tries += 1
+                if self._tries == TRIES:
+                    raise JobFailed(f"the parameter server was lost {TRIES} times: {error}") from None
+                self.log.warning("the parameter server was lost: %s", error)
+                self._group.wait(RETRY_SECONDS * 2.0**self._tries)
+                self._group = WorkerGroup(self._row, self._context, self._stop, self.log)
+
+    def abort(self) -> None:
+        """End the job at once, from any thread."""
+        self._group.stop()
+
+    def _attempt(self) -> Path:
+        """Train from the last checkpoint, if there is one. Raises RemoteError if the parameter server is
+        lost.
+        """
+        try:
+            done = self._context.store.rounds(self._row.id)
+            self._set_up(resumed=bool(done) or bool(list(self._directory.glob("step-*"))))
+            saved = newest(self._directory, self._server.tensors, done[-1].round if done else 0)
+            self._shards.begin(1) if saved is None else self._resume(saved)
+            self._gather()
+            self._train([round_ for round_ in done if round_.round < self._epoch.number])
+            return self._save_model()
+        finally:
+            self.abort()
+            while self._closers:
+                self._closers.pop()()
+
+    def _set_up(self, *, resumed: bool) -> None:
+        self._server = self._group.start(resumed=resumed)
+        names = self._group.names
+        self._shards = Shards(len(names))
+        planner = RoundPlanner(names, self._job.federated.deadline) if self._rounds else None
+        self._planner = planner or Planner(self._steps, names, self._shards.spread)
+        self._engine = ExchangeEngine(
+            len(names),
+            self._server.mean,
+            self._shards,
+            self._check_while_waiting,
+            late_counts=not self._rounds,
+            clip=self._job.limits.clip,
+        )
+        devices = [rank for rank, name in enumerate(names) if name != HOST]
+        self._membership = Membership(len(names), devices, self._job.quorum)
+        self._admission = Admission(
+            self._row,
+            self._context,
+            self._group,
+            self._engine,
+            self._shards,
+            self._planner,
+            self._membership,
+            self.log,
+        )
+        self._closers.append(self._admission.close)
+        self._checkpoints = CheckpointWriter(self._directory, self._job.name, self._server.tensors, self.log)
+        self._closers.append(self._checkpoints.wait)
+        self._epoch = Epoch()
+        self._step, self._state_checked = 0, True
+        self._reasons: dict[str, str] = {}
+        self._absent_since: dict[str, float] = {}
+
+    def _resume(self, saved: SavedCheckpoint) -> None:
+        progress = saved.progress
+        self._server.restore(saved.state, saved.momentum_tensors, saved.momentum)
+        self._shards.resume(progress.place)
+        self._step = progress.step
+        counted = Counter(progress.counted)
+        self._epoch = Epoch(progress.place.epoch, counted, loss=progress.loss, seconds=progress.seconds)
+        if self._rounds:
+            self.log.info("resumed after round %d", self._step)
+        else:
+            self.log.info("resumed in epoch %d after step %d", self._epoch.number, self._step)
+
+    def _gather(self) -> None:
+        """Wait until a quorum of workers takes part, and those that were prepared first are profiled."""
+        while not self._can_begin() or self._admission.profiling:
+            pass
+        curves = self._admission.begin()
+        if curves.profiles:
+            try:
+                write_curves(self._directory, curves)
+            except OSError as error:  # a full disk, most likely
+                self.log.warning("the curves cannot be kept: %s", error.strerror)
+
+    def _can_begin(self) -> bool:
+        """Admit new workers. Returns whether a quorum takes part, after a short wait if it does not. Raises
+        JobFailed, JobStopped.
+        """
+        self._group.check_stop()
+        self._admission.admit_new(self._server.state)
+        enough = self._membership.is_quorum(self._membership.joined)
+        if self._admission.profiling and not (enough and self._engine.dispatchers and self._step):
+            self._admission.handle_profile()
+        elif not enough:
+            self._check_state()
+            self._check_quorum()
+            self._group.wait(0.1)
+        return enough
+
+    def _check_quorum(self) -> None:
+        """Raise JobFailed if there is no hope for a quorum, or there was none for too long."""
+        needed, wait = self._membership.needed, self._job.limits.wait
+        few = f"fewer than {needed} devices take part ({self._group.reasons})"
+        if not self._membership.can_reach_quorum:
+            raise JobFailed(few)
+        if time.monotonic() - self._progressed > wait:
+            raise JobFailed(f"for {wait:g} s (limits.wait), {few}")
+
+    def _train(self, done: list[Round]) -> None:
+        self._saved_at, self._reported_at, self._plan_unreported = time.monotonic(), 0.0, False
+        self._pause = REPORT_SECONDS
+        while not self._finished(done):
+            before, metered = self._context.traffic(), self._read_meters()
+            while self._exchange():
+                pass
+            done.append(self._end_epoch(before, metered))
+        self._checkpoints.save_now(self._snapshot())
+        self._checkpoints.prune()
+
+    def _finished(self, done: list[Round]) -> bool:
+        target = self._job.target
+        reached = target is not None and bool(done) and done[-1].accuracy >= target
+        return reached or len(done) >= self._steps.epochs
+
+    def _exchange(self) -> bool:
+        """Run one exchange. Returns whether the epoch goes on."""
+        if not self._can_begin():
+            return True
+        planner, state = self._planner, self._server.state
+        enough = self._membership.is_quorum if self._rounds else bool
+        number, seed = self._step + 1, self._job.seed
+        outcome = self._engine.run(number, seed, state, planner, planner.background, enough)
+        for loss in outcome.lost:
+            self._reasons[loss.dispatcher.worker.name] = loss.reason
+            self._admission.lost(loss)
+        if self._rounds and not self._has_quorum(outcome):
+            self._shards.begin(self._epoch.number)
+            self._check_quorum()
+            return True
+        self._epoch.count(outcome, self._group.names)
+        if outcome.samples:
+            self._apply(outcome)
+        if self._rounds:
+            return False
+        self._report_plan(outcome.new_plan)
+        self._save_if_due()
+        return bool(outcome.samples or outcome.lost or self._engine.outstanding()) or self._await_absent()
+
+    def _has_quorum(self, outcome: ExchangeOutcome) -> bool:
+        for rank in outcome.missing:
+            reason = f"no answer within {self._job.federated.deadline:g} s"
+            self._reasons[self._group.names[rank]] = reason
+        return self._membership.is_quorum(outcome.counted)
+
+    def _await_absent(self) -> bool:
+        """At the end of an epoch, wait a moment for lost workers whose samples are left. Returns whether any
+        is still waited for.
+        """
+        now = time.monotonic()
+        absent = {shard.source for shard in self._shards.left} - {
+            self._group.names[rank] for rank in self._membership.joined
+        }
+        self._absent_since = {name: self._absent_since.get(name, now) for name in absent}
+        awaited = [
+            name for name, since_ in self._absent_since.items() if self._is_awaited(name, now - since_)
+        ]
+        if awaited:
+            self._group.wait(0.1)
+        return bool(awaited)
+
+    def _is_awaited(self, name: str, seconds: float) -> bool:
+        device = self._context.devices.get(name)
+        if device is None or name not in self._group.names:
+            return False
+        if self._membership.state(self._group.names.index(name), time.monotonic()) is not MemberState.ABSENT:
+            return False
+        return seconds < (START_SECONDS if device.wait_ready(Deadline.after(0.0)) else ABSENT_SECONDS)
+
+    def _check_while_waiting(self) -> None:
+        """Check the state and the workers while an exchange waits for answers."""
+        self._check_state()
+        self._admission.check_silence()
+
+    def _check_state(self) -> None:
+        """Check each state once. Raises JobFailed if the state is not finite."""
+        if not self._state_checked and not within(self._server.state.values, math.inf):
+            raise JobFailed("the model has diverged: its state is not finite; try a lower learning rate")
+        self._state_checked = True
+
+    def _report_plan(self, new: bool) -> None:
+        """Log a new plan, at growing intervals: short steps make more plans than a log should hold."""
+        self._plan_unreported = self._plan_unreported or new
+        due = time.monotonic() - self._reported_at > self._pause
+        if self._plan_unreported and due and self._planner.plan.batches.any():
+            text = f"step {self._step}: new plan: {self._planner.description}"
+            self._admission.note("plan", "", text)
+            self.log.info("%s", text)
+            self._plan_unreported, self._reported_at = False, time.monotonic()
+            self._pause = min(1.5 * self._pause, MOST_REPORT_SECONDS)  # a log of days must not fill the disk
+
+    def _apply(self, outcome: ExchangeOutcome) -> None:
+        # All samples weigh the same: a step without late samples moves less, the step that counts them more.
+        factor = 1.0 if self._rounds else outcome.samples / outcome.whole
+        if not self._job.exchanges_differences:
+            factor *= self._rate.at(self._step, outcome.whole, 1.0)
+        began, server = time.monotonic(), self._server
+        optimizer = server.apply(factor, self._engine.states_in_use)
+        self._state_checked = False
+        self._epoch.applied(outcome, time.monotonic() - began, optimizer)
+        self._membership.counted(outcome.counted)
+        self._step += 1
+        self._tries, self._progressed = 0, time.monotonic()
+
+    def _save_if_due(self) -> None:
+        due = time.monotonic() - self._saved_at > self._steps.checkpoint
+        if due and not self._checkpoints.busy:
+            self._checkpoints.save(self._snapshot(copied=True))
+            self._saved_at = time.monotonic()
+
+    def _snapshot(self, *, copied: bool = False) -> SavedCheckpoint:
+        self._check_state()
+        tensors, momentum = self._server.momentum()
+        position, epoch, state = self._shards.epoch_position, self._epoch, self._server.state.values
+        progress = TrainingProgress(self._step, position, dict(epoch.counted), epoch.loss, epoch.seconds)
+        return SavedCheckpoint(state.copy() if copied else state, tensors, momentum, progress)
+
+    def _read_meters(self) -> Readings | None:
+        """Read the meters. Returns None in a resumed epoch: the energy of its beginning is unknown."""
+        return None if self._epoch.samples else self._context.energy()
+
+    def _end_epoch(self, before: Traffic, metered: Readings | None) -> Round:
+        epoch = self._epoch
+        if not epoch.samples:
+            raise JobFailed(f"epoch {epoch.number}: no worker could compute anything")
+        self._check_state()
+        taken = job_energy.between(metered, self._context.energy(), epoch.counted)
+        score = self._server.score(self._job.data.test)
+        result = Round(
+            epoch.number,
+            score.accuracy,
+            score.loss if math.isfinite(score.loss) else None,
+            epoch.seconds,
+            epoch.samples,
+            dict(sorted(epoch.counted.items())),
+            self._missing(),
+            since(before, self._context.traffic()),
+            taken.joules,
+            taken.energy,
+            epoch.metrics,
+            epoch.by_worker,
+            self._admission.take_events(),
+        )
+        self._epoch = Epoch(epoch.number + 1)
+        self._shards.begin(self._epoch.number)
+        if self._rounds:  # a round that was recorded is final
+            self._checkpoints.save_now(self._snapshot())
+        self._context.store.add_round(self._row.id, result)
+        self._checkpoints.prune()
+        self._report(result)
+        self._reasons.clear()
+        self._context.changed()
+        return result
+
+    def _missing(self) -> dict[str, str]:
+        """Return the workers that took no part, or left samples, with the reason or the samples."""
+        if self._rounds:
+            names = [name for name in self._group.names if name not in self._epoch.counted]
+            reasons = {name: self._group.supervisor(self._group.names.index(name)).reason for name in names}
+            return {name: self._reasons.get(name, reason) for name, reason in sorted(reasons.items())}
+        missing: dict[str, list[str]] = {}
+        for held, count in self._shards.left.items():
+            missing.setdefault(held.source, []).append(f"{count} {held.name} were left")
+        return {source: ", ".join(texts) for source, texts in missing.items()}
+
+    def _report(self, result: Round) -> None:
+        unit, text = "epoch", summary(result)
+        if self._rounds:
+            loss = math.nan if result.loss is None else result.loss
+            unit, text = "round", f"loss {loss:.4f}, {result.samples} samples, {result.seconds:.2f} s"
+        if energy := describe(result):
+            text += f"; {energy}"
+        self.log.info("%s %d: accuracy %.4f, %s", unit, result.round, result.accuracy, text)
+        for name, reason in result.missing.items():
+            if self._rounds:
+                self.log.warning("round %d goes on without %s: %s", result.round, name, reason)
+            else:
+                self.log.warning("epoch %d: %s", result.round, reason)
+
+    def _save_model(self) -> Path:
+        path, state = self._directory / "model.safetensors", self._server.state.values
+        model = checkpoint.Checkpoint(state, self._server.tensors, self._job.name, self._epoch.number - 1)
+        checkpoint.save(path, model)
+        return path

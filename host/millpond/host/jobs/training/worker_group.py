@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: the workers of one job: the parameter server, the host's own worker, and one on each device."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from pathlib import Path
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, RemoteError
+from millpond.host.fleet.device import Device
+from millpond.host.fleet.lifecycle import DeviceState
+from millpond.host.jobs.context import JobContext, JobFailed, JobStopped
+from millpond.host.jobs.training.shards import Shard
+from millpond.host.model.jobs import HOST, JobPlan, JobRow
+from millpond.host.workers.parameter_server import PARAMETER_SERVER, ParameterServer
+from millpond.host.workers.supervisor import PREPARE_SECONDS, WorkerSupervisor
+from millpond.host.workers.worker import DeviceWorker, LocalWorker, Worker
+from millpond.linux import memory
+from millpond.train.balance.equal_time import LEAST_BATCH
+from millpond.train.job.spec import Job
+from millpond.train.protocol import Folder, PrepareServer, PrepareWorker, Ready
+from millpond.train.state.layout import Tensor
+
+START_SECONDS = 30.0
+
+
+class WorkerGroup:
+    """The workers of a job; ``names`` has them by rank. Call ``start`` once; ``stop`` from any thread."""
+
+    def __init__(self, row: JobRow, context: JobContext, stop: threading.Event, log: logging.Logger) -> None:
+        self._row, self._job, self._context = row, row.job, context
+        self._stop, self._log = stop, log
+        self._directory = context.fleet.job_directory(row.id)
+        self.names = ((HOST,) if host_trains(row.job) else ()) + tuple(context.devices)
+        self._members = [self._new_supervisor(name) for name in self.names]
+        self._host_folders: tuple[Folder, ...] = ()
+        self._volume_deadline: Deadline | None = None
+        self._states = memory.make("states")
+        weakref.finalize(self, os.close, self._states)
+        self._server: ParameterServer | None = None
+        self._tensors: tuple[Tensor, ...] = ()
+        self._model_known = threading.Event()
+
+    def start(self, *, resumed: bool) -> ParameterServer:
+        """Start all workers. Returns the prepared parameter server, once the workers of all present devices
+        are prepared, or out of the job. Raises JobFailed, JobStopped, RemoteError.
+        """
+        present = self._wait_for_devices(resumed)
+        self._sources = self._row.plan.sources if self._row.plan else present
+        if self._row.plan is None:
+            self._context.store.set_plan(self._row.id, JobPlan(present))
+        for supervisor in self._members:
+            supervisor.start()
+        server = self._start_server()
+        for supervisor in self._members:
+            if supervisor.name in present or supervisor.name == HOST:
+                self._wait_prepared(supervisor)
+        return server
+
+    def _start_server(self) -> ParameterServer:
+        job, test = self._job, Path(self._job.data.test)
+        if not test.is_dir():
+            raise JobFailed(f"missing data: there is no folder {test}")
+        request = PrepareServer(job.work, job.server, self._row.code, self._state_count)
+        log = self._directory / f"{PARAMETER_SERVER}.log"
+        server = ParameterServer(request, [test], log, self._context.zygote, self._states)
+        self._server = server
+        self.check_stop()
+        server.prepare(Deadline.after(PREPARE_SECONDS))
+        self._tensors = server.tensors
+        self._model_known.set()
+        return server
+
+    @property
+    def _state_count(self) -> int:
+        return len(self.names) + 1  # a late worker uses one, a lost worker none
+
+    def _new_supervisor(self, name: str) -> WorkerSupervisor:
+        return WorkerSupervisor(name, lambda: self._new_worker(name), lambda ready: self._admit(name, ready))
+
+    def _new_worker(self, name: str) -> Worker | None:
+        """Return a new, unprepared worker; None while its device or its data are absent."""
+        if name == HOST:
+            return self._new_host_worker()
+        device = self._context.devices[name]
+        if not device.wait_ready(Deadline.after(0.1)):
+            return None
+        return DeviceWorker(device, lambda deadline: self._request_of(device, deadline))
+
+    def _request_of(self, device: Device, deadline: Deadline) -> PrepareWorker:
+        """Wait for the parameter server's model, and return the request to a worker on a device."""
+        while not self._model_known.wait(0.2):
+            if self._stop.is_set():
+                raise ConnectionLost("the job has ended")
+            deadline.remaining()
+        tls = device.config.encrypt == "always"
+        folders, code = self._folders_of(device.name), self._row.code
+        return PrepareWorker(self._job.work, device.name, folders, code, self._tensors, tls)
+
+    def _new_host_worker(self) -> LocalWorker | None:
+        folders = self._public_folders() if self._model_known.wait(0.5) else None
+        if folders is None:
+            return None
+        self._host_folders = folders
+        request = PrepareWorker(
+            self._job.work, HOST, folders, self._row.code, self._tensors, states=self._state_count
+        )
+        readable = [self._context.fleet.mountpoint(folder.source) for folder in folders]
+        log = self._directory / f"{HOST}.log"
+        return LocalWorker(request, readable, log, self._context.zygote, self._states)
+
+    def _admit(self, name: str, ready: Ready) -> str:
+        """Return "" to admit a prepared worker, or the reason for refusing it."""
+        folders, most = self._folders_of(name), self._job.limits.most_samples
+        if min(ready.parts, default=0) < 0 or len(ready.parts) != len(folders):
+            return f"{name} claims to have samples of {len(ready.parts)} folders, not {len(folders)}"
+        if ready.samples > most:
+            return (
+                f"{name} claims to have {ready.samples} samples; the job allows {most} (limits.most_samples)"
+            )
+        if ready.samples < LEAST_BATCH:
+            return f"{name} has {ready.samples} samples; training takes at least {LEAST_BATCH}"
+        return ""
+
+    def _folders_of(self, name: str) -> tuple[Folder, ...]:
+        if name == HOST:
+            return self._host_folders
+        data = self._job.data
+        private = Folder(data.private, name)
+        # In rounds the public samples are the host's, which has less to do than its devices.
+        if data.public is None or self._job.synchronous is None:
+            return (private,)
+        return (private, Folder(data.public, name, public=True))
+
+    def shards_of(self, rank: int, ready: Ready) -> list[Shard]:
+        """Return the shards that a prepared worker can read, by folder."""
+        folders = self._folders_of(self.names[rank])
+        return [
+            Shard(f.source, f.public, count, 1 if f.public else ready.least)
+            for f, count in zip(folders, ready.parts, strict=True)
+        ]
+
+    def supervisor(self, rank: int) -> WorkerSupervisor:
+        """Return the supervisor of a worker."""
+        return self._members[rank]
+
+    def kind(self, rank: int) -> str:
+        """Return the kind of machine a worker runs on: workers of one kind share one curve."""
+        name = self.names[rank]
+        return HOST if name == HOST else self._context.devices[name].config.board
+
+    @property
+    def reasons(self) -> str:
+        """The reasons for the absence of workers, in one line."""
+        found = [(member.name, member.reason) for member in self._members if not member.worker]
+        return ", ".join(why if why.startswith(f"{name}:") else f"{name}: {why}" for name, why in found)
+
+    def _wait_for_devices(self, resumed: bool) -> tuple[str, ...]:
+        """Wait for the devices, and return the names of the ready ones. Raises JobFailed if none is ready."""
+        devices, deadline = self._context.devices, Deadline.after(START_SECONDS)
+        last = Deadline.after(self._job.limits.wait)
+        # after a power cut, boards may start slowly: a resumed job waits for the first of them
+        while not all(device.wait_ready(Deadline.after(0.2)) for device in devices.values()):
+            self.check_stop()
+            some = any(device.status.state is DeviceState.READY for device in devices.values())
+            if (deadline.passed and (some or not resumed)) or last.passed:
+                break
+        present = tuple(name for name, device in devices.items() if device.wait_ready(Deadline.after(0.01)))
+        if not present:
+            reasons = ", ".join(f"{name}: {device.status.reason}" for name, device in devices.items())
+            raise JobFailed(f"no device is ready ({reasons or 'the fleet is empty'})")
+        return present
+
+    def _wait_prepared(self, supervisor: WorkerSupervisor) -> None:
+        """Wait until a worker is prepared, lost or out of the job, or its device is absent for
+        START_SECONDS.
+        """
+        device = self._context.devices.get(supervisor.name)
+        gone: Deadline | None = None
+        while not supervisor.wait_settled(Deadline.after(0.5)):
+            self.check_stop()
+            if device is None or device.wait_ready(Deadline.after(0.01)):
+                gone = None
+            elif (gone := gone or Deadline.after(START_SECONDS)).passed:
+                break
+        if supervisor.failure:
+            self._log.warning("%s is out of the job: %s", supervisor.name, supervisor.failure)
+        elif supervisor.ready:
+            self._log.info("%s is prepared with %d samples", supervisor.name, supervisor.ready.samples)
+
+    def _public_folders(self) -> tuple[Folder, ...] | None:
+        """Return the folders of public data. Returns None while a volume is absent; after START_SECONDS the
+        job goes on without that volume.
+        """
+        public, folders = self._job.data.public, []
+        for name in self._sources if public is not None else ():
+            try:
+                if not self._context.devices[name].wait_ready(Deadline.after(0.1)):
+                    raise RemoteError(f"{name}: {self._context.devices[name].status.reason}")
+                folders.append(Folder(str(self._context.mount(name) / str(public)), name, public=True))
+            except RemoteError as error:
+                self._volume_deadline = self._volume_deadline or Deadline.after(START_SECONDS)
+                if not self._volume_deadline.passed:
+                    return None
+                self._log.warning("the public data of %s is left out: %s", name, error)
+        self._volume_deadline = None  # each time the worker is prepared, volumes have the same time to come
+        return tuple(folders)
+
+    def check_stop(self) -> None:
+        """Raise JobStopped if the job is to stop."""
+        if self._stop.is_set():
+            raise JobStopped("stopped")
+
+    def wait(self, seconds: float) -> None:
+        """Wait, at most until the job is to stop. Raises JobStopped."""
+        self._stop.wait(seconds)
+        self.check_stop()
+
+    def stop(self) -> None:
+        """Stop all workers, from any thread: calls to workers that are under way end at once."""
+        for supervisor in self._members:
+            supervisor.stop()
+        if self._server:
+            self._server.close()
+
+
+def host_trains(job: Job) -> bool:
+    """Return whether the host has a worker in the job: public data, unless it only keeps the model."""
+    return job.data.public is not None and (job.synchronous is None or job.synchronous.host)
