@@ -25,7 +25,7 @@ from millpond.fs.filelocks import service
 from millpond.fs.proto import async_create as n
 from millpond.fs.proto import file_locks as r
 from millpond.fs.proto import file_ops as p
-from millpond.fs.proto.bulk_read import Fetch
+from millpond.fs.proto.bulk_read import FetchMany
 from millpond.fs.proto.dirents import unpack_entries
 from millpond.fs.proto.status import GetStatus, StatusIs
 from millpond.fs.server.sessions import SessionTable
@@ -75,7 +75,7 @@ GOOD: dict[type[Message], Callable[[World], Message]] = {
     n.FlushNames: lambda w: n.FlushNames((w.naming(),), (n.Touched(w.directory, 1),)),
     p.Closed: lambda w: p.Closed(w.private_inodes[0]),
     p.GetStatistics: lambda _: p.GetStatistics(),
-    Fetch: lambda w: Fetch((w.node,), ((b"f",),), 100),
+    FetchMany: lambda w: FetchMany((w.node,), ((b"f",),), 100),
     r.GetLock: lambda w: r.GetLock(w.file, 1, fcntl.F_WRLCK, 0, 9),
     r.SetLock: lambda w: r.SetLock(w.file, w.epoch, False, 1, fcntl.F_WRLCK, 0, 9, 1, 7),
     r.ReleaseLocks: lambda w: r.ReleaseLocks(w.file, w.epoch, False, 1),
@@ -167,7 +167,7 @@ def _exactly(answer: Message) -> Message:
 
 @pytest.mark.parametrize(
     "kind",
-    [k for k in GOOD if {f.name for f in dataclasses.fields(k)} & {"name", "names"} and k is not Fetch],
+    [k for k in GOOD if {f.name for f in dataclasses.fields(k)} & {"name", "names"} and k is not FetchMany],
 )
 def test_a_private_name_is_like_one_that_does_not_exist(world: World, kind: type[Message]) -> None:
     def ask(name: bytes, **more: object) -> Message:

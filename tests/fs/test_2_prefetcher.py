@@ -233,7 +233,7 @@ def test_a_server_that_was_started_again_is_asked_by_name(client: Client) -> Non
 def test_a_server_that_does_not_know_how_is_not_asked_each_time(
     client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f.Fetch, "NAME", "fs.unknown")
+    monkeypatch.setattr(f.FetchMany, "NAME", "fs.unknown")
     fetch(client, b"f")
     dialled = len(server.channels)
     fetch(client, b"g")
@@ -254,10 +254,10 @@ def test_a_private_file_is_found_nowhere(server: Server, client: Client, top: Pa
     with server.talk() as talk:
         public = talk.find(b"public")
         for directory, name in ((public, b"../private"), (public, b"..")):
-            assert talk.call(f.Fetch((directory,), ((name,),), MOST), f.Fetched) == f.Fetched(1)
-        assert talk.call(f.Fetch((ROOT,), ((b"private",),), MOST), f.Fetched) == f.Fetched(1)
+            assert talk.call(f.FetchMany((directory,), ((name,),), MOST), f.Fetched) == f.Fetched(1)
+        assert talk.call(f.FetchMany((ROOT,), ((b"private",),), MOST), f.Fetched) == f.Fetched(1)
         for unknown in (public + 1, (top / "private").stat().st_ino):
-            assert talk.ask(f.Fetch((unknown,), ((b"secret",),), MOST)) == p.Error(errno.ESTALE)
+            assert talk.ask(f.FetchMany((unknown,), ((b"secret",),), MOST)) == p.Error(errno.ESTALE)
 
 
 def test_a_reader_that_is_faster(client: Client) -> None:

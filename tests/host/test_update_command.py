@@ -19,7 +19,7 @@ from millpond.host.cli import update
 from millpond.host.cli.update import UpdateOutcome, check, roll
 from millpond.host.remote import device_update, ssh
 from millpond.host.remote.bundles import Bundle
-from millpond.host.remote.device_update import Running, Update
+from millpond.host.remote.device_update import DeviceUpdate, Running
 
 from .update_support import make_fleet, make_image
 
@@ -119,7 +119,7 @@ def test_a_line_for_each_phase_and_each_tenth() -> None:
 NOW = Running("0.1.0", 1000, "qemu-virt", "A", False, "boot-1")
 
 
-class Device(Update):
+class Device(DeviceUpdate):
     """An update of a device that says of itself what the test wants; None: it cannot be reached."""
 
     def __init__(self, folder: Path, *says: Running | None, serial: int = 1000) -> None:

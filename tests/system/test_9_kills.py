@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A schedule of kills: every process of a job dies at random moments, and the job ends with the right model."""
+"""A schedule of kills: processes of a job die at random moments, and it ends with the right model."""
 
 from __future__ import annotations
 

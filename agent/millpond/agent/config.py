@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from millpond.agent.policy import Policy, check_policy
 from millpond.base import toml
 from millpond.base.errors import ConfigError
 from millpond.energy import joules
@@ -57,25 +58,6 @@ class Privacy:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """The jobs that the device takes part in, and what it answers them.
-
-    An answer covers ``least_samples`` private samples or none; 1 shows single samples. At one state of a
-    model there are ``answers_per_state`` answers about a private folder, 0 for any number. ``folders`` are
-    the private folders that jobs may read, such as "private/digits"; none means all, each job its own.
-    ``code`` "listed" takes jobs whose code has a SHA-256 in ``listed``. ``largest_model`` is a number of
-    float32 values.
-    """
-
-    least_samples: int = 8
-    answers_per_state: int = 16
-    folders: tuple[str, ...] = ()
-    code: Literal["any", "listed"] = "any"
-    listed: tuple[str, ...] = ()
-    largest_model: int = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
 class Users:
     """The uids that serve the volume to the host, run jobs, and run launched scripts."""
 
@@ -118,17 +100,7 @@ def read(path: Path) -> AgentConfig:
         raise ConfigError(f"{path.name}: link: either socket or ivshmem")
     if config.public_quota is not None and config.public_quota <= 0:
         raise ConfigError(f"{path.name}: public_quota must be a number of bytes above 0")
-    _check_policy(config.policy, f"{path.name}: policy")
+    check_policy(config.policy, f"{path.name}: policy")
     if not 1 <= config.zygote_idle <= 86400:
         raise ConfigError(f"{path.name}: zygote_idle must be 1 to 86400 seconds")
     return config
-
-
-def _check_policy(policy: Policy, where: str) -> None:
-    if policy.least_samples < 1:
-        raise ConfigError(f"{where}: least_samples must be 1 or more")
-    if policy.answers_per_state < 0 or policy.largest_model < 1:
-        raise ConfigError(f"{where}: answers_per_state and largest_model must not be negative or none")
-    for folder in policy.folders:
-        if not folder.startswith("private/") or ".." in folder.split("/"):
-            raise ConfigError(f"{where}: folders: '{folder}' is not a folder in private/")

@@ -189,9 +189,9 @@ class Prefetcher:
         self._rpc.forget_now()
         with self._rpc.call() as call:
 
-            def prepare() -> f.Fetch:
+            def prepare() -> f.FetchMany:
                 directories = tuple(call.remote(directory) for directory, _ in places)
-                return f.Fetch(directories, tuple(names for _, names in places), MOST)
+                return f.FetchMany(directories, tuple(names for _, names in places), MOST)
 
             reply, data = call.ask(prepare, f.Fetched, idempotent=True, limit=MAX_TRANSFER)
             self._learn(wanted, data, call.since, call.verifier)

@@ -23,7 +23,7 @@ _FIELDS = attrgetter(*Attributes.__match_args__)
 
 @message("fs.fetch", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
-class Fetch(Message):
+class FetchMany(Message):
     """Look up these names, a tuple for each directory, and read every regular file that is delegated and has
     at most ``contents`` bytes. Answered by Fetched.
     """
@@ -36,7 +36,7 @@ class Fetch(Message):
 @message("fs.fetched", Kind.VOLUME)
 @dataclass(frozen=True, slots=True)
 class Fetched(Message):
-    """Reply to Fetch: the payload packs the first ``looked`` names' results, as many as fit."""
+    """Reply to FetchMany: the payload packs the first ``looked`` names' results, as many as fit."""
 
     looked: int
 

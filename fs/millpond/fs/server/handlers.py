@@ -111,7 +111,7 @@ class RequestHandlers(ClientState):
         return data if len(data) == size else b""
 
     @perform.register
-    def _(self, request: f.Fetch, _payload: Buffer) -> Reply:
+    def _(self, request: f.FetchMany, _payload: Buffer) -> Reply:
         most, batch, looked = within(request.contents, 0, MAX_TRANSFER // 2), f.Batch(), 0
         for number, names in zip(request.directories, request.names, strict=False):
             directory = self._node(number)

@@ -17,7 +17,7 @@ from millpond.base.errors import LocalError, MillpondError
 from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
 from millpond.host.fleet import directory as fleets
 from millpond.host.remote import bundles
-from millpond.host.remote.device_update import Phase, Update
+from millpond.host.remote.device_update import DeviceUpdate, Phase
 from millpond.host.terminal import tables
 from millpond.images.boards import EMULATED
 from millpond.images.format import locate
@@ -61,7 +61,9 @@ def command(
     def update(name: str) -> UpdateOutcome:
         watch = _Lines(console, name, bundle.path.stat().st_size).watch
         try:
-            running = Update(fleet_directory, name, bundle, watch, patience).run(allow_older=allow_older)
+            running = DeviceUpdate(fleet_directory, name, bundle, watch, patience).run(
+                allow_older=allow_older
+            )
         except MillpondError as error:
             return UpdateOutcome(name, "failed", error=str(error))
         console.print(f"{name}: runs {running.version} ({running.serial}) in slot {running.slot}")

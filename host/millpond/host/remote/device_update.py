@@ -52,7 +52,7 @@ class Running:
     boot: str
 
 
-class Update:
+class DeviceUpdate:
     """The update of ``device`` by ``bundle``. ``patience`` is how long its restart may take, in seconds."""
 
     def __init__(self, directory: Path, device: str, bundle: Bundle, watch: Watch, patience: float) -> None:
