@@ -4,7 +4,8 @@
 The simulation follows ``millpond.host.jobs.training.exchange_engine``. In each step, a free worker begins
 with its batch, and a worker that sits out with one that no step waits for. The step ends when all others are
 done, or at the deadline. A late worker goes on, its sums count in the step in which it is done, and it begins
-again with as much as it can do in the rest of that step. The share of a processor that other work takes is known
+again with as much as it can do in the rest of that step. The share of a processor that other work takes is
+known
 from answers alone, and is that of when the batch began. The policy gets a step's late answers first, and then
 the others: all at once, where the host reports each late answer by itself. Among few workers that is the
 same, among 10,000 it takes no time.

@@ -60,8 +60,9 @@ class TrainingSpec:
 class FederatedSpec:
     """Rounds of averaging: at most ``rounds``, fewer if the accuracy reaches ``target``.
 
-    A round ends when all devices have answered or ``deadline`` seconds have passed, and counts if ``quorum``
-    of the devices (a share, 0..1) answered. The ``server`` optimizer applies the weighted mean of the
+    Each round asks ``fraction`` of the devices (a share, 0..1), but at least ``least`` of them, chosen anew.
+    It ends when all have answered or ``deadline`` seconds have passed, and counts if ``quorum`` of the
+    devices that were asked (a share, 0..1) answered. The ``server`` optimizer applies the weighted mean of the
     workers' differences: SGD at rate 1 is FedAvg, with momentum FedAvgM, Adam is FedAdam (Reddi et al. 2021).
     """
 
@@ -69,6 +70,8 @@ class FederatedSpec:
     target: float | None = None
     deadline: float = 60.0
     quorum: float = 0.5
+    fraction: float = 1.0
+    least: int = 2
     server: OptimizerSpec = field(default_factory=OptimizerSpec)
 
 
@@ -220,6 +223,7 @@ def check(job: Job, where: str) -> Job:
             raise ConfigError(f"{where}: {key}: {value} is not greater than 0 and at most {_MOST:g}")
     shares = {
         "federated: quorum": job.federated.quorum,
+        "federated: fraction": job.federated.fraction,
         "federated: target": job.federated.target,
         "train: momentum": job.train.momentum,
         "federated: server: momentum": job.federated.server.momentum,

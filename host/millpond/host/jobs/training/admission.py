@@ -74,6 +74,9 @@ class Admission:
         curves and the first plan.
         """
         self._begun = True
+        for dispatcher in list(self._engine.dispatchers.values()):
+            if refusal := self._overweight(dispatcher.rank):
+                self._refuse(dispatcher, refusal)
         if not isinstance(self._planner, Planner):
             return Curves((), {})
         self._log.info("plan: %s", self._planner.description)
@@ -194,10 +197,29 @@ class Admission:
         self._planner.join(rank, profile, most, self._shards.samples)
         self._joined(dispatcher)
 
+    def _overweight(self, rank: int) -> str:
+        """Return the reason for refusing a device that has too large a share of the samples, or ""."""
+        ready, most = self._group.supervisor(rank).ready, self._row.job.limits.most_share
+        if self._group.names[rank] == HOST or ready is None or most >= 1.0:
+            return ""
+        share = ready.parts[0] / self._shards.samples  # its private ones
+        return f"it has {share:.0%} of the samples; limits.most_share is {most:g}" if share > most else ""
+
+    def _refuse(self, dispatcher: Dispatcher, refusal: str) -> None:
+        name = dispatcher.worker.name
+        self._log.warning("%s is out of the job: %s", name, refusal)
+        del self._engine.dispatchers[dispatcher.rank]
+        self._membership.lose(dispatcher.rank, time.monotonic(), for_good=True)
+        self._planner.leave(dispatcher.rank)
+        dispatcher.end()
+        self._group.supervisor(dispatcher.rank).ban(dispatcher.worker, f"{name}: {refusal}")
+
     def _joined(self, dispatcher: Dispatcher) -> None:
         self._engine.dispatchers[dispatcher.rank] = dispatcher
         self._membership.join(dispatcher.rank)
-        if self._begun:
+        if self._begun and (refusal := self._overweight(dispatcher.rank)):
+            self._refuse(dispatcher, refusal)
+        elif self._begun:
             self._log.info("%s joins; plan: %s", dispatcher.worker.name, self._planner.description)
             self.note("joined", dispatcher.worker.name, self._planner.description)
 

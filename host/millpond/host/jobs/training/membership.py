@@ -39,7 +39,8 @@ class Membership:
         self._banned_until = [0.0] * workers
         self._devices = frozenset(devices)
         self._joined: set[int] = set()
-        self.needed = max(1, math.ceil(quorum * len(self._devices) - 1e-9))
+        self._quorum = quorum
+        self.needed = self._share(len(self._devices))
 
     def state(self, rank: int, now: float) -> MemberState:
         """Return a worker's state."""
@@ -81,9 +82,20 @@ class Membership:
         """The ranks of the workers that take part."""
         return frozenset(self._joined)
 
-    def is_quorum(self, ranks: Iterable[int]) -> bool:
-        """Return whether these workers are enough for an exchange to count."""
-        return len(self._devices.intersection(ranks)) >= self.needed
+    @property
+    def joined_devices(self) -> list[int]:
+        """The ranks of the devices that take part, ascending."""
+        return sorted(self._joined & self._devices)
+
+    def is_quorum(self, ranks: Iterable[int], asked: Iterable[int] | None = None) -> bool:
+        """Return whether these workers are enough for an exchange to count that has ``asked`` these devices,
+        or without it all.
+        """
+        needed = self.needed if asked is None else self._share(len(self._devices.intersection(asked)))
+        return len(self._devices.intersection(ranks)) >= needed
+
+    def _share(self, devices: int) -> int:
+        return max(1, math.ceil(self._quorum * devices - 1e-9))
 
     @property
     def can_reach_quorum(self) -> bool:

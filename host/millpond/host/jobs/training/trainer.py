@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from millpond.base.deadline import Deadline
@@ -33,7 +33,7 @@ from millpond.host.jobs.training.epoch import Epoch, summary
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
 from millpond.host.jobs.training.membership import Membership, MemberState
 from millpond.host.jobs.training.planner import Planner
-from millpond.host.jobs.training.round_planner import RoundPlanner
+from millpond.host.jobs.training.round_planner import RoundPlanner, selected
 from millpond.host.jobs.training.shards import Shards
 from millpond.host.jobs.training.worker_group import START_SECONDS, WorkerGroup
 from millpond.host.model.energy import describe
@@ -209,13 +209,14 @@ class Trainer:
         if not self._can_begin():
             return True
         planner, state = self._planner, self._server.state
-        enough = self._membership.is_quorum if self._rounds else bool
         number, seed = self._step + 1, self._job.seed
+        enough = self._choose(number) if self._rounds else bool
         outcome = self._engine.run(number, seed, state, planner, planner.background, enough)
         for loss in outcome.lost:
             self._reasons[loss.dispatcher.worker.name] = loss.reason
             self._admission.lost(loss)
-        if self._rounds and not self._has_quorum(outcome):
+        self._note_missing(outcome)
+        if self._rounds and not enough(list(outcome.counted)):
             self._shards.begin(self._epoch.number)
             self._check_quorum()
             return True
@@ -228,11 +229,19 @@ class Trainer:
         self._save_if_due()
         return bool(outcome.samples or outcome.lost or self._engine.outstanding()) or self._await_absent()
 
-    def _has_quorum(self, outcome: ExchangeOutcome) -> bool:
+    def _choose(self, number: int) -> Callable[[Sequence[int]], bool]:
+        """Choose the devices of a round. Returns whether given ranks are enough for it to count."""
+        spec, devices = self._job.federated, self._membership.joined_devices
+        chosen = selected(devices, spec.fraction, spec.least, self._job.seed, number)
+        assert isinstance(self._planner, RoundPlanner)
+        self._planner.choose([rank for rank in devices if rank not in chosen])
+        asked = None if spec.fraction == 1.0 else chosen
+        return lambda ranks: self._membership.is_quorum(ranks, asked)
+
+    def _note_missing(self, outcome: ExchangeOutcome) -> None:
         for rank in outcome.missing:
             reason = f"no answer within {self._job.federated.deadline:g} s"
             self._reasons[self._group.names[rank]] = reason
-        return self._membership.is_quorum(outcome.counted)
 
     def _await_absent(self) -> bool:
         """At the end of an epoch, wait a moment for lost workers whose samples are left. Returns whether any
@@ -346,7 +355,10 @@ class Trainer:
     def _missing(self) -> dict[str, str]:
         """Return the workers that took no part, or left samples, with the reason or the samples."""
         if self._rounds:
-            names = [name for name in self._group.names if name not in self._epoch.counted]
+            left_out = self._planner.left_out if isinstance(self._planner, RoundPlanner) else []
+            ranks = [rank for rank, _ in enumerate(self._group.names) if rank not in left_out]
+            names = [self._group.names[rank] for rank in ranks]
+            names = [name for name in names if name not in self._epoch.counted]
             reasons = {name: self._group.supervisor(self._group.names.index(name)).reason for name in names}
             return {name: self._reasons.get(name, reason) for name, reason in sorted(reasons.items())}
         missing: dict[str, list[str]] = {}

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (an emulated fleet): measures a round's exchange against plain sockets over the same tunnels."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+from bench.balance.experiment import Findings
+from bench.rows import summary
+from bench.train.run import Run
+from millpond.host.fleet import provisioning
+from system.support import Emulation, create, why_not
+
+VALUES = 2_029_642
+"""Those of the zoo's cifar_cnn."""
+DEVICES = ("csd0", "csd1", "csd2")
+TITLE = "A round without training over the tunnels, against plain sockets"
+_UNTIMED = 3  # first exchanges of each side, in which buffers and windows grow
+_MODEL = """\
+from millpond.train.zoo.models import cifar_cnn
+from torch import nn
+
+
+class Idle(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cnn = cifar_cnn()
+
+    def forward(self, images):
+        return images.flatten(1)[:, :10] * self.cnn[-1].bias
+"""
+_JOB = """\
+name = "idle"
+
+[data]
+private = "private/digits"
+test = "{test}"
+
+[model]
+factory = "idle:Idle"
+files = ["idle.py"]
+
+[train]
+batch = 65536
+momentum = 0.0
+
+[federated]
+rounds = {rounds}
+quorum = 1.0
+"""
+_FLOOR = """\
+import os
+import socket
+import sys
+import threading
+import time
+from statistics import median
+
+size, times, untimed = 4 * int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+
+
+def receive(sock, buffer):
+    left = memoryview(buffer)
+    while left:
+        count = sock.recv_into(left)
+        if not count:
+            raise SystemExit("the other end has gone")
+        left = left[count:]
+
+
+def connected():
+    for _ in range(600):
+        try:
+            return socket.create_connection(address)
+        except OSError:
+            time.sleep(0.1)
+    raise SystemExit("nobody listens")
+
+
+def echo():
+    with connected() as sock:
+        buffer = bytearray(size)
+        for _ in range(times):
+            receive(sock, buffer)
+            sock.sendall(buffer)
+
+
+def exchange(sock, state, turn):
+    update = bytearray(size)
+    with sock:
+        for _ in range(times):
+            turn.wait()
+            sock.sendall(state)
+            receive(sock, update)
+            turn.wait()
+
+
+def run():
+    with socket.create_server(("", address[1])) as server:
+        socks = [server.accept()[0] for _ in range(1, world)]
+    state, turn, seconds = bytes(size), threading.Barrier(world), []
+    for sock in socks:
+        threading.Thread(target=exchange, args=(sock, state, turn)).start()
+    for _ in range(times):
+        turn.wait()
+        began = time.perf_counter()
+        turn.wait()
+        seconds.append(time.perf_counter() - began)
+    print("median", 1000 * median(seconds[untimed:]))
+
+
+run() if rank == 0 else echo()
+"""
+_EMULATION = (
+    f"a host and {len(DEVICES)} emulated devices on one machine's processors; tunnels, agents and processes "
+    "are real"
+)
+_PEER = "sendall of the state and recv_into of the update, a thread per device, to an echo in each device"
+_WHAT = (
+    f"a federated round of {VALUES} values: the state to all, its check, copy and search by each device "
+    "(load, difference, largest, norm), one step of 10 of the values on all samples, the heads, all updates, "
+    "their exact mean, its application by the parameter server; no score and no checkpoint. Median round "
+    "of a job over the median loop"
+)
+
+
+def measure(run: Run) -> Findings:
+    """Row ``round_over_floor``, and what it is made of."""
+    if complaint := why_not():
+        run.say(f"no fleet: {complaint}")
+        text = f"not measured: {complaint}"
+        return Findings((summary("round_over_floor", text, [], "x", peer=_PEER, emulation=None),))
+    times = 12 if run.quick else 40
+    ours, floor, outside = [], [], []
+    with _fleet() as fleet:
+        for repeat in range(run.repeats):
+            floor.append(_floor(fleet, times))
+            whole, exchange = _ours(fleet, repeat, times)
+            ours.append(whole)
+            outside.append(exchange)
+            run.say(f"round: {whole:.1f} ms, of which exchange {exchange:.1f}; floor {floor[-1]:.1f} ms")
+    ratios = [mine / other for mine, other in zip(ours, floor, strict=True)]
+    over = [mine / other for mine, other in zip(outside, floor, strict=True)]
+    inside = "of which neither the slowest worker's pass over samples and values nor the optimizer's time"
+    return Findings(
+        (
+            summary("round_over_floor", _WHAT, ratios, "x", peer=_PEER, emulation=_EMULATION),
+            summary("round_exchange_over_floor", inside, over, "x", peer=_PEER, emulation=_EMULATION),
+            summary("round_ms", "the round", ours, "ms", peer=None, emulation=_EMULATION),
+            summary("round_exchange_ms", inside, outside, "ms", peer=None, emulation=_EMULATION),
+            summary("round_floor_ms", "the loop", floor, "ms", peer=None, emulation=_EMULATION),
+        )
+    )
+
+
+@contextmanager
+def _fleet() -> Iterator[Emulation]:
+    """A running fleet without canaries, as fleets are by themselves."""
+    with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
+        emulation = create(Path(name), DEVICES)
+        for device in DEVICES:
+            provisioning.write_agent_config(emulation.fleet, device, {})
+        try:
+            emulation.start()
+            emulation.wait_ready()
+            yield emulation
+        finally:
+            emulation.stop()
+
+
+def _floor(fleet: Emulation, times: int) -> float:
+    """Milliseconds. Raises RuntimeError."""
+    script = fleet.base / "floor.py"
+    script.write_text(_FLOOR)
+    counts = [str(count) for count in (VALUES, times, _UNTIMED)]
+    result = fleet.millpond("launch", "--", script, *counts, timeout=300)
+    if result.code:
+        raise RuntimeError(f"the loop failed: {result.err or result.out}")
+    return float(re.findall(r"median ([\d.]+)", result.out)[-1])
+
+
+def _ours(fleet: Emulation, repeat: int, times: int) -> tuple[float, float]:
+    """Milliseconds of a round, and those of its exchange alone. Raises RuntimeError."""
+    folder = fleet.base / f"job{repeat}"
+    folder.mkdir()
+    (folder / "idle.py").write_text(_MODEL)
+    (folder / "job.toml").write_text(_JOB.format(test=fleet.base / "test", rounds=times))
+    info, rounds = fleet.wait_for_end(fleet.submit(folder / "job.toml"))
+    if info.state != "done" or any(set(each.workers) != set(DEVICES) for each in rounds):
+        raise RuntimeError(f"the job is {info.state}: {info.error}")
+    timed = rounds[_UNTIMED:]
+    whole = median(each.seconds for each in timed)
+    return 1000 * whole, median(each.metrics["exchange_ms"] for each in timed)
