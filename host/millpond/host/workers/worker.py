@@ -121,7 +121,7 @@ class DeviceWorker:
         """See Worker."""
         self._drain(deadline)
         channel = self._connected
-        channel.send(request, deadline, state.memory)
+        channel.send(request, deadline, state.memory.data)
         self.holds = False
         return _checked(channel.expect(Update, deadline), request, self.name)
 

@@ -67,7 +67,10 @@ class WorkerGroup:
             raise JobFailed(f"missing data: there is no folder {test}")
         request = PrepareServer(job.work, job.server, self._row.code, self._state_count)
         log = self._directory / f"{PARAMETER_SERVER}.log"
-        server = ParameterServer(request, [test], log, self._context.zygote, self._states)
+        try:
+            server = ParameterServer(request, [test], log, self._context.zygote, self._states)
+        except OSError as error:  # its zygote has died, or a resource of the host is short
+            raise RemoteError(f"the parameter server cannot be started: {error}") from None
         self._server = server
         self.check_stop()
         server.prepare(Deadline.after(PREPARE_SECONDS))
