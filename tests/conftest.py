@@ -142,7 +142,8 @@ def zygote() -> Iterator[Zygote]:
     made = workers_zygote(idle=3600.0)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        first = made.start(Sandbox(), ["3"], [theirs.fileno()], 2)
+        number = theirs.fileno()  # nothing is prepared, so that any descriptors will do for the memory
+        first = made.start(Sandbox(), ["3", "--shared", "4", "5"], [number, number, number], 2)
     assert first.wait() == 0
     yield made
     made.close()

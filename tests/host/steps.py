@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Support of the tests of steps: workers in this process whose sums count samples, and a plan that stays."""
+"""Support of the tests of exchanges: workers in this process whose sums count samples, a plan that stays."""
 
 from __future__ import annotations
 
@@ -14,72 +14,88 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost, ProtocolError
-from millpond.host.jobs.synchronous.shards import Shard, Shards
-from millpond.host.jobs.synchronous.step_engine import StepEngine, StepOutcome
+from millpond.base.errors import ConnectionLost
+from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
+from millpond.host.jobs.training.shards import Shard, Shards
 from millpond.host.workers.dispatcher import Dispatcher
 from millpond.host.workers.worker import ModelState
 from millpond.linux import memory
 from millpond.train.balance.controller import BatchPlan
 from millpond.train.balance.curve import Floats, Ints
-from millpond.train.protocol import Compute, Computed, Ready, Trained
+from millpond.train.protocol import Ready, Update, Work
 from millpond.train.reduce.exact import Vector
 
 
 class CountingWorker:
-    """The gradient of each sample is a one at the sample's own place, so a sum tells how often each is in it.
-    ``folders`` are the places of its samples. What goes wrong is given by step.
+    """The value of each position is a one at the position's own place, so a sum tells how often each is in
+    it. ``folders`` are the places of its samples. Faults are given by exchange.
     """
 
     def __init__(self, name: str, folders: Sequence[range], size: int) -> None:
         self.name, self.folders, self.size = name, folders, size
-        self.asked: list[Compute] = []
-        self._sums = np.empty(size, np.float32)
+        self.asked: list[Work] = []
+        self.holds = False
+        self.reads: list[int] = []
+        self.values = np.zeros(size, np.float32)
         self.seconds: Callable[[int], float] = lambda samples: 0.0
         self.closed = threading.Event()
         self._held: dict[int, threading.Event] = {}
         self._faults: dict[int, Exception] = {}
-        self._values: dict[int, float] = {}
+        self._read_faults: dict[int, tuple[int, Exception]] = {}
+        self._poison: dict[int, tuple[float, bool]] = {}
 
-    def hold_at(self, step: int) -> threading.Event:
-        """Its answer to this step waits until the event is set."""
-        return self._held.setdefault(step, threading.Event())
+    def hold_at(self, exchange: int) -> threading.Event:
+        """Hold the answer to this exchange until the event is set."""
+        return self._held.setdefault(exchange, threading.Event())
 
-    def fail_at(self, step: int, error: Exception) -> None:
-        """It raises in this step."""
-        self._faults[step] = error
+    def fail_at(self, exchange: int, error: Exception) -> None:
+        """Raise in this exchange."""
+        self._faults[exchange] = error
 
-    def poison_at(self, step: int, value: float) -> None:
-        """One of its sums is this value in this step."""
-        self._values[step] = value
+    def fail_reading_at(self, exchange: int, start: int, error: Exception) -> None:
+        """Raise when values from ``start`` on are read in this exchange."""
+        self._read_faults[exchange] = start, error
+
+    def poison_at(self, exchange: int, value: float, *, told: bool = True) -> None:
+        """Have one of the values be this one in this exchange, as its head tells or not."""
+        self._poison[exchange] = value, told
 
     def prepare(self, deadline: Deadline) -> Ready:
-        parts = tuple(map(len, self.folders))
-        return Ready(sum(parts), (), self.size, parts=parts)
+        return Ready(tuple(map(len, self.folders)))
 
-    def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
+    def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
         began = time.monotonic()
         self.asked.append(request)
-        samples = sum(map(len, request.samples))
-        if held := self._held.get(request.step):
+        samples, exchange = request.samples, request.exchange
+        if held := self._held.get(exchange):
             assert held.wait(30)
         if self.closed.wait(self.seconds(samples)):
             raise ConnectionLost(f"{self.name} was closed")
-        if fault := self._faults.get(request.step):
+        if fault := self._faults.get(exchange):
             raise fault
-        self._sums[:] = 0.0
-        for places, indices in zip(self.folders, request.samples, strict=True):
-            np.add.at(self._sums, places.start + np.array(indices, np.int64), 1.0)
-        self._sums[0] += self._values.get(request.step, 0.0)
+        self.values[:] = 0.0
+        for places, ranges in zip(self.folders, request.ranges, strict=False):
+            for start, stop in ranges:
+                self.values[places.start + start : places.start + stop] += 1.0
+        poison, told = self._poison.get(exchange, (0.0, True))
+        largest = max(1.0, float(self.values.max()) + (poison if told else 0.0))
+        self.values[0] += poison
+        norm = float(np.linalg.norm(self.values))
+        metrics = {"loss": 2.0 * samples}
+        self.holds = False
         seconds = time.monotonic() - began
-        computed = Computed(request.step, samples, 2.0 * samples, seconds, math.nan, 1000 * samples)
-        return computed, self._sums
+        largest = math.nan if told and not math.isfinite(poison) else largest
+        return Update(exchange, samples, largest, norm, seconds, math.nan, 1000 * samples, metrics)
 
-    def train(self, round_number: int, state: Vector, deadline: Deadline) -> Trained:
-        raise ProtocolError(f"{self.name} does steps only")
-
-    def receive_state(self, into: Vector, deadline: Deadline) -> None:
-        raise ProtocolError(f"{self.name} does steps only")
+    def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:
+        self.reads.append(start)
+        at, fault = self._read_faults.get(self.asked[-1].exchange, (-1, None))
+        if fault and start == at:
+            raise fault
+        if self.closed.is_set():
+            raise ConnectionLost(f"{self.name} was closed")
+        out[:] = self.values[start : start + len(out)]
+        return out
 
     def close(self) -> None:
         self.closed.set()
@@ -113,16 +129,18 @@ def zero_state(size: int) -> ModelState:
 class Team:
     """Workers by rank, with so many ``private`` samples each, and ``public`` ones that all can read."""
 
-    def __init__(self, private: Sequence[int], public: int = 0) -> None:
+    def __init__(self, private: Sequence[int], public: int = 0, *, late_counts: bool = True) -> None:
         ends = np.cumsum([0, *private, public]).tolist()
         self.size = max(ends[-1], 1)
         self.mean = np.empty(self.size, np.float32)
         self._places = [range(start, end) for start, end in itertools.pairwise(ends)]
-        self.shards = Shards(1, len(private))
+        self.shards = Shards(len(private))
         self.on_wait: Callable[[], None] = lambda: None
-        self.engine = StepEngine(len(private), self.mean, self.shards, lambda: self.on_wait())
+        self.engine = ExchangeEngine(
+            len(private), self.mean, self.shards, lambda: self.on_wait(), late_counts=late_counts
+        )
         self.counted: Counter[int] = Counter()
-        self.steps = 0
+        self.exchanges = 0
         self.states: list[ModelState] = []
         self.shards.begin(1)
         self.workers: dict[int, CountingWorker] = {}
@@ -131,7 +149,7 @@ class Team:
             self.join(rank)
 
     def join(self, rank: int) -> CountingWorker:
-        """A new worker, for the first time or instead of one that was lost."""
+        """Make a worker, for the first time or instead of one that was lost."""
         private, public = self._places[rank], self._places[-1]
         worker = CountingWorker(f"w{rank}", (private, public), self.size)
         found = [Shard(worker.name, False, len(private)), Shard("all", True, len(public))]
@@ -141,15 +159,19 @@ class Team:
         self._made.append(dispatcher)
         return worker
 
-    def step(self, policy: Given, rest: Sequence[int] = ()) -> StepOutcome:
-        """A step; what was counted in it is told by its mean, and agrees with its outcome."""
-        self.steps += 1
+    def run(
+        self,
+        policy: Given,
+        rest: Sequence[int] = (),
+        enough: Callable[[Sequence[int]], bool] = bool,
+    ) -> ExchangeOutcome:
+        """Run an exchange; its mean says which samples were counted, and agrees with its outcome."""
+        self.exchanges += 1
         beside = np.array(rest or np.zeros_like(policy.plan.batches), np.int64)
         state = zero_state(self.size)
         self.states.append(state)
-        outcome = self.engine.step(self.steps, 7, state, policy, beside)
+        outcome = self.engine.run(self.exchanges, 7, state, policy, beside, enough)
         if outcome.samples:
-            self.engine.average()
             sums = self.mean * outcome.samples
             often = np.rint(sums).astype(int)
             assert np.allclose(sums, often, atol=1e-3)
@@ -157,10 +179,10 @@ class Team:
             self.counted.update({place: times for place, times in enumerate(often.tolist()) if times})
         return outcome
 
-    def finish(self, policy: Given) -> list[StepOutcome]:
-        """Step until the epoch is over."""
+    def finish(self, policy: Given) -> list[ExchangeOutcome]:
+        """Run exchanges until the epoch is over."""
         outcomes = []
-        while (outcome := self.step(policy)).samples or outcome.lost:
+        while (outcome := self.run(policy)).samples or outcome.lost:
             outcomes.append(outcome)
         return outcomes
 

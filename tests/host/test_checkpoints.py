@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of synchronous jobs: the newest is always whole, and restores the exact position of the job."""
+"""Checkpoints of jobs: the newest is always whole, and restores the exact position of the job."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,13 @@ import safetensors.numpy
 from millpond.base import schema
 from millpond.base.errors import ConfigError, LocalError
 from millpond.host.api.daemon import Curves
-from millpond.host.jobs.checkpoints import CheckpointWriter, SavedCheckpoint, TrainingProgress, newest
-from millpond.host.jobs.synchronous.shards import Shard, Shards
+from millpond.host.jobs.training.checkpoints import (
+    CheckpointWriter,
+    SavedCheckpoint,
+    TrainingProgress,
+    newest,
+)
+from millpond.host.jobs.training.shards import Shard, Shards
 from millpond.host.store.profiles import read_curves, write_curves
 from millpond.train.balance.profiling import Point, Profile
 from millpond.train.state.layout import Tensor
@@ -36,7 +42,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from host.test_checkpoints import LOG, TENSORS, saved
-from millpond.host.jobs.checkpoints import CheckpointWriter
+from millpond.host.jobs.training.checkpoints import CheckpointWriter
 saver = CheckpointWriter(Path(sys.argv[1]), "endless", TENSORS, LOG)
 for step in range(1, 1_000_000):
     saver.save(saved(step))
@@ -46,7 +52,7 @@ for step in range(1, 1_000_000):
 
 def saved(step: int, *, momentum: bool = True) -> SavedCheckpoint:
     """Where an epoch stands, with values that tell the step."""
-    shards = Shards(1, 2)
+    shards = Shards(2)
     shards.begin(3)
     shards.add(0, [Shard("csd0", False, 40), Shard("csd0", True, 25)])
     shards.deal([5 + step % 7, 0])
@@ -82,21 +88,35 @@ def test_what_was_saved_is_found_bit_by_bit(tmp_path: Path) -> None:
     what = saved(12)
     what.state[:4] = (np.pi, 1e-42, -0.0, 3e38)
     save(tmp_path, what)
-    found = newest(tmp_path, TENSORS)
+    found = newest(tmp_path, TENSORS, 2)
     assert same(found, what)
     assert found is not None and found.state.tobytes() == what.state.tobytes()
 
 
 def test_before_the_first_step_an_optimizer_remembers_nothing(tmp_path: Path) -> None:
     save(tmp_path, saved(1, momentum=False))
-    assert same(newest(tmp_path, TENSORS), saved(1, momentum=False))
+    assert same(newest(tmp_path, TENSORS, 2), saved(1, momentum=False))
 
 
 def test_only_the_newest_is_kept(tmp_path: Path) -> None:
     for step in (9, 10, 1_000_000_000):  # a step with more digits than others
         save(tmp_path, saved(step))
-        assert same(newest(tmp_path, TENSORS), saved(step))
+        assert same(newest(tmp_path, TENSORS, 2), saved(step))
         assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_one_behind_an_epoch_that_was_not_recorded_does_not_count(tmp_path: Path) -> None:
+    one = saver(tmp_path)
+    one.save_now(saved(1))
+    assert newest(tmp_path, TENSORS, 1) is None  # it is of epoch 3
+    later = saved(2)
+    place = replace(later.progress.place, epoch=4)
+    one.save_now(replace(later, progress=replace(later.progress, place=place)))
+    assert same(newest(tmp_path, TENSORS, 2), saved(1))
+    found = newest(tmp_path, TENSORS, 3)
+    assert found is not None and found.progress.step == 2
+    one.prune()
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_any_safetensors_library_reads_it(tmp_path: Path) -> None:
@@ -108,9 +128,9 @@ def test_any_safetensors_library_reads_it(tmp_path: Path) -> None:
 
 
 def test_where_nothing_was_saved_nothing_is_found(tmp_path: Path) -> None:
-    assert newest(tmp_path, TENSORS) is None
+    assert newest(tmp_path, TENSORS, 2) is None
     (tmp_path / ".step-000000001.safetensors.part").write_bytes(b"half")
-    assert newest(tmp_path, TENSORS) is None
+    assert newest(tmp_path, TENSORS, 2) is None
 
 
 @pytest.mark.parametrize(
@@ -119,19 +139,19 @@ def test_where_nothing_was_saved_nothing_is_found(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, others: tuple[Tensor, ...]) -> None:
     save(tmp_path, saved(5))
     with pytest.raises(LocalError, match=r"step-000000005\.safetensors is a checkpoint of another model"):
-        newest(tmp_path, others)
+        newest(tmp_path, others, 2)
 
 
 def test_what_is_no_checkpoint_of_steps_is_named(tmp_path: Path) -> None:
     path = tmp_path / "step-000000001.safetensors"
     path.write_bytes(b"damaged")
     with pytest.raises(LocalError, match="is not a checkpoint of millpond, or is damaged"):
-        newest(tmp_path, TENSORS)
+        newest(tmp_path, TENSORS, 2)
     safetensors.numpy.save_file(
         {"linear.weight": np.zeros((3, 4), np.float32)}, path, {"job": "other", "round": "2"}
     )
-    with pytest.raises(LocalError, match="is not a checkpoint of a synchronous job"):
-        newest(tmp_path, TENSORS)
+    with pytest.raises(LocalError, match="is not a checkpoint of a job"):
+        newest(tmp_path, TENSORS, 2)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"step": 1}', '{"step": "x"}'])
@@ -139,8 +159,8 @@ def test_a_progress_that_makes_no_sense_is_refused(tmp_path: Path, text: str) ->
     values = {"linear.weight": np.zeros((3, 4), np.float32), "linear.bias": np.zeros(4, np.float32)}
     about = {"job": "tests", "round": "2", "progress": text}
     safetensors.numpy.save_file(values, tmp_path / "step-000000001.safetensors", about)
-    with pytest.raises(LocalError, match="is not a checkpoint of a synchronous job"):
-        newest(tmp_path, TENSORS)
+    with pytest.raises(LocalError, match="is not a checkpoint of a job"):
+        newest(tmp_path, TENSORS, 2)
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.013, 0.029])
@@ -152,7 +172,7 @@ def test_a_kill_while_it_is_written_leaves_the_last_whole_one(tmp_path: Path, wa
             assert writer.poll() is None and time.monotonic() < end
         time.sleep(wait)
         writer.kill()
-    left = newest(tmp_path, TENSORS)
+    left = newest(tmp_path, TENSORS, 2)
     assert left is not None and same(left, saved(left.progress.step))
 
 
@@ -180,11 +200,11 @@ def test_without_room_it_warns_and_the_last_one_stays(
         one.save(saved(2))
         one.wait()
     assert "step-000000002.safetensors: the checkpoint cannot be saved" in caplog.text
-    assert same(newest(tmp_path, TENSORS), saved(1))
+    assert same(newest(tmp_path, TENSORS, 2), saved(1))
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001.safetensors"]
     one.save(saved(3))
     one.wait()
-    assert same(newest(tmp_path, TENSORS), saved(3))
+    assert same(newest(tmp_path, TENSORS, 2), saved(3))
 
 
 @pytest.mark.expected_log("the checkpoint cannot be saved")

@@ -9,8 +9,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from millpond.host.jobs.synchronous.planner import Planner
-from millpond.host.jobs.synchronous.shards import Shard, Shards
+from millpond.host.jobs.training.planner import Planner
+from millpond.host.jobs.training.shards import Shard, Shards
 from millpond.train.balance.curve import Ints
 from millpond.train.balance.policy import PolicyName
 from millpond.train.balance.profiling import Point, Profile
@@ -144,7 +144,7 @@ def test_memory_bounds_a_batch() -> None:
 
 
 def test_an_epoch_has_as_many_steps_as_it_is_to_have() -> None:
-    shards = Shards(1, 4)
+    shards = Shards(4)
     shards.begin(1)
     for rank in range(4):
         shards.add(rank, [Shard(NAMES[rank], False, 80)])
@@ -159,7 +159,7 @@ def test_an_epoch_has_as_many_steps_as_it_is_to_have() -> None:
 
 @pytest.mark.parametrize("wanted", [24, 48, 100])
 def test_a_global_batch_that_workers_like_is_the_sum_of_each_step(wanted: int) -> None:
-    shards = Shards(1, 4)
+    shards = Shards(4)
     shards.begin(1)
     for rank in range(4):
         shards.add(rank, [Shard("all", True, 10_000)])
@@ -170,7 +170,7 @@ def test_a_global_batch_that_workers_like_is_the_sum_of_each_step(wanted: int) -
 
 
 def test_a_step_is_smaller_where_otherwise_somebodys_own_samples_would_be_left_to_the_end() -> None:
-    shards = Shards(1, 4)
+    shards = Shards(4)
     shards.begin(1)
     for rank in range(4):
         shards.add(rank, [Shard(NAMES[rank], False, 10_000)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers are profiled before they take part, by batches of their first samples."""
+"""Workers are profiled before they take part, on synthetic samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from millpond.base.errors import ConnectionLost
-from millpond.host.jobs.synchronous.profiler import MEASURE, Profiler
+from millpond.host.jobs.training.profiler import MEASURE, Profiler
 from millpond.host.workers.dispatcher import Dispatcher, WorkerAnswer, WorkerLoss
 from millpond.train.balance.profiling import Probe, Profile
 
@@ -36,7 +36,7 @@ class Measured:
 
     def begin(self, most: int = 100, seconds: float = 0.5) -> None:
         for dispatcher in self.dispatchers:
-            self.profiler.begin(dispatcher, "virtual", Probe(seconds, most), (30, 70), STATE)
+            self.profiler.begin(dispatcher, "virtual", Probe(seconds, most), STATE)
 
     def finish(self) -> None:
         while len(self.profiler):
@@ -70,18 +70,15 @@ def test_profiles_tell_batches_seconds_and_memory(two: Measured) -> None:
     assert two.lost == []
 
 
-def test_the_first_samples_are_taken_folder_by_folder(two: Measured) -> None:
+def test_no_sample_of_the_workers_is_used(two: Measured) -> None:
     for worker in two.workers:
         worker.seconds = lambda samples: 0.01  # the larger, the faster: a busy machine does not hide it
     two.begin(most=40, seconds=5)
     two.finish()
     for worker in two.workers:
-        assert {request.step for request in worker.asked} == {MEASURE}
-        for request in worker.asked:
-            own, public = request.samples
-            assert own == tuple(range(len(own))) and public == tuple(range(len(public)))
-            assert len(own) == min(30, len(own) + len(public)) <= 40
-        assert max(sum(map(len, request.samples)) for request in worker.asked) == 40
+        assert {(request.exchange, request.ranges) for request in worker.asked} == {(MEASURE, ())}
+        assert max(request.samples for request in worker.asked) == 40
+        assert worker.reads == []
 
 
 def test_one_that_is_lost_meanwhile_is_told_and_others_go_on(two: Measured) -> None:
@@ -114,10 +111,10 @@ def test_steps_go_on_while_a_newcomer_is_measured_and_its_sums_count_for_nothing
     team.engine.profiler = profiler = Profiler(lambda _, profile: joined.append(profile), print)
     team.workers[0].seconds = lambda samples: 0.02
     state = zero_state(team.size)
-    profiler.begin(newcomer, "virtual", Probe(0.05, 120), (60, 0), state)
+    profiler.begin(newcomer, "virtual", Probe(0.05, 120), state)
     try:
         while not joined and team.shards.left:
-            assert set(team.step(Given(2, 0)).counted) <= {0}
+            assert set(team.run(Given(2, 0)).counted) <= {0}
         assert joined and not len(profiler)
         team.engine.dispatchers[1] = newcomer
         team.finish(Given(4, 4))

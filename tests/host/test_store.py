@@ -14,13 +14,27 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError
-from millpond.host.model.jobs import JobPlan, JobState, Round
+from millpond.host.model.jobs import JobEvent, JobPlan, JobState, Round
 from millpond.host.store.store import Store
 from millpond.train.job.spec import DataSpec, Job, ModelSpec
 
 JOB = Job("digits", DataSpec("private/x", "/test"), ModelSpec("m:build", ("m.py",), {"width": 3}))
 CODE = {"m.py": "def build(width): ...\n"}
-ROUND = Round(1, 0.5, 1.25, 2.0, 10, {"csd0": 10}, {"csd1": "gone"}, {"csd0": (1, 2), "csd1": (0, 0)})
+ROUND = Round(
+    1,
+    0.5,
+    1.25,
+    2.0,
+    10,
+    {"csd0": 10},
+    {"csd1": "gone"},
+    {"csd0": (1, 2), "csd1": (0, 0)},
+    {},
+    {},
+    {"training_loss": 0.5},
+    {"csd0": {"share": 1.0}},
+    (JobEvent(1.5, "lost", "csd1", "gone"),),
+)
 METERED = dataclasses.replace(ROUND, joules={"csd0": 13.2}, energy={"csd0": "declared", "csd1": "unknown"})
 
 
@@ -54,14 +68,14 @@ def test_numbers_are_never_used_again(store: Store) -> None:
 def test_everything_survives_a_restart(path: Path) -> None:
     first = Store(path)
     number = first.add_job(JOB, CODE)
-    first.set_plan(number, JobPlan(("csd0", "csd1"), 2047))
+    first.set_plan(number, JobPlan(("csd0", "csd1")))
     first.add_round(number, ROUND)
     first.saw_device("csd0", "boot", "0.1")
     first.saw_device("csd0", "boot2", "0.1")
     first.close()
     second = Store(path)
     (row,) = second.jobs()
-    assert row.plan == JobPlan(("csd0", "csd1"), 2047)
+    assert row.plan == JobPlan(("csd0", "csd1"))
     assert second.rounds(number) == [ROUND]
     second.close()
 

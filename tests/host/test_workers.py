@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -19,39 +20,44 @@ import psutil
 import pytest
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost, ProtocolError, RemoteError
+from millpond.base.errors import ConnectionLost, ProtocolError, Refused, RemoteError
 from millpond.host.fleet.device import Device
-from millpond.host.workers.dispatcher import Dispatcher, GradientTask, WorkerAnswer, WorkerLoss
+from millpond.host.workers.dispatcher import Dispatcher, Task, WorkerAnswer, WorkerLoss
 from millpond.host.workers.parameter_server import ParameterServer
 from millpond.host.workers.worker import DeviceWorker, LocalWorker, ModelState
 from millpond.linux import memory
 from millpond.linux.zygote.client import Zygote
-from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec
-from millpond.train.protocol import Compute, Computed, PrepareWorker, Ready
+from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
+from millpond.train.protocol import (
+    Fetch,
+    Folder,
+    Part,
+    PrepareServer,
+    PrepareWorker,
+    Ready,
+    Update,
+    WarmUp,
+    Work,
+)
+from millpond.train.state.layout import Tensor
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure, Message, Ok
 
 from .steps import zero_state
 
 SIZE = 6
-JOB = Job(
-    "steps", DataSpec("private", "test"), ModelSpec("net:build", ("net.py",)), synchronous=SynchronousSpec()
-)
+WORK = WorkSpec("steps", ModelSpec("net:build", ("net.py",)))
+NET_TENSORS = (Tensor("1.weight", (8, 64), "float32"), Tensor("1.bias", (8,), "float32"))
 NET = """
-import fcntl
 import os
 from torch import nn
 
 def build(fail=""):
     if fail == "exit":
         os._exit(3)
-    if fail == "seal":
-        links = {name: "/proc/self/fd/" + name for name in os.listdir("/proc/self/fd")}
-        shared = next(int(n) for n, l in links.items() if os.path.lexists(l) and "sums of" in os.readlink(l))
-        fcntl.fcntl(shared, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
 """
-Saying = Callable[[Channel, Compute], None]
+Saying = Callable[[Channel, Work], None]
 
 
 def soon() -> Deadline:
@@ -59,12 +65,12 @@ def soon() -> Deadline:
 
 
 class Board:
-    """A device as ``DeviceWorker`` dials it. It says ``says`` to each Compute."""
+    """A device as ``DeviceWorker`` dials it. It says ``says`` to each Work, and ``parts`` to each Fetch."""
 
     name = "csd0"
 
-    def __init__(self, says: Saying) -> None:
-        self._says = says
+    def __init__(self, says: Saying, parts: Callable[[Channel, Fetch], None]) -> None:
+        self._says, self._parts = says, parts
         self._threads: list[threading.Thread] = []
 
     def control(self, deadline: Deadline) -> Channel:
@@ -72,7 +78,7 @@ class Board:
 
     def bulk(self, token: bytes, tls: bool, deadline: Deadline) -> Channel:
         assert token == b"the token" and not tls
-        return self._served(self._compute)
+        return self._served(self._exchange)
 
     def _served(self, serve: Callable[[Channel], None]) -> Channel:
         near, far = socket.socketpair()
@@ -90,12 +96,15 @@ class Board:
         return Channel(near, self.name)
 
     def _prepare(self, host: Channel) -> None:
-        host.receive(soon())
-        host.send(Ready(10, (), SIZE, parts=(10,), token=b"the token"), soon())
-
-    def _compute(self, host: Channel) -> None:
         request = host.receive(soon()).message
-        assert isinstance(request, Compute)
+        host.send(Ok() if isinstance(request, WarmUp) else Ready((10,), token=b"the token"), soon())
+
+    def _exchange(self, host: Channel) -> None:
+        request = host.receive(soon()).message
+        if isinstance(request, Fetch):
+            self._parts(host, request)
+            return
+        assert isinstance(request, Work)
         host.receive_payload(4 * SIZE, soon())
         self._says(host, request)
 
@@ -105,79 +114,132 @@ class Board:
         return not any(thread.is_alive() for thread in self._threads)
 
 
-def answer(step: int = 0, samples: int = 0, sums: int = SIZE) -> Saying:
-    """An honest answer, but for what is added."""
+VALUES = np.arange(SIZE, dtype=np.float32)
 
-    def say(host: Channel, request: Compute) -> None:
-        computed = Computed(request.step + step, len(request.samples[0]) + samples, 1.0, 0.1, 0.0, 0)
-        host.send(computed, soon(), np.arange(sums, dtype=np.float32).tobytes())
+
+def answer(exchange: int = 0, samples: int = 0, largest: float = SIZE - 1, metric: str = "loss") -> Saying:
+    """Return an honest answer, but for what is added."""
+
+    def say(host: Channel, request: Work) -> None:
+        head = (request.exchange + exchange, request.samples + samples, largest, 10.0)
+        host.send(Update(*head, 0.1, 0.0, 0, {metric: 1.0}), soon())
 
     return say
 
 
-def message(said: Message, payload: bytes = b"") -> Saying:
+def part(start: int = 0, size: int = SIZE) -> Callable[[Channel, Fetch], None]:
+    """Return an honest part, but for its start and size."""
+
+    def say(host: Channel, request: Fetch) -> None:
+        host.send(Part(request.start + start), soon(), VALUES[:size].tobytes())
+
+    return say
+
+
+HONEST = part()
+
+
+def message(said: Message, payload: bytes = b"") -> Callable[[Channel, Message], None]:
     return lambda host, request: host.send(said, soon(), payload)
 
 
-def breaking(host: Channel, request: Compute) -> None:
+def breaking(host: Channel, request: Message) -> None:
     host.sock.sendall(b"no message of millpond's at all")
     host.shut_down()
 
 
-def event_of(says: Saying) -> WorkerAnswer | WorkerLoss:
-    """What a link tells of one task."""
-    board, events = Board(says), queue.SimpleQueue[WorkerAnswer | WorkerLoss]()
-    worker = DeviceWorker(cast(Device, board), PrepareWorker(JOB, "csd0", ("private",), {}, role="steps"))
-    assert worker.prepare(soon()).size == SIZE
-    link = Dispatcher(0, worker, events)
-    link.begin(GradientTask(Compute(7, 1, ((2, 3, 4),)), zero_state(SIZE)))
+def request_of(_deadline: Deadline) -> PrepareWorker:
+    return PrepareWorker(WORK, "csd0", (Folder("private", "csd0"),), {}, (Tensor("w", (SIZE,), "float32"),))
+
+
+def device_worker(board: Board) -> DeviceWorker:
+    return DeviceWorker(cast(Device, board), request_of)
+
+
+def event_of(
+    says: Saying, parts: Callable[[Channel, Fetch], None] = HONEST
+) -> tuple[WorkerAnswer | WorkerLoss, str]:
+    """Return the event of one task, and the error of reading its update."""
+    board, events = Board(says, parts), queue.SimpleQueue[WorkerAnswer | WorkerLoss]()
+    worker = device_worker(board)
+    assert worker.prepare(soon()).samples == 10
+    dispatcher = Dispatcher(0, worker, events)
+    dispatcher.begin(Task(Work(7, 1, 1, (((2, 5),),)), zero_state(SIZE)))
+    error = ""
     try:
-        return events.get(timeout=30)
+        event = events.get(timeout=30)
+        if isinstance(event, WorkerAnswer):
+            try:
+                for _ in range(2):  # from the beginning again
+                    found = worker.read(0, np.empty(SIZE, np.float32), soon())
+                    assert np.array_equal(found, VALUES)
+            except RemoteError as problem:
+                error = str(problem)
+        return event, error
     finally:
-        link.end()
+        dispatcher.end()
         worker.close()
         assert board.ended()
 
 
 def test_an_honest_device() -> None:
-    event = event_of(answer())
-    assert isinstance(event, WorkerAnswer)
-    assert (event.computed.step, event.computed.samples, event.task.samples) == (7, 3, 3)
-    assert np.array_equal(event.sums, np.arange(SIZE, dtype=np.float32))
-    assert event.seconds > 0
+    event, error = event_of(answer())
+    assert isinstance(event, WorkerAnswer) and error == ""
+    assert (event.update.exchange, event.update.samples, event.task.samples) == (7, 3, 3)
+    assert event.seconds > 0 and not event.dispatcher.worker.holds
 
 
 @pytest.mark.parametrize(
     ("says", "reason", "for_good"),
     [
-        (answer(step=1), "csd0 answered another step than the one it was asked for", False),
-        (answer(step=-1), "csd0 answered another step than the one it was asked for", False),
-        (answer(samples=1), "csd0 answered another step than the one it was asked for", False),
-        (answer(samples=10**9), "csd0 answered another step than the one it was asked for", False),
-        (answer(sums=SIZE - 1), "csd0 sent 20 bytes behind 'computed', not 24", False),
-        (answer(sums=10 * SIZE), "csd0 sent 240 bytes behind 'computed', not 24", False),
-        (message(Ok()), "csd0 sent 'ok' where 'computed' belongs", False),
+        (answer(exchange=1), "csd0 answered another exchange than the one it was asked for", False),
+        (answer(exchange=-1), "csd0 answered another exchange than the one it was asked for", False),
+        (answer(samples=1), "csd0 answered another exchange than the one it was asked for", False),
+        (answer(samples=10**9), "csd0 answered another exchange than the one it was asked for", False),
+        (answer(largest=float("nan")), "csd0: update refused: a value is not finite", True),
+        (answer(largest=1e9), "csd0: update refused: a value is not finite, or beyond 65536", True),
+        (answer(metric="name of a patient"), "csd0 sent metrics name of a patient", False),
+        (message(Ok()), "csd0 sent 'ok' where 'update' belongs", False),
         (message(Failure("worker", "it died")), "csd0: it died", False),
+        (message(Failure("state", "policy.answers_per_state: ...")), "csd0: policy.answers_per", False),
         (message(Failure("model", "ValueError")), "csd0: ValueError", True),
+        (message(Failure("policy", "policy.least_samples: ...")), "csd0: policy.least_samples", True),
         (message(Failure("data", "no sample"), b"more"), "csd0 sent 4 bytes behind 'failure'", False),
         (breaking, "csd0 does not speak millpond's protocol", False),
     ],
 )
 def test_a_device_that_says_anything_else_is_lost(says: Saying, reason: str, for_good: bool) -> None:
-    event = event_of(says)
+    event, _ = event_of(says)
     assert isinstance(event, WorkerLoss)
     assert event.reason.startswith(reason)
     assert event.for_good is for_good
 
 
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        (part(start=1), "csd0 sent values 1 where 0 belong"),
+        (part(size=SIZE - 1), "csd0 sent 20 bytes behind 'part', not 24"),
+        (message(Ok()), "csd0 sent 'ok' where 'part' belongs"),
+        (message(Failure("worker", "it died")), "csd0: it died"),
+        (breaking, "csd0 does not speak millpond's protocol"),
+    ],
+)
+def test_a_device_that_sends_another_part_is_found(
+    parts: Callable[[Channel, Fetch], None], reason: str
+) -> None:
+    _, error = event_of(answer(), parts)
+    assert error.startswith(reason)
+
+
 def test_a_device_that_is_given_up_before_it_is_dialled_stays_so() -> None:
-    board = Board(answer())
-    worker = DeviceWorker(cast(Device, board), PrepareWorker(JOB, "csd0", ("private",), {}, role="steps"))
+    board = Board(answer(), part())
+    worker = device_worker(board)
     worker.close()
     with pytest.raises(ConnectionLost, match="given up"):
         worker.prepare(soon())
     with pytest.raises(ProtocolError, match="not prepared"):
-        worker.compute(Compute(1, 1, ((1,),)), zero_state(6), soon())
+        worker.train(Work(1, 1, 1, (((1, 2),),)), zero_state(6), soon())
     worker.close()
     assert board.ended()
 
@@ -211,10 +273,9 @@ def start(folder: Path, tmp_path: Path, states: memory.SharedBuffer, zygote: Zyg
 
     def process(fail: str = "") -> LocalWorker:
         arguments = {"fail": fail} if fail else {}
-        job = Job(
-            "steps", JOB.data, ModelSpec("net:build", ("net.py",), arguments), synchronous=SynchronousSpec()
-        )
-        request = PrepareWorker(job, "host", (str(folder),), {"net.py": NET}, role="steps", states=3)
+        work = replace(WORK, model=ModelSpec("net:build", ("net.py",), arguments))
+        folders = (Folder(str(folder), "csd0", public=True),)
+        request = PrepareWorker(work, "host", folders, {"net.py": NET}, NET_TENSORS, states=3)
         made.append(LocalWorker(request, [folder], tmp_path / "host.log", zygote, states.descriptor))
         return made[-1]
 
@@ -232,45 +293,47 @@ def numbered(states: memory.SharedBuffer, number: int = 0) -> ModelState:
     return ModelState(states.part(number * 4 * 520, 4 * 520))
 
 
-def compute(
-    worker: LocalWorker, states: memory.SharedBuffer, step: int = 1, state: int = 0
-) -> tuple[Computed, bytes]:
-    computed, sums = worker.compute(Compute(step, 1, ((3, 4),)), numbered(states, state), soon())
-    return computed, sums.tobytes()
+def train(
+    worker: LocalWorker, states: memory.SharedBuffer, exchange: int = 1, state: int = 0
+) -> tuple[Update, bytes]:
+    update = worker.train(Work(exchange, 1, 1, (((3, 5),),)), numbered(states, state), soon())
+    values = worker.read(0, np.empty(520, np.float32), soon())
+    assert np.array_equal(worker.read(100, np.empty(50, np.float32), soon()), values[100:150])
+    return update, values.tobytes()
 
 
 def test_a_process_computes_at_the_state_that_it_is_given(start: Start, states: memory.SharedBuffer) -> None:
     worker = start()
     worker.prepare(soon())
-    at_zeros = compute(worker, states)
+    at_zeros = train(worker, states)
     numbered(states, 2).values[:] = np.random.default_rng(1).normal(size=520)
-    elsewhere = compute(worker, states, state=2)
-    assert elsewhere[1] != at_zeros[1] and elsewhere[0].loss != at_zeros[0].loss
+    elsewhere = train(worker, states, state=2)
+    assert elsewhere[1] != at_zeros[1] and elsewhere[0].metrics != at_zeros[0].metrics
     numbered(states).values[:] = numbered(states, 2).values  # the parameter server goes on in the same memory
-    assert compute(worker, states)[1] == elsewhere[1]
-    assert compute(worker, states, state=1)[1] == at_zeros[1]
+    assert train(worker, states)[1] == elsewhere[1]
+    assert train(worker, states, state=1)[1] == at_zeros[1]
 
 
 def test_a_process_that_stops_in_a_step_is_given_up(start: Start, states: memory.SharedBuffer) -> None:
     worker = start()
     ready = worker.prepare(soon())
-    assert (ready.parts, ready.size) == ((20,), 520)
-    computed, sums = compute(worker, states)
-    assert computed.samples == 2 and computed.loss == pytest.approx(2 * np.log(8), rel=1e-4)
-    assert compute(worker, states, 2)[1] == sums
+    assert ready == Ready((20,))
+    update, values = train(worker, states)
+    assert update.samples == 2 and update.metrics["loss"] == pytest.approx(2 * np.log(8), rel=1e-4)
+    assert train(worker, states, 2)[1] == values
     outermost = psutil.Process(worker.pid)  # for a user not the one that computes
     for process in (outermost, *outermost.children(recursive=True)):
         process.suspend()
     with pytest.raises(ConnectionLost, match="the worker 'host' hangs: it does not use its processor"):
-        compute(worker, states)
+        train(worker, states)
 
 
 def test_a_process_that_is_killed_is_a_loss(start: Start, states: memory.SharedBuffer) -> None:
     worker, events = start(), queue.SimpleQueue[WorkerAnswer | WorkerLoss]()
     worker.prepare(soon())
-    link = Dispatcher(0, worker, events)
+    dispatcher = Dispatcher(0, worker, events)
     os.kill(worker.pid, signal.SIGKILL)
-    link.begin(GradientTask(Compute(1, 1, ((3,),)), numbered(states)))
+    dispatcher.begin(Task(Work(1, 1, 1, (((3, 4),),)), numbered(states)))
     loss = events.get(timeout=30)
     assert isinstance(loss, WorkerLoss) and not loss.for_good
     assert "the worker 'host' on the host" in loss.reason
@@ -281,19 +344,23 @@ def test_a_process_that_dies_while_it_prepares_names_its_log(start: Start, tmp_p
         start("exit").prepare(soon())
 
 
-def test_memory_that_cannot_be_kept_is_not_used(start: Start) -> None:
-    with pytest.raises(ProtocolError, match="'host' on the host: the shared memory cannot be kept"):
-        start("seal").prepare(soon())
+def test_another_model_than_the_hosts_is_refused(start: Start, tmp_path: Path) -> None:
+    worker = start()
+    request = replace(worker._request, tensors=NET_TENSORS[:1])
+    worker._request = request
+    with pytest.raises(Refused, match="host builds another model than the host"):
+        worker.prepare(soon())
 
 
 @pytest.fixture
 def server(folder: Path, tmp_path: Path, zygote: Zygote) -> Iterator[ParameterServer]:
-    request = PrepareWorker(JOB, "parameter-server", (), {"net.py": NET}, role="parameter_server", states=3)
+    optimizer = OptimizerSpec("sgd", 0.05, 0.9)
+    request = PrepareServer(WORK, optimizer, {"net.py": NET}, states=3)
     states = memory.make("states")
     process = ParameterServer(request, [folder], tmp_path / "log", zygote, states)
     try:
         process.prepare(soon())
-        process.begin(soon())
+        assert process.tensors == NET_TENSORS
         process.mean[:] = 1.0
         yield process
     finally:
@@ -303,15 +370,15 @@ def server(folder: Path, tmp_path: Path, zygote: Zygote) -> Iterator[ParameterSe
 
 def test_a_keeper_steps_scores_and_goes_on(server: ParameterServer, folder: Path) -> None:
     first = server.state.values.copy()
-    assert server.apply(1.0, set(), soon()) > 0
+    assert server.apply(1.0, set()) > 0
     after = server.state.values.copy()
     assert np.allclose(after, first - 0.05, atol=1e-6)
-    assert server.score(str(folder), soon()).samples == 20
-    tensors, momentum = server.momentum(soon())
-    server.apply(0.5, set(), soon())
+    assert server.score(str(folder)).samples == 20
+    tensors, momentum = server.momentum()
+    server.apply(0.5, set())
     last = server.state.values.copy()
-    server.restore(after, tensors, momentum, soon())
-    server.apply(0.5, set(), soon())
+    server.restore(after, tensors, momentum)
+    server.apply(0.5, set())
     assert np.array_equal(server.state.values, last) and not np.array_equal(last, after)
 
 
@@ -320,11 +387,11 @@ def test_states_that_are_held_do_not_change(server: ParameterServer) -> None:
     for _ in range(2):
         held.add(server.state)
         values.append(server.state.values.tobytes())
-        server.apply(1.0, held, soon())
+        server.apply(1.0, held)
         assert server.state not in held
     assert [state.values.tobytes() for state in sorted(held, key=lambda state: state.memory.start)] == values
     third = server.state
-    server.apply(1.0, held, soon())
+    server.apply(1.0, held)
     assert server.state is third
     first = float(np.frombuffer(values[0], np.float32)[0])
     momentum = 1 + 1.9 + 2.71  # of 0.9, over three steps at a rate of 0.05
@@ -338,8 +405,8 @@ def test_nobody_else_can_write_to_the_states_of_a_keeper(server: ParameterServer
     with pytest.raises(PermissionError):
         mmap.mmap(descriptor, 4 * 520)
     before = server.state.values.copy()
-    read = memory.map_private(descriptor, 3 * 4 * 520)
-    assert np.array_equal(np.frombuffer(read.data[: 4 * 520], np.float32), before)
-    server.apply(1.0, set(), soon())
-    assert np.array_equal(np.frombuffer(read.data[: 4 * 520], np.float32), server.state.values)
+    read = memory.map_read_only(descriptor, 3 * 4 * 520)
+    assert np.array_equal(np.frombuffer(read[: 4 * 520], np.float32), before)
+    server.apply(1.0, set())
+    assert np.array_equal(np.frombuffer(read[: 4 * 520], np.float32), server.state.values)
     assert not np.array_equal(server.state.values, before)

@@ -17,9 +17,8 @@ from pathlib import Path
 from millpond.agent.config import AgentConfig, read
 from millpond.agent.control import AgentService
 from millpond.agent.encryption import encrypt
-from millpond.agent.gate import Gate, patterns
+from millpond.agent.gate import Gate, open_ledger, patterns
 from millpond.agent.launched_script import LaunchedScripts
-from millpond.agent.ledger_files import open_ledger
 from millpond.agent.listener import Listener
 from millpond.agent.log_lines import LogLines
 from millpond.agent.volume import DeviceMount, VolumeServer

@@ -2,9 +2,9 @@
 """Pure: a worker's report of an error, rebuilt from a closed set: the job's own code runs in the worker, and
 could put anything into a text.
 
-A text that may leave is one of millpond's own, whose only free parts are names that the host itself has sent
-and small numbers; or, of any other exception, its type and its place in the job's files. A type or a function
-is named only if it is Python's, or a name in the job's files.
+A text that may leave is one of millpond's own, whose only free parts are names that the host itself has sent,
+types and small numbers; or, of any other exception, its type and its place in the job's or millpond's files.
+A type or a function is named only if it is Python's, or a name in the job's files.
 """
 
 from __future__ import annotations
@@ -13,22 +13,25 @@ import builtins
 import errno
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from millpond.wire.messages import Failure
 
 CODES = ("data", "model", "io")
 _HIDDEN = "an error whose text stays on the device; the job's log there has it"
-_NUMBER = r"\d{1,8}"
-_SHAPE = r"(?:\d{1,8}x){0,3}\d{1,8}"
-_TUPLE = r"\((?:\d{1,8},? ?){0,4}\)"
-_DTYPE = r"(?:bool|u?int(?:8|16|32|64)|float(?:16|32|64)|bfloat16|complex(?:64|128))"
-_NAME = "NAME"
+_NUMBER = "(?:0|[1-9][0-9]{0,7})"  # not \\d, which has the digits of all scripts
+_SHAPE = f"(?:{_NUMBER}x){{0,3}}{_NUMBER}"
+_TUPLE = rf"\((?:{_NUMBER},|{_NUMBER}(?:, {_NUMBER}){{1,5}})?\)"
+_DTYPE = (
+    "(?:bool|u?int(?:8|16|32|64)|float(?:16|32|64|128)|bfloat16"
+    "|complex(?:64|128|256)|[<>|][fiucSUV][0-9]{1,4})"
+)
+_NAME = "(.+)"
 _TEMPLATES = (
     f"missing data: there is no folder {_NAME}",
     "missing data: there are no samples",
     f"missing data: {_NAME} holds no samples",
-    f"missing data: {_NAME} has no (?:images.npy|a file of the samples|sub-folder per class)",
+    rf"missing data: {_NAME} has no (?:images\.npy|labels\.npy|a file of the samples|sub-folder per class)",
     rf"missing data: {_NAME} has no (?:PNG or JPEG images|\*-images-idx3-ubyte)",
     f"samples of {_NUMBER} folders are wanted; there are {_NUMBER}",
     f"samples {_NUMBER} to {_NUMBER} are wanted; there are {_NUMBER}",
@@ -38,32 +41,57 @@ _TEMPLATES = (
     f"{_NAME}: {_NUMBER} images have labels of {_DTYPE} in shape {_TUPLE}, not one whole number each",
     f"{_NAME}: a label is negative",
     f"{_NAME} holds values that are not finite",
-    rf"{_NAME} is larger than \d{{1,12}} bytes",
+    f"{_NAME} is larger than [1-9][0-9]{{0,11}} bytes",
     f"{_NAME}: (?:{'|'.join(re.escape(os.strerror(number)) for number in errno.errorcode)})",
-    f"{_NAME} is not a whole (?:.npy file of numbers|IDX file of bytes)",
+    rf"{_NAME} is not a whole (?:\.npy file of numbers|IDX file of bytes)",
     f"{_NAME} is not one of the job's classes",
     f"{_NAME} is {_NUMBER}x{_NUMBER} (?:grey|RGB); the images before it are {_NUMBER}x{_NUMBER} (?:grey|RGB)",
     f"{_NAME} is not a picture that can be read",
-    r"[\w-]{1,63} builds another model than the host",
+    f"{_NAME} builds another model than the host",
     "the model has no parameter(?:s| that may be trained)",
+    f"the model's tensor '{_NAME}' is {_DTYPE}, which float32 cannot carry",
+    rf"the model's tensor '{_NAME}' is float64, which float32 cannot carry; call \.float\(\) on the model",
+    f"the model's tensor '{_NAME}' holds numbers over {_NUMBER}",
+    f"the model's forward changes its parameter '{_NAME}'; only the optimizer may",
+    f"'{_NAME}' should be whole numbers, and is not finite",
+    f"there are {_NUMBER} states, and none with number {_NUMBER}",
 )
-_PLACE = re.compile(r"([A-Za-z_]\w*) (?:at (\S+):(\d{1,6})(?: in (\S+))?|outside of the model's files); .*")
-_OWN_FILE = re.compile(r"millpond/train/[a-z_/]{1,60}\.py")
+_OWN = tuple(re.compile(template) for template in _TEMPLATES)
+_PLACE = re.compile(
+    r"([A-Za-z_]\w*) (?:at (\S+):([1-9][0-9]{0,5})(?: in (\S+))?|outside of the model's files); .*"
+)
+OWN_FILES = tuple(
+    f"millpond/train/{name}.py"
+    for name in (
+        "compute/local_trainer",
+        "compute/optimizers",
+        "data/samples",
+        "determinism/generators",
+        "state/flat",
+        "state/flat_parameters",
+        "worker/process",
+        "worker/roles",
+        "worker/user_code",
+        "zoo/models",
+    )
+)
+"""The files of millpond in which an exception can be raised that none of the job's files is part of."""
+_LONGEST = 4096
 
 
-def rebuilt(failure: Failure, names: Sequence[str], code: Mapping[str, str]) -> Failure:
-    """Return the part of a report that may leave the device. ``names`` are the folders that the host has
-    named, ``code`` the job's files.
+def rebuilt(failure: Failure, names: Collection[str], code: Mapping[str, str]) -> Failure:
+    """Return the part of a report that may leave the device. ``names`` are those that the host itself has
+    sent, of folders, tensors and the worker; ``code`` has the job's files.
     """
     found = failure.code if failure.code in CODES else "model"
-    text = failure.text if _is_own(failure.text, names) else _place(failure.text, code)
-    return Failure(found, text or _HIDDEN)
+    text = failure.text if len(failure.text) <= _LONGEST else ""
+    return Failure(found, (text if _is_own(text, names) else _place(text, code)) or _HIDDEN)
 
 
-def _is_own(text: str, names: Sequence[str]) -> bool:
-    usual = r"(?:/(?:images|labels)\.npy)?"
-    name = "(?:a file of the samples|" + "|".join(re.escape(each) + usual for each in names) + ")"
-    return any(re.fullmatch(template.replace(_NAME, name), text) for template in _TEMPLATES)
+def _is_own(text: str, names: Collection[str]) -> bool:
+    known = {"a file of the samples", *names}
+    known |= {f"{name}/{usual}.npy" for name in names for usual in ("images", "labels")}
+    return any((match := own.fullmatch(text)) and known.issuperset(match.groups()) for own in _OWN)
 
 
 def _place(text: str, code: Mapping[str, str]) -> str:
@@ -75,7 +103,8 @@ def _place(text: str, code: Mapping[str, str]) -> str:
         kind = "an exception"
     if file is None:
         return f"{kind} outside of the model's files; its message stays on the device"
-    if not (_OWN_FILE.fullmatch(file) or int(line) <= code.get(file, "").count("\n") + 1):
+    lines = code[file].count("\n") + 1 if file in code else 999_999 if file in OWN_FILES else 0
+    if int(line) > lines:
         return f"{kind}; its message stays on the device"
     where = f" in {function}" if _is_word(function or "", known) else ""
     return f"{kind} at {file}:{line}{where}; its message stays on the device"

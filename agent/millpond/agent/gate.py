@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (shared memory): the gate through which all bytes to the host leave the device.
+"""Edge (shared memory, files): the gate through which all bytes to the host leave the device.
 
 Every process of the agent that holds a socket towards the host sends through a gate. It counts each byte by
 kind and searches it, before any encryption, for canaries. Counts live in memory shared with the agent's main
@@ -8,17 +8,22 @@ process, which reports their sum: the privacy ledger.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import mmap
 import os
 import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from millpond.agent.config import Privacy
 from millpond.base.errors import ConfigError, LocalError
 from millpond.wire.channel import Buffer
 from millpond.wire.messages import Kind
+
+log = logging.getLogger(__name__)
 
 KINDS = tuple(Kind)
 SHORTEST = 8
@@ -148,3 +153,20 @@ def ledger(gate: Gate, others: Sequence[LedgerCounters]) -> tuple[dict[str, int]
         for i, pattern in enumerate(gate.patterns, len(KINDS))
     }
     return sent, seen
+
+
+def open_ledger(folder: Path, process: str, patterns: Sequence[Pattern]) -> LedgerCounters:
+    """Open the counters of ``process`` in a file, which goes on counting when the agent starts again.
+
+    Other patterns, or kinds, begin a new file: its counters would mean something else.
+    """
+    digest = hashlib.sha256(repr((*KINDS, *patterns)).encode()).hexdigest()[:16]
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(folder / f"{process}-{digest}", flags, 0o600)
+        os.posix_fallocate(descriptor, 0, mmap.PAGESIZE)  # a hole would end the agent when the flash is full
+    except OSError as error:
+        log.warning("the ledger cannot be kept, and begins anew: %s", error.strerror)
+        return LedgerCounters.in_memory()
+    return LedgerCounters(descriptor)

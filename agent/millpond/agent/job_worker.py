@@ -13,7 +13,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from millpond.agent import error_reports
@@ -31,7 +31,6 @@ from millpond.train.protocol import (
     METRICS,
     PART_VALUES,
     Fetch,
-    Folder,
     Part,
     PrepareWorker,
     Ready,
@@ -49,6 +48,7 @@ PREPARE_SECONDS = 300.0  # a cold ARM board needs half a minute for `import torc
 SEND_SECONDS = 60.0
 SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 _DIED = "the worker process died; the job's log on the device may say why"
+_STRANGE = "the worker process sent what is no answer"
 _HANGS = "the worker process hangs: it has not used its processor for {:.1f} s"
 _PART = 4 * PART_VALUES
 _LONGEST_TEXT = 1000
@@ -68,8 +68,10 @@ class JobWorker:
         self, config: AgentConfig, request: PrepareWorker, zygote: Zygote, answers: StateAnswers
     ) -> None:
         self.name, self._request = request.work.name, request
+        self._place = Path("/", os.urandom(8).hex())  # of private folders, in the worker's sandbox
         self._config, self._answers = config, answers
         self._guard: ExchangeGuard | None = None
+        self._has_update = False  # whether the shared values are of an update whose head has left
         self._size = 4 * layout.size(request.tensors)
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours, f"the worker of {self.name}")
@@ -82,25 +84,33 @@ class JobWorker:
             log_file = Path(config.state, "jobs", f"{self.name}.log")
             options = ["--root", config.volume, "--errors", config.privacy.errors]
             self._process = start_worker(
-                zygote, _sandbox(config, request.folders), log_file, theirs.fileno(), self._shared, *options
+                zygote, self._sandbox(), log_file, theirs.fileno(), self._shared, *options
             )
             failed.pop_all()
 
     def prepare(self, host: Channel) -> Ready:
         """Have the worker build the model and load its data. Raises Refused with the worker's reason."""
         try:
-            self._channel.send(self._request, Deadline.after(SEND_SECONDS))
+            self._channel.send(self._placed(), Deadline.after(SEND_SECONDS))
             self._wait_for_worker(host, Deadline.after(PREPARE_SECONDS))
             ready = self._channel.expect(Ready, Deadline.after(SEND_SECONDS))
         except HostLeft:
             raise
         except ConnectionLost:
             raise Refused("", "worker", _DIED) from None
+        except ProtocolError:  # its text has the worker's own words, and the host can read the agent's log
+            raise Refused("", "worker", _STRANGE) from None
         except Refused as error:
             found = self._rebuilt(Failure(error.code, error.text))
             raise Refused("", found.code, found.text) from None
         self._guard = ExchangeGuard(self._config.policy, self._answers, self._request.folders, ready.parts)
         return Ready(ready.parts, self._config.policy.least_samples)
+
+    def _placed(self) -> PrepareWorker:
+        """Return the request as the worker, for which private folders lie elsewhere, needs it."""
+        folders = self._request.folders
+        found = (f if f.public else replace(f, path=str(self._place / f.path)) for f in folders)
+        return replace(self._request, folders=tuple(found))
 
     def relay(self, host: Channel) -> None:
         """Serve the exchanges of the host until it closes. Raises RemoteError."""
@@ -117,6 +127,7 @@ class JobWorker:
     def _train(self, request: Work, size: int, host: Channel) -> None:
         if size != self._size:
             raise ProtocolError(f"{host.peer} sent {size} bytes of state, not {self._size}")
+        self._has_update = False
         deadline = Deadline.after(SEND_SECONDS + size / SLOWEST)
         host.receive_into(self._state.data, deadline)
         try:
@@ -128,32 +139,51 @@ class JobWorker:
         self._channel.send(request, deadline)
         self._wait_while_busy(host)
         try:
-            reply = self._channel.receive(Deadline.after(SEND_SECONDS))
+            answer = self._answer(request)
         except ConnectionLost:
             host.send(Failure("worker", _DIED), Deadline.after(SEND_SECONDS))
             raise
-        if not isinstance(reply.message, (Update, Failure)) or reply.payload_size:
-            raise ProtocolError(f"the worker sent '{reply.message.NAME}', which may not leave")
-        message = self._rebuilt(reply.message) if isinstance(reply.message, Failure) else reply.message
-        if isinstance(message, Update) and set(message.metrics) != set(METRICS):
+        self._has_update = isinstance(answer, Update)
+        host.send(answer, Deadline.after(SEND_SECONDS))
+
+    def _answer(self, request: Work) -> Update | Failure:
+        """Return the part of the worker's answer that may leave. Raises ProtocolError without the worker's
+        own words: the host can read the agent's log.
+        """
+        try:
+            reply = self._channel.receive(Deadline.after(SEND_SECONDS))
+        except ProtocolError:
+            raise ProtocolError(_STRANGE) from None
+        found = reply.message
+        if not isinstance(found, (Update, Failure)) or reply.payload_size:
+            raise ProtocolError(f"the worker sent '{found.NAME}', which may not leave")
+        if isinstance(found, Failure):
+            return self._rebuilt(found)
+        if set(found.metrics) != set(METRICS):
             raise ProtocolError("the worker sent metrics that were not declared")
-        host.send(message, Deadline.after(SEND_SECONDS))
+        if (found.exchange, found.samples) != (request.exchange, request.samples):
+            raise ProtocolError("the worker answered another exchange than the one it was asked for")
+        return found
 
     def _rebuilt(self, failure: Failure) -> Failure:
         """Return the part of the worker's report that may leave."""
+        failure = Failure(failure.code, failure.text.replace(f"{self._place}/", ""))
         if self._config.privacy.errors == "full":
             return Failure(failure.code[:20], failure.text[:_LONGEST_TEXT])
-        names = [folder.path for folder in self._request.folders]
-        return error_reports.rebuilt(failure, names, self._request.code)
+        request = self._request
+        names = {request.worker, *(f.path for f in request.folders), *(t.name for t in request.tensors)}
+        return error_reports.rebuilt(failure, names, request.code)
 
     def _send_parts(self, request: Fetch, host: Channel) -> None:
         start, stop = 4 * request.start, 4 * request.stop
         if not 0 <= start < stop <= self._size:
             raise ProtocolError(f"{host.peer} wants values {request.start} to {request.stop} of an update")
-        if self._guard:
-            self._guard.answered()
+        if not self._has_update:
+            raise ProtocolError(f"{host.peer} wants values of an update that was not answered")
+        assert self._guard is not None
+        self._guard.answered()
         for place in range(start, stop, _PART):  # the host may take its time: other updates come first
-            host.send(Part(place // 4), NEVER, self._values.part(place, min(_PART, stop - place)))
+            host.send(Part(place // 4), NEVER, self._values.data[place : min(place + _PART, stop)])
 
     def _wait_for_worker(self, host: Channel, deadline: Deadline) -> None:
         """Wait until the worker answers, or raise ConnectionLost as soon as the host has gone."""
@@ -183,6 +213,26 @@ class JobWorker:
                 raise ConnectionLost(text)
             seen = now
 
+    def _sandbox(self) -> Sandbox:
+        """Return the worker's sandbox: of the volume it has the public part, and of the private one the
+        folders of its job alone. The host can make symbolic links in public: private folders lie in a place
+        that it cannot know, or their samples would pass for public ones.
+        """
+        volume = Path(self._config.volume).resolve()
+        found = {
+            volume / folder.path: self._place / folder.path
+            for folder in self._request.folders
+            if not folder.public
+        }
+        found[volume / PUBLIC] = volume / PUBLIC
+        within = [path for path in found if path.is_dir() and path.resolve() == path]
+        return Sandbox(
+            binds=(*system_binds(), *python_binds(), *(Bind(path, found[path]) for path in sorted(within))),
+            own_network=True,
+            own_pids=True,
+            uid=self._config.users.worker,
+        )
+
     def stop(self) -> None:
         """Kill the worker: nothing it holds is worth keeping."""
         self._channel.close()
@@ -192,18 +242,3 @@ class JobWorker:
     def _close_shared(self) -> None:
         for descriptor in self._shared:
             os.close(descriptor)
-
-
-def _sandbox(config: AgentConfig, folders: Sequence[Folder]) -> Sandbox:
-    """Return the worker's sandbox: of the volume it has the public part, and of the private one the folders
-    of its job alone. The host can make symbolic links in public, which lead nowhere in the sandbox.
-    """
-    volume = Path(config.volume).resolve()
-    found = {volume / PUBLIC, *(volume / folder.path for folder in folders if not folder.public)}
-    within = [path for path in found if path.is_dir() and path.resolve() == path]
-    return Sandbox(
-        binds=(*system_binds(), *python_binds(), *(Bind(path, path) for path in sorted(within))),
-        own_network=True,
-        own_pids=True,
-        uid=config.users.worker,
-    )

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import Literal
 
-from millpond.base.errors import ConfigError, Refused
-from millpond.train.balance.data_plan import Ranges, count
+from millpond.agent.policy_settings import Policy
+from millpond.base.errors import Refused
+from millpond.train.balance.ranges import Ranges, count
 from millpond.train.protocol import Folder, PrepareWorker, Work
 from millpond.train.state import layout
 
@@ -27,55 +27,34 @@ _STATES = 1024
 """The number of last states whose answers are counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The jobs that the device takes part in, and what it answers them.
-
-    An answer covers ``least_samples`` private samples or none; 1 shows single samples. At one state of a
-    model there are ``answers_per_state`` answers about a private folder, 0 for any number. ``folders`` are
-    the private folders that jobs may read, such as "private/digits"; none means all, each job its own.
-    ``code`` "listed" takes jobs whose code has a SHA-256 in ``listed``. ``largest_model`` is a number of
-    float32 values.
-    """
-
-    least_samples: int = 8
-    answers_per_state: int = 16
-    folders: tuple[str, ...] = ()
-    code: Literal["any", "listed"] = "any"
-    listed: tuple[str, ...] = ()
-    largest_model: int = 1 << 30
-
-
-def check_policy(policy: Policy, where: str) -> None:
-    """Raise ConfigError, naming ``where``, for values that make no sense."""
-    if policy.least_samples < 1:
-        raise ConfigError(f"{where}: least_samples must be 1 or more")
-    if policy.answers_per_state < 0 or policy.largest_model < 1:
-        raise ConfigError(f"{where}: answers_per_state and largest_model must not be negative or none")
-    for folder in policy.folders:
-        if not folder.startswith("private/") or ".." in folder.split("/"):
-            raise ConfigError(f"{where}: folders: '{folder}' is not a folder in private/")
-
-
 def refused(rule: str, text: str) -> Refused:
     """Return the error of a request that a rule forbids."""
     return Refused("", "policy", f"policy.{rule}: {text}")
 
 
-def digest(code: dict[str, str]) -> str:
-    """Return the SHA-256 of a job's files, in hexadecimal, as ``policy.listed`` has it."""
-    return hashlib.sha256(json.dumps(sorted(code.items()), ensure_ascii=False).encode()).hexdigest()
+def digest(factory: str, code: dict[str, str]) -> str:
+    """Return the SHA-256 of a job's factory and files, in hexadecimal, as ``policy.listed`` has it. The
+    factory counts: Python itself has callables that run what their arguments say.
+    """
+    return hashlib.sha256(json.dumps([factory, sorted(code.items())]).encode()).hexdigest()
 
 
 def check_job(policy: Policy, device: str, request: PrepareWorker) -> None:
     """Raise Refused for a job that the policy forbids."""
     for folder in request.folders:
         _check_folder(policy, device, folder)
+    if len({folder.path for folder in request.folders}) < len(request.folders):
+        raise Refused("", "data", "a data folder is named twice")  # each has its own positions
+    if any(length < 0 for tensor in request.tensors for length in tensor.shape):
+        raise Refused("", "model", "a tensor of the model has a negative length")
     if (size := layout.size(request.tensors)) > policy.largest_model:
         raise refused(
             "largest_model", f"a model of {size} values; at most {policy.largest_model} are allowed"
         )
-    if policy.code == "listed" and (found := digest(request.code)) not in policy.listed:
+    if size < 1:
+        raise Refused("", "model", "the model has no values")
+    found = digest(request.work.model.factory, request.code) if policy.code == "listed" else ""
+    if found and found not in policy.listed:
         raise refused("code", f"the job's code is not listed; its digest is {found}")
 
 
@@ -86,6 +65,8 @@ def _check_folder(policy: Policy, device: str, folder: Folder) -> None:
         raise Refused("", "data", f"the data folder '{folder.path}' is not in {PRIVATE} or {PUBLIC}")
     if folder.public != (part == PUBLIC) or folder.source != device:
         raise Refused("", "data", f"the data folder '{folder.path}' is not what the request says it is")
+    if str(path) != folder.path:  # one folder has one name, by which its answers are counted
+        raise Refused("", "data", f"the data folder '{folder.path}' must be written '{path}'")
     if part == PRIVATE and policy.folders and not any(path.is_relative_to(f) for f in policy.folders):
         raise refused("folders", f"jobs may not read '{folder.path}'")
 
@@ -116,7 +97,8 @@ class StateAnswers:
 
 class ExchangeGuard:
     """The requests of one prepared worker, which has ``parts`` samples by folder: an answer covers no private
-    sample or enough of them, and in an epoch no private sample twice. The same request may be repeated.
+    sample or enough of them, and in an epoch no private sample twice. The same request may be repeated, and
+    is counted again.
     """
 
     def __init__(
@@ -124,7 +106,7 @@ class ExchangeGuard:
     ) -> None:
         if len(folders) != len(parts):
             raise Refused("", "data", f"the worker has samples of {len(parts)} folders, not {len(folders)}")
-        self._policy, self._answers, self._folders = policy, answers, folders
+        self._policy, self._answers, self._folders, self._parts = policy, answers, folders, tuple(parts)
         least = policy.least_samples
         for folder, samples in zip(folders, parts, strict=True):
             if not folder.public and samples < least:
@@ -149,7 +131,7 @@ class ExchangeGuard:
         )
         if asked != self._last:
             self._check_epoch(request)
-            self._answers.check(private, asked.checksum)
+        self._answers.check(private, asked.checksum)
         self._asked = asked
 
     def _check_epoch(self, request: Work) -> None:
@@ -159,14 +141,18 @@ class ExchangeGuard:
             self._epoch, self._answered = request.epoch, [[] for _ in self._folders]
         for number, (folder, ranges) in enumerate(zip(self._folders, request.ranges, strict=True)):
             if ranges and not folder.public:
-                self._check_ranges(folder, ranges, self._answered[number])
+                self._check_ranges(folder, ranges, number)
 
-    def _check_ranges(self, folder: Folder, ranges: Ranges, answered: list[tuple[int, int]]) -> None:
+    def _check_ranges(self, folder: Folder, ranges: Ranges, number: int) -> None:
+        for start, stop in ranges:
+            if not 0 <= start < stop <= self._parts[number]:
+                text = f"samples {start} to {stop} are wanted; there are {self._parts[number]}"
+                raise Refused("", "data", text)
         least, wanted = self._policy.least_samples, count(ranges)
         if wanted < least:
             text = f"{wanted} samples of '{folder.path}' are wanted; an answer covers {least} or more"
             raise refused("least_samples", text)
-        used = sorted([*answered, *ranges])
+        used = sorted([*self._answered[number], *ranges])
         for (_, stop), (start, _) in pairwise(used):
             if start < stop:
                 text = f"a sample of '{folder.path}' is wanted twice in epoch {self._epoch}"
@@ -175,10 +161,12 @@ class ExchangeGuard:
     def answered(self) -> None:
         """Note that values of the last request's update are about to leave."""
         asked, self._asked = self._asked, None
-        if asked is None or asked == self._last:
+        if asked is None:
+            return
+        self._answers.count(asked.private, asked.checksum)
+        if asked == self._last:
             return
         self._last = asked
-        self._answers.count(asked.private, asked.checksum)
         for number, ranges in enumerate(asked.ranges):
             self._answered[number] = _merged([*self._answered[number], *ranges])
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from millpond.train.balance.data_plan import Ranges
+from millpond.train.balance.ranges import Ranges
 from millpond.train.job.spec import OptimizerSpec, WorkSpec
 from millpond.train.state.layout import Tensor
 from millpond.wire.messages import Kind, Message, message

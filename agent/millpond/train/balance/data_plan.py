@@ -17,9 +17,7 @@ import numpy as np
 
 from millpond.train.balance.apportion import Apportionment
 from millpond.train.balance.curve import Ints
-
-Ranges = tuple[tuple[int, int], ...]
-"""Positions in an order of samples: (start, stop) of each range."""
+from millpond.train.balance.ranges import Ranges, count, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ class DataPlan:
             parts = []
             for pool, found in sorted(counts.items()):
                 wanted = _enough(found, left[pool], self._least[pool])
-                returned, again[pool] = _split(again[pool], wanted)
+                returned, again[pool] = split(again[pool], wanted)
                 start = cursors[pool]
                 cursors[pool] += wanted - count(returned)
                 fresh = ((start, cursors[pool]),) if cursors[pool] > start else ()
@@ -119,23 +117,6 @@ def _enough(wanted: int, left: int, least: int) -> int:
     """Return at least ``least`` instead of ``wanted``, and all that is left if less would remain."""
     found = max(wanted, min(least, left))
     return left if left - found < least else found
-
-
-def count(ranges: Ranges) -> int:
-    """Return the number of positions in the ranges."""
-    return sum(stop - start for start, stop in ranges)
-
-
-def _split(ranges: Ranges, wanted: int) -> tuple[Ranges, Ranges]:
-    """Divide ranges into the first ``wanted`` positions (or all) and the rest."""
-    first: list[tuple[int, int]] = []
-    for number, (start, stop) in enumerate(ranges):
-        if stop - start > wanted:
-            cut = ((start, start + wanted),) if wanted else ()
-            return (*first, *cut), ((start + wanted, stop), *ranges[number + 1 :])
-        first.append((start, stop))
-        wanted -= stop - start
-    return tuple(first), ()
 
 
 def order(samples: int, seed: int, epoch: int, source: str, public: bool) -> Ints:

@@ -63,7 +63,8 @@ class FederatedSpec:
     Each round asks ``fraction`` of the devices (a share, 0..1), but at least ``least`` of them, chosen anew.
     It ends when all have answered or ``deadline`` seconds have passed, and counts if ``quorum`` of the
     devices that were asked (a share, 0..1) answered. The ``server`` optimizer applies the weighted mean of
-    the workers' differences: SGD at rate 1 is FedAvg, with momentum FedAvgM, Adam is FedAdam (Reddi et al. 2021).
+    the workers' differences: SGD at rate 1 is FedAvg, with momentum FedAvgM, Adam is FedAdam (Reddi et al.
+    2021).
     """
 
     rounds: int = 20

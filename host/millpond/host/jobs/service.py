@@ -176,7 +176,7 @@ class JobService:
 
     def follow(self, number: int) -> Iterator[JobProgress]:
         """Yield the job's progress so far, then each change until the job has ended. Raises Refused."""
-        last = lines_seen = 0
+        last, lines_seen = -1, 0
         while True:
             seen = self._revision
             row = self._row(number)

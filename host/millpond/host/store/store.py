@@ -141,7 +141,7 @@ class Store:
             row = db.execute(query, (worker, work)).fetchone()
             return schema.load(Profile, json.loads(row["profile"]), "profile", strict=False) if row else None
 
-    def rounds(self, job: int, after: int = 0) -> list[Round]:
+    def rounds(self, job: int, after: int = -1) -> list[Round]:
         """Return the finished rounds of a job behind round ``after``, in order."""
         with self._transaction() as db:
             query = "SELECT * FROM rounds WHERE job = ? AND round > ? ORDER BY round"

@@ -28,7 +28,7 @@ from millpond.host.workers.dispatcher import (
 )
 from millpond.host.workers.worker import ModelState
 from millpond.train.balance.curve import Floats, Ints
-from millpond.train.balance.data_plan import Ranges
+from millpond.train.balance.ranges import Ranges
 from millpond.train.balance.simulation import BatchPolicy
 from millpond.train.determinism import seeds
 from millpond.train.protocol import Work

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from millpond.train.balance.curve import Ints
-from millpond.train.balance.data_plan import DataPlan, Pool, Position, Ranges, Share
+from millpond.train.balance.data_plan import DataPlan, Pool, Position, Share
+from millpond.train.balance.ranges import Ranges
 
 
 @dataclass(frozen=True, slots=True)

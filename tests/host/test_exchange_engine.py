@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps with workers that are late, lost or wrong: each sample counts exactly once, and the mean is right."""
+"""Exchanges with late, lost or wrong workers: each sample counts exactly once, and the mean is right."""
 
 from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
-from millpond.host.workers.dispatcher import WorkerLoss
 from millpond.train.reduce.exact import RefusedUpdate
 
 from .steps import CountingWorker, Given, Team
@@ -25,8 +23,8 @@ def make() -> Iterator[Make]:
     """Teams whose threads end with the test."""
     made: list[Team] = []
 
-    def team(*private: int, public: int = 0) -> Team:
-        made.append(Team(private, public))
+    def team(*private: int, public: int = 0, late_counts: bool = True) -> Team:
+        made.append(Team(private, public, late_counts=late_counts))
         return made[-1]
 
     yield team
@@ -34,11 +32,11 @@ def make() -> Iterator[Make]:
         one.close()
 
 
-def late_in_first_step(make: Make) -> tuple[Team, threading.Event]:
+def late_in_first_exchange(make: Make) -> tuple[Team, threading.Event]:
     """Two workers, of whom the second has not answered when the first step ends; its answer waits."""
     team = make(100, 100)
     held = team.workers[1].hold_at(1)
-    outcome = team.step(Given(4, 10, deadline=0.05))
+    outcome = team.run(Given(4, 10, deadline=0.05))
     assert outcome.counted == {0: 4}
     return team, held
 
@@ -54,16 +52,16 @@ def test_a_step_waits_for_all_and_its_mean_is_over_samples(make: Make) -> None:
             held.set()
 
     team.on_wait = on_wait
-    outcome = team.step(Given(4, 10, 2))
+    outcome = team.run(Given(4, 10, 2))
     assert looked[-1] == [1]
     assert outcome.counted == {0: 4, 1: 10, 2: 2}
-    assert (outcome.samples, outcome.whole, outcome.late, outcome.loss) == (16, 16, 0, 32.0)
+    assert (outcome.samples, outcome.whole, outcome.late, outcome.metrics) == (16, 16, 0, {"loss": 32.0})
     assert 0 < outcome.work <= outcome.seconds
     assert not outcome.lost
 
 
 def test_at_its_deadline_a_step_goes_on_without_who_is_late(make: Make) -> None:
-    team, _ = late_in_first_step(make)
+    team, _ = late_in_first_exchange(make)
     assert [dispatcher.rank for dispatcher in team.engine.outstanding()] == [1]
     assert set(team.counted) <= set(range(100))
 
@@ -72,53 +70,41 @@ def test_a_step_without_any_answer_goes_on_beyond_its_deadline(make: Make) -> No
     team = make(100, 100)
     first, second = team.workers[0].hold_at(1), team.workers[1].hold_at(1)
     team.on_wait = first.set
-    outcome = team.step(Given(4, 10, deadline=0.01))
+    outcome = team.run(Given(4, 10, deadline=0.01))
     assert outcome.counted == {0: 4}
     second.set()
 
 
 def test_a_state_is_held_until_all_that_are_at_it_have_answered(make: Make) -> None:
-    team, held = late_in_first_step(make)
+    team, held = late_in_first_exchange(make)
     assert team.engine.states_in_use == {team.states[0]}
-    assert team.step(Given(4, 10, deadline=0.05)).counted == {0: 4}
+    assert team.run(Given(4, 10, deadline=0.05)).counted == {0: 4}
     assert team.engine.states_in_use == {team.states[0]}
     held.set()
-    assert team.step(Given(4, 0)).late == 10
+    assert team.run(Given(4, 0)).late == 10
     assert team.engine.states_in_use == set()
 
 
-def test_what_comes_late_counts_later_and_its_worker_begins_with_a_part(make: Make) -> None:
-    team, held = late_in_first_step(make)
+def test_what_comes_late_counts_later_and_its_worker_begins_with_the_next_exchange(make: Make) -> None:
+    team, held = late_in_first_exchange(make)
     policy = Given(4, 10)
     held.set()
-    outcome = team.step(policy)
-    assert outcome.counted == {0: 4, 1: 10 + 8}  # 0.9 of its batch: next to nothing of the step has passed
-    assert outcome.late == 10
-    assert outcome.whole == 14  # of the first step, which was the larger one
-    assert [request.step for request in team.workers[1].asked] == [1, 2]
-    assert policy.shown == [{1: 10}, {0: 4, 1: 8}]
-    assert team.step(policy).counted == {0: 4, 1: 10}
+    outcome = team.run(policy)
+    assert outcome.counted == {0: 4, 1: 10}
+    assert (outcome.late, outcome.whole) == (10, 14)  # of the first exchange, which was the larger one
+    assert policy.shown == [{0: 4, 1: 10}]
+    assert team.run(policy).counted == {0: 4, 1: 10}
+    assert [request.exchange for request in team.workers[1].asked] == [1, 3]
     assert max(team.counted.values()) == 1
 
 
-def test_where_no_time_is_left_who_was_late_begins_with_the_next_step(make: Make) -> None:
-    team, held = late_in_first_step(make)
-    policy = Given(4, 10, seconds=1e-9)
-    held.set()
-    outcome = team.step(policy)
-    assert outcome.counted == {0: 4, 1: 10}
-    assert (outcome.late, outcome.whole) == (10, 14)
-    assert policy.shown == [{1: 10}, {0: 4}]
-    assert team.step(policy).counted == {0: 4, 1: 10}
-
-
 def test_sums_may_be_several_steps_late(make: Make) -> None:
-    team, held = late_in_first_step(make)
+    team, held = late_in_first_exchange(make)
     for _ in range(3):
-        outcome = team.step(Given(4, 10, deadline=0.01))
+        outcome = team.run(Given(4, 10, deadline=0.01))
         assert (outcome.counted, outcome.whole) == ({0: 4}, 4)
     held.set()
-    outcome = team.step(Given(4, 10, seconds=1e-9))
+    outcome = team.run(Given(4, 10, seconds=1e-9))
     assert (outcome.counted, outcome.late, outcome.whole) == ({0: 4, 1: 10}, 10, 14)
     assert max(team.counted.values()) == 1
 
@@ -127,13 +113,12 @@ def test_samples_of_a_lost_worker_go_back_and_others_take_them(make: Make) -> No
     team = make(20, 0, public=60)
     team.workers[1].fail_at(2, ConnectionLost("w1 was switched off"))
     policy = Given(6, 10)
-    assert set(team.step(policy).counted) == {0, 1}
-    outcome = team.step(policy)
+    assert set(team.run(policy).counted) == {0, 1}
+    outcome = team.run(policy)
     (loss,) = outcome.lost
     assert (loss.dispatcher.rank, loss.reason, loss.for_good) == (1, "w1 was switched off", False)
     assert outcome.counted == {0: 6} and 1 not in team.engine.dispatchers
-    lost = {20 + index for index in loss.task.request.samples[1]}
-    assert lost and not lost & set(team.counted)
+    assert loss.task.request.samples == 10 and sum(team.counted.values()) == 22
     team.finish(policy)
     assert team.once and not team.shards.left
 
@@ -152,7 +137,7 @@ def test_a_step_whose_workers_are_all_lost_counts_nothing(make: Make) -> None:
     team = make(10, 10)
     for worker in team.workers.values():
         worker.fail_at(1, ConnectionLost("gone"))
-    outcome = team.step(Given(4, 4))
+    outcome = team.run(Given(4, 4))
     assert (outcome.samples, len(outcome.lost), outcome.whole) == (0, 2, 0)
     assert not team.engine.dispatchers
     assert sum(team.shards.left.values()) == 20
@@ -166,7 +151,7 @@ def test_a_step_whose_workers_are_all_lost_counts_nothing(make: Make) -> None:
 def test_sums_that_are_not_finite_refuse_the_worker_for_good(make: Make, value: float) -> None:
     team = make(100, 100)
     team.workers[1].poison_at(1, value)
-    outcome = team.step(Given(4, 10))
+    outcome = team.run(Given(4, 10))
     (loss,) = outcome.lost
     assert loss.for_good and "w1: update refused" in loss.reason and "not finite" in loss.reason
     assert outcome.counted == {0: 4}
@@ -187,7 +172,7 @@ def test_sums_that_are_not_finite_refuse_the_worker_for_good(make: Make, value: 
 def test_whether_a_lost_worker_may_come_back(make: Make, error: Exception, for_good: bool) -> None:
     team = make(100, 100)
     team.workers[1].fail_at(1, error)
-    outcome = team.step(Given(4, 10))
+    outcome = team.run(Given(4, 10))
     assert [loss.for_good for loss in outcome.lost] == [for_good]
     assert outcome.counted == {0: 4}
 
@@ -196,17 +181,17 @@ def test_whether_a_lost_worker_may_come_back(make: Make, error: Exception, for_g
 def test_an_error_of_ours_is_logged_and_the_step_goes_on(make: Make) -> None:
     team = make(100, 100)
     team.workers[1].fail_at(1, ZeroDivisionError("of ours"))
-    assert team.step(Given(4, 10)).lost[0].reason == "of ours"
+    assert team.run(Given(4, 10)).lost[0].reason == "of ours"
 
 
 def test_a_worker_that_is_late_and_then_lost_is_counted_by_another(make: Make) -> None:
     team = make(0, 0, public=60)
     held = team.workers[1].hold_at(1)
     team.workers[1].fail_at(1, ConnectionLost("gone"))
-    team.step(Given(4, 10, deadline=0.05))
+    team.run(Given(4, 10, deadline=0.05))
     held.set()
-    outcome = team.step(Given(4, 10))
-    assert [loss.task.request.step for loss in outcome.lost] == [1]
+    outcome = team.run(Given(4, 10))
+    assert [loss.task.request.exchange for loss in outcome.lost] == [1]
     team.finish(Given(4, 10))
     assert team.once
 
@@ -215,19 +200,19 @@ def test_who_sits_out_works_beside_the_plan_and_nobody_waits_for_it(make: Make) 
     team = make(100, 100)
     held = team.workers[1].hold_at(1)
     for _ in range(2):
-        outcome = team.step(Given(4, 0, deadline=600.0), rest=(0, 6))
+        outcome = team.run(Given(4, 0, deadline=600.0), rest=(0, 6))
         assert (outcome.counted, outcome.lost) == ({0: 4}, [])
-    assert [len(request.samples[0]) for request in team.workers[1].asked] == [6]
+    assert [request.samples for request in team.workers[1].asked] == [6]
     held.set()
     release_when_idle(team)
-    outcome = team.step(Given(4, 0, deadline=600.0))
+    outcome = team.run(Given(4, 0, deadline=600.0))
     assert outcome.counted == {0: 4, 1: 6}
     assert outcome.late == 6
 
 
 def release_when_idle(team: Team) -> None:
     """The first worker's next answer waits until the second's is there: then both are of one step."""
-    held = team.workers[0].hold_at(team.steps + 1)
+    held = team.workers[0].hold_at(team.exchanges + 1)
     second = team.engine.dispatchers[1]
 
     def on_wait() -> None:
@@ -241,35 +226,18 @@ def test_when_nobody_else_has_anything_to_do_who_sits_out_is_waited_for(make: Ma
     team = make(2, 12)
     held = team.workers[1].hold_at(1)
     policy = Given(2, 0, deadline=600.0)
-    assert team.step(policy, rest=(0, 6)).counted == {0: 2}
+    assert team.run(policy, rest=(0, 6)).counted == {0: 2}
     team.on_wait = held.set
-    assert team.step(policy, rest=(0, 6)).counted == {1: 6}
-    assert team.step(policy, rest=(0, 6)).counted == {1: 6}
-    assert team.step(policy, rest=(0, 6)).samples == 0
+    assert team.run(policy, rest=(0, 6)).counted == {1: 6}
+    assert team.run(policy, rest=(0, 6)).counted == {1: 6}
+    assert team.run(policy, rest=(0, 6)).samples == 0
     assert team.once
 
 
 def test_without_a_deadline_who_sits_out_is_waited_for_in_every_step(make: Make) -> None:
     """So that the same plan has the same bits."""
     team = make(100, 100)
-    assert team.step(Given(4, 0), rest=(0, 6)).counted == {0: 4, 1: 6}
-
-
-def test_what_a_dropped_link_says_is_ignored(make: Make) -> None:
-    team, held = late_in_first_step(make)
-    old = team.engine.dispatchers[1]
-    assert old.task
-    team.engine.lose(WorkerLoss(old, old.task, "given up", for_good=False))
-    second = team.join(1)
-    answered = second.hold_at(2)
-    held.set()
-    while team.engine.events.empty():
-        time.sleep(0.001)
-    team.on_wait = answered.set
-    outcome = team.step(Given(4, 10))
-    assert (outcome.counted, outcome.late, outcome.lost) == ({0: 4, 1: 10}, 0, [])
-    team.finish(Given(4, 10))
-    assert team.once
+    assert team.run(Given(4, 0), rest=(0, 6)).counted == {0: 4, 1: 6}
 
 
 def test_what_looking_around_raises_ends_the_step(make: Make) -> None:
@@ -281,17 +249,17 @@ def test_what_looking_around_raises_ends_the_step(make: Make) -> None:
 
     team.on_wait = stop
     with pytest.raises(KeyboardInterrupt):
-        team.step(Given(4, 10))
+        team.run(Given(4, 10))
 
 
 def test_the_last_samples_of_an_epoch_are_counted_though_late(make: Make) -> None:
     team = make(4, 4)
     held = team.workers[1].hold_at(1)
     policy = Given(4, 4, deadline=0.05)
-    assert team.step(policy).counted == {0: 4}
+    assert team.run(policy).counted == {0: 4}
     team.on_wait = held.set
-    assert team.step(policy).counted == {1: 4}
-    assert team.step(policy).samples == 0
+    assert team.run(policy).counted == {1: 4}
+    assert team.run(policy).samples == 0
     assert team.once
 
 
@@ -312,9 +280,73 @@ def test_exactly_once_whatever_happens(make: Make, seed: int) -> None:
     late = lost = 0
     while team.shards.left or team.engine.outstanding():
         policy = Given(*(chance.choice((0, 3, 6, 10)) for _ in range(3)), seconds=0.02, deadline=0.008)
-        outcome = team.step(policy, rest=(2, 2, 2))
+        outcome = team.run(policy, rest=(2, 2, 2))
         late, lost = late + outcome.late, lost + len(outcome.lost)
         for loss in outcome.lost:
             troubled(team.join(loss.dispatcher.rank))
     assert late and lost
     assert team.once
+
+
+def test_where_late_updates_do_not_count_they_are_dropped_and_their_samples_asked_again(make: Make) -> None:
+    team = make(4, 10, late_counts=False)
+    held = team.workers[1].hold_at(1)
+    outcome = team.run(Given(4, 10, deadline=0.05))
+    assert (outcome.counted, outcome.missing) == ({0: 4}, [1])
+    assert sum(team.shards.left.values()) == 10 and not team.engine.outstanding()
+    team.shards.begin(2)
+    held.set()
+    outcome = team.run(Given(4, 10, deadline=600.0))
+    assert (outcome.counted, outcome.late, outcome.missing) == ({0: 4, 1: 10}, 0, [])
+    assert [request.exchange for request in team.workers[1].asked] == [1, 2]
+    assert team.counted == {place: 2 if place < 4 else 1 for place in range(14)}
+
+
+def test_where_late_updates_do_not_count_an_exchange_ends_at_its_deadline_without_any(make: Make) -> None:
+    team = make(4, late_counts=False)
+    team.workers[0].hold_at(1)
+    outcome = team.run(Given(4, deadline=0.01))
+    assert (outcome.samples, outcome.missing) == (0, [0])
+
+
+def test_a_worker_that_is_lost_after_its_answer_was_dropped_gives_nothing_back(make: Make) -> None:
+    team = make(4, 10, late_counts=False)
+    held = team.workers[1].hold_at(1)
+    team.workers[1].fail_at(1, ConnectionLost("gone"))
+    team.run(Given(4, 10, deadline=0.05))
+    team.shards.begin(2)
+    held.set()
+    outcome = team.run(Given(4, 10, deadline=600.0))
+    assert [loss.dispatcher.rank for loss in outcome.lost] == [1] and outcome.counted == {0: 4}
+    assert sum(team.shards.left.values()) == 10
+
+
+def test_updates_that_are_not_enough_are_not_fetched_and_their_samples_given_back(make: Make) -> None:
+    team = make(4, 10)
+    team.workers[1].fail_at(1, ConnectionLost("gone"))
+    outcome = team.run(Given(4, 10), enough=lambda ranks: len(ranks) == 2)
+    assert (outcome.samples, len(outcome.lost)) == (0, 1)
+    assert team.workers[0].reads == [] and sum(team.shards.left.values()) == 14
+    team.join(1)
+    assert team.run(Given(4, 10), enough=lambda ranks: len(ranks) == 2).counted == {0: 4, 1: 10}
+    assert team.once
+
+
+def test_a_worker_that_is_lost_while_its_update_is_fetched_leaves_no_trace(make: Make) -> None:
+    team = make(4, 10, 6)
+    team.workers[1].fail_reading_at(1, 0, ConnectionLost("gone"))
+    outcome = team.run(Given(4, 10, 6))
+    assert outcome.counted == {0: 4, 2: 6} and [loss.dispatcher.rank for loss in outcome.lost] == [1]
+    assert set(team.counted) == {*range(4), *range(14, 20)}
+    team.join(1)
+    team.finish(Given(4, 10, 6))
+    assert team.once
+
+
+def test_values_beyond_the_announced_ones_refuse_the_worker_for_good(make: Make) -> None:
+    team = make(4, 10)
+    team.workers[1].poison_at(1, 5.0, told=False)
+    outcome = team.run(Given(4, 10))
+    (loss,) = outcome.lost
+    assert loss.for_good and "beyond those it has announced" in loss.reason
+    assert outcome.counted == {0: 4}

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mean of updates: exact in every order, and without a trace of workers that are lost in the middle."""
+
+from __future__ import annotations
+
+import queue
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost, DeadlineExceeded
+from millpond.host.jobs.training import reduction
+from millpond.host.jobs.training.reduction import Reduction
+from millpond.host.workers.dispatcher import Dispatcher, Task, WorkerAnswer, WorkerLoss
+from millpond.host.workers.worker import ModelState
+from millpond.train.protocol import PART_VALUES, Ready, Update, Work
+from millpond.train.reduce.exact import Vector
+
+from .steps import zero_state
+
+SIZE = 3 * PART_VALUES + 1000
+STATE = zero_state(1)
+
+
+class Holder:
+    """A worker that has finished with ``values``, of ``samples`` samples."""
+
+    def __init__(self, name: str, values: Vector, samples: int = 10) -> None:
+        self.name, self.values, self.samples = name, values, samples
+        self.holds = False
+        self.reads: list[int] = []
+        self.fault_at: dict[int, Exception] = {}
+        self.seconds = 0.0
+
+    def prepare(self, deadline: Deadline) -> Ready:
+        raise AssertionError
+
+    def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
+        raise AssertionError
+
+    def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:
+        self.reads.append(start)
+        if fault := self.fault_at.pop(start, None):
+            raise fault
+        left = deadline.remaining()
+        assert left is not None
+        if self.seconds > left:
+            time.sleep(left)
+            raise DeadlineExceeded(f"{self.name} did not answer in time")
+        time.sleep(self.seconds)
+        out[:] = self.values[start : start + len(out)]
+        return out
+
+    def close(self) -> None:
+        pass
+
+
+Answer = Callable[[Holder], WorkerAnswer]
+
+
+@pytest.fixture
+def answer() -> Iterator[Answer]:
+    """Answers of holders, whose dispatchers end with the test."""
+    made: list[Dispatcher] = []
+
+    def answer(holder: Holder) -> WorkerAnswer:
+        made.append(Dispatcher(len(made), holder, queue.SimpleQueue[WorkerAnswer | WorkerLoss]()))
+        values = holder.values
+        largest, norm = float(np.abs(values).max()), float(np.linalg.norm(values.astype(np.float64)))
+        update = Update(1, holder.samples, largest, norm, 0.1, 0.0, 0, {"loss": 1.0})
+        task = Task(Work(1, 1, 1, (((0, holder.samples),),)), STATE)
+        return WorkerAnswer(made[-1], task, update, 0.1)
+
+    yield answer
+    for dispatcher in made:
+        dispatcher.end()
+
+
+def holders(count: int, seed: int = 1) -> list[Holder]:
+    rng = np.random.default_rng(seed)
+    scales = 10.0 ** rng.integers(-6, 3, (count, 1))
+    values = (rng.normal(size=(count, SIZE)) * scales).astype(np.float32)
+    return [Holder(f"w{n}", values[n], 5 + n) for n in range(count)]
+
+
+def mean_of(answers: list[WorkerAnswer], clip: float | None = None) -> tuple[Vector, list[WorkerLoss]]:
+    mean = np.full(SIZE, np.nan, np.float32)
+    return mean, Reduction(mean, clip).run(answers)
+
+
+def test_the_mean_is_over_samples_and_has_the_same_bits_in_every_order(answer: Answer) -> None:
+    answers = [answer(holder) for holder in holders(5)]
+    mean, lost = mean_of(answers)
+    assert lost == []
+    samples = sum(each.update.samples for each in answers)
+    total = sum(each.dispatcher.worker.values.astype(np.float64) for each in answers)  # type: ignore[attr-defined]
+    assert np.allclose(mean, total / samples, rtol=1e-6, atol=1e-12)
+    for _ in range(4):
+        random.Random(1).shuffle(answers)
+        assert mean_of(answers)[0].tobytes() == mean.tobytes()
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("loses", [1, 2])
+def test_a_worker_that_is_lost_in_the_middle_leaves_no_trace(answer: Answer, place: int, loses: int) -> None:
+    all_of_them = holders(4)
+    expected, _ = mean_of([answer(holder) for holder in all_of_them[loses:]])
+    for holder in all_of_them[:loses]:
+        holder.fault_at[place * PART_VALUES] = ConnectionLost("gone")
+    mean, lost = mean_of([answer(holder) for holder in all_of_them])
+    assert [loss.dispatcher.worker.name for loss in lost] == [f"w{n}" for n in range(loses)]
+    assert not any(loss.for_good for loss in lost)
+    assert mean.tobytes() == expected.tobytes()
+    first, again = 4, 4 + place + 1  # the ranges until the loss are read once more, and no others
+    assert len(all_of_them[3].reads) == first + again
+
+
+def test_without_any_left_there_is_no_mean(answer: Answer) -> None:
+    (holder,) = holders(1)
+    holder.fault_at[0] = ConnectionLost("gone")
+    _, lost = mean_of([answer(holder)])
+    assert len(lost) == 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e6])
+def test_values_beyond_the_announced_are_refused_by_name(answer: Answer, value: float) -> None:
+    honest, liar = holders(2)
+    expected, _ = mean_of([answer(honest)])
+    answers = [answer(honest), answer(liar)]
+    liar.values[-1] = value
+    mean, (loss,) = mean_of(answers)
+    assert loss.for_good and loss.reason == (
+        "w1: update refused: its values are beyond those it has announced"
+    )
+    assert mean.tobytes() == expected.tobytes()
+
+
+def test_an_update_is_scaled_down_to_its_norm_and_a_wrong_norm_is_refused(answer: Answer) -> None:
+    small, large = holders(2)
+    small.values[:], large.values[:] = 1e-6, 1.0
+    answers = [answer(small), answer(large)]
+    clip = float(np.linalg.norm(large.values)) / large.samples / 2
+    mean, lost = mean_of(answers, clip)
+    assert lost == [] and np.allclose(mean, (1e-6 + 0.5) / (5 + 6), rtol=1e-4)
+    large.values[:] = 1.0
+    told = answer(large)
+    lies = WorkerAnswer(told.dispatcher, told.task, Update(1, 6, 1.0, 0.1, 0.1, 0.0, 0), 0.1)
+    mean, (loss,) = mean_of([answers[0], lies], clip)
+    assert loss.for_good and "its norm is not as announced" in loss.reason
+    assert np.allclose(mean, 1e-6 / 5, rtol=1e-4)
+
+
+def test_three_that_trickle_cost_their_own_time_and_nobody_else(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reduction, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(reduction, "TRANSFER_SECONDS", 0.05)
+    monkeypatch.setattr(reduction, "SLOWEST", 1e9)
+    slow, honest = holders(5)[:3], holders(5)[3:]
+    for holder in slow:
+        holder.seconds = 0.04
+    expected, _ = mean_of([answer(holder) for holder in honest])
+    mean, lost = mean_of([answer(holder) for holder in (*slow, *honest)])
+    assert [loss.dispatcher.worker.name for loss in lost] == ["w0", "w1", "w2"]
+    assert mean.tobytes() == expected.tobytes()
+
+
+@pytest.mark.expected_log("w0: internal error")
+def test_an_error_of_ours_is_logged_and_costs_one_worker(answer: Answer) -> None:
+    first, second = holders(2)
+    first.fault_at[PART_VALUES] = ZeroDivisionError("of ours")
+    mean, (loss,) = mean_of([answer(first), answer(second)])
+    assert loss.reason == "of ours"
+    assert mean.tobytes() == mean_of([answer(second)])[0].tobytes()
