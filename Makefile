@@ -27,7 +27,7 @@ ARGS =
 EFFORT = quick
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all coverage check guest install uninstall clean system bench-tunnel bench-balance bench-volume conformance
+.PHONY: help demo test test-all coverage check guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train conformance
 .PHONY: image image-lock qemu test-image bench-image other-python
 
 help:  ## this list
@@ -93,6 +93,9 @@ bench-balance: $(STAMP) system  ## what unequal devices reach of what they could
 bench-volume: $(STAMP) system  ## the volume's mounts against their peers: tables, .bench/volume.json, a picture
 	@images/prerequisites.sh bench
 	@PYTHONPATH=tests .venv/bin/python -m bench.volume $(ARGS)
+
+bench-train: $(STAMP) system  ## what a round costs beside its computation: tables and .bench/train.json (ARGS=--help)
+	@PYTHONPATH=tests .venv/bin/python -m bench.train $(ARGS)
 
 conformance: $(STAMP) system  ## POSIX tests and power cuts of the volume: .bench/conformance.json (PJDFSTEST=DIR FSX=DIR)
 	@PYTHONPATH=tests .venv/bin/python -m conformance $(if $(PJDFSTEST),--pjdfstest "$(PJDFSTEST)") \

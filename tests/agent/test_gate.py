@@ -16,8 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.agent.config import Privacy
-from millpond.agent.gate import KINDS, CanaryError, Gate, LedgerCounters, Pattern, ledger, patterns
-from millpond.agent.ledger_files import open_ledger
+from millpond.agent.gate import (
+    KINDS,
+    CanaryError,
+    Gate,
+    LedgerCounters,
+    Pattern,
+    ledger,
+    open_ledger,
+    patterns,
+)
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConfigError, LocalError
 from millpond.wire.channel import Channel
@@ -149,7 +157,6 @@ def test_another_process_counts_into_the_same_ledger() -> None:
     subprocess.run([sys.executable, "-c", code], pass_fds=[other.descriptor], check=True, timeout=30)
     counting.outlet().passing(Kind.VOLUME, b"12", payload=False)
     assert ledger(counting, [other])[0]["volume"] == 44
-    os.close(other.descriptor)
 
 
 def test_a_channel_sends_nothing_of_a_message_with_a_canary() -> None:

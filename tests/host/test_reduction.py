@@ -176,3 +176,10 @@ def test_an_error_of_ours_is_logged_and_costs_one_worker(answer: Answer) -> None
     mean, (loss,) = mean_of([answer(first), answer(second)])
     assert loss.reason == "of ours"
     assert mean.tobytes() == mean_of([answer(second)])[0].tobytes()
+
+
+def test_after_a_loss_ranges_are_read_in_order_so_that_each_worker_is_asked_once_more(answer: Answer) -> None:
+    first, second = holders(2)
+    first.fault_at[2 * PART_VALUES] = ConnectionLost("gone")
+    mean_of([answer(first), answer(second)])
+    assert [start // PART_VALUES for start in second.reads] == [0, 1, 2, 3, 0, 1, 2]

@@ -65,14 +65,15 @@ def job_file(fleet: Emulation, mode: str, quorum: float) -> Path:
 
 def targets(fleet: Emulation) -> list[tuple[str, psutil.Process]]:
     """The processes of a job, each with the sort of it."""
-    found = [("daemon", fleet.daemon())]
-    with contextlib.suppress(psutil.Error):
+    found = []
+    with contextlib.suppress(psutil.Error, StopIteration):
+        found.append(("daemon", fleet.daemon()))
         own = descendants(fleet.daemon().pid)
         found += [("host process", p) for p in own if p.name() == "worker.process"]
         found += [("host zygote", p) for p in own if p.name() == "zygote"]
         found += [("host mount", p) for p in own if "millpond.host.remote.mounter" in p.cmdline()]
     for name in DEVICES:
-        with contextlib.suppress(psutil.Error, AssertionError):
+        with contextlib.suppress(psutil.Error, AssertionError, StopIteration):
             agent = fleet.agent(name)
             below = descendants(agent.pid)
             found.append(("agent", agent))

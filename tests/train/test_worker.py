@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real worker processes over socket pairs. A worker outlives its failures, so most tests share one."""
+"""Real worker processes over socket pairs and shared memory."""
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -17,18 +18,23 @@ import pytest
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, Refused
+from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Sandbox
 from millpond.linux.zygote.client import Child, Zygote
-from millpond.train.job.spec import DataSpec, Job, ModelSpec, TrainingSpec
-from millpond.train.protocol import Evaluate, GetInitial, Initial, PrepareWorker, Ready, Score, Train, Trained
+from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
+from millpond.train.protocol import Evaluate, Folder, GetMomentum, PrepareWorker, Ready, Update, Work
+from millpond.train.state import flat, layout
+from millpond.train.worker import user_code
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Ok
 
-DIGITS = Job(
+DIGITS = WorkSpec(
     "digits",
-    DataSpec("private/digits", "held-out"),
     ModelSpec("millpond.train.zoo.models:digits_cnn"),
     seed=3,
+    optimizer=OptimizerSpec("sgd", 0.05, 0.9),
+    passes=1,
+    batch=32,
 )
 CANARY = "patient-4711"
 
@@ -68,30 +74,43 @@ exec(text)
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Started:
-    """A worker process and the coordinator's end of its channel."""
+    """A worker process, the coordinator's end of its channel, and the memory of both."""
 
     process: Child | subprocess.Popen[bytes]
     channel: Channel
     log: Path
+    shared: list[int]
+    code_dir: Path
+    size: int = 0
 
-    def prepare(self, job: Job, *folders: str, code: str = NETS, worker: str = "csd1") -> Ready:
-        request = PrepareWorker(job, worker, folders, {"nets.py": code})
+    def prepare(self, work: WorkSpec, *folders: str, code: str = NETS, worker: str = "csd1") -> Ready:
+        """Declare the model that the code makes here, where it can be made here."""
+        user_code.write_code({"nets.py": code}, self.code_dir)
+        try:
+            tensors = flat.describe(user_code.build(work.model, self.code_dir, work.seed))
+        except (Exception, SyntaxError):  # noqa: BLE001 - of the user's code
+            tensors = ()
+        user_code.forget(self.code_dir)
+        self.size = layout.size(tensors)
+        for descriptor in self.shared if self.size else ():
+            os.truncate(descriptor, 4 * self.size)
+        found = tuple(Folder(folder, worker) for folder in folders)
+        request = PrepareWorker(work, worker, found, {"nets.py": code}, tensors)
         return self.channel.call(request, Ready, soon())
 
-    def initial(self, size: int) -> bytearray:
-        self.channel.send(GetInitial(), soon())
-        self.channel.expect(Initial, soon(), payload=4 * size)
-        return self.channel.receive_payload(4 * size, soon())
+    @property
+    def state(self) -> np.ndarray:
+        return np.frombuffer(memory.map_second(self.shared[0], 4 * self.size).data, np.float32)
 
-    def train(self, round_: int, state: bytes | bytearray) -> tuple[Trained, bytearray]:
-        self.channel.send(Train(round_), soon(), state)
-        reply = self.channel.expect(Trained, soon(), payload=len(state))
-        return reply, self.channel.receive_payload(len(state), soon())
+    @property
+    def values(self) -> np.ndarray:
+        return np.frombuffer(memory.map_second(self.shared[1], 4 * self.size).data, np.float32).copy()
 
-    def evaluate(self, folder: str, state: bytes | bytearray) -> Score:
-        return self.channel.call(Evaluate(folder), Score, soon(), state)
+    def train(self, exchange: int, *counts: int) -> Update:
+        ranges = tuple(((0, count),) for count in counts)
+        return self.channel.call(Work(exchange, exchange, 1, ranges), Update, soon())
 
 
 def soon() -> Deadline:
@@ -100,23 +119,31 @@ def soon() -> Deadline:
 
 @contextmanager
 def started(zygote: Zygote | None, root: Path, log: Path, *options: str) -> Iterator[Started]:
-    """A fork of the zygote; without one, a process that is started alone."""
+    """Start a fork of the zygote; without one, a process of its own."""
     ours, theirs = socket.socketpair()
+    shared = [memory.make(name) for name in ("state", "values")]
     options = ("--root", str(root), *options)
     process: Child | subprocess.Popen[bytes]
     with theirs, log.open("wb") as output:
+        numbers = [theirs.fileno(), *shared]
         if zygote:
-            process = zygote.start(Sandbox(), ["3", *options], [theirs.fileno()], output.fileno())
+            arguments = ["3", "--shared", "4", "5", *options]
+            process = zygote.start(Sandbox(), arguments, numbers, output.fileno())
         else:
-            argv = [sys.executable, "-m", "millpond.train.worker.process", str(theirs.fileno()), *options]
-            process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdout=output, stderr=output)
+            given = [str(numbers[0]), "--shared", str(numbers[1]), str(numbers[2]), *options]
+            argv = [sys.executable, "-m", "millpond.train.worker.process", *given]
+            process = subprocess.Popen(argv, pass_fds=numbers, stdout=output, stderr=output)
+    code_dir = log.parent / f"{log.name}.code"
+    code_dir.mkdir()
     try:
         with Channel(ours, "worker") as channel:
-            yield Started(process, channel, log)
+            yield Started(process, channel, log, shared, code_dir)
         process.wait(30)
     finally:
         process.kill()
         process.wait()
+        for descriptor in shared:
+            os.close(descriptor)
 
 
 @pytest.fixture(scope="module")
@@ -134,53 +161,42 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def shared(root: Path, tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Iterator[Started]:
-    with started(zygote, root, tmp_path_factory.mktemp("log") / "worker.log") as worker:
-        yield worker
-    assert worker.process.returncode == 0
+@pytest.fixture
+def worker(root: Path, tmp_path: Path, zygote: Zygote) -> Iterator[Started]:
+    with started(zygote, root, tmp_path / "worker.log") as made:
+        yield made
+    assert made.process.returncode == 0
 
 
-def nets(function: str = "Net", **arguments: object) -> Job:
+def nets(function: str = "Net", **arguments: object) -> WorkSpec:
     return replace(DIGITS, model=ModelSpec(f"nets:{function}", ("nets.py",), dict(arguments)))
 
 
-def test_a_job_from_start_to_score(shared: Started, root: Path) -> None:
-    ready = shared.prepare(DIGITS, "private/digits", str(root / "public/digits"))
-    assert (ready.samples, ready.size, ready.tensors[0].name) == (160, 85066, "conv1.weight")
-    initial = state = shared.initial(ready.size)
+def test_rounds_of_local_training_answer_with_differences(worker: Started, root: Path) -> None:
+    ready = worker.prepare(DIGITS, "private/digits", str(root / "public/digits"))
+    assert (ready.parts, ready.samples, worker.size) == ((120, 40), 160, 85066)
+    model = user_code.build(DIGITS.model, worker.code_dir, DIGITS.seed)
+    state = worker.state
+    flat.read(model, state)
     losses = []
-    for round_ in range(3):
-        trained, state = shared.train(round_, state)
-        assert (trained.round, trained.samples) == (round_, 160)
-        assert trained.seconds > 0
-        losses.append(trained.loss)
+    for exchange in range(3):
+        update = worker.train(exchange, 120, 40)
+        assert (update.exchange, update.samples) == (exchange, 160) and update.seconds > 0
+        values = worker.values
+        assert update.largest == np.abs(values).max() and update.norm == pytest.approx(
+            np.linalg.norm(values), rel=1e-5
+        )
+        state -= values / update.samples
+        losses.append(update.metrics["loss"])
     assert losses == sorted(losses, reverse=True)
-    score, first = shared.evaluate("held-out", state), shared.evaluate("held-out", initial)
-    assert score.samples == 80
-    assert score.accuracy > first.accuracy
-    assert score.loss < first.loss
-    assert shared.initial(ready.size) == initial
 
 
-def test_a_worker_that_only_evaluates(shared: Started) -> None:
-    ready = shared.prepare(DIGITS)
-    assert ready.samples == 0
-    state = shared.initial(ready.size)
-    assert shared.evaluate("held-out", state).samples == 80
+def test_missing_data_is_named_as_given(worker: Started) -> None:
     with pytest.raises(Refused) as caught:
-        shared.train(0, state)
-    assert (caught.value.code, caught.value.text) == ("data", "missing data: csd1 has no samples to train on")
-
-
-def test_missing_data_is_named_as_given(shared: Started) -> None:
-    with pytest.raises(Refused) as caught:
-        shared.prepare(DIGITS, "private/digit")
-    assert (caught.value.code, caught.value.text) == (
-        "data",
-        "missing data: there is no folder private/digit",
-    )
-    assert shared.prepare(DIGITS, "private/digits").samples == 120
+        worker.prepare(DIGITS, "private/digit")
+    expected = ("data", "missing data: there is no folder private/digit")
+    assert (caught.value.code, caught.value.text) == expected
+    assert worker.prepare(DIGITS, "private/digits").samples == 120
 
 
 @pytest.mark.parametrize(
@@ -193,20 +209,18 @@ def test_missing_data_is_named_as_given(shared: Started) -> None:
         ("exit", "SystemExit at nets.py:20 in forward; its message stays on the device"),
     ],
 )
-def test_a_model_that_raises_tells_only_where(shared: Started, fail: str, text: str) -> None:
-    ready = shared.prepare(nets(fail=fail), "private/digits")
-    state = shared.initial(ready.size)
-    for attempt in (lambda: shared.train(0, state), lambda: shared.evaluate("held-out", state)):
+def test_a_model_that_raises_tells_only_where(worker: Started, fail: str, text: str) -> None:
+    worker.prepare(nets(fail=fail), "private/digits")
+    for _ in range(2):
         with pytest.raises(Refused) as caught:
-            attempt()
+            worker.train(0, 100)
         assert (caught.value.code, caught.value.text) == ("model", text)
     if fail != "torch":
-        assert CANARY in shared.log.read_text()
-    assert shared.prepare(DIGITS, "private/digits").samples == 120
+        assert CANARY in worker.log.read_text()
 
 
 @pytest.mark.parametrize(
-    ("job", "code", "text"),
+    ("work", "code", "text"),
     [
         (nets(fail="build"), NETS, "KeyError at nets.py:13 in __init__; its message stays on the device"),
         (nets(), f"x = '{CANARY}", "SyntaxError at nets.py:1; its message stays on the device"),
@@ -220,88 +234,89 @@ def test_a_model_that_raises_tells_only_where(shared: Started, fail: str, text: 
         (nets("wide"), NETS, "the model's tensor 'weight' is float64"),
     ],
 )
-def test_a_model_that_cannot_be_built(shared: Started, job: Job, code: str, text: str) -> None:
+def test_a_model_that_cannot_be_built(worker: Started, work: WorkSpec, code: str, text: str) -> None:
     with pytest.raises(Refused) as caught:
-        shared.prepare(job, "private/digits", code=code)
+        worker.prepare(work, "private/digits", code=code)
     assert caught.value.code == "model"
     assert caught.value.text.startswith(text)
     assert CANARY not in caught.value.text
 
 
-def test_labels_that_the_model_has_no_output_for(shared: Started) -> None:
-    ready = shared.prepare(nets("few"), "private/digits")
+def test_another_model_than_the_declared_one_is_refused(worker: Started) -> None:
+    request = PrepareWorker(DIGITS, "csd1", (Folder("private/digits", "csd1"),), {}, ())
+    with pytest.raises(Refused, match="csd1 builds another model than the host"):
+        worker.channel.call(request, Ready, soon())
+
+
+def test_labels_that_the_model_has_no_output_for(worker: Started) -> None:
+    worker.prepare(nets("few"), "private/digits")
     with pytest.raises(Refused) as caught:
-        shared.train(0, shared.initial(ready.size))
-    assert caught.value.text.startswith("IndexError at millpond/train/local/training.py:")
-    assert caught.value.text.endswith("in train_round; its message stays on the device")
+        worker.train(0, 100)
+    assert caught.value.text.startswith("IndexError at millpond/train/compute/local_trainer.py:")
 
 
-def test_not_a_number_is_sent_for_the_aggregator_to_refuse(shared: Started) -> None:
-    ready = shared.prepare(DIGITS, "private/digits")
-    trained, state = shared.train(0, np.full(ready.size, np.nan, np.float32).tobytes())
-    assert np.isnan(trained.loss)
-    assert np.isnan(np.frombuffer(state, np.float32)).all()
+def test_not_a_number_is_sent_for_the_host_to_refuse(worker: Started) -> None:
+    worker.prepare(DIGITS, "private/digits")
+    worker.state[:] = np.nan
+    update = worker.train(0, 120)
+    assert np.isnan(update.largest) and np.isnan(update.metrics["loss"])
 
 
-def test_a_request_that_is_not_a_workers(shared: Started) -> None:
-    shared.prepare(DIGITS)
-    with pytest.raises(Refused, match="does not serve 'ok'"):
-        shared.channel.call(Ok(), Ready, soon())
+def test_a_request_that_is_not_a_workers(worker: Started) -> None:
+    worker.prepare(DIGITS, "private/digits")
+    for request in (Ok(), GetMomentum(), Evaluate("held-out")):
+        with pytest.raises(Refused, match=f"does not serve '{request.NAME}'"):
+            worker.channel.call(request, Ready, soon())
 
 
-def test_code_of_a_file_that_leads_outside(shared: Started) -> None:
+def test_code_of_a_file_that_leads_outside(worker: Started) -> None:
     with pytest.raises(Refused, match=r"'\.\./nets\.py' is not a relative file name"):
-        shared.channel.call(PrepareWorker(nets(), "csd1", (), {"../nets.py": ""}), Ready, soon())
+        worker.channel.call(PrepareWorker(nets(), "csd1", (), {"../nets.py": ""}, ()), Ready, soon())
 
 
 def test_two_fresh_processes_train_to_the_same_bits(root: Path, tmp_path: Path, zygote: Zygote) -> None:
     """One that has loaded torch itself, and one that is a fork of a process that has."""
-    job = replace(nets(), train=TrainingSpec(optimizer="adam", learning_rate=0.01, epochs=2))
+    work = replace(nets(), optimizer=OptimizerSpec("adam", 0.01), passes=2)
     results = []
     with (
         started(None, root, tmp_path / "a") as first,
         started(zygote, root, tmp_path / "b", "--errors", "full") as second,
     ):
         for worker in (first, second):
-            ready = worker.prepare(job, "private/digits")
-            state = worker.initial(ready.size)
+            worker.prepare(work, "private/digits")
+            worker.state[:] = 0.01
             if worker is second:  # what was trained before must not matter
-                worker.train(9, state)
-            trained, after = worker.train(4, state)
-            results.append((state, trained.loss, after))
+                worker.train(9, 120)
+            results.append((worker.train(4, 120).metrics, worker.values.tobytes()))
         assert results[0] == results[1]
-        assert results[0][0] != results[0][2]
+        assert np.frombuffer(results[0][1], np.float32).any()
 
         second.prepare(nets(fail="forward"), "private/digits")
         with pytest.raises(Refused, match=rf"ValueError: {CANARY} tensor.* \(at nets.py:18 in forward\)"):
-            second.train(0, state)
+            second.train(0, 120)
     assert (first.process.returncode, second.process.returncode) == (0, 0)
     assert "forward" in first.log.read_text()
 
 
-def test_a_payload_of_the_wrong_size_ends_the_worker(root: Path, tmp_path: Path, zygote: Zygote) -> None:
+def test_a_payload_where_none_belongs_ends_the_worker(root: Path, tmp_path: Path, zygote: Zygote) -> None:
     with started(zygote, root, tmp_path / "log") as worker:
-        ready = worker.prepare(nets(), "private/digits")
-        worker.channel.send(Train(0), soon(), bytes(4 * ready.size - 4))
-        with pytest.raises(
-            Refused, match=rf"'train' came with .* bytes where {4 * ready.size} belong"
-        ) as caught:
-            worker.channel.expect(Trained, soon())
+        worker.prepare(nets(), "private/digits")
+        worker.channel.send(Work(0, 0, 1, (((0, 9),),)), soon(), bytes(8))
+        with pytest.raises(Refused, match="'work' came with 8 bytes where 0 belong") as caught:
+            worker.channel.expect(Update, soon())
         assert caught.value.code == "protocol"
         with pytest.raises(ConnectionLost):
             worker.channel.receive(soon())
     assert worker.process.returncode == 1
 
 
-def test_before_prepare_only_the_order_is_said(root: Path, tmp_path: Path, zygote: Zygote) -> None:
-    with started(zygote, root, tmp_path / "log") as worker:
-        for request in (GetInitial(), Train(0), Evaluate("held-out")):
-            with pytest.raises(Refused, match=f"'{request.NAME}' came before 'prepare'"):
-                worker.channel.call(request, Ok, soon())
-        worker.process.send_signal(signal.SIGINT)
-        with pytest.raises(Refused):
-            worker.channel.call(GetInitial(), Ok, soon())
-    assert worker.process.returncode == 0
+def test_before_prepare_only_the_order_is_said(worker: Started) -> None:
+    for request in (Work(0, 0, 1, ()), Evaluate("held-out")):
+        with pytest.raises(Refused, match=f"'{request.NAME}' came before 'prepare'"):
+            worker.channel.call(request, Ok, soon())
+    worker.process.send_signal(signal.SIGINT)
+    with pytest.raises(Refused):
+        worker.channel.call(GetMomentum(), Ok, soon())
 
 
 def test_a_message_cut_off_is_not_a_clean_end(root: Path, tmp_path: Path, zygote: Zygote) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The roles of synchronous jobs over real processes and the memory that they share."""
+"""Gradients and the parameter server, over real processes and the memory that they share."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost, Refused
+from millpond.base.errors import Refused
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Sandbox
 from millpond.linux.zygote.client import Zygote
-from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec, TrainingSpec
+from millpond.train.balance.data_plan import order
+from millpond.train.balance.ranges import Ranges
+from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
 from millpond.train.protocol import (
     Apply,
-    Compute,
-    Computed,
     Evaluate,
-    GetInitial,
+    Folder,
     GetMomentum,
-    Initial,
     Momentum,
+    PrepareServer,
     PrepareWorker,
     Ready,
     Restore,
     Score,
+    ServerReady,
     StepApplied,
-    Train,
+    Update,
+    Work,
 )
 from millpond.train.reduce.exact import Vector
-from millpond.train.state import flat
+from millpond.train.state import flat, layout
 from millpond.train.state.layout import Tensor
 from millpond.train.worker import user_code
 from millpond.wire.channel import Channel
@@ -58,13 +60,10 @@ class Net(nn.Module):
             self.square = nn.Parameter(torch.eye(8) + torch.ones(8, 8).triu())
             self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
         self.fail = fail
-        if fail.startswith("seal"):
-            import fcntl
-            fcntl.fcntl(vectors(fail.split()[1]), fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
 
     def forward(self, images):
         if torch.initial_seed() == 13:
-            os.ftruncate(vectors("sums"), 0)
+            os.ftruncate(vectors("values"), 0)
         if torch.initial_seed() == 14:
             raise ValueError("patient-4711")
         if self.fail == "scores" and not self.training:
@@ -98,13 +97,10 @@ def vectors(what):
 def double(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).double()
 def half(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).half()
 """
-JOB = Job(
-    "steps",
-    DataSpec("private/digits", "held-out"),
-    ModelSpec("nets:Net", ("nets.py",)),
-    train=TrainingSpec(learning_rate=0.5, momentum=0.9),
-    synchronous=SynchronousSpec(),
-)
+WORK = WorkSpec("steps", ModelSpec("nets:Net", ("nets.py",)))
+OPTIMIZER = OptimizerSpec("sgd", 0.5, 0.9)
+FOLDERS = (Folder("private/digits", "csd1"), Folder("public/digits", "csd1", public=True))
+COUNTS = (30, 20)
 SHRINKS, RAISES, REPLACES, CLAMPS, ADDS, RENEWS, TURNS, FROZEN, RESTORES = range(
     13, 22
 )  # what the model does when a step's seed says so
@@ -113,28 +109,44 @@ SHRINKS, RAISES, REPLACES, CLAMPS, ADDS, RENEWS, TURNS, FROZEN, RESTORES = range
 class Process:
     """A worker process, the coordinator's end of its channel, and the memory of both."""
 
-    def __init__(self, zygote: Zygote, root: Path, log: Path, *, shared: bool = True) -> None:
+    def __init__(self, zygote: Zygote, root: Path, log: Path) -> None:
         ours, theirs = socket.socketpair()
-        self.shared = [memory.make(f"{what} of the tests") for what in ("states", "sums")]
-        options = ["3", "--root", str(root), *(["--shared", "4", "5"] if shared else [])]
+        self.shared = [memory.make(f"{what} of the tests") for what in ("states", "values")]
+        options = ["3", "--root", str(root), "--shared", "4", "5"]
         with theirs, log.open("wb") as output:
             passed = [theirs.fileno(), *self.shared]
             self.process = zygote.start(Sandbox(), options, passed, output.fileno())
         self.channel = Channel(ours, "worker")
-        self.state = self.sums = np.empty(0, np.float32)
+        self.state = self.values = np.empty(0, np.float32)
+        self._code_dir = log.parent / f"{log.name}.code"
+        self._code_dir.mkdir()
+        user_code.write_code({"nets.py": NETS}, self._code_dir)
 
-    def prepare(self, role: str, *folders: str, job: Job = JOB) -> Ready:
-        ready = self.call(PrepareWorker(job, "csd1", folders, {"nets.py": NETS}, role=role), Ready)  # type: ignore[arg-type]
-        keeps = memory.map_second if role == "parameter_server" else memory.map_first
-        self.state = np.frombuffer(keeps(self.shared[0], 4 * ready.size).data, np.float32)
-        self.sums = np.frombuffer(memory.map_second(self.shared[1], 4 * ready.size).data, np.float32)
+    def prepare(self, work: WorkSpec = WORK, folders: tuple[Folder, ...] = FOLDERS) -> Ready:
+        tensors = flat.describe(user_code.build(work.model, self._code_dir, work.seed))
+        user_code.forget(self._code_dir)
+        size = 4 * layout.size(tensors)
+        self.state, self.values = (
+            np.frombuffer(memory.map_first(shared, size).data, np.float32) for shared in self.shared
+        )
+        ready = self.call(PrepareWorker(work, "csd1", folders, {"nets.py": NETS}, tensors), Ready)
+        assert isinstance(ready, Ready)
         return ready
+
+    def prepare_server(self, work: WorkSpec = WORK) -> tuple[Tensor, ...]:
+        ready = self.call(PrepareServer(work, OPTIMIZER, {"nets.py": NETS}), ServerReady)
+        assert isinstance(ready, ServerReady)
+        size = 4 * layout.size(ready.tensors)
+        self.state, self.values = (
+            np.frombuffer(memory.map_second(shared, size).data, np.float32) for shared in self.shared
+        )
+        return ready.tensors
 
     def call(self, request: Message, reply: type[Message], payload: bytes = b"") -> Message:
         return self.channel.call(request, reply, soon(), payload)
 
     def apply(self, mean: Vector, factor: float = 1.0) -> Vector:
-        self.sums[:] = mean
+        self.values[:] = mean
         self.call(Apply(factor), StepApplied)
         return self.state.copy()
 
@@ -154,8 +166,8 @@ def soon() -> Deadline:
 
 
 @contextmanager
-def started(zygote: Zygote, root: Path, log: Path, *, shared: bool = True) -> Iterator[Process]:
-    process = Process(zygote, root, log, shared=shared)
+def started(zygote: Zygote, root: Path, log: Path) -> Iterator[Process]:
+    process = Process(zygote, root, log)
     try:
         with process.channel:
             yield process
@@ -197,7 +209,7 @@ def module_worker(root: Path, folder: Path, zygote: Zygote) -> Iterator[Process]
 @pytest.fixture
 def worker(module_worker: Process) -> Process:
     """One that computes steps, and lives on through its failures."""
-    module_worker.prepare("steps", "private/digits", "public/digits")
+    module_worker.prepare()
     return module_worker
 
 
@@ -211,7 +223,7 @@ def module_server(root: Path, folder: Path, zygote: Zygote) -> Iterator[Process]
 @pytest.fixture
 def server(module_server: Process) -> Process:
     """One that keeps the model, as it is in the beginning."""
-    module_server.prepare("parameter_server")
+    module_server.prepare_server()
     return module_server
 
 
@@ -219,14 +231,16 @@ def state_of(seed: int, size: int) -> Vector:
     return np.random.default_rng(seed).normal(size=size).astype(np.float32) / 10
 
 
-def gradient_sums(root: Path, state: Vector, private: list[int], public: list[int]) -> tuple[Vector, float]:
-    """What one process computes from the files."""
+def gradient_sums(root: Path, state: Vector, epoch: int, ranges: tuple[Ranges, ...]) -> tuple[Vector, float]:
+    """Return what one process computes from the files."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
     flat.write(model, state)
     images, labels = [], []
-    for folder, indices in (("private/digits", private), ("public/digits", public)):
-        images.append(np.load(root / folder / "images.npy")[indices])
-        labels.append(np.load(root / folder / "labels.npy")[indices])
+    for folder, count, own in zip(FOLDERS, COUNTS, ranges, strict=True):
+        found = order(count, WORK.seed, epoch, folder.source, folder.public)
+        indices = np.concatenate([found[:0], *(found[start:stop] for start, stop in own)])
+        images.append(np.load(root / folder.path / "images.npy")[indices])
+        labels.append(np.load(root / folder.path / "labels.npy")[indices])
     pixels = torch.from_numpy(np.concatenate(images)).float() / 255
     loss = cross_entropy(model(pixels), torch.from_numpy(np.concatenate(labels)), reduction="sum")
     loss.backward()
@@ -235,33 +249,56 @@ def gradient_sums(root: Path, state: Vector, private: list[int], public: list[in
     ).numpy(), loss.item()
 
 
-def test_what_a_worker_of_steps_has(worker: Process) -> None:
-    ready = worker.prepare("steps", "private/digits", "public/digits")
-    assert (ready.samples, ready.parts, ready.shape, ready.size) == (50, (30, 20), (1, 8, 8), 520)
-    assert [tensor.name for tensor in ready.tensors] == ["layers.1.weight", "layers.1.bias"]
-    assert worker.prepare("steps", "private/digits").parts == (30,)
+def test_a_worker_counts_its_samples_by_folder(worker: Process) -> None:
+    assert worker.prepare() == Ready((30, 20))
+    assert worker.prepare(folders=FOLDERS[:1]) == Ready((30,))
 
 
 def test_sums_over_the_samples_of_both_folders(worker: Process, root: Path) -> None:
-    for step, (private, public) in enumerate([([0, 3, 29], [19]), ([5], [5]), ([], [1, 2]), ([7, 8], [])]):
-        state = worker.state[:] = state_of(step, 520)
-        computed = worker.call(Compute(step, 5, (tuple(private), tuple(public))), Computed)
-        assert isinstance(computed, Computed)
-        sums, loss = gradient_sums(root, state, private, public)
-        assert (computed.step, computed.samples) == (step, len(private) + len(public))
-        assert computed.loss == pytest.approx(loss, rel=1e-5)
-        assert np.allclose(worker.sums, sums, rtol=1e-4, atol=1e-5) and sums.any()
+    asked = [
+        (1, (((0, 3), (9, 10)), ((19, 20),))),
+        (1, (((5, 6),), ((5, 6),))),
+        (2, ((), ((1, 3),))),
+        (3, (((7, 9),), ())),
+    ]
+    for number, (epoch, ranges) in enumerate(asked):
+        state = worker.state[:] = state_of(number, 520)
+        request = Work(number, 5, epoch, ranges)
+        update = worker.call(request, Update)
+        assert isinstance(update, Update)
+        sums, loss = gradient_sums(root, state, epoch, ranges)
+        assert (update.exchange, update.samples) == (number, request.samples)
+        assert update.metrics["loss"] == pytest.approx(loss, rel=1e-5)
+        assert np.allclose(worker.values, sums, rtol=1e-4, atol=1e-5) and sums.any()
+        assert update.largest == np.abs(worker.values).max()
+        assert update.norm == pytest.approx(np.linalg.norm(worker.values), rel=1e-5)
         assert np.array_equal(worker.state, state)
-        assert computed.seconds > 0 and 0 <= computed.busy <= 1 and computed.peak > 1 << 20
+        assert update.seconds > 0 and 0 <= update.busy <= 1 and update.peak > 1 << 20
 
 
-def test_a_step_that_cannot_be_is_said_and_the_worker_lives_on(worker: Process) -> None:
-    assert worker.refused(Compute(1, 5, ((30,), ()))) == ("data", "sample 30 is wanted; there are 30")
-    assert worker.refused(Compute(1, 5, ((), ()))) == ("data", "a step without samples is wanted")
-    assert worker.refused(Compute(1, 5, ((1,),)))[0] == "data"
-    code, text = worker.refused(Compute(1, RAISES, ((1,), ())))
-    assert code == "model" and text.startswith("ValueError at nets.py:22 in forward; its message stays")
-    worker.call(Compute(1, 5, ((1,), (2,))), Computed)
+def test_an_exchange_that_cannot_be_is_said_and_the_worker_lives_on(worker: Process) -> None:
+    asked = {
+        (((29, 31),), ()): "samples 29 to 31 are wanted; there are 30",
+        (((3, 3),), ()): "samples 3 to 3 are wanted; there are 30",
+        ((), ()): "an exchange without samples is wanted",
+        (((1, 2),),): "samples of 1 folders are wanted; there are 2",
+    }
+    for ranges, text in asked.items():
+        assert worker.refused(Work(1, 5, 1, ranges)) == ("data", text)
+    code, text = worker.refused(Work(1, RAISES, 1, (((1, 2),), ())))
+    assert code == "model" and text.startswith("ValueError at nets.py:19 in forward; its message stays")
+    worker.call(Work(1, 5, 1, (((1, 2),), ((2, 3),))), Update)
+
+
+def test_synthetic_samples_are_the_same_whatever_the_real_ones(worker: Process, root: Path) -> None:
+    worker.state[:] = state_of(3, 520)
+    worker.call(Work(1, 5, 1, (), synthetic=12), Update)
+    first = worker.values.copy()
+    worker.prepare(folders=(Folder("public/digits", "csd1"),))
+    worker.state[:] = state_of(3, 520)
+    update = worker.call(Work(1, 5, 1, (), synthetic=12), Update)
+    assert isinstance(update, Update) and update.samples == 12
+    assert first.any() and np.array_equal(worker.values, first)
 
 
 @pytest.mark.parametrize(
@@ -272,103 +309,80 @@ def test_a_step_that_cannot_be_is_said_and_the_worker_lives_on(worker: Process) 
         (ADDS, "layers.1.bias"),
     ],
 )
-def test_a_model_that_changes_its_own_parameters_is_refused(worker: Process, how: int, name: str) -> None:
+def test_a_model_that_changes_its_own_parameters_is_refused(
+    root: Path, tmp_path: Path, zygote: Zygote, how: int, name: str
+) -> None:
     """Others would not know: there would be as many models as workers."""
-    worker.state[:] = state_of(how, 520)
-    request = Compute(1, 5, ((1, 2), (3,)))
-    worker.call(request, Computed)
-    before = worker.sums.copy()
-    code, text = worker.refused(replace(request, seed=how))
-    told = f"the model's forward changes its parameter '{name}'; in a synchronous job only"
-    assert code == "model" and text.startswith(told)
-    assert np.array_equal(worker.state, state_of(how, 520))
-    worker.call(request, Computed)
-    assert np.array_equal(worker.sums, before)
-    worker.call(replace(request, seed=RESTORES), Computed)  # what is as it was again is nobody's concern
-    assert np.array_equal(worker.sums, before)
+    with started(zygote, root, tmp_path / "log") as worker:
+        worker.prepare()
+        worker.state[:] = state_of(how, 520)
+        request = Work(1, how, 1, (((1, 3),), ((3, 4),)))
+        told = f"the model's forward changes its parameter '{name}'; only the optimizer may"
+        assert worker.refused(request) == ("model", told)
+        assert np.array_equal(worker.state, state_of(how, 520))
+        worker.call(replace(request, seed=RESTORES), Update)  # what is as it was again does not matter
 
 
 @pytest.mark.parametrize(("how", "name"), [(RENEWS, "layers.1.bias"), (TURNS, "square"), (FROZEN, "frozen")])
 def test_a_parameter_that_is_another_or_frozen_is_seen(
     root: Path, tmp_path: Path, zygote: Zygote, how: int, name: str
 ) -> None:
-    more = replace(JOB, model=ModelSpec("nets:Net", ("nets.py",), {"fail": "more"}))
+    more = replace(WORK, model=ModelSpec("nets:Net", ("nets.py",), {"fail": "more"}))
     with started(zygote, root, tmp_path / "log") as process:
-        ready = process.prepare("steps", "private/digits", job=more)
-        process.state[:] = state_of(1, ready.size)
-        process.call(Compute(1, 5, ((1,),)), Computed)
-        told = (
-            f"the model's forward changes its parameter '{name}'; in a synchronous job only the optimizer may"
-        )
-        assert process.refused(Compute(1, how, ((1,),))) == ("model", told)
+        process.prepare(more)
+        process.state[:] = state_of(1, len(process.state))
+        told = f"the model's forward changes its parameter '{name}'; only the optimizer may"
+        assert process.refused(Work(1, how, 1, (((1, 3),), ()))) == ("model", told)
 
 
-def test_scoring_does_not_change_the_model(root: Path, tmp_path: Path, zygote: Zygote) -> None:
-    scoring = replace(JOB, model=ModelSpec("nets:Net", ("nets.py",), {"fail": "scores"}))
+def test_a_model_that_changes_while_it_is_scored_is_refused(
+    root: Path, tmp_path: Path, zygote: Zygote
+) -> None:
+    scoring = replace(WORK, model=ModelSpec("nets:Net", ("nets.py",), {"fail": "scores"}))
     with started(zygote, root, tmp_path / "log") as process:
-        process.prepare("parameter_server", job=scoring)
-        before = process.state.copy()
-        code, told = process.refused(Evaluate("held-out"))
-        assert code == "model" and "changes its parameter 'layers.1.bias'" in told
-        assert np.array_equal(process.state, before)
+        process.prepare_server(scoring)
+        told = ("model", "the model changes a parameter while it is scored")
+        assert process.refused(Evaluate("held-out")) == told
 
 
-def test_a_worker_cannot_take_the_memory_away(worker: Process) -> None:
+def test_a_worker_can_neither_take_the_memory_away_nor_write_to_the_state(worker: Process) -> None:
     worker.state[:] = 0.25
-    code, text = worker.refused(Compute(1, SHRINKS, ((1,), ())))
-    assert code == "model" and text.startswith("PermissionError at nets.py:20 in forward")
+    code, text = worker.refused(Work(1, SHRINKS, 1, (((1, 2),), ())))
+    assert code == "model" and text.startswith("PermissionError at nets.py:17 in forward")
     assert (worker.state == 0.25).all()
-    larger = replace(JOB, model=ModelSpec("millpond.train.zoo.models:digits_cnn"))
-    request = PrepareWorker(larger, "csd1", ("private/digits",), {}, role="steps")
-    assert worker.refused(request)[1].startswith("PermissionError at millpond/train/worker/roles.py:")
     assert os.fstat(worker.shared[1]).st_size == 4 * 520
 
 
-def test_memory_that_the_model_has_sealed_is_not_used(root: Path, tmp_path: Path, zygote: Zygote) -> None:
-    sealing = replace(JOB, model=ModelSpec("nets:Net", ("nets.py",), {"fail": "seal sums"}))
-    with (
-        started(zygote, root, tmp_path / "log") as process,
-        pytest.raises(ValueError, match="kept from shrinking"),
-    ):
-        process.prepare("steps", "private/digits", job=sealing)
+def test_a_model_of_float64_is_refused_and_one_of_float16_learns(
+    root: Path, tmp_path: Path, zygote: Zygote
+) -> None:
+    with started(zygote, root, tmp_path / "a") as worker:
+        request = PrepareWorker(of("double"), "csd1", FOLDERS, {"nets.py": NETS}, ())
+        code, found = worker.refused(request)
+        assert code == "model" and found.startswith("the model's tensor '1.weight' is float64")
+    with started(zygote, root, tmp_path / "b") as server:
+        tensors = server.prepare_server(of("half"))
+        assert {tensor.dtype for tensor in tensors} == {"float16"}
+        before = server.state.copy()
+        assert np.allclose(server.apply(np.full(520, 1e-6, np.float32)), before - 5e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("double", "the model's tensor '1.weight' is float64"),
-        ("half", "the model's parameter '1.weight' is not float32"),
-    ],
-)
-def test_a_model_that_is_not_of_float32(worker: Process, name: str, text: str) -> None:
-    job = replace(JOB, model=ModelSpec(f"nets:{name}", ("nets.py",)))
-    request = PrepareWorker(job, "csd1", ("private/digits",), {"nets.py": NETS}, role="steps")
-    code, found = worker.refused(request)
-    assert code == "model" and found.startswith(text)
+def of(factory: str) -> WorkSpec:
+    return replace(WORK, model=ModelSpec(f"nets:{factory}", ("nets.py",)))
 
 
 def test_a_worker_of_one_role_does_nothing_of_another(worker: Process, server: Process) -> None:
-    for request in (Apply(1.0), GetMomentum(), Train(1), GetInitial(), Evaluate("held-out")):
+    for request in (Apply(1.0), GetMomentum(), Evaluate("held-out")):
         assert worker.refused(request) == ("protocol", f"this worker does not serve '{request.NAME}'")
-    for other in (Compute(1, 5, ((1,),)), Train(1)):
-        assert server.refused(other) == ("protocol", f"this worker does not serve '{other.NAME}'")
-
-
-def test_without_shared_memory_there_are_rounds_only(root: Path, tmp_path: Path, zygote: Zygote) -> None:
-    with started(zygote, root, tmp_path / "log", shared=False) as process:
-        for role in ("steps", "parameter_server"):
-            request = PrepareWorker(JOB, "csd1", ("private/digits",), {"nets.py": NETS}, role=role)  # type: ignore[arg-type]
-            expected = ("model", "this worker has no shared memory for a synchronous job")
-            assert process.refused(request) == expected
-        rounds = process.call(PrepareWorker(JOB, "csd1", ("private/digits",), {"nets.py": NETS}), Ready)
-        assert isinstance(rounds, Ready) and rounds.samples == 30
+    other = Work(1, 5, 1, (((1, 2),), ()))
+    assert server.refused(other) == ("protocol", "this worker does not serve 'work'")
 
 
 def test_the_first_state_is_that_of_the_seed(server: Process, tmp_path: Path) -> None:
-    server.call(GetInitial(), Initial)
     (tmp_path / "nets.py").write_text(NETS)
     expected = np.empty(520, np.float32)
-    flat.read(user_code.build(JOB.model, tmp_path, JOB.seed), expected)
+    flat.read(user_code.build(WORK.model, tmp_path, WORK.seed), expected)
+    user_code.forget(tmp_path)
     assert np.array_equal(server.state, expected) and expected.any()
 
 
@@ -388,7 +402,7 @@ def test_a_keeper_goes_on_from_what_another_kept(server: Process) -> None:
     assert [tensor.name for tensor in tensors] == ["0.momentum_buffer", "1.momentum_buffer"]
     assert len(values) == 4 * 520
 
-    server.prepare("parameter_server")
+    server.prepare_server()
     assert server.momentum() == ((), b"")
     server.state[:] = state
     server.call(Restore(tensors), Ok, values)
@@ -427,15 +441,3 @@ def test_a_keeper_scores_the_state_in_memory(server: Process) -> None:
 
 def test_a_held_out_folder_that_is_not_there(server: Process) -> None:
     assert server.refused(Evaluate("nowhere")) == ("data", "missing data: there is no folder nowhere")
-
-
-def test_a_state_that_comes_with_a_message_ends_the_worker(
-    root: Path, tmp_path: Path, zygote: Zygote
-) -> None:
-    with started(zygote, root, tmp_path / "log") as process:
-        process.prepare("steps", "private/digits")
-        code, text = process.refused(Compute(1, 5, ((1,),)), bytes(4 * 520))
-        assert (code, text) == ("protocol", "'compute' came with 2080 bytes where 0 belong")
-        with pytest.raises(ConnectionLost):
-            process.channel.receive(soon())
-    assert process.process.returncode == 1

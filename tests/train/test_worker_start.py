@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -14,14 +15,17 @@ from pathlib import Path
 import numpy as np
 
 from millpond.base.deadline import Deadline
+from millpond.base.errors import Refused
+from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Sandbox
 from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.zygote.client import Child, Zygote
-from millpond.train.job.spec import DataSpec, Job, ModelSpec
+from millpond.train.job.spec import ModelSpec, WorkSpec
 from millpond.train.protocol import PrepareWorker, Ready
+from millpond.train.state.layout import Tensor
 from millpond.wire.channel import Channel
 
-JOB = Job("draws", DataSpec("private", "test"), ModelSpec("draws:build", ("draws.py",)))
+WORK = WorkSpec("draws", ModelSpec("draws:build", ("draws.py",)))
 DRAWS = """
 import random
 import numpy as np
@@ -39,7 +43,10 @@ def worker(zygote: Zygote, log: Path) -> Iterator[tuple[Child, Channel]]:
     ours, theirs = socket.socketpair()
     with Channel(ours, "the worker") as channel:
         with theirs, log.open("wb") as output:
-            child = zygote.start(Sandbox(), ["3"], [theirs.fileno()], output.fileno())
+            shared = memory.make("memory")
+            descriptors = [theirs.fileno(), shared, shared]
+            child = zygote.start(Sandbox(), ["3", "--shared", "4", "5"], descriptors, output.fileno())
+            os.close(shared)
         try:
             yield child, channel
         finally:
@@ -66,24 +73,34 @@ def test_workers_draw_other_numbers_until_they_are_seeded(zygote: Zygote, tmp_pa
     for number in range(2):
         log = tmp_path / f"{number}.log"
         with worker(zygote, log) as (child, channel):
-            channel.call(PrepareWorker(JOB, "csd0", (), {"draws.py": DRAWS}), Ready, Deadline.after(60))
+            with contextlib.suppress(Refused):  # its memory has no size; the code was run before
+                request = PrepareWorker(WORK, "csd0", (), {"draws.py": DRAWS}, (Tensor("w", (2,), "int8"),))
+                channel.call(request, Ready, Deadline.after(60))
             channel.close()
             assert child.wait(30) == 0
         drawn += log.read_text().split()
-    assert drawn[::3] == ["drawn"] * 2 and len(set(drawn)) == 5
+    numbers = [value for index, value in enumerate(drawn) if drawn[max(index - 2, 0) : index].count("drawn")]
+    assert len(numbers) == len(set(numbers)) == 4
 
 
 PREPARES = """
+    import os
     import sys
     from pathlib import Path
     import millpond.train.worker.preloaded
-    from millpond.train.worker import roles
-    from millpond.train.job.spec import DataSpec, Job, ModelSpec
-    from millpond.train.protocol import PrepareWorker
+    from millpond.linux import memory
+    from millpond.train.worker import roles, user_code
+    from millpond.train.job.spec import ModelSpec, WorkSpec
+    from millpond.train.protocol import Folder, PrepareWorker
+    from millpond.train.state import flat, layout
     before = set(sys.modules)
-    job = Job("digits", DataSpec("private", "test"), ModelSpec("millpond.train.zoo.models:digits_cnn"))
-    prepare, folder = PrepareWorker(job, "csd0", ("private",), {}), Path(sys.argv[1])
-    roles.make(prepare, folder, folder, None).ready()
+    work = WorkSpec("digits", ModelSpec("millpond.train.zoo.models:digits_cnn"))
+    folder, shared = Path(sys.argv[1]), [memory.make(name) for name in ("states", "values")]
+    tensors = flat.describe(user_code.build(work.model, folder, 0))
+    for descriptor in shared:
+        os.truncate(descriptor, 4 * layout.size(tensors))
+    prepare = PrepareWorker(work, "csd0", (Folder("private", "csd0"),), {}, tensors)
+    roles.make(prepare, folder, folder, roles.Descriptors(*shared)).ready()
     new = set(sys.modules) - before - {"millpond.train.zoo", "millpond.train.zoo.models"}
     print(*{name.partition(".")[0] for name in new})
 """

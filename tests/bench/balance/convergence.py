@@ -10,14 +10,14 @@ from statistics import mean
 
 import numpy as np
 
+from bench.balance import processes
 from bench.balance.experiment import Experiment, Findings, Run
-from bench.balance.processes import Work, processes
 from bench.rows import summary
 from millpond.base.deadline import Deadline
 from millpond.host.emulation.demo import data
 from millpond.host.workers.worker import ModelState, Worker
 from millpond.train.job.spec import SynchronousSpec, TrainingSpec
-from millpond.train.protocol import Compute, Computed, Ready, Trained
+from millpond.train.protocol import Ready, Update, Work
 from millpond.train.reduce.exact import Vector
 
 WORKERS, EPOCHS, BATCH = 3, 10, 36
@@ -34,27 +34,32 @@ class Interrupted:
         self.name, self.rank, self.worker = worker.name, rank, worker
         self.began = time.monotonic()
 
-    def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
+    @property
+    def holds(self) -> bool:
+        """See Worker."""
+        return self.worker.holds
+
+    @holds.setter
+    def holds(self, holds: bool) -> None:
+        self.worker.holds = holds
+
+    def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
         """See Worker."""
         began = time.monotonic()
-        computed, sums = self.worker.compute(request, state, deadline)
+        update = self.worker.train(request, state, deadline)
         took = time.monotonic() - began
         slower = _SLOWER[(int((began - self.began) / PERIOD) + 2 * self.rank) % len(_SLOWER)]
-        least = FIXED + EACH * computed.samples
+        least = FIXED + EACH * update.samples
         time.sleep(max(0.0, max(took, least) * slower - took))
-        return computed, sums
+        return update
 
     def prepare(self, deadline: Deadline) -> Ready:
         """See Worker."""
         return self.worker.prepare(deadline)
 
-    def train(self, round_number: int, state: Vector, deadline: Deadline) -> Trained:
+    def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:
         """See Worker."""
-        return self.worker.train(round_number, state, deadline)
-
-    def receive_state(self, into: Vector, deadline: Deadline) -> None:
-        """See Worker."""
-        self.worker.receive_state(into, deadline)
+        return self.worker.read(start, out, deadline)
 
     def close(self) -> None:
         """See Worker."""
@@ -96,7 +101,7 @@ def measure(run: Run) -> Findings:
 EXPERIMENT = Experiment("convergence", "Accuracy: balanced with interruptions against one process", measure)
 
 
-def _work(folder: Path, seed: int) -> Work:
+def _work(folder: Path, seed: int) -> processes.Work:
     division = data.divide(data.load(), WORKERS, seed)
     for rank, private in enumerate(division.private):
         data.write(folder / f"private{rank}", private)
@@ -109,39 +114,39 @@ def _work(folder: Path, seed: int) -> Work:
     folders = tuple(folder / f"private{rank}" for rank in range(WORKERS))
     how = SynchronousSpec(global_batch=BATCH)
     factory = "millpond.train.zoo.models:digits_cnn"
-    return Work(factory, {}, folders, folder / "public", folder / "test", TRAINING, how, seed)
+    return processes.Work(factory, {}, folders, folder / "public", folder / "test", TRAINING, how, seed)
 
 
-def _alone(work: Work, epochs: int) -> float:
+def _alone(work: processes.Work, epochs: int) -> float:
     """One process with all samples, the same optimizer and batches of the same size."""
     import torch  # slow to import, also for those who want another experiment
     from torch.nn.functional import cross_entropy
 
+    from millpond.train.compute import evaluation, local_trainer, optimizers
     from millpond.train.data import samples as datasets
     from millpond.train.determinism import generators
-    from millpond.train.local import training
     from millpond.train.zoo import models
 
     folders = [str(path) for path in (*work.private, work.public)]
     samples = datasets.load(Path(), folders, "npy")
     generators.plant(work.seed)
     model = models.digits_cnn()
-    optimizer = training.make_optimizer(model, work.training)
+    optimizer = optimizers.make_optimizer(model, work.job.work.optimizer)
     shuffle = torch.Generator().manual_seed(work.seed)
     images, labels = torch.from_numpy(samples.images), torch.from_numpy(samples.labels)
     for _ in range(epochs):
         model.train()
-        for batch in training.batches(len(labels), BATCH, shuffle):
+        for batch in local_trainer.batches(len(labels), BATCH, shuffle):
             optimizer.zero_grad()
             cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    return training.evaluate(model, datasets.load(Path(), [str(work.test)], "npy"))[0]
+    return evaluation.evaluate(model, datasets.load(Path(), [str(work.test)], "npy"))[0]
 
 
-def _together(work: Work, logs: Path, epochs: int) -> tuple[float, int, float]:
+def _together(work: processes.Work, logs: Path, epochs: int) -> tuple[float, int, float]:
     """Accuracy, new plans, and the percentage of samples that came a step late."""
     plans = late = counted = 0
-    with processes(work, logs, Interrupted) as team:
+    with processes.processes(work, logs, Interrupted) as team:
         team.measure()
         for epoch in range(1, epochs + 1):
             samples = 0

@@ -17,7 +17,7 @@ from bench.balance.experiment import Experiment, Findings, Run
 from bench.balance.noise import random_work
 from bench.balance.processes import Processes, processes
 from bench.rows import summary
-from millpond.host.workers.dispatcher import Samples
+from millpond.train.balance.ranges import Ranges
 from millpond.train.job.spec import SynchronousSpec
 
 WORKERS, PRIVATE, PUBLIC = 3, 400, 1200
@@ -25,14 +25,19 @@ BEFORE = 6  # steps before the kill
 
 
 class Witness:
-    """A supply that notes what of the one behind it is counted, as (rank or -1 for public, index)."""
+    """A supply that notes what of the one behind it is counted, as (rank or -1 for public, position)."""
 
     def __init__(self, team: Processes) -> None:
         self._supply = team.shards
-        self._out: dict[int, Samples] = {}
+        self._out: dict[int, tuple[Ranges, ...]] = {}
         self.counted_samples: Counter[tuple[int, int]] = Counter()
 
-    def deal(self, batches: Sequence[int]) -> list[Samples]:
+    @property
+    def epoch(self) -> int:
+        """See SampleSupply."""
+        return self._supply.epoch
+
+    def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
         """See SampleSupply."""
         dealt = self._supply.deal(batches)
         self._out |= {rank: samples for rank, samples in enumerate(dealt) if any(samples)}
@@ -40,9 +45,9 @@ class Witness:
 
     def commit(self, rank: int) -> None:
         """See SampleSupply."""
-        private, public = self._out.pop(rank)
-        self.counted_samples.update((rank, index) for index in private)
-        self.counted_samples.update((-1, index) for index in public)
+        for owner, ranges in zip((rank, -1), self._out.pop(rank), strict=True):
+            for start, stop in ranges:
+                self.counted_samples.update((owner, position) for position in range(start, stop))
         self._supply.commit(rank)
 
     def requeue(self, rank: int) -> None:

@@ -11,18 +11,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from millpond.base.deadline import NEVER, Deadline
-from millpond.host.jobs.synchronous.planner import Planner
-from millpond.host.jobs.synchronous.profiler import Profiler
-from millpond.host.jobs.synchronous.shards import Shard, Shards
-from millpond.host.jobs.synchronous.step_engine import StepEngine, StepOutcome
+from millpond.base.deadline import Deadline
+from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
+from millpond.host.jobs.training.planner import Planner
+from millpond.host.jobs.training.profiler import Profiler
+from millpond.host.jobs.training.shards import Shard, Shards
 from millpond.host.workers.dispatcher import Dispatcher, WorkerLoss
 from millpond.host.workers.parameter_server import ParameterServer
 from millpond.host.workers.worker import LocalWorker, Worker
 from millpond.linux import memory
 from millpond.train.balance.profiling import Probe, Profile
+from millpond.train.balance.ranges import Ranges
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec, TrainingSpec
-from millpond.train.protocol import PrepareWorker, Ready, Score
+from millpond.train.protocol import Folder, PrepareServer, PrepareWorker, Score
 from millpond.train.worker.start import workers_zygote
 
 _PREPARE_SECONDS = 120.0
@@ -66,32 +67,30 @@ class Processes:
         self._zygote = workers_zygote(60.0)
         self._states = memory.make("states")
         weakref.finalize(self, os.close, self._states)
-        self.locals = [self._start(rank) for rank in range(count)]
-        request = PrepareWorker(
-            work.job, "parameter-server", (), {}, role="parameter_server", states=count + 1
-        )
+        request = PrepareServer(work.job.work, work.job.server, {}, states=count + 1)
         self.server = ParameterServer(
             request, [work.test], logs / "parameter-server.log", self._zygote, self._states
         )
-        self._ready = [worker.prepare(Deadline.after(_PREPARE_SECONDS)) for worker in self.locals]
         self.server.prepare(Deadline.after(_PREPARE_SECONDS))
-        self.shards = Shards(work.seed, count)
+        self.locals = [self._start(rank) for rank in range(count)]
+        self._ready = [worker.prepare(Deadline.after(_PREPARE_SECONDS)) for worker in self.locals]
+        self.shards = Shards(count)
         supply = Endless(self._ready[0].parts[1]) if work.endless else self.shards
-        self.engine = StepEngine(count, self.server.mean, supply, lambda: None)
+        self.engine = ExchangeEngine(count, self.server.mean, supply, lambda: None)
         names = [f"worker{rank}" for rank in range(count)]
         self.planner = Planner(work.how, names, None if work.endless else self.shards.spread)
-        self.server.begin(NEVER)
         self.steps = 0
         self.shards.begin(1)
         for rank in range(count):
             self.shards.add(rank, self._shards(rank))
 
     def _start(self, rank: int) -> LocalWorker:
-        folders = (str(self.work.private[rank]), str(self.work.public))
-        states = len(self.work.private) + 1
-        request = PrepareWorker(self.work.job, f"worker{rank}", folders, {}, role="steps", states=states)
-        log = self._logs / f"worker{rank}.log"
-        return LocalWorker(request, [Path(folder) for folder in folders], log, self._zygote, self._states)
+        name, readable = f"worker{rank}", [self.work.private[rank], self.work.public]
+        folders = (Folder(str(readable[0]), name), Folder(str(readable[1]), PUBLIC, public=True))
+        request = PrepareWorker(
+            self.work.job.work, name, folders, {}, self.server.tensors, states=len(self.work.private) + 1
+        )
+        return LocalWorker(request, readable, self._logs / f"{name}.log", self._zygote, self._states)
 
     def _shards(self, rank: int) -> list[Shard]:
         private, public = self._ready[rank].parts
@@ -101,10 +100,9 @@ class Processes:
         """Measure all, and let them take part."""
         profiler = Profiler(self._measured, _fail)
         for rank, worker in enumerate(self.locals):
-            ready: Ready = self._ready[rank]
             dispatcher = Dispatcher(rank, self._wrap(rank, worker), self.engine.events)
-            probe = Probe(self.work.measure_seconds, ready.samples)
-            profiler.begin(dispatcher, "process", probe, ready.parts, self.server.state)
+            probe = Probe(self.work.measure_seconds, self._ready[rank].samples)
+            profiler.begin(dispatcher, "process", probe, self.server.state)
         while len(profiler):
             profiler.handle(self.engine.events.get())
 
@@ -112,26 +110,25 @@ class Processes:
         self.planner.join(dispatcher.rank, profile, 1 << 20, self.shards.samples)
         self.engine.dispatchers[dispatcher.rank] = dispatcher
 
-    def step(self) -> tuple[float, StepOutcome]:
+    def step(self) -> tuple[float, ExchangeOutcome]:
         """One step, and all the seconds that it took."""
         began = time.monotonic()
-        outcome = self.engine.step(
+        outcome = self.engine.run(
             self.steps + 1, self.work.seed, self.server.state, self.planner, self.planner.background
         )
         for loss in outcome.lost:
             self.planner.leave(loss.dispatcher.rank)
         if outcome.samples:
-            self.engine.average()
-            self.server.apply(outcome.samples / outcome.whole, self.engine.states_in_use, NEVER)
+            self.server.apply(outcome.samples / outcome.whole, self.engine.states_in_use)
             self.steps += 1
         return time.monotonic() - began, outcome
 
-    def epoch(self, number: int) -> Iterator[tuple[float, StepOutcome]]:
+    def epoch(self, number: int) -> Iterator[tuple[float, ExchangeOutcome]]:
         """The steps of an epoch."""
         self.shards.begin(number)
         yield from self.rest_of_epoch()
 
-    def rest_of_epoch(self) -> Iterator[tuple[float, StepOutcome]]:
+    def rest_of_epoch(self) -> Iterator[tuple[float, ExchangeOutcome]]:
         """The steps of the present epoch that are left."""
         while True:
             seconds, outcome = self.step()
@@ -141,7 +138,7 @@ class Processes:
 
     def score(self) -> Score:
         """On the held-out samples."""
-        return self.server.score(str(self.work.test), NEVER)
+        return self.server.score(str(self.work.test))
 
     def close(self) -> None:
         """End all processes."""
@@ -172,14 +169,21 @@ class Endless:
 
     def __init__(self, samples: int) -> None:
         self._samples, self._at = samples, 0
+        self.epoch = 1
 
-    def deal(self, batches: Sequence[int]) -> list[tuple[tuple[int, ...], ...]]:
+    def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
         """See SampleSupply."""
         return [((), self._take(batch)) if batch else () for batch in batches]
 
-    def _take(self, batch: int) -> tuple[int, ...]:
-        self._at += batch
-        return tuple(number % self._samples for number in range(self._at - batch, self._at))
+    def _take(self, batch: int) -> Ranges:
+        """Return the next positions, in ranges that do not go beyond the last sample."""
+        found: list[tuple[int, int]] = []
+        while batch:
+            stop = min(self._at + batch, self._samples)
+            found.append((self._at, stop))
+            batch -= stop - self._at
+            self._at = stop % self._samples
+        return tuple(found)
 
     def commit(self, rank: int) -> None:
         """See SampleSupply."""

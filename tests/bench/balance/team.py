@@ -16,13 +16,14 @@ import numpy as np
 from bench.balance.experiment import Role
 from bench.balance.paper import Machine
 from bench.balance.virtual import GRADIENT, SIZE, VirtualWorker
-from millpond.host.jobs.synchronous.planner import Planner
-from millpond.host.jobs.synchronous.step_engine import StepEngine
-from millpond.host.workers.dispatcher import Dispatcher, Samples
+from millpond.host.jobs.training.exchange_engine import ExchangeEngine
+from millpond.host.jobs.training.planner import Planner
+from millpond.host.workers.dispatcher import Dispatcher
 from millpond.host.workers.worker import ModelState
 from millpond.linux import memory
 from millpond.train.balance.policy import PolicyName
 from millpond.train.balance.profiling import Point, Profile
+from millpond.train.balance.ranges import Ranges
 from millpond.train.job.spec import SynchronousSpec
 
 POLICIES: Mapping[PolicyName, str] = {"balance": "", "stannis": "_stannis", "fixed": "_untuned"}
@@ -47,9 +48,11 @@ def emulation(factor: float, planned: float) -> str:
 class Endless:
     """A ``SampleSupply`` that never comes to an end; all its samples are alike."""
 
-    def deal(self, batches: Sequence[int]) -> list[Samples]:
+    epoch = 1
+
+    def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
         """See SampleSupply."""
-        return [(tuple(range(batch)),) for batch in batches]
+        return [(((0, batch),),) if batch else () for batch in batches]
 
     def commit(self, rank: int) -> None:
         """See SampleSupply."""
@@ -78,7 +81,7 @@ class Team:
         )
         self._planner = Planner(how, names)
         self._mean = np.empty(SIZE, np.float32)
-        self._engine = StepEngine(len(machines), self._mean, Endless(), lambda: None)
+        self._engine = ExchangeEngine(len(machines), self._mean, Endless(), lambda: None)
         self._state = _zero_state()
         self._number = 0
         self.workers = [VirtualWorker(name, m, tells=tells) for name, m in zip(names, machines, strict=True)]
@@ -99,10 +102,9 @@ class Team:
     def _step(self) -> Step:
         self._number += 1
         began = time.monotonic()
-        outcome = self._engine.step(self._number, 0, self._state, self._planner, self._planner.background)
+        outcome = self._engine.run(self._number, 0, self._state, self._planner, self._planner.background)
         if outcome.lost:
             raise RuntimeError(outcome.lost[0].reason)
-        self._engine.average()
         if not np.allclose(self._mean, GRADIENT, rtol=1e-4, atol=1e-6):
             raise RuntimeError(f"step {self._number}: the mean is not that of its samples")
         return Step(time.monotonic() - began, outcome.samples)

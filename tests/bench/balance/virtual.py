@@ -10,15 +10,16 @@ import numpy as np
 
 from bench.balance.paper import Machine
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost, ProtocolError
+from millpond.base.errors import ConnectionLost
 from millpond.host.workers.worker import ModelState
-from millpond.train.protocol import Compute, Computed, Ready, Trained
+from millpond.train.protocol import Ready, Update, Work
 from millpond.train.reduce.exact import Vector
 
 SIZE = 1000
 """Values of its model."""
 GRADIENT = np.linspace(-1.0, 1.0, SIZE, dtype=np.float32)
 """Of every sample, so that a step's mean shows whether all samples were counted as they should be."""
+NORM = float(np.linalg.norm(GRADIENT))
 
 
 class VirtualWorker:
@@ -31,34 +32,32 @@ class VirtualWorker:
         self.name = name
         self.slowness = 1.0
         self.late: list[float] = []
-        self._sums = np.empty(SIZE, np.float32)
+        self.holds = False
+        self._values = np.empty(SIZE, np.float32)
         self._machine, self._tells = machine, tells
         self._closed = threading.Event()
 
     def prepare(self, deadline: Deadline) -> Ready:
         """See Worker. It has as many samples as anybody wants."""
-        return Ready(1 << 40, (), SIZE)
+        return Ready((1 << 40,))
 
-    def compute(self, request: Compute, state: ModelState, deadline: Deadline) -> tuple[Computed, Vector]:
+    def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
         """See Worker."""
         began, slowness = time.monotonic(), self.slowness
-        samples = sum(map(len, request.samples))
+        samples = request.samples
         seconds = slowness * float(self._machine.seconds(np.array(samples)))
         if self._closed.wait(seconds):
             raise ConnectionLost(f"{self.name} was closed")
         took = time.monotonic() - began
         self.late.append(took - seconds)
-        np.multiply(GRADIENT, np.float32(samples), out=self._sums)
+        np.multiply(GRADIENT, np.float32(samples), out=self._values)
+        self.holds = False
         busy = 1 - 1 / slowness if self._tells else float("nan")
-        return Computed(request.step, samples, 0.0, took, busy, 0), self._sums
+        return Update(request.exchange, samples, samples, samples * NORM, took, busy, 0, {"loss": 0.0})
 
-    def train(self, round_number: int, state: Vector, deadline: Deadline) -> Trained:
-        """See Worker. Rounds are not its work."""
-        raise ProtocolError(f"{self.name} does steps only")
-
-    def receive_state(self, into: Vector, deadline: Deadline) -> None:
+    def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:
         """See Worker."""
-        raise ProtocolError(f"{self.name} does steps only")
+        return self._values[start : start + len(out)]
 
     def close(self) -> None:
         """See Worker. It wakes up at once."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """``repeats`` of each measurement; ``quick`` is short and coarse; ``say`` tells a person how far it is."""
+    """``repeats`` of each measurement; ``quick`` is short; ``say`` tells a person how far it is."""
 
     repeats: int
     quick: bool

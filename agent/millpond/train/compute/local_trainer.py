@@ -21,7 +21,7 @@ from millpond.train.data.errors import DataError
 from millpond.train.data.samples import Samples
 from millpond.train.determinism import generators
 from millpond.train.job.spec import WorkSpec
-from millpond.train.protocol import Folder, Update, Work
+from millpond.train.protocol import PART_VALUES, Folder, Update, Work
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
 
@@ -127,7 +127,7 @@ class LocalTrainer:
             request.exchange,
             len(chosen),
             float(max(-sums.min(), sums.max())),
-            math.sqrt(float(np.dot(sums, sums))),
+            _norm(sums),
             seconds,
             min(max(busy, 0.0), 1.0),
             _peak(),
@@ -180,6 +180,12 @@ def batches(count: int, batch: int, shuffle: torch.Generator) -> Iterator[Tensor
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
     yield from parts
+
+
+def _norm(values: Vector) -> float:
+    """Return the L2 norm, part by part: in float32, squares of 100 million values sum to 0.3 % too little."""
+    parts = (values[start : start + PART_VALUES] for start in range(0, len(values), PART_VALUES))
+    return math.sqrt(sum(float(np.dot(part, part)) for part in parts))
 
 
 def _forget_peak() -> None:

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Admission while workers take part already: what they answer meanwhile is kept for the next exchange."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from millpond.base.errors import ConnectionLost
+from millpond.host.jobs.context import JobContext
+from millpond.host.jobs.training.admission import Admission
+from millpond.host.jobs.training.membership import Membership
+from millpond.host.jobs.training.planner import Planner
+from millpond.host.jobs.training.profiler import Profiler
+from millpond.host.jobs.training.worker_group import WorkerGroup
+from millpond.host.model.jobs import JobRow
+from millpond.host.workers.dispatcher import Dispatcher
+from millpond.train.balance.profiling import Probe, Profile
+from millpond.train.job.spec import SynchronousSpec
+
+from .steps import Given, Team, zero_state
+
+
+class NoDevices:
+    """The part of a group and of a context that looking for silent devices takes."""
+
+    def __init__(self) -> None:
+        self.devices: dict[str, object] = {}
+
+    def check_stop(self) -> None:
+        pass
+
+
+@pytest.fixture
+def team() -> Iterator[Team]:
+    """Three workers, of whom the second is late in the first exchange."""
+    made = Team([40, 10, 40])
+    made.workers[1].hold_at(1)
+    assert made.run(Given(4, 10, 4, deadline=0.05)).counted == {0: 4, 2: 4}
+    yield made
+    made.close()
+
+
+def profiled(team: Team, rank: int) -> list[Profile]:
+    """Profile a worker to its end, as where no quorum takes part, while the second one answers."""
+    group, log = NoDevices(), logging.getLogger("tests.admission")
+    admission = Admission(
+        cast(JobRow, None),
+        cast(JobContext, group),
+        cast(WorkerGroup, group),
+        team.engine,
+        team.shards,
+        Planner(SynchronousSpec(), ["w0", "w1", "w2"]),
+        Membership(3, range(3), 1.0),
+        log,
+    )
+    done: list[Profile] = []
+
+    def finished(dispatcher: Dispatcher, profile: Profile) -> None:
+        done.append(profile)
+        team.engine.dispatchers[dispatcher.rank] = dispatcher
+
+    admission._profiler = team.engine.profiler = Profiler(finished, print)
+    newcomer = team.engine.dispatchers.pop(rank)
+    team.workers[1].hold_at(1).set()
+    while team.engine.events.empty():
+        time.sleep(0.001)
+    admission._profiler.begin(newcomer, "virtual", Probe(0.05, 40), zero_state(team.size))
+    while not done:
+        admission.handle_profile()
+    assert not admission.profiling
+    return done
+
+
+def test_a_late_answer_that_comes_while_another_is_profiled_counts_in_the_next_exchange(team: Team) -> None:
+    (profile,) = profiled(team, 2)
+    assert profile.worker == "w2" and profile.points
+    outcome = team.run(Given(4, 10, 4))
+    assert (outcome.counted, outcome.late) == ({0: 4, 1: 10, 2: 4}, 10)
+    team.finish(Given(4, 10, 4))
+    assert team.once
+
+
+def test_a_loss_that_comes_while_another_is_profiled_is_told_by_the_next_exchange(team: Team) -> None:
+    team.workers[1].fail_at(1, ConnectionLost("gone"))
+    profiled(team, 2)
+    outcome = team.run(Given(4, 10, 4))
+    assert [loss.reason for loss in outcome.lost] == ["gone"] and outcome.counted == {0: 4, 2: 4}
+    team.join(1)
+    team.finish(Given(4, 10, 4))
+    assert team.once
