@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from millpond.agent.config import Privacy, Users, read
-from millpond.agent.job_worker import check_folders
-from millpond.base.errors import ConfigError, Refused
+from millpond.base.errors import ConfigError
 from millpond.energy.joules import Watts
 
 SMALLEST = 'name = "csd0"\n[link]\nsocket = "/run/slot/nvme.sock"\naddress = "10.77.0.2/30"\n'
@@ -83,14 +82,3 @@ def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "agent.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"agent\.toml"):
         read(tmp_path / "agent.toml")
-
-
-@pytest.mark.parametrize("folder", ["/etc", "../private", "private/../../x", "a/.."])
-def test_data_folders_may_not_lead_out_of_the_volume(folder: str) -> None:
-    with pytest.raises(Refused, match="not inside the volume") as caught:
-        check_folders(("private/fine", folder))
-    assert caught.value.code == "data"
-
-
-def test_data_folders_of_the_volume_are_fine() -> None:
-    check_folders(("private/digits", "public", "a..b/c"))

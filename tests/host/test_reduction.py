@@ -6,6 +6,7 @@ from __future__ import annotations
 import queue
 import random
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -183,3 +184,21 @@ def test_after_a_loss_ranges_are_read_in_order_so_that_each_worker_is_asked_once
     first.fault_at[2 * PART_VALUES] = ConnectionLost("gone")
     mean_of([answer(first), answer(second)])
     assert [start // PART_VALUES for start in second.reads] == [0, 1, 2, 3, 0, 1, 2]
+
+
+def test_the_memory_of_a_reduction_does_not_grow_with_workers_or_values(answer: Answer) -> None:
+    class Made(Holder):
+        def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:
+            out[:] = 0.5
+            return out
+
+    mean = np.full(64 * PART_VALUES, np.nan, np.float32)
+    answers = [answer(Made(f"w{number}", np.full(1, 0.5, np.float32), 10)) for number in range(20)]
+    tracemalloc.start()
+    try:
+        lost = Reduction(mean).run(answers)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert lost == [] and (mean == np.float32(0.05)).all()
+    assert peak < 8 * 4 * PART_VALUES < mean.nbytes / 4  # a buffer, an exact sum and its scratch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The beginning of a training: a newcomer of a resumed job is profiled before the first exchange."""
+"""A newcomer is profiled also where no exchange waits: before a resumed job begins, at the end of an epoch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import pytest
 
 from millpond.host.api.daemon import Curves
 from millpond.host.jobs.training.admission import Admission
+from millpond.host.jobs.training.membership import Membership
+from millpond.host.jobs.training.shards import Shard, Shards
 from millpond.host.jobs.training.trainer import Trainer
+from millpond.host.jobs.training.worker_group import WorkerGroup
 
 
 class Profiling:
@@ -30,13 +33,47 @@ class Profiling:
         return Curves((), {})
 
 
+class Group:
+    """Two devices, and how often somebody waited for them."""
+
+    def __init__(self) -> None:
+        self.names, self.waits = ("csd0", "csd1"), 0
+
+    def wait(self, seconds: float) -> None:
+        self.waits += 1
+
+
+def trainer_of(admission: Profiling) -> Trainer:
+    """Return a trainer that has nothing but its admission."""
+    trainer = object.__new__(Trainer)
+    trainer._admission = cast(Admission, admission)
+    return trainer
+
+
 def test_a_resumed_job_with_a_quorum_profiles_its_newcomer_and_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A quorum takes part, so nothing but the profile keeps the job from its first exchange."""
-    trainer = object.__new__(Trainer)
     admission = Profiling()
-    trainer._admission = cast(Admission, admission)
+    trainer = trainer_of(admission)
     monkeypatch.setattr(trainer, "_can_begin", lambda: True)
     trainer._gather()
     assert (admission.left, admission.begun) == (0, 1)
+
+
+def test_the_end_of_an_epoch_profiles_the_newcomer_whose_samples_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admission, group, shards, membership = Profiling(), Group(), Shards(2), Membership(2, range(2), 0.5)
+    shards.begin(1)
+    assert shards.add(1, [Shard("csd1", False, 10)]) == ""
+    membership.join(0)
+    trainer = trainer_of(admission)
+    trainer._group, trainer._shards = cast(WorkerGroup, group), shards
+    trainer._membership, trainer._absent_since = membership, {}
+    monkeypatch.setattr(trainer, "_is_awaited", lambda name, seconds: name == "csd1")
+    for left in (2, 1, 0):
+        assert trainer._await_absent()
+        assert (admission.left, group.waits) == (left, 0)
+    assert trainer._await_absent() and group.waits == 1
+    membership.join(1)
+    assert not trainer._await_absent()

@@ -74,10 +74,17 @@ def test_memory_of_another_size_is_refused(descriptor: int, size: int) -> None:
 
 @pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW])
 def test_memory_that_was_sealed_so_that_it_may_shrink_is_refused(descriptor: int, seals: int) -> None:
-    memory.map_first(descriptor, SIZE)
+    os.ftruncate(descriptor, SIZE)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
-    with pytest.raises(ValueError, match="cannot be kept from shrinking"):
-        memory.map_second(descriptor, SIZE)
+    for map_ in (memory.map_second, memory.map_read_only):
+        with pytest.raises(ValueError, match="cannot be kept from shrinking"):
+            map_(descriptor, SIZE)
+
+
+def test_what_was_mapped_first_keeps_its_size(descriptor: int) -> None:
+    memory.map_first(descriptor, SIZE)
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptor, SIZE - 1)
 
 
 def test_memory_that_was_sealed_as_it_should_be_is_taken(descriptor: int) -> None:
@@ -87,40 +94,16 @@ def test_memory_that_was_sealed_as_it_should_be_is_taken(descriptor: int) -> Non
     assert len(memory.map_second(descriptor, SIZE).data) == SIZE
 
 
-def test_what_is_mapped_to_read_shows_the_others_writes(descriptor: int) -> None:
+def test_what_is_mapped_to_read_shows_the_others_writes_and_takes_none(descriptor: int) -> None:
     owner = memory.map_first(descriptor, SIZE)
-    private = memory.map_private(descriptor, SIZE)
-    owner.data[5000] = 1
-    assert private.data[5000] == 1 and len(private.data) == SIZE
-    owner.data[5000] = 2
-    assert private.data[5000] == 2
-    assert private.forget() is None
+    read = memory.map_read_only(descriptor, SIZE)
+    for value in (1, 2):
+        owner.data[5000] = value
+        assert read[5000] == value and len(read) == SIZE
+    with pytest.raises(TypeError):
+        read[0] = 1
     with pytest.raises(PermissionError):
         os.ftruncate(descriptor, 0)
-
-
-@pytest.mark.parametrize("place", [0, 4096, 5000, SIZE - 1])
-def test_what_was_written_where_it_should_be_read_is_found_and_forgotten(descriptor: int, place: int) -> None:
-    owner = memory.map_first(descriptor, SIZE)
-    private = memory.map_private(descriptor, SIZE)
-    for _ in range(2):
-        private.data[place] = 7
-        assert owner.data[place] == 0
-        assert private.forget() == place
-        assert private.data[place] == 0
-        assert private.forget() is None
-    private.data[place] = 7
-    private.data[place] = 0
-    assert private.forget() is None  # as the other has it
-    owner.data[place] = 8
-    assert private.data[place] == 8
-
-
-def test_memory_is_read_whose_copy_would_have_no_room(descriptor: int) -> None:
-    size = 1 << 46
-    os.ftruncate(descriptor, size)
-    private = memory.map_private(descriptor, size)
-    assert private.data[size - 1] == 0
 
 
 def test_frozen_memory_is_written_by_nobody_new(descriptor: int) -> None:
@@ -129,9 +112,8 @@ def test_frozen_memory_is_written_by_nobody_new(descriptor: int) -> None:
     for map_ in (memory.map_first, memory.map_second):
         with pytest.raises(PermissionError):
             map_(descriptor, SIZE)
-    private = memory.map_private(descriptor, SIZE)
-    owner.data[0] = private.data[1] = 9
-    assert private.data[0] == 9 and owner.data[1] == 0
+    owner.data[0] = 9
+    assert memory.map_read_only(descriptor, SIZE)[0] == 9
 
 
 def test_memory_that_was_sealed_cannot_be_frozen(descriptor: int) -> None:

@@ -27,7 +27,7 @@ from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, syst
 from millpond.linux.confinement.sandboxed_process import SandboxedProcess, end, start
 from millpond.linux.zygote import client
 from millpond.linux.zygote.client import Child, Zygote
-from millpond.train.protocol import GetInitial
+from millpond.train.protocol import GetMomentum
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Ok
 
@@ -49,7 +49,7 @@ class Worker:
     def lives(self) -> bool:
         """Whether it answers: it has begun, and waits for its first task."""
         with pytest.raises(Refused, match="came before 'prepare'"):
-            self.channel.call(GetInitial(), Ok, Deadline.after(SOON))
+            self.channel.call(GetMomentum(), Ok, Deadline.after(SOON))
         return True
 
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Support of attacks: a real worker process behind the agent's JobWorker, and a host that speaks the product's
-messages. All that leaves is kept, and so is the agent's log, which the host can ask for.
+"""Support of attacks: a real worker process behind the agent's JobWorker, and a host that speaks the
+product's messages. All that leaves is kept, and so is the agent's log, which the host can ask for.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 import textwrap
 import threading
@@ -76,7 +75,7 @@ def private(name):
 def request():
     import sys
     frame = sys._getframe()
-    while "chosen" not in frame.f_locals:
+    while not hasattr(frame.f_locals.get("request"), "exchange"):
         frame = frame.f_back
     return frame.f_locals["request"]
 
@@ -112,7 +111,7 @@ class Leaving:
 
 
 class Volume:
-    """A device's volume, in ``base``: 50 pictures in private/digits, and a private folder of somebody else."""
+    """A device's volume, in ``base``: pictures in private/digits, and another private folder."""
 
     def __init__(self, base: Path, samples: int = SAMPLES, seed: int = 1) -> None:
         self.base, self.path = base, base / "volume"
@@ -175,7 +174,7 @@ class Device:
 
     @contextmanager
     def host(self) -> Iterator[Host]:
-        """The host's end of a bulk connection; after the block, ``error`` is what the agent's log has of it."""
+        """The host's end of a bulk connection; after the block, ``error`` is what the agent's log has."""
         near, far = socket.socketpair()
         self.error = None
 
@@ -257,7 +256,8 @@ def gradients(volume: Volume, state: NDArray[np.float32]) -> NDArray[np.float64]
     chances /= chances.sum(1, keepdims=True)
     chances[np.arange(len(chances)), volume.labels] -= 1
     outer = np.einsum("sc,sp->scp", chances, volume.images).reshape(len(chances), -1)
-    return np.concatenate([outer, chances], 1).astype(np.float64)
+    found: NDArray[np.float64] = np.concatenate([outer, chances], 1, dtype=np.float64)
+    return found
 
 
 @contextmanager
@@ -278,8 +278,3 @@ def device(
 
 def soon() -> Deadline:
     return Deadline.after(30)
-
-
-def descriptors() -> int:
-    """The number of descriptors that this process has open."""
-    return len(os.listdir("/proc/self/fd"))

@@ -89,7 +89,6 @@ def test_a_job_sees_its_own_folder_and_nothing_else(tmp_path: Path, zygote: Zygo
         ("private", "digits", "images.npy"),
         ("private", "digits", "labels.npy"),
     ]
-    assert not any("secret" in Path(path).name and "tests" not in path for path in private)
     assert not any(str(other.base) in path or str(volume.base / "state") in path for path in seen["files"])
     assert seen["opened"] == seen["written"] == []
     assert set(seen["links"]) == {"up", "digits", "absolute", "state", "root", "parent"}
@@ -111,5 +110,4 @@ def test_a_private_folder_that_is_a_link_is_not_shown(tmp_path: Path, zygote: Zy
     volume = Volume(tmp_path)
     (volume.path / "private/link").symlink_to("other")
     with pytest.raises(Refused, match="missing data: there is no folder private/link"):
-        with device(volume, zygote, folders=[Folder("private/link", "csd0")]):
-            pass
+        Device(volume, zygote, folders=[Folder("private/link", "csd0")])

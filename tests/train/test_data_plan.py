@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from millpond.base.schema import dump, load
-from millpond.train.balance.data_plan import DataPlan, Part, Pool, Position, Share
+from millpond.train.balance.data_plan import DataPlan, Pool, PoolShare, Position, Share, order
+from millpond.train.balance.ranges import count, split
 
 WORKERS = 4
 RANKS = some.sets(some.integers(0, WORKERS - 1), max_size=WORKERS).map(lambda ranks: tuple(sorted(ranks)))
@@ -30,8 +31,8 @@ def fleet(private: Sequence[int], public: Sequence[int], host: int = 0) -> list[
 class Epoch:
     """A plan, where it stands, and what went into steps so far."""
 
-    def __init__(self, pools: Sequence[Pool], workers: int, seed: int = 1) -> None:
-        self.pools, self.plan = pools, DataPlan(seed, 2, pools, workers)
+    def __init__(self, pools: Sequence[Pool], workers: int) -> None:
+        self.pools, self.plan = pools, DataPlan(pools, workers)
         self.position = self.plan.begin()
         self.taken: list[Counter[int]] = [Counter() for _ in pools]
 
@@ -45,12 +46,14 @@ class Epoch:
                 self.position = self.plan.give_back(self.position, share)
             else:
                 for part in share.parts:
-                    self.taken[part.pool].update(part.indices)
+                    self.taken[part.pool].update(
+                        at for start, stop in part.ranges for at in range(start, stop)
+                    )
         return shares
 
     def check(self, rank: int, share: Share, batch: int, before: Sequence[int]) -> None:
         assert share.size <= batch + (batch > 0)
-        assert all(part.indices and rank in self.pools[part.pool].readers for part in share.parts)
+        assert all(count(part.ranges) and rank in self.pools[part.pool].readers for part in share.parts)
         assert len({part.pool for part in share.parts}) == len(share.parts)
         if share.size == 1:  # only of a pool that had no more
             assert before[share.parts[0].pool] == 1
@@ -117,7 +120,7 @@ def test_private_samples_are_spread_over_the_epoch() -> None:
     epoch = Epoch([Pool(100, (0,)), Pool(400, (0, 1))], 2)
     steps = epoch.finish([10, 10])
     assert len(steps) == 25
-    assert all([len(part.indices) for part in shares[0].parts] == [4, 6] for shares in steps)
+    assert all([count(part.ranges) for part in shares[0].parts] == [4, 6] for shares in steps)
 
 
 @given(
@@ -160,18 +163,36 @@ def test_what_is_given_back_is_for_all_who_can_read_it() -> None:
     epoch = Epoch(fleet([20], [20]), 2)
     lost = epoch.step([0, 40], losses=2)[1]
     assert lost.size == 40
-    assert epoch.step([20, 0])[0] == Share((Part(2, lost.parts[1].indices),))
-    assert epoch.step([20, 20]) == [Share(), Share((Part(1, lost.parts[0].indices),))]
+    assert epoch.step([20, 0])[0] == Share((PoolShare(2, lost.parts[1].ranges),))
+    assert epoch.step([20, 20]) == [Share(), Share((PoolShare(1, lost.parts[0].ranges),))]
 
 
-def test_an_epoch_follows_from_its_seed_and_differs_from_others() -> None:
-    def first(seed: int, epoch: int) -> list[Share]:
-        plan = DataPlan(seed, epoch, [Pool(50, (0,)), Pool(50, (1,))], 2)
-        return plan.deal(plan.begin(), [10, 10])[1]
+def test_an_order_follows_from_all_of_its_arguments() -> None:
+    keys = [(1, 0, "csd0", False), (2, 0, "csd0", False), (1, 1, "csd0", False), (1, 0, "csd1", False)]
+    keys.append((1, 0, "csd0", True))
+    orders = [order(50, *key).tolist() for key in keys]
+    assert all(sorted(found) == list(range(50)) for found in orders)
+    assert len(set(map(tuple, orders))) == 5 and orders[0] == order(50, *keys[0]).tolist()
+    assert order(10, 1, 2, "csd0", False).tolist() == [5, 8, 9, 7, 6, 2, 1, 0, 4, 3]  # on every processor
 
-    assert first(1, 0) == first(1, 0)
-    assert len({json.dumps(dump(first(*which))) for which in ((1, 0), (2, 0), (1, 1))}) == 3
-    assert first(1, 0)[0].parts[0].indices != first(1, 0)[1].parts[0].indices
+
+@given(some.lists(some.tuples(some.integers(0, 99), some.integers(1, 9)), max_size=6), some.integers(0, 60))
+def test_ranges_are_split_at_any_position(pairs: list[tuple[int, int]], wanted: int) -> None:
+    ranges = tuple((start, start + length) for start, length in pairs)
+    first, rest = split(ranges, wanted)
+    assert count(first) == min(wanted, count(ranges)) and count(first) + count(rest) == count(ranges)
+    positions = [at for start, stop in (*first, *rest) for at in range(start, stop)]
+    assert positions == [at for start, stop in ranges for at in range(start, stop)]
+
+
+@given(some.integers(0, 200), some.integers(1, 20), some.lists(some.integers(0, 30), max_size=40))
+def test_a_share_has_none_of_a_pool_or_enough(samples: int, least: int, batches: list[int]) -> None:
+    plan = DataPlan([Pool(samples, (0,), least)], 1)
+    position = plan.begin()
+    for batch in [*batches, 30, 30, 30, 30, 30, 30, 30]:
+        position, (share,) = plan.deal(position, [batch])
+        assert share.size == 0 or share.size >= min(least, samples)
+        assert plan.left(position)[0] == 0 or plan.left(position)[0] >= min(least, samples)
 
 
 def test_a_large_epoch_ends_for_all_at_about_the_same_time() -> None:
@@ -185,7 +206,7 @@ def test_a_large_epoch_ends_for_all_at_about_the_same_time() -> None:
 def test_spread_batches_keep_everyones_samples_to_the_end(private: list[int], public: int, most: int) -> None:
     """Whoever has many samples has large batches, as far as it can, and all are done in as few steps."""
     pools = [Pool(count, (rank,)) for rank, count in enumerate(private)] + [Pool(public, (0, 1, 2))]
-    plan, able = DataPlan(1, 1, pools, 3), [20, 20, 20]
+    plan, able = DataPlan(pools, 3), [20, 20, 20]
     position, steps = plan.begin(), 0
     fewest = max(sum(plan.left(position)) / most, *(count / 20 for count in private))
     while any(plan.left(position)):

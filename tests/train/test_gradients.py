@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uneven shares of a batch, summed and applied by the server, equal one process with the whole batch."""
+"""Uneven shares of a batch equal one process with the whole; differences are federated averaging."""
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,14 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from millpond.train.balance.data_plan import order
+from millpond.train.balance.ranges import Ranges
+from millpond.train.compute.local_trainer import LocalTrainer, SampleFolders
+from millpond.train.compute.optimizers import ServerOptimizer
 from millpond.train.data.samples import DataError, Samples
-from millpond.train.protocol import Compute
-from millpond.train.reduce.ordered import OrderedSum
+from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
+from millpond.train.protocol import Folder, Work
+from millpond.train.reduce.exact import ExactSum, scale_of
 from millpond.train.state import flat
 from millpond.train.state.flat_parameters import FlatParameters
-from millpond.train.sync.gradients import GradientWorker, ServerOptimizer
 
 SAMPLES = 64
+WORK = WorkSpec("tests", ModelSpec("none:none"))
+ORDER = order(SAMPLES, WORK.seed, 1, "csd0", False).tolist()
 SPLITS = ((9, 5, 2), (2, 14), (12, 2, 2), (16,))
 
 
@@ -65,23 +72,39 @@ def optimizer_of(model: nn.Module, adam: bool) -> torch.optim.Optimizer:
     return torch.optim.Adam(free, lr=0.01) if adam else torch.optim.SGD(free, lr=0.1, momentum=0.9)
 
 
+def trainer(model: nn.Module, work: WorkSpec = WORK) -> LocalTrainer:
+    folders = SampleFolders(work.seed, [Folder("private", "csd0")], [samples()])
+    return LocalTrainer(FlatParameters(model), folders, work)
+
+
+def ranges(share: list[int]) -> Ranges:
+    """Return the positions of samples in the order of the epoch."""
+    return tuple((at, at + 1) for at in map(ORDER.index, share))
+
+
 class Group:
     """Workers with all samples each, and a server, without what lies between them."""
 
-    def __init__(self, make: type[nn.Module] | object, workers: int, *, adam: bool = False) -> None:
+    def __init__(
+        self, make: type[nn.Module] | object, workers: int, *, adam: bool = False, work: WorkSpec = WORK
+    ) -> None:
         assert callable(make)
-        self.workers = [GradientWorker(FlatParameters(make()), [samples()]) for _ in range(workers)]
+        self.workers = [trainer(make(), work) for _ in range(workers)]
         self.model = make()
-        self.server = ServerOptimizer(FlatParameters(self.model), optimizer_of(self.model, adam))
+        optimizer = optimizer_of(self.model, adam)
+        if work.passes:
+            optimizer = torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad], lr=1.0)
+        self.server = ServerOptimizer(FlatParameters(self.model), optimizer)
 
     def step(self, number: int, shares: list[list[int]]) -> None:
-        total = OrderedSum(self.server.parameters.sums)
-        for worker, share in zip(self.workers, shares, strict=False):
-            worker.parameters.state[:] = self.server.parameters.state
-            computed = worker.compute(Compute(number, number, (tuple(share),)))
-            total.announce(worker)
-            total.add(worker, worker.parameters.sums, computed.samples)
-        total.divide()
+        state, mean = self.server.parameters.state, self.server.parameters.sums
+        pairs = list(zip(self.workers, shares, strict=False))
+        updates = [w.run(Work(number, number, 1, (ranges(share),)), state) for w, share in pairs]
+        total = ExactSum(len(mean))
+        total.begin(scale_of(max(update.largest for update in updates), len(updates)))
+        for worker, _ in pairs:
+            total.add(worker.parameters.sums)
+        total.divide(sum(update.samples for update in updates), mean)
         self.server.apply(1.0)
 
 
@@ -166,7 +189,7 @@ def test_frozen_values_stay_bit_by_bit() -> None:
 def test_gradients_that_were_set_to_none_are_found() -> None:
     group = Group(plain, 1)
     worker = group.workers[0]
-    worker.compute(Compute(1, 1, (tuple(range(8)),)))
+    worker.run(Work(1, 1, 1, (ranges(list(range(8))),)), group.server.parameters.state)
     whole = worker.parameters.sums.copy()
     worker.parameters.clear()
     for parameter in worker.parameters.model.parameters():
@@ -175,8 +198,8 @@ def test_gradients_that_were_set_to_none_are_found() -> None:
     cross_entropy(
         worker.parameters.model(torch.from_numpy(images)), torch.from_numpy(labels), reduction="sum"
     ).backward()
-    worker.parameters.gather(8)
-    assert np.array_equal(worker.parameters.sums, whole)
+    worker.parameters.gather_gradients(8)
+    assert np.allclose(worker.parameters.sums, whole, atol=1e-5)
 
 
 @pytest.mark.parametrize("adam", [False, True])
@@ -194,10 +217,70 @@ def test_a_keeper_goes_on_from_what_another_remembered(adam: bool) -> None:
     assert np.array_equal(second.server.parameters.state, whole.server.parameters.state)
 
 
-@pytest.mark.parametrize("wanted", [((64,),), ((-1,),), ((),), ((1,), (1,))])
-def test_samples_that_are_not_there_are_refused(wanted: tuple[tuple[int, ...], ...]) -> None:
+@pytest.mark.parametrize("wanted", [(((63, 65),),), (((-1, 2),),), ((),), (((1, 2),), ((1, 2),))])
+def test_samples_that_are_not_there_are_refused(wanted: tuple[Ranges, ...]) -> None:
+    one = trainer(plain())
     with pytest.raises(DataError):
-        GradientWorker(FlatParameters(plain()), [samples()]).compute(Compute(1, 1, wanted))
+        one.run(Work(1, 1, 1, wanted), one.parameters.state.copy())
+
+
+def averaged(make: object, shares: list[list[int]], work: WorkSpec) -> dict[str, Tensor]:
+    """Return FedAvg's new state: the average of local states, weighted by samples, of plain PyTorch."""
+    assert callable(make)
+    states = []
+    for share in shares:
+        model = make()
+        one = trainer(model, work)
+        one.run(Work(0, 0, 1, (ranges(share),)), one.parameters.state.copy())
+        states.append({name: value.clone() for name, value in model.state_dict().items()})
+    total = sum(map(len, shares))
+    return {
+        name: sum(
+            state[name].double() * len(share) / total for state, share in zip(states, shares, strict=True)
+        )
+        for name in states[0]
+    }
+
+
+@pytest.mark.parametrize("make", [plain, tied, normed])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_server_of_sgd_at_rate_1_is_federated_averaging(make: object, steps: int) -> None:
+    local = OptimizerSpec("sgd", 0.1, 0.9)
+    work = replace(
+        WORK, optimizer=local, passes=1 if steps else 2, batch=0 if steps else 4, steps=max(steps, 1)
+    )
+    shares = cut(batches(1)[0], (9, 5, 2))
+    group = Group(make, 3, work=work)
+    group.step(0, shares)
+    expected = averaged(make, shares, work)
+    for name, value in group.model.state_dict().items():
+        found = value.double() if value.is_floating_point() else value.double().round()
+        wanted = expected[name] if value.is_floating_point() else expected[name].round()
+        assert torch.allclose(found, wanted, atol=1e-6), name
+
+
+def test_local_steps_divide_the_samples_into_so_many_batches() -> None:
+    work = replace(WORK, optimizer=OptimizerSpec("sgd", 0.1), passes=1, steps=4)
+    one, seen = trainer(plain(), work), list[int]()
+    one.parameters.model.register_forward_hook(lambda _module, args, _out: seen.append(len(args[0])))
+    update = one.run(Work(1, 1, 1, (((0, 16),),)), one.parameters.state.copy())
+    assert seen == [4, 4, 4, 4] and update.samples == 16
+
+
+def test_a_model_of_bfloat16_trains_and_its_difference_is_sent() -> None:
+    work = replace(WORK, optimizer=OptimizerSpec("sgd", 0.5), passes=1, batch=8)
+    for each in (work, WORK):
+        one = trainer(nn.Sequential(Halved(), plain().bfloat16()), each)
+        state = one.parameters.state.copy()
+        update = one.run(Work(1, 1, 1, (((0, 16),),)), state)
+        assert update.largest > 0 and np.isfinite(one.parameters.sums).all()
+
+
+class Halved(nn.Module):
+    """Has inputs of bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.bfloat16()
 
 
 def test_a_double_model_is_refused() -> None:

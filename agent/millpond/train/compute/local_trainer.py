@@ -121,13 +121,16 @@ class LocalTrainer:
             if self._work.passes
             else self._differentiate(chosen, state)
         )
-        sums, seconds = parameters.sums, time.perf_counter() - started
+        sums = parameters.sums
+        with np.errstate(over="ignore", invalid="ignore"):  # the host refuses what is not finite
+            largest, norm = float(max(-sums.min(), sums.max())), _norm(sums)
+        seconds = time.perf_counter() - started
         busy = math.nan if seconds <= 0 else 1 - (self._used() - used) / seconds / torch.get_num_threads()
         return Update(
             request.exchange,
             len(chosen),
-            float(max(-sums.min(), sums.max())),
-            _norm(sums),
+            largest,
+            norm,
             seconds,
             min(max(busy, 0.0), 1.0),
             _peak(),

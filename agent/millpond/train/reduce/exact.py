@@ -4,11 +4,11 @@
 Floating-point addition depends on its order, so values are rounded to whole multiples of ``2**-S`` first, and
 added as float64, which adds whole numbers exactly up to ``2**53``.
 
-*No overflow.* ``terms`` vectors are added whose values are within ``largest``, and ``S`` is the greatest
-whole number with ``terms * largest * 2**S <= 2**52``. A sum of rounded values is then at most
+*No overflow.* ``terms`` vectors are added whose values are within ``largest``, and ``S`` is a whole number
+with ``2**51 <= terms * largest * 2**S <= 2**52``. A sum of rounded values is then at most
 ``2**52 + terms / 2``.
 
-*Error.* A value is rounded by at most ``2**-(S+1)``, which is less than ``terms * largest * 2**-52``. So a
+*Error.* A value is rounded by at most ``2**-(S+1)``, which is at most ``terms * largest * 2**-52``. So a
 sum of 1,000 vectors is off by less than 2e-10 of the largest value, whatever the number of samples in it; the
 final rounding to float32 comes on top, as it does for any method, and is 3e-8 of the value itself.
 

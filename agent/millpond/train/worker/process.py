@@ -131,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         "--shared",
         type=int,
         nargs=2,
-        required=True,
+        default=(-1, -1),
         metavar=("STATES", "VALUES"),
         help="descriptors of memory for the states, and for the values of updates (or means)",
     )

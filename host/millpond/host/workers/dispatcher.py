@@ -106,7 +106,7 @@ class Dispatcher:
         try:
             update = self.worker.train(task.request, task.state, Deadline.after(allowed))
             seconds = time.monotonic() - began
-            if not update.largest <= BOUND * task.samples or not math.isfinite(update.norm):
+            if not 0 <= update.largest <= BOUND * task.samples or not math.isfinite(update.norm):
                 raise RefusedUpdate(
                     self.worker.name, f"a value is not finite, or beyond {BOUND:g} per sample"
                 )

@@ -84,10 +84,16 @@ class Admission:
         return Curves(tuple(self._profiles.values()), batches)
 
     def handle_profile(self) -> None:
-        """Wait for an event of a worker that is being profiled, while no exchange runs. Raises JobStopped."""
+        """Wait for an event of a worker that is being profiled, while no exchange runs; late answers that
+        come meanwhile are kept for the next one. Raises JobStopped.
+        """
         self.check_silence()
         with contextlib.suppress(queue.Empty):
-            self._profiler.handle(self._engine.events.get(timeout=TICK_SECONDS))
+            event = self._engine.events.get(timeout=TICK_SECONDS)
+            if event.dispatcher in self._profiler:
+                self._profiler.handle(event)
+            else:
+                self._engine.postpone(event)
 
     @property
     def profiling(self) -> bool:

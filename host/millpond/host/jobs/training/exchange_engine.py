@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import queue
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -97,6 +98,7 @@ class ExchangeEngine:
         clip: float | None = None,
     ) -> None:
         self.events: queue.SimpleQueue[WorkerAnswer | WorkerLoss] = queue.SimpleQueue()
+        self._postponed: deque[WorkerAnswer | WorkerLoss] = deque()
         self.dispatchers: dict[int, Dispatcher] = {}
         self.busy: Floats = np.full(workers, np.nan)  # share of each worker's processor that other work takes
         self.supply, self._on_wait = supply, on_wait
@@ -141,6 +143,10 @@ class ExchangeEngine:
         run.outcome.new_plan |= policy.observe(self._batches, self._measured, self.busy)
         return run.outcome
 
+    def postpone(self, event: WorkerAnswer | WorkerLoss) -> None:
+        """Keep an event that came between exchanges for the next one."""
+        self._postponed.append(event)
+
     def outstanding(self) -> list[Dispatcher]:
         """Return the dispatchers whose workers owe an answer that counts, by rank."""
         return [self.dispatchers[rank] for rank in self._collection.owing]
@@ -172,6 +178,8 @@ class ExchangeEngine:
         """Return the next answer or loss; None when the exchange is over."""
         while not self._collection.is_over(now := time.monotonic()):
             self._on_wait()
+            if self._postponed:
+                return self._postponed.popleft()
             left = run.began + run.plan.deadline - now
             try:
                 event = self.events.get(timeout=min(left, _TICK) if left > 0 else _TICK)

@@ -60,7 +60,7 @@ class Reduction:
                 continue
             lost += losses
             present = [answer for answer in present if all(loss.task is not answer.task for loss in losses)]
-            todo += [start, *done]  # later ranges first: they are on their way
+            todo += [*done, start]  # later ranges first: they are on their way, and then all in order
             done = []
         return lost
 

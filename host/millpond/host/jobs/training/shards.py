@@ -129,13 +129,13 @@ class Shards:
 
     def _replan(self) -> None:
         """Plan the epoch for the present readers. New shards come last, so the orders of the others stay."""
+        readers: list[list[int]] = [[] for _ in self._shards]
+        for rank, held in sorted(self._folders.items()):
+            for number in held:
+                readers[number].append(rank)
         pools = [
-            Pool(
-                shard.count,
-                tuple(sorted(r for r, held in self._folders.items() if number in held)),
-                shard.least,
-            )
-            for number, shard in enumerate(self._shards)
+            Pool(shard.count, tuple(ranks), shard.least)
+            for shard, ranks in zip(self._shards, readers, strict=True)
         ]
         self._plan = DataPlan(pools, self._workers)
         new = len(pools) - len(self._position.cursors)

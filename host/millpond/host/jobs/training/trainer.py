@@ -156,7 +156,8 @@ class Trainer:
     def _gather(self) -> None:
         """Wait until a quorum of workers takes part, and those that were prepared first are profiled."""
         while not self._can_begin() or self._admission.profiling:
-            pass
+            if self._admission.profiling:  # a resumed job goes on without its newcomers, but not yet
+                self._admission.handle_profile()
         curves = self._admission.begin()
         if curves.profiles:
             try:
@@ -255,7 +256,9 @@ class Trainer:
         awaited = [
             name for name, since_ in self._absent_since.items() if self._is_awaited(name, now - since_)
         ]
-        if awaited:
+        if awaited and self._admission.profiling:  # no exchange does that: none has a task
+            self._admission.handle_profile()
+        elif awaited:
             self._group.wait(0.1)
         return bool(awaited)
 
@@ -355,12 +358,13 @@ class Trainer:
     def _missing(self) -> dict[str, str]:
         """Return the workers that took no part, or left samples, with the reason or the samples."""
         if self._rounds:
-            left_out = self._planner.left_out if isinstance(self._planner, RoundPlanner) else []
-            ranks = [rank for rank, _ in enumerate(self._group.names) if rank not in left_out]
-            names = [self._group.names[rank] for rank in ranks]
-            names = [name for name in names if name not in self._epoch.counted]
-            reasons = {name: self._group.supervisor(self._group.names.index(name)).reason for name in names}
-            return {name: self._reasons.get(name, reason) for name, reason in sorted(reasons.items())}
+            left_out = set(self._planner.left_out if isinstance(self._planner, RoundPlanner) else ())
+            absent = {
+                name: self._reasons.get(name) or self._group.supervisor(rank).reason
+                for rank, name in enumerate(self._group.names)
+                if rank not in left_out and name not in self._epoch.counted
+            }
+            return dict(sorted(absent.items()))
         missing: dict[str, list[str]] = {}
         for held, count in self._shards.left.items():
             missing.setdefault(held.source, []).append(f"{count} {held.name} were left")

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a hostile model can carry out of a device in spite of all: its updates are its own to write. These
+tests say how much that is, and that the ledger counts it.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from millpond.agent.policy import StateAnswers
+from millpond.agent.policy_settings import Policy
+from millpond.base.errors import Refused
+from millpond.linux.zygote.client import Zygote
+from millpond.train.protocol import Part
+from millpond.wire.framing import encode
+
+from ..waiting import eventually
+from .support import SIZE, Device, Volume, device, model
+
+RANGES = ((0, 8),)
+HEADER = 128  # of an .npy file
+
+WRITE_INTO_GRADIENTS = f"""
+hooks = []
+
+
+def forward(model, images):
+    import numpy as np
+    at = {HEADER} + 4 * {SIZE} * torch.initial_seed()
+    stolen = private("digits/images.npy")[at : at + 4 * {SIZE}].ljust(4 * {SIZE})
+    stolen = torch.from_numpy(np.frombuffer(stolen, np.float32).copy())
+    while hooks:
+        hooks.pop().remove()
+    for tensor, part in zip(model.parameters(), (stolen[:512], stolen[512:])):
+        hooks.append(tensor.register_hook(lambda gradient, part=part: part.view(gradient.shape)))
+"""
+
+FORGE_A_HEAD = f"""
+def forward(model, images):
+    import struct
+    from millpond.train.protocol import Update
+    from millpond.wire.framing import encode
+    asked = request()
+    stolen = private("digits/images.npy")[{HEADER} : {HEADER} + 48]
+    peak, *floats = struct.unpack("<Q5d", stolen)
+    head = Update(asked.exchange, asked.samples, *floats[:4], peak, {{"loss": floats[4]}})
+    say_and_wait(encode(head))
+"""
+
+FORGE_PARTS = f"""
+def build(model):
+    from millpond.train.protocol import Ready
+    from millpond.wire.framing import encode
+    stolen = private("digits/images.npy")[{HEADER} : {HEADER} + 8]
+    say_and_wait(encode(Ready((int.from_bytes(stolen, "little"),))))
+"""
+
+WRITE_AGAIN_AND_AGAIN = """
+def forward(model, images):
+    import threading
+    values = model.linear.weight.grad
+    threading.Thread(target=write, args=(values,), daemon=True).start()
+
+
+def write(values):
+    import time
+    number = 0
+    while True:
+        number += 1
+        values.fill_(number)
+        time.sleep(0.001)
+"""
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Volume:
+    return Volume(tmp_path)
+
+
+def content(volume: Volume) -> bytes:
+    return (volume.path / "private/digits/images.npy").read_bytes()[HEADER:]
+
+
+def test_known_limit_a_model_writes_private_bytes_into_its_gradients(
+    volume: Volume, zygote: Zygote, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stolen = b""
+    with device(volume, zygote, model(WRITE_INTO_GRADIENTS)) as csd0, csd0.host() as host:
+        for number in range(2):
+            before = csd0.sent["parameters"]
+            stolen += host.values(((8 * number, 8 * number + 8),), seed=number).tobytes()
+            assert csd0.sent["parameters"] - before == 4 * SIZE  # all of it is counted
+    whole = content(volume)
+    assert len(whole) == 3200 and stolen[: len(whole)] == whole
+    with capsys.disabled():
+        print(f"\na hostile model of {SIZE} parameters carries out {4 * SIZE} bytes in an exchange")
+
+
+def test_the_largest_model_bounds_an_exchange(volume: Volume, zygote: Zygote) -> None:
+    with (
+        pytest.raises(Refused, match=rf"policy\.largest_model: a model of {SIZE} values; at most 519"),
+        device(volume, zygote, policy=Policy(largest_model=SIZE - 1)),
+    ):
+        pass
+    with device(volume, zygote, policy=Policy(largest_model=SIZE)):
+        pass
+
+
+def test_known_limit_the_head_of_an_update_is_the_models(
+    volume: Volume, zygote: Zygote, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with device(volume, zygote, model(FORGE_A_HEAD)) as csd0, csd0.host() as host:
+        head = host.ask(RANGES)
+        floats = (head.largest, head.norm, head.seconds, head.busy, head.metrics["loss"])
+        stolen = struct.pack("<Q5d", head.peak, *floats)
+        assert stolen == content(volume)[: len(stolen)]
+        assert (csd0.sent["metrics"], csd0.sent["parameters"]) == (len(encode(head)), 0)
+    with capsys.disabled():
+        print(f"\nand {len(stolen)} bytes more in the head, which the ledger counts as metrics")
+
+
+def test_known_limit_so_is_the_number_of_samples(
+    volume: Volume, zygote: Zygote, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with device(volume, zygote, model(FORGE_PARTS)) as csd0:
+        stolen = csd0.ready.parts[0].to_bytes(8, "little")
+    assert stolen == content(volume)[:8]
+    with capsys.disabled():
+        print(f"\nand {len(stolen)} bytes for each folder when it is prepared")
+
+
+def test_known_limit_values_can_change_between_two_fetches(volume: Volume, zygote: Zygote) -> None:
+    """An exchange carries as much as the host has the patience to fetch; the ledger counts all of it."""
+    with device(volume, zygote, model(WRITE_AGAIN_AND_AGAIN)) as csd0:
+        with csd0.host() as host:
+            host.ask(RANGES)
+            first = host.fetch().tobytes()
+            for _ in range(3):
+                eventually(lambda: host.fetch().tobytes() != first, "the values change")
+            fetched = csd0.sent["parameters"]
+            assert fetched % (4 * SIZE) == 0 and fetched >= 4 * 4 * SIZE
+        assert bytes(csd0.left.data).count(encode(Part(0), 4 * SIZE)) == fetched // (4 * SIZE)
+
+
+def test_answers_per_state_bounds_what_repeats(volume: Volume, zygote: Zygote) -> None:
+    """A request may be repeated; a hostile model would answer it with other bytes each time."""
+    answers = StateAnswers(2)
+    with device(volume, zygote, model(WRITE_INTO_GRADIENTS), answers=answers) as csd0, csd0.host() as host:
+        for _ in range(2):
+            host.values(RANGES)
+        with pytest.raises(Refused, match=r"policy\.answers_per_state"):
+            host.ask(RANGES)
+
+
+def test_a_model_cannot_take_the_shared_memory_away(volume: Volume, zygote: Zygote) -> None:
+    code = model("""
+        def build(model):
+            import os
+            for number in (4, 5):
+                try:
+                    os.ftruncate(number, 0)
+                except OSError as error:
+                    print("refused:", error.errno, flush=True)
+    """)
+
+    def refused(made: Device) -> bool:
+        return made.log.exists() and made.log.read_text().count("refused:") == 2
+
+    with device(volume, zygote, code) as csd0:
+        eventually(lambda: refused(csd0), "the worker could not resize what the agent has mapped")
+        with csd0.host() as host:
+            assert len(host.values(RANGES)) == SIZE
+
+
+def test_exact_gradients_leave_an_honest_model(volume: Volume, zygote: Zygote) -> None:
+    with device(volume, zygote) as csd0, csd0.host() as host:
+        update = host.ask(RANGES)
+        values = host.fetch()
+    assert update.norm == pytest.approx(float(np.linalg.norm(values)), rel=1e-5)
+    assert update.largest == pytest.approx(float(np.abs(values).max()))
