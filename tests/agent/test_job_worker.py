@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's relay of steps to a real worker process, whose model misbehaves as the step's seed says."""
+"""The agent's relay of exchanges to a real worker process, whose model misbehaves as the seed says."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -17,13 +18,16 @@ import pytest
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.gate import CanaryError, Gate, LedgerCounters, Pattern, ledger
 from millpond.agent.job_worker import HostLeft, JobWorker
+from millpond.agent.policy import StateAnswers
+from millpond.agent.policy_settings import Policy
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.linux.zygote.client import Zygote
-from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec
-from millpond.train.protocol import Compute, Computed, PrepareWorker, Ready
+from millpond.train.job.spec import ModelSpec, WorkSpec
+from millpond.train.protocol import Fetch, Folder, Part, PrepareWorker, Ready, Update, Work
+from millpond.train.state.layout import Tensor
 from millpond.wire.channel import Buffer, Channel
-from millpond.wire.messages import Kind, Ok
+from millpond.wire.messages import Kind, Message, Ok
 
 from ..waiting import eventually
 
@@ -78,9 +82,9 @@ def leak_later(weight):
 
 
 def speak():
-    from millpond.train.protocol import Computed
+    from millpond.train.protocol import Update
     from millpond.wire.framing import encode
-    told = encode(Computed(1, 2, 0.0, 0.0, 0.0, 0), 8) + bytes(8)
+    told = encode(Update(1, 10, 0.0, 0.0, 0.0, 0.0, 0, {{"loss": 0.0}}), 8) + bytes(8)
     (own,) = (n for n in os.listdir("/proc/self/fd") if is_socket("/proc/self/fd/" + n))
     os.write(int(own), told)
     time.sleep(600)
@@ -108,25 +112,15 @@ class Watched:
             self.searched()
 
 
-SEALING = """
-import fcntl
-import os
-from torch import nn
-
-def Net():
-    links = {{name: "/proc/self/fd/" + name for name in os.listdir("/proc/self/fd")}}
-    shared = next(int(n) for n, l in links.items() if os.path.lexists(l) and "{0} of" in os.readlink(l))
-    seals = fcntl.F_SEAL_SEAL | (fcntl.F_SEAL_GROW if "{0}" == "state" else 0)
-    fcntl.fcntl(shared, fcntl.F_ADD_SEALS, seals)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
-"""
+SIZE = 520
+TENSORS = (Tensor("layers.1.weight", (8, 64), "float32"), Tensor("layers.1.bias", (8,), "float32"))
 
 
 class Agent:
     """A worker of a device, and hosts that connect to it one after the other."""
 
-    def __init__(self, base: Path, zygote: Zygote, *patterns: Pattern, model: str = MODEL) -> None:
-        folder = base / "volume" / "private"
+    def __init__(self, base: Path, zygote: Zygote, *patterns: Pattern) -> None:
+        folder = base / "volume" / "private" / "digits"
         folder.mkdir(parents=True)
         rng = np.random.default_rng(1)
         np.save(folder / "images.npy", rng.integers(0, 255, (50, 8, 8)).astype(np.uint8))
@@ -137,22 +131,20 @@ class Agent:
             LinkConfig(str(base / "s"), "10.77.0.2/30"),
             volume=str(base / "volume"),
             state=str(base / "state"),
+            policy=Policy(least_samples=2, answers_per_state=0),
         )
         self.log = base / "state" / "jobs" / "steps.log"
         self.log.parent.mkdir(parents=True)
         self.outlet = Watched(self.gate)
-        self.worker = JobWorker(config, "steps", zygote)
-        job = Job(
-            "steps",
-            DataSpec("private", "test"),
-            ModelSpec("net:Net", ("net.py",)),
-            synchronous=SynchronousSpec(),
-        )
-        request = PrepareWorker(job, "csd0", ("private",), {"net.py": model}, role="steps")
+        work = WorkSpec("steps", ModelSpec("net:Net", ("net.py",)))
+        folders = (Folder("private/digits", "csd0"),)
+        request = PrepareWorker(work, "csd0", folders, {"net.py": MODEL}, TENSORS)
+        self.worker = JobWorker(config, request, zygote, StateAnswers(0))
+        self.epoch = 0
         near, far = socket.socketpair()
         with Channel(near, "csd0"), Channel(far, "host") as control, ExitStack() as failed:
             failed.callback(self.worker.stop)
-            self.ready: Ready = self.worker.prepare(request, control)
+            self.ready: Ready = self.worker.prepare(control)
             failed.pop_all()
         self.error: Exception | None = None
 
@@ -178,10 +170,19 @@ class Agent:
             thread.join(20)
         assert not thread.is_alive()
 
-    def step(self, host: Channel, mode: int = GOOD) -> tuple[Computed, bytes]:
-        host.send(Compute(1, mode, ((3, 4),)), soon(), bytes(4 * self.ready.size))
-        computed = host.expect(Computed, soon(), payload=4 * self.ready.size)
-        return computed, bytes(host.receive_payload(4 * self.ready.size, soon()))
+    def work(self, mode: int = GOOD, start: int = 0, count: int = 10) -> Work:
+        """Return a request, in an epoch of its own."""
+        self.epoch += 1
+        return Work(1, mode, self.epoch, (((start, start + count),),))
+
+    def step(self, host: Channel, mode: int = GOOD, count: int = 10) -> tuple[Update, bytes]:
+        host.send(self.work(mode, count=count), soon(), bytes(4 * SIZE))
+        return host.expect(Update, soon()), self.fetch(host)
+
+    def fetch(self, host: Channel, start: int = 0, stop: int = SIZE) -> bytes:
+        host.send(Fetch(start, stop), soon())
+        assert host.expect(Part, soon(), payload=4 * (stop - start)).start == start
+        return bytes(host.receive_payload(4 * (stop - start), soon()))
 
 
 def soon() -> Deadline:
@@ -214,20 +215,63 @@ def agent(module_agent: Agent) -> Agent:
     return module_agent
 
 
+def alike(one: bytes, other: bytes) -> bool:
+    """Return whether two updates are of the same samples in whatever order."""
+    return np.allclose(np.frombuffer(one, np.float32), np.frombuffer(other, np.float32), atol=1e-4)
+
+
 def sent(agent: Agent) -> int:
     return ledger(agent.gate, [])[0]["parameters"]
 
 
-def test_state_goes_in_and_sums_come_out_counted(agent: Agent) -> None:
+def test_a_state_goes_in_and_an_update_comes_out_counted(agent: Agent) -> None:
+    assert agent.ready == Ready((50,), 2)
     before = sent(agent)
     with agent.host() as host:
-        computed, sums = agent.step(host)
-        again = agent.step(host)[1]
-    assert (computed.step, computed.samples) == (1, 2)
-    assert computed.loss == pytest.approx(2 * np.log(8), rel=1e-4)  # of weights that are all 0
-    assert np.frombuffer(sums, np.float32).any() and sums == again
-    assert sent(agent) - before == 2 * 4 * agent.ready.size
+        update, values = agent.step(host)
+        assert agent.fetch(host, 100, 300) == values[400:1200]  # again, and from anywhere
+    assert (update.exchange, update.samples) == (1, 10)
+    assert update.metrics["loss"] == pytest.approx(10 * np.log(8), rel=1e-4)  # of weights that are all 0
+    assert np.abs(np.frombuffer(values, np.float32)).max() == update.largest > 0
+    assert sent(agent) - before == 4 * SIZE + 800
     assert isinstance(agent.error, ConnectionLost)
+
+
+def test_the_state_and_the_values_are_copied_once_at_most_in_the_agent(
+    agent: Agent, tmp_path: Path, zygote: Zygote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel writes the state into memory that the worker maps, and sends the values from there: with the
+    worker's own copy of the state that is one, and one more where the agent searches.
+    """
+    into: list[int] = []
+    out: list[int] = []
+    receive, send = Channel.receive_into, Channel.send
+
+    def received(self: Channel, buffer: Buffer, deadline: Deadline) -> None:
+        into.append(address(buffer))
+        receive(self, buffer, deadline)
+
+    def sends(
+        self: Channel, message: Message, deadline: Deadline, payload: Buffer = b"", **more: Any
+    ) -> None:
+        if isinstance(message, Part):
+            out.append(address(payload))
+        send(self, message, deadline, payload, **more)
+
+    with agent_in(tmp_path, zygote) as other, other.host() as host:
+        monkeypatch.setattr(Channel, "receive_into", received)
+        monkeypatch.setattr(Channel, "send", sends)
+        host.send(other.work(), soon(), bytes(4 * SIZE))
+        host.expect(Update, soon())
+        other.fetch(host)
+        monkeypatch.undo()
+        assert into[0] == address(other.worker._state.data)
+        assert out == [address(other.worker._values.data)]
+        assert not other.outlet.searches and agent.outlet.searches
+
+
+def address(buffer: Buffer) -> int:
+    return np.frombuffer(buffer, np.uint8).ctypes.data
 
 
 def test_a_model_that_raises_tells_where_and_nothing_more(agent: Agent) -> None:
@@ -238,20 +282,48 @@ def test_a_model_that_raises_tells_where_and_nothing_more(agent: Agent) -> None:
         ) as caught:
             agent.step(host, RAISE)
         assert caught.value.code == "model"
-        with pytest.raises(Refused, match="sample 50 is wanted; there are 50") as caught:
-            host.send(Compute(1, 0, ((50,),)), soon(), bytes(4 * agent.ready.size))
-            host.expect(Computed, soon(), payload=4 * agent.ready.size)
+        with pytest.raises(Refused, match="samples 49 to 59 are wanted; there are 50") as caught:
+            host.send(agent.work(start=49), soon(), bytes(4 * SIZE))
+            host.expect(Update, soon())
         assert caught.value.code == "data"
         assert sent(agent) == before
         agent.step(host)
     eventually(lambda: CANARY.decode() in agent.log.read_text(), "the output has been copied to the log")
 
 
+def test_a_request_that_the_policy_forbids_is_refused_and_the_worker_lives_on(agent: Agent) -> None:
+    with agent.host() as host:
+        host.send(agent.work(count=1), soon(), bytes(4 * SIZE))
+        with pytest.raises(Refused, match=r"policy\.least_samples: 1 samples .*private/digits") as caught:
+            host.expect(Update, soon())
+        assert caught.value.code == "policy"
+        agent.step(host)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 5), (5, 5), (0, SIZE + 1), (600, 700)])
+def test_values_that_there_are_not_end_the_connection(agent: Agent, start: int, stop: int) -> None:
+    with agent.host() as host:
+        agent.step(host)
+        host.send(Fetch(start, stop), soon())
+        with pytest.raises(ConnectionLost):
+            host.receive(soon())
+    assert f"values {start} to {stop} of an update" in str(agent.error)
+
+
+def test_before_there_is_an_update_none_can_be_fetched(agent: Agent) -> None:
+    with agent.host() as host:
+        with pytest.raises(Refused):
+            agent.step(host, RAISE)
+        host.send(Fetch(0, SIZE), soon())
+        with pytest.raises(ConnectionLost):
+            host.receive(soon())
+
+
 @pytest.mark.parametrize("size", [0, 4, -4])
 def test_a_state_of_another_size_ends_the_connection_alone(agent: Agent, size: int) -> None:
-    whole = 4 * agent.ready.size
+    whole = 4 * SIZE
     with agent.host() as host, pytest.raises(ConnectionLost):  # by either: the other closes at the head
-        host.send(Compute(1, GOOD, ((3,),)), soon(), bytes(size and whole + size))
+        host.send(agent.work(), soon(), bytes(size and whole + size))
         host.receive(soon())
     assert str(agent.error) == f"the host sent {size and whole + size} bytes of state, not {whole}"
     with agent.host() as host:
@@ -275,16 +347,8 @@ def test_forbidden_bytes_among_sums_do_not_leave(agent: Agent) -> None:
     assert ledger(agent.gate, [])[1]["c"] == seen + 1
 
 
-@pytest.mark.parametrize("what", ["state", "sums"])
-def test_memory_that_the_model_has_sealed_is_not_used(tmp_path: Path, zygote: Zygote, what: str) -> None:
-    with pytest.raises(ProtocolError, match=r"steps: .*(Operation not permitted|kept from)"):
-        Agent(tmp_path, zygote, model=SEALING.format(what))
-
-
 def test_what_is_written_after_the_search_is_not_what_is_sent(agent: Agent) -> None:
-    shared = agent.worker._sums
-    assert shared is not None
-    sums_there = shared.data
+    sums_there = agent.worker._values.data
     written: list[bool] = []
 
     def searched() -> None:
@@ -297,22 +361,22 @@ def test_what_is_written_after_the_search_is_not_what_is_sent(agent: Agent) -> N
 
     agent.outlet.searched = searched
     with agent.host() as host:
-        _, sums = agent.step(host, LEAK_LATER)
+        _, sums = agent.step(host, LEAK_LATER, count=50)
         agent.outlet.searched = lambda: None
         assert written == [True]
         assert CANARY not in sums
-        assert sums == agent.step(host)[1]
+        assert alike(sums, agent.step(host, count=50)[1])
 
 
 def test_where_nothing_is_searched_the_same_sums_leave_counted(
     agent: Agent, tmp_path: Path, zygote: Zygote
 ) -> None:
     with agent.host() as host:
-        expected = agent.step(host)[1]
+        expected = agent.step(host, count=50)[1]
     with agent_in(tmp_path, zygote) as other, other.host() as host:
         assert agent.outlet.searches and not other.outlet.searches
-        assert [other.step(host)[1] for _ in range(2)] == [expected, expected]
-        assert ledger(other.gate, [])[0]["parameters"] == 2 * 4 * other.ready.size
+        assert all(alike(other.step(host, count=50)[1], expected) for _ in range(2))
+        assert ledger(other.gate, [])[0]["parameters"] == 2 * 4 * SIZE
 
 
 @pytest.mark.expected_log("job steps: the worker process hangs")
@@ -321,7 +385,7 @@ def test_a_worker_that_hangs_is_told_and_a_host_that_leaves_is_not_waited_for(
 ) -> None:
     with agent_in(tmp_path, zygote) as agent:
         with agent.host() as host:
-            host.send(Compute(1, HANG, ((3,),)), soon(), bytes(4 * agent.ready.size))
+            host.send(agent.work(HANG), soon(), bytes(4 * SIZE))
             time.sleep(0.2)
         assert isinstance(agent.error, HostLeft)
         with agent.host() as host:
@@ -342,5 +406,5 @@ def test_what_a_model_says_itself_does_not_leave(tmp_path: Path, zygote: Zygote)
     with agent_in(tmp_path, zygote) as agent:
         with agent.host() as host, pytest.raises(ConnectionLost):
             agent.step(host, SPEAK)
-        assert str(agent.error) == "the worker sent 'computed', which may not leave"
+        assert str(agent.error) == "the worker sent 'update', which may not leave"
         assert sent(agent) == 0

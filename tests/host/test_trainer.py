@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A newcomer is profiled also where no exchange waits: before a resumed job begins, at the end of an epoch."""
+"""A newcomer is profiled also where no exchange waits: before a resumed job begins, and as an epoch ends."""
 
 from __future__ import annotations
 

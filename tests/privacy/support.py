@@ -241,7 +241,7 @@ class Host:
 
 def states(size: int, number: int) -> NDArray[np.float32]:
     """State ``number`` of a model: the first value of each differs from the last one's by one ulp."""
-    found = np.random.default_rng(0).standard_normal(size).astype(np.float32) / 10
+    found: NDArray[np.float32] = np.random.default_rng(0).standard_normal(size, np.float32) / np.float32(10)
     found[:1].view(np.int32)[0] += number
     return found
 

@@ -90,9 +90,8 @@ def test_made_up_samples_show_no_private_data(tmp_path: Path, zygote: Zygote) ->
         with device(Volume(tmp_path / str(seed), seed=seed), zygote) as csd0, csd0.host() as host:
             real = host.values(((0, LEAST),))
             update = host.ask((), synthetic=1)
-            found.append(
-                (update.metrics, update.largest, update.norm, host.fetch().tobytes(), real.tobytes())
-            )
+            head = update.metrics, update.largest, update.norm
+            found.append((head, host.fetch().tobytes(), real.tobytes()))
     assert found[0][:2] == found[1][:2]
     assert found[0][2] != found[1][2]
 

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The policy of a device: every rule refuses by its name, and no row of requests gets around one."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.agent.config import read
+from millpond.agent.policy import ExchangeGuard, StateAnswers, check_job, digest
+from millpond.agent.policy_settings import Policy
+from millpond.base.errors import ConfigError, Refused
+from millpond.train.balance.ranges import Ranges, count
+from millpond.train.job.spec import ModelSpec, WorkSpec
+from millpond.train.protocol import Folder, PrepareWorker, Work
+from millpond.train.state.layout import Tensor
+
+SMALLEST = 'name = "csd0"\n[link]\nsocket = "/run/slot/nvme.sock"\naddress = "10.77.0.2/30"\n'
+PRIVATE, PUBLIC = Folder("private/digits", "csd0"), Folder("public/digits", "csd0", public=True)
+CODE = {"net.py": "def Net(): ...", "more.py": "x = 1"}
+TENSORS = (Tensor("weight", (10, 10), "float32"), Tensor("bias", (10,), "float32"))
+JOB = PrepareWorker(WorkSpec("job", ModelSpec("net:Net")), "csd0", (PRIVATE, PUBLIC), CODE, TENSORS)
+SAMPLES = 40
+
+
+def work(*ranges: Ranges, epoch: int = 0, seed: int = 0, synthetic: int = 0) -> Work:
+    return Work(1, seed, epoch, ranges, synthetic)
+
+
+def state(number: int) -> memoryview:
+    return memoryview(bytes([number]) * 16)
+
+
+def guard(
+    policy: Policy | None = None,
+    answers: StateAnswers | None = None,
+    folders: tuple[Folder, ...] = (PRIVATE, PUBLIC),
+    parts: tuple[int, ...] = (SAMPLES, SAMPLES),
+) -> ExchangeGuard:
+    policy = policy or Policy()
+    return ExchangeGuard(policy, answers or StateAnswers(policy.answers_per_state), folders, parts)
+
+
+def refusal(policy: Policy, **changes: object) -> Refused:
+    with pytest.raises(Refused) as caught:
+        check_job(policy, "csd0", replace(JOB, **changes))  # type: ignore[arg-type]
+    return caught.value
+
+
+def answer(of: ExchangeGuard, request: Work, at: int = 0) -> None:
+    of.check(request, state(at))
+    of.answered()
+
+
+def test_the_policy_that_nobody_has_written_is_in_force(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(SMALLEST)
+    assert read(file).policy == Policy(8, 16, (), "any", (), 1 << 30)
+
+
+def test_everything_can_be_set(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    table = 'least_samples = 20\nanswers_per_state = 0\nfolders = ["private/a", "private/b/c"]\n'
+    table += f'code = "listed"\nlisted = ["{digest("net:Net", CODE)}"]\nlargest_model = 1000\n'
+    file.write_text(f"{SMALLEST}[policy]\n{table}")
+    listed = (digest("net:Net", CODE),)
+    assert read(file).policy == Policy(20, 0, ("private/a", "private/b/c"), "listed", listed, 1000)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("least_samples = 0", "policy: least_samples must be 1 or more"),
+        ("least_samples = -8", "policy: least_samples must be 1 or more"),
+        ("answers_per_state = -1", "answers_per_state"),
+        ("largest_model = 0", "largest_model"),
+        ('folders = ["public/a"]', "policy: folders: 'public/a' is not a folder in private/"),
+        ('folders = ["private/../public"]', "policy: folders: 'private/../public'"),
+        ('folders = ["/volume/private/a"]', "policy: folders"),
+        ('folders = "private/a"', "folders"),
+        ('code = "some"', "code"),
+        ("least = 8", "did you mean 'least_samples'"),
+        ("least_samples = 8.5", "least_samples"),
+        ("least_samples = true", "least_samples"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, line: str, words: str) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(f"{SMALLEST}[policy]\n{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        read(file)
+    assert words in str(caught.value) and "agent.toml" in str(caught.value)
+
+
+def test_a_job_is_allowed() -> None:
+    check_job(Policy(folders=("private/digits",), largest_model=110), "csd0", JOB)
+    check_job(Policy(folders=("private/a", "private/digits/of")), "csd0", replace(JOB, folders=(PUBLIC,)))
+    below = Folder("private/digits/of/june", "csd0")
+    check_job(Policy(folders=("private/digits",)), "csd0", replace(JOB, folders=(below,)))
+    check_job(Policy(), "csd0", replace(JOB, folders=()))
+
+
+@pytest.mark.parametrize("path", ["private", "private/digits2", "private/other", "private/a/digits"])
+def test_folders_names_what_jobs_may_read(path: str) -> None:
+    error = refusal(Policy(folders=("private/digits",)), folders=(Folder(path, "csd0"),))
+    assert (error.code, error.text) == ("policy", f"policy.folders: jobs may not read '{path}'")
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        Folder("/volume/private/digits", "csd0"),
+        Folder("", "csd0"),
+        Folder(".", "csd0"),
+        Folder("etc", "csd0"),
+        Folder("private/../private/digits", "csd0"),
+        Folder("public/../private/digits", "csd0", public=True),
+        Folder("privately/digits", "csd0"),
+        Folder("private/digits", "csd0", public=True),
+        Folder("public/digits", "csd0"),
+        Folder("private/digits", "csd1"),
+        Folder("public/digits", "csd1", public=True),
+        Folder("private/digits/", "csd0"),
+        Folder("private//digits", "csd0"),
+        Folder("private/./digits", "csd0"),
+        Folder("./private/digits", "csd0"),
+    ],
+)
+def test_a_folder_is_what_its_one_name_says(folder: Folder) -> None:
+    error = refusal(Policy(), folders=(PUBLIC, folder))
+    assert error.code == "data" and f"'{folder.path}'" in error.text
+
+
+def test_a_folder_is_named_once() -> None:
+    assert "named twice" in refusal(Policy(), folders=(PRIVATE, PRIVATE)).text
+
+
+def test_the_largest_model_is_a_number_of_values() -> None:
+    error = refusal(Policy(largest_model=109))
+    assert error.code == "policy"
+    assert error.text == "policy.largest_model: a model of 110 values; at most 109 are allowed"
+
+
+@pytest.mark.parametrize("shape", [(-1,), (1 << 20, -1), (-2, -2)])
+def test_tensors_cannot_take_from_the_size_of_others(shape: tuple[int, ...]) -> None:
+    huge = (Tensor("huge", (1 << 20,), "float32"), Tensor("less", shape, "float32"))
+    assert "negative" in refusal(Policy(largest_model=100), tensors=huge).text
+
+
+@pytest.mark.parametrize("tensors", [(), (Tensor("none", (0, 5), "float32"),)])
+def test_a_model_has_values(tensors: tuple[Tensor, ...]) -> None:
+    assert refusal(Policy(), tensors=tensors).text == "the model has no values"
+
+
+def test_code_that_is_not_listed_is_named_by_its_digest() -> None:
+    listed = Policy(code="listed", listed=(digest("net:Net", CODE),))
+    check_job(listed, "csd0", JOB)
+    check_job(listed, "csd0", replace(JOB, code=dict(reversed(CODE.items()))))
+    for code in ({**CODE, "more.py": "x = 2"}, {**CODE, "torch.py": ""}, {"net.py": CODE["net.py"]}, {}):
+        error = refusal(listed, code=code)
+        assert (
+            error.text
+            == f"policy.code: the job's code is not listed; its digest is {digest('net:Net', code)}"
+        )
+    assert refusal(Policy(code="listed")).code == "policy"
+
+
+@pytest.mark.parametrize("factory", ["timeit:timeit", "subprocess:run", "net:Other"])
+def test_listed_code_is_run_as_it_was_listed(factory: str) -> None:
+    """Python's own callables run what their arguments say, whatever the job's files are."""
+    listed = Policy(code="listed", listed=(digest("net:Net", CODE),))
+    error = refusal(listed, work=replace(JOB.work, model=ModelSpec(factory, (), {"stmt": "print(1)"})))
+    assert error.text.startswith("policy.code: ")
+
+
+@given(st.dictionaries(st.text(), st.text()), st.dictionaries(st.text(), st.text()), st.text(), st.text())
+def test_other_code_has_another_digest(
+    one: dict[str, str], two: dict[str, str], factory: str, other: str
+) -> None:
+    assert (digest(factory, one) == digest(other, two)) == ((factory, one) == (other, two))
+
+
+@pytest.mark.parametrize("parts", [(7, SAMPLES), (0, SAMPLES), (-1, SAMPLES)])
+def test_a_private_folder_has_enough_samples(parts: tuple[int, ...]) -> None:
+    with pytest.raises(Refused, match=r"policy\.least_samples: 'private/digits' has -?\d samples; an answer"):
+        guard(parts=parts)
+
+
+def test_a_public_folder_may_have_any_number() -> None:
+    answer(guard(parts=(8, 1)), work((), ((0, 1),)))
+
+
+@pytest.mark.parametrize("parts", [(), (SAMPLES,), (SAMPLES,) * 3])
+def test_a_worker_tells_of_each_folder(parts: tuple[int, ...]) -> None:
+    with pytest.raises(Refused, match="the worker has samples of"):
+        guard(parts=parts)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "words"),
+    [
+        (((0, 7),), "policy.least_samples: 7 samples of 'private/digits' are wanted; an answer covers 8"),
+        (((0, 3), (9, 13)), "policy.least_samples: 7 samples"),
+        (((0, 8), (7, 9)), "policy.least_samples: a sample of 'private/digits' is wanted twice in epoch 0"),
+        (((0, 8), (0, 8)), "policy.least_samples: a sample"),
+        (((-8, 0),), "samples -8 to 0 are wanted; there are 40"),
+        (((33, 41),), "samples 33 to 41 are wanted; there are 40"),
+        (((0, 10), (30, 20)), "samples 30 to 20 are wanted; there are 40"),
+        (((0, 8), (8, 8)), "samples 8 to 8 are wanted; there are 40"),
+    ],
+)
+def test_an_answer_covers_enough_samples_once(ranges: Ranges, words: str) -> None:
+    with pytest.raises(Refused) as caught:
+        guard().check(work(ranges, ((0, 30),)), state(0))  # public samples make up for nothing
+    assert words in caught.value.text
+
+
+def test_samples_of_each_folder_are_wanted() -> None:
+    for ranges in ((), (((0, 8),),), (((0, 8),), (), ())):
+        with pytest.raises(Refused, match="folders are wanted"):
+            guard().check(work(*ranges), state(0))
+
+
+def test_public_samples_may_be_wanted_at_will() -> None:
+    of = guard(Policy(answers_per_state=1))
+    for epoch in (3, 0, 0):
+        answer(of, work((), ((0, 1),), epoch=epoch))
+
+
+def test_an_epoch_does_not_come_back() -> None:
+    of = guard()
+    answer(of, work(((0, 8),), (), epoch=3))
+    with pytest.raises(Refused, match=r"policy\.least_samples: epoch 2 is wanted after epoch 3"):
+        of.check(work(((8, 16),), (), epoch=2), state(0))
+
+
+def test_what_was_not_answered_may_be_wanted_again() -> None:
+    of = guard()
+    of.check(work(((0, 8),), ()), state(0))
+    answer(of, work(((0, 10),), ()))
+    with pytest.raises(Refused, match="wanted twice"):
+        of.check(work(((9, 17),), ()), state(1))
+    of.answered()  # of nothing: the last request was refused
+    answer(of, work(((10, 18),), ()))
+
+
+def test_the_same_request_may_be_repeated_and_is_counted() -> None:
+    of, request = guard(Policy(answers_per_state=3)), work(((0, 8),), ())
+    for _ in range(3):
+        answer(of, request)
+    with pytest.raises(Refused, match=r"policy\.answers_per_state"):
+        of.check(request, state(0))
+    with pytest.raises(Refused, match=r"policy\.least_samples"):
+        of.check(replace(request, seed=1), state(0))
+
+
+def test_states_of_one_checksum_are_one_state() -> None:
+    """A host can make up such states; then they count together."""
+    one = bytes(16)
+    forged = forge(b"other state.", zlib.crc32(one))
+    assert zlib.crc32(forged) == zlib.crc32(one) and forged != one
+    of, request = guard(Policy(answers_per_state=1)), work(((0, 8),), ())
+    of.check(request, memoryview(one))
+    of.answered()
+    with pytest.raises(Refused, match=r"policy\.answers_per_state"):
+        of.check(request, memoryview(forged))
+
+
+def forge(data: bytes, wanted: int) -> bytes:
+    """Return ``data`` with four bytes behind it, so that its CRC-32 is ``wanted``."""
+    table = [_entry(n) for n in range(256)]
+    high = {entry >> 24: number for number, entry in enumerate(table)}
+    register, path = wanted ^ 0xFFFFFFFF, []
+    for _ in range(4):
+        number = high[register >> 24]
+        path.append(number)
+        register = ((register ^ table[number]) << 8) & 0xFFFFFFFF
+    register, found = zlib.crc32(data) ^ 0xFFFFFFFF, bytearray(data)
+    for number in reversed(path):
+        found.append((register ^ number) & 0xFF)
+        register = (register >> 8) ^ table[number]
+    return bytes(found)
+
+
+def _entry(number: int) -> int:
+    for _ in range(8):
+        number = (number >> 1) ^ (0xEDB88320 if number & 1 else 0)
+    return number
+
+
+def test_answers_at_one_state_are_counted_over_all_jobs() -> None:
+    policy, answers = Policy(answers_per_state=2), StateAnswers(2)
+    one, two = guard(policy, answers), guard(policy, answers)
+    answer(one, work(((0, 8),), ()))
+    answer(two, work(((0, 8),), ()))
+    with pytest.raises(Refused) as caught:
+        one.check(work(((8, 16),), ()), state(0))
+    assert caught.value.code == "state"
+    assert caught.value.text == "policy.answers_per_state: 'private/digits' has given 2 answers at one state"
+    answer(one, work(((8, 16),), ()), at=1)
+    other = guard(policy, answers, (Folder("private/other", "csd0"),), (SAMPLES,))
+    answer(other, work(((0, 8),)))
+
+
+def test_made_up_samples_are_not_counted() -> None:
+    of = guard(Policy(answers_per_state=1))
+    for _ in range(3):
+        answer(of, work((), synthetic=4))
+    answer(of, work(((0, 8),), ()))
+
+
+def test_without_a_bound_there_are_any_number_of_answers() -> None:
+    of = guard(Policy(answers_per_state=0))
+    for epoch in range(50):
+        answer(of, work(((0, 8),), (), epoch=epoch))
+
+
+def test_old_states_are_forgotten() -> None:
+    answers = StateAnswers(1)
+    for number in range(1025):
+        answers.count(["private/digits"], number)
+    answers.check(["private/digits"], 0)
+    with pytest.raises(Refused):
+        answers.check(["private/digits"], 1)
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.integers(-2, 26), st.integers(-2, 26)), max_size=3),
+        st.integers(0, 2),  # the epoch
+        st.integers(0, 1),  # the seed
+        st.integers(0, 2),  # the state
+        st.booleans(),  # whether it is fetched
+    ),
+    max_size=30,
+)
+
+
+@given(REQUESTS, st.integers(1, 6), st.integers(1, 4))
+def test_whatever_a_host_asks(
+    requests: list[tuple[list[tuple[int, int]], int, int, int, bool]], least: int, most: int
+) -> None:
+    """In an epoch no sample is in two different answers, each has enough, and a state has few."""
+    of = guard(Policy(least_samples=least, answers_per_state=most), None, (PRIVATE,), (24,))
+    answered: dict[int, set[tuple[object, ...]]] = {}
+    at_state = [0, 0, 0]
+    for ranges, epoch, seed, number, fetched in requests:
+        try:
+            of.check(work(tuple(ranges), epoch=epoch, seed=seed), state(number))
+        except Refused:
+            of.answered()
+            continue
+        wanted = [place for start, stop in ranges for place in range(start, stop)]
+        assert not ranges or count(tuple(ranges)) == len(wanted) == len(set(wanted)) >= least
+        assert all(0 <= place < 24 for place in wanted)
+        if fetched and ranges:
+            of.answered()
+            at_state[number] += 1
+            known = answered.setdefault(epoch, set())
+            known.add((seed, number, *ranges))
+    for known in answered.values():
+        places = [place for _, _, *ranges in known for start, stop in ranges for place in range(start, stop)]  # type: ignore[misc]
+        assert len(places) == len(set(places))
+    assert max(at_state) <= most
