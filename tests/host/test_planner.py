@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from itertools import permutations
 from typing import get_args
 
 import numpy as np
@@ -82,6 +83,18 @@ def test_the_order_in_which_workers_come_is_of_no_matter(order: tuple[int, ...])
     for rank in order:
         made.join(rank, [HOST, *DEVICES][rank], PLENTY, PLENTY)
     assert planned(made) == planned(planner())
+
+
+def test_the_order_is_of_no_matter_though_devices_of_a_kind_differ() -> None:
+    """So that a job that measures its workers, and one that knows them, come to the same bits."""
+    curves = [HOST, *(profile(name, 0.01 + 0.003 * n, kind="csd") for n, name in enumerate(NAMES[1:]))]
+    plans = set()
+    for order in permutations(range(4)):
+        made = Planner(SynchronousSpec(), NAMES)
+        for rank in order:
+            made.join(rank, curves[rank], PLENTY, PLENTY)
+        plans.add(tuple(planned(made)))
+    assert len(plans) == 1
 
 
 def test_who_leaves_has_no_batch_and_who_comes_back_has_its_own_again() -> None:

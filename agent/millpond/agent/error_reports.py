@@ -54,6 +54,7 @@ _TEMPLATES = (
     f"the model's tensor '{_NAME}' holds numbers over {_NUMBER}",
     f"the model's forward changes its parameter '{_NAME}'; only the optimizer may",
     f"'{_NAME}' should be whole numbers, and is not finite",
+    f"the model's state is {_NUMBER} float32 values; got {_DTYPE} {_TUPLE}",
     f"there are {_NUMBER} states, and none with number {_NUMBER}",
 )
 _OWN = tuple(re.compile(template) for template in _TEMPLATES)

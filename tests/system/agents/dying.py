@@ -19,8 +19,8 @@ def send(self, message, deadline, payload=b""):
     if self.sock.family.name == "AF_INET" and isinstance(message, Update):
         _round = message.exchange
     if isinstance(message, Part) and _round == 2:
-        self.sock.sendall(encode(message, payload.size))
-        self.sock.sendall(payload.data[: payload.size // 2])
+        self.sock.sendall(encode(message, len(payload)))
+        self.sock.sendall(payload[: len(payload) // 2])
         os.kill(os.getpid(), signal.SIGKILL)
     _send(self, message, deadline, payload)
 

@@ -51,13 +51,28 @@ def load(root: Path, folders: Sequence[str], format_: str, classes: Sequence[str
     ``classes`` names the sub-folders of format ``images`` by label; without, it is their sorted names.
     """
     parts: list[tuple[str, Samples]] = []
-    if format_ == "images":
-        classes = classes or sorted({name for folder in folders for name in _sub_folders(root, folder)})
+    classes = classes or _classes(root, folders, format_)
     for folder in folders:
         parts += [(name, _samples(*pair, name)) for name, pair in _read(root, folder, format_, classes)]
     if not parts:
         return Samples(np.zeros((0, 1, 1, 1), np.float32), np.zeros(0, np.int64))
     return _joined(parts)
+
+
+def load_each(root: Path, folders: Sequence[str], format_: str, classes: Sequence[str] = ()) -> list[Samples]:
+    """Return the samples of each folder, with the labels, and of the one shape, that ``load`` gives to all
+    together. Raises DataError.
+    """
+    classes = classes or _classes(root, folders, format_)
+    found = [load(root, (folder,), format_, classes) for folder in folders]
+    _check_shapes(list(zip(folders, found, strict=True)))
+    return found
+
+
+def _classes(root: Path, folders: Sequence[str], format_: str) -> Sequence[str]:
+    if format_ != "images":
+        return ()
+    return sorted({name for folder in folders for name in _sub_folders(root, folder)})
 
 
 def _read(root: Path, folder: str, format_: str, classes: Sequence[str]) -> Iterator[tuple[str, Pair]]:
@@ -71,19 +86,23 @@ def _read(root: Path, folder: str, format_: str, classes: Sequence[str]) -> Iter
 
 
 def _joined(parts: list[tuple[str, Samples]]) -> Samples:
-    first_name, first = parts[0]
-    for name, part in parts:
+    _check_shapes(parts)
+    if len(parts) == 1:
+        return parts[0][1]
+    return Samples(
+        np.concatenate([part.images for _, part in parts]), np.concatenate([part.labels for _, part in parts])
+    )
+
+
+def _check_shapes(parts: list[tuple[str, Samples]]) -> None:
+    for name, part in parts[1:]:
+        first_name, first = parts[0]
         if part.images.shape[1:] != first.images.shape[1:]:
             raise DataError(
                 f"{name} holds samples of {_shape(part.images)}, {first_name} of {_shape(first.images)}",
                 name,
                 first_name,
             )
-    if len(parts) == 1:
-        return first
-    return Samples(
-        np.concatenate([part.images for _, part in parts]), np.concatenate([part.labels for _, part in parts])
-    )
 
 
 def _shape(images: Array) -> str:

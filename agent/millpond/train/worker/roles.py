@@ -78,7 +78,8 @@ class TrainingRole:
         size, self._count, self._descriptor = layout.size(prepare.tensors), prepare.states, shared.states
         values = memory.map_second(shared.values, 4 * size)
         self._states: list[Vector] = []
-        self._parts = [samples.load(root, (f.path,), work.format, work.classes) for f in prepare.folders]
+        paths = [folder.path for folder in prepare.folders]
+        self._parts = samples.load_each(root, paths, work.format, work.classes)
         parameters = FlatParameters(model, sums=np.frombuffer(values.data, np.float32))
         self._trainer = LocalTrainer(parameters, SampleFolders(work.seed, prepare.folders, self._parts), work)
 

@@ -107,9 +107,10 @@ class Dispatcher:
             update = self.worker.train(task.request, task.state, Deadline.after(allowed))
             seconds = time.monotonic() - began
             if not 0 <= update.largest <= BOUND * task.samples or not math.isfinite(update.norm):
-                raise RefusedUpdate(
-                    self.worker.name, f"a value is not finite, or beyond {BOUND:g} per sample"
-                )
+                text = f"a value is not finite, or beyond {BOUND:g} per sample"
+                raise RefusedUpdate(self.worker.name, text)
+            if not all(map(math.isfinite, (update.seconds, *update.metrics.values()))):
+                raise RefusedUpdate(self.worker.name, "its loss or another metric is not finite")
             return WorkerAnswer(self, task, update, seconds)
         except RefusedUpdate as error:
             return WorkerLoss(self, task, str(error), for_good=True)

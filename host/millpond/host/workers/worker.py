@@ -102,6 +102,7 @@ class DeviceWorker:
         self._control: Channel | None = None
         self._channel: Channel | None = None
         self._next = self._stop = 0  # of the values that were asked for: those that have not come yet
+        self._fresh = False  # no values of the last update were asked for
         self.holds = False
         self._closed = False
 
@@ -120,7 +121,7 @@ class DeviceWorker:
     def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
         """See Worker."""
         self._drain(deadline)
-        channel = self._connected
+        channel, self._fresh = self._connected, True
         channel.send(request, deadline, state.memory.data)
         self.holds = False
         return _checked(channel.expect(Update, deadline), request, self.name)
@@ -130,8 +131,9 @@ class DeviceWorker:
         channel = self._connected
         if start != self._next or self._next == self._stop:
             self._drain(deadline)
-            self._next, self._stop = start, self._size
-            channel.send(Fetch(start, self._size), deadline)
+            self._next, self._stop = start, self._size if self._fresh else start + len(out)
+            self._fresh = False
+            channel.send(Fetch(start, self._stop), deadline)
         part = channel.expect(Part, deadline, payload=out.nbytes)
         if part.start != start:
             raise ProtocolError(f"{self.name} sent values {part.start} where {start} belong")
@@ -253,8 +255,9 @@ class LocalWorker(HostProcess):
         return _checked(update, request, self.name)
 
     def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:  # noqa: ARG002 - a Worker's
-        """See Worker."""
-        return self._values[start : start + len(out)]
+        """See Worker. The values are copied: the process could change them after they were checked."""
+        out[:] = self._values[start : start + len(out)]
+        return out
 
 
 def _sandbox(readable: Sequence[Path]) -> Sandbox:

@@ -37,6 +37,7 @@ from millpond.train.reduce.exact import Vector
 
 _TICK = 0.2  # seconds after which a waiting exchange calls on_wait
 _PATIENCE = 10.0  # times the planned time, after which a worker is lost
+_ROUNDS = 3.0  # times the deadline of an exchange without planned times, after which a worker is lost
 
 
 class SampleSupply(Protocol):
@@ -258,4 +259,4 @@ class _Run:
     def task_seconds(self) -> float:
         """The time limit of a task."""
         deadline = 0.0 if self.plan.deadline == math.inf else self.plan.deadline
-        return max(LONGEST_SECONDS, _PATIENCE * float(self.plan.times.max()), deadline)
+        return max(LONGEST_SECONDS, _PATIENCE * float(self.plan.times.max()), _ROUNDS * deadline)

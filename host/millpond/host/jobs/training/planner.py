@@ -63,7 +63,7 @@ class Planner:
             self._policy.join(self._known.index(rank), self._own_levels[rank])
         else:
             self._measured[rank] = measured
-            self._rebuild()
+            self._rebuild(rank)
 
     def leave(self, rank: int) -> None:
         """Remove a worker from the present ones; its curve stays known."""
@@ -130,13 +130,16 @@ class Planner:
             return {}
         return dict(zip(self._known, self._policy.slowness.tolist(), strict=True))
 
-    def _rebuild(self) -> None:
-        """Build the policy anew with one more curve, and keep the known slowness of the other workers."""
-        before = self._slowness()
+    def _rebuild(self, joining: int) -> None:
+        """Build the policy anew with one more curve, and keep the known slowness of the other workers, which
+        is relative to their own curves: the curve of their kind may be another than before.
+        """
+        slower = {rank: slow / self._own_levels[rank] for rank, slow in self._slowness().items()}
+        slower.pop(joining, None)
         self._known = sorted(self._measured)
         kinds, members, levels = kinds_of([self._measured[rank] for rank in self._known])
         self._own_levels = dict(zip(self._known, levels, strict=True))
-        kept = [before.get(rank, own) for rank, own in self._own_levels.items()]
+        kept = [slower.get(rank, 1.0) * own for rank, own in self._own_levels.items()]
         self._cohort = Cohort(kinds, members)
         self._caps = self._cohort.caps
         self._policy = policy_of(

@@ -125,6 +125,8 @@ class WorkerGroup:
             return (
                 f"{name} claims to have {ready.samples} samples; the job allows {most} (limits.most_samples)"
             )
+        if not 1 <= ready.least <= max(ready.samples, 1):
+            return f"{name} wants its answers to cover {ready.least} samples, and has {ready.samples}"
         if ready.samples < LEAST_BATCH:
             return f"{name} has {ready.samples} samples; training takes at least {LEAST_BATCH}"
         return ""

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's report of an error: millpond's own texts pass as they are; what a model makes up does not."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from PIL import Image
+from torch import nn
+
+import millpond.train
+from millpond.agent.error_reports import CODES, OWN_FILES, rebuilt
+from millpond.base.errors import LocalError
+from millpond.train.balance.ranges import Ranges
+from millpond.train.compute.local_trainer import SampleFolders
+from millpond.train.data import samples
+from millpond.train.data.errors import DataError
+from millpond.train.data.samples import Samples
+from millpond.train.protocol import Folder, Work
+from millpond.train.state import flat, flat_parameters
+from millpond.train.state.flat_parameters import FlatParameters
+from millpond.wire.messages import Failure
+
+TRAIN = Path(millpond.train.__file__).parent
+FOLDER = "private/anna-smith"
+NAMES = (FOLDER, "csd0", "layer.weight", "net")
+CODE = {"net.py": "class Odd(Exception): ...\n\n\ndef forward():\n    raise Odd\n", "lib/more.py": "x = 1"}
+HIDDEN = "an error whose text stays on the device; the job's log there has it"
+IMAGES, LABELS = np.zeros((3, 8, 8), np.uint8), np.zeros(3, np.int64)
+
+
+def npy(images: object = IMAGES, labels: object = LABELS, suffix: str = "") -> Callable[[Path], str]:
+    def write(folder: Path) -> str:
+        np.save(folder / f"images{suffix}.npy", np.asarray(images))
+        np.save(folder / f"labels{suffix}.npy", np.asarray(labels))
+        return "npy"
+
+    return write
+
+
+def both(*writes: Callable[[Path], str]) -> Callable[[Path], str]:
+    return lambda folder: [write(folder) for write in writes][-1]
+
+
+def raw(name: str, content: bytes, format_: str = "npy") -> Callable[[Path], str]:
+    def write(folder: Path) -> str:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+        return format_
+
+    return write
+
+
+def picture(name: str, width: int, mode: str = "L") -> Callable[[Path], str]:
+    def write(folder: Path) -> str:
+        (folder / name).parent.mkdir(exist_ok=True)
+        Image.new(mode, (width, 8)).save(folder / name)
+        return "images"
+
+    return write
+
+
+def without(name: str, format_: str) -> Callable[[Path], str]:
+    def remove(folder: Path) -> str:
+        (folder / name).rmdir() if (folder / name).is_dir() else (folder / name).unlink()
+        return format_
+
+    return remove
+
+
+def empty(name: str, format_: str) -> Callable[[Path], str]:
+    def make(folder: Path) -> str:
+        (folder / name).mkdir(exist_ok=True)
+        return format_
+
+    return make
+
+
+WRONG: dict[str, Callable[[Path], str]] = {
+    "no folder": without("", "npy"),
+    "no folder of pictures": without("", "images"),
+    "no images.npy": empty("", "npy"),
+    "no labels": both(npy(), without("labels.npy", "npy")),
+    "no labels of a shard": raw("images-anna.npy", b""),
+    "no IDX": empty("", "idx"),
+    "no labels of an IDX": raw("anna-images-idx3-ubyte", b"", "idx"),
+    "no classes": empty("", "images"),
+    "no pictures": empty("a", "images"),
+    "no samples": npy(IMAGES[:0], LABELS[:0]),
+    "other shapes": both(npy(suffix="-anna"), npy(np.zeros((3, 3, 9, 9), np.uint8), suffix="-ben")),
+    "no images": npy(np.zeros(5)),
+    "images with too many dimensions": npy(np.zeros((3, 1, 2, 3, 4), np.float64)),
+    "images of text": npy(np.full((3, 8, 8), "x")),
+    "images of another order of bytes": npy(np.zeros((3, 8), ">i2"), suffix="-anna"),
+    "labels of text": npy(labels=np.array(["anna", "ben", "carl"])),
+    "too few labels": npy(labels=LABELS[:2]),
+    "one label": npy(labels=np.int8(3)),
+    "a label below 0": npy(labels=LABELS - 1),
+    "a label below 0 in a shard": npy(labels=LABELS - 1, suffix="-anna"),
+    "infinity": npy(np.full((3, 8, 8), np.inf)),
+    "a directory": both(npy(), without("images.npy", "npy"), empty("images.npy", "npy")),
+    "half a file": both(npy(), raw("images.npy", b"half")),
+    "half a file of labels": both(npy(), raw("labels.npy", b"half")),
+    "half an IDX": both(raw("a-images-idx3-ubyte", b"half"), raw("a-labels-idx1-ubyte", b"", "idx")),
+    "an unknown class": picture("anna/1.png", 8),
+    "other pictures": both(picture("known/1.png", 8), picture("known/anna.png", 9, "RGB")),
+    "no picture": raw("known/anna.jpg", b"no picture", "images"),
+}
+
+
+def data_error(root: Path, what: str) -> DataError:
+    folder = root / FOLDER
+    folder.mkdir(parents=True)
+    format_ = WRONG[what](folder)
+    classes = () if what == "no folder of pictures" else ("known", "a")
+    with pytest.raises(DataError) as caught:
+        samples.load(root, (FOLDER,), format_, classes)
+    return caught.value
+
+
+def expect_unchanged(error: LocalError, code: str = "data") -> None:
+    failure = Failure(code, error.discreet if isinstance(error, DataError) else str(error))
+    assert "anna." not in failure.text and "anna/" not in failure.text
+    assert rebuilt(failure, NAMES, CODE) == failure
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_errors_of_samples_pass_as_they_are(tmp_path: Path, what: str) -> None:
+    expect_unchanged(data_error(tmp_path, what))
+
+
+def test_so_does_one_of_a_file_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / FOLDER).mkdir(parents=True)
+    npy()(tmp_path / FOLDER)
+    monkeypatch.setattr(samples, "_LARGEST", 100)
+    with pytest.raises(DataError, match="is larger than 100 bytes") as caught:
+        samples.load(tmp_path, (FOLDER,), "npy")
+    expect_unchanged(caught.value)
+    whole = f"{FOLDER}/images.npy is larger than {16 << 30} bytes"
+    assert rebuilt(Failure("io", whole), NAMES, CODE) == Failure("io", whole)
+
+
+def exchange_errors() -> Iterator[DataError]:
+    part = Samples(np.zeros((9, 1, 2, 2), np.float32), np.zeros(9, np.int64))
+    none = Samples(np.zeros((0, 1, 1, 1), np.float32), np.zeros(0, np.int64))
+    folder = Folder(FOLDER, "csd0")
+    asked: list[tuple[Samples, tuple[Ranges, ...], int]] = [
+        (part, (), 0),
+        (part, ((),), 0),
+        (part, (((5, 12),),), 0),
+        (none, ((),), 5),
+    ]
+    for own, ranges, synthetic in asked:
+        request, held = Work(1, 0, 0, ranges, synthetic), SampleFolders(0, [folder], [own])
+        with pytest.raises(DataError) as caught:
+            held.synthetic(synthetic) if synthetic else held.take(request)
+        yield caught.value
+
+
+def test_errors_of_exchanges_pass_as_they_are() -> None:
+    for error in exchange_errors():
+        expect_unchanged(error)
+
+
+def model_errors() -> Iterator[LocalError]:
+    wide, holding = nn.Linear(1, 1), nn.Linear(1, 1)
+    wide.register_buffer("net", torch.zeros(1, dtype=torch.float64))
+    holding.register_buffer("net", torch.tensor([1 << 25]))
+    size = np.zeros(1, np.float32)
+    attempts: list[Callable[[], object]] = [
+        lambda: flat.describe(nn.Flatten()),
+        lambda: flat.describe(wide),
+        lambda: flat.read(holding, np.zeros(3, np.float32)),
+        lambda: flat.write(nn.Linear(1, 1), size),
+        lambda: flat.whole(np.full(1, np.inf, np.float32), "net"),
+        lambda: FlatParameters(nn.Linear(1, 1)).check_unchanged(np.ones(2, np.float32)),
+    ]
+    for attempt in attempts:
+        with pytest.raises(LocalError) as caught:
+            attempt()
+        yield caught.value
+
+
+def test_errors_of_models_pass_with_names_that_the_host_knows() -> None:
+    names = {*NAMES, "weight", "bias"}
+    for error in model_errors():
+        failure = Failure("model", str(error))
+        assert rebuilt(failure, names, CODE) == failure
+        names_one = "'" in failure.text.replace("model's", "")
+        assert rebuilt(failure, (), CODE).text == (HIDDEN if names_one else failure.text)
+    for text in (
+        "csd0 builds another model than the host",
+        "the model has no parameter that may be trained",
+        flat_parameters.CHANGED.format("'layer.weight'"),
+        "there are 3 states, and none with number 7",
+    ):
+        assert rebuilt(Failure("model", text), NAMES, CODE).text == text
+
+
+def raised(file: Path) -> Iterator[tuple[str, re.Pattern[str]]]:
+    """Yield the line of each DataError that a module raises, and what its text looks like."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "DataError":
+            text = node.args[0]
+            parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+            pattern = (re.escape(str(p.value)) if isinstance(p, ast.Constant) else ".+" for p in parts)
+            yield f"{file.name}:{node.lineno}", re.compile("".join(pattern))
+
+
+def test_no_error_of_data_is_left_out(tmp_path: Path) -> None:
+    texts = [str(data_error(tmp_path / what, what)) for what in WRONG] + [str(e) for e in exchange_errors()]
+    texts.append("x is larger than 5 bytes")
+    files = (*TRAIN.glob("data/*.py"), *TRAIN.glob("state/*.py"), *TRAIN.glob("compute/*.py"))
+    found = [each for file in (*files, TRAIN / "worker/roles.py") for each in raised(file)]
+    assert len(found) >= 22
+    for place, pattern in found:
+        assert any(pattern.fullmatch(text) for text in texts), f"{place} is in no test: {pattern.pattern}"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ValueError at net.py:4 in forward; its message", "ValueError at net.py:4 in forward; "),
+        ("Odd at lib/more.py:1; x", "Odd at lib/more.py:1; "),
+        ("Odd at net.py:4 in anna; x", "Odd at net.py:4; "),
+        ("Anna at net.py:4 in forward; x", "an exception at net.py:4 in forward; "),
+        ("MemoryError outside of the model's files; x", "MemoryError outside of the model's files; "),
+        (
+            "Odd at millpond/train/zoo/models.py:40 in forward; x",
+            "Odd at millpond/train/zoo/models.py:40 in ",
+        ),
+        ("KeyError at net.py:8; x", "KeyError; "),
+        ("KeyError at anna.py:1 in forward; x", "KeyError; "),
+        ("KeyError at anna:1; x", "KeyError; "),
+        ("KeyError at lib/../net.py:1; x", "KeyError; "),
+        ("KeyError at millpond/train/anna/smith.py:1; x", "KeyError; "),
+        ("KeyError at millpond/train/data/../anna.py:1; x", "KeyError; "),
+    ],
+)
+def test_other_exceptions_tell_a_type_and_a_place(text: str, expected: str) -> None:
+    assert rebuilt(Failure("model", text), NAMES, CODE).text.startswith(expected)
+    assert rebuilt(Failure("model", text), NAMES, CODE).text.endswith("its message stays on the device")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "anna smith",
+        "missing data: there is no folder private/ben",
+        f"missing data: there is no folder {FOLDER}/ben.npy",
+        f"missing data: there is no folder {FOLDER}\n",
+        f"missing data: {FOLDER} has no imagesXnpy",
+        f"{FOLDER} is not a whole Xnpy file of numbers",
+        "ben builds another model than the host",
+        "anna_smith_has_the_disease builds another model than the host",
+        "the model's forward changes its parameter 'anna'; only the optimizer may",
+        f"{FOLDER} holds samples of 1x8x8, private/ben of 1x9x9",
+        f"{FOLDER} holds samples of 1x8x8, {FOLDER} of 1x9x9x9x9x9",
+        f"{FOLDER} holds float32 of shape (1 2 3 4 ), not images",
+        f"{FOLDER} holds anna of shape (3,), not images",
+        f"{FOLDER}: Anna has it",
+        "samples of \u0967\u0968 folders are wanted; there are 1",
+        "samples of 007 folders are wanted; there are 1",
+        "samples of 123456789 folders are wanted; there are 1",
+        "samples of -1 folders are wanted; there are 1",
+        "ValueError at anna:0 in forward; x",
+        "ValueError at net.py:\u0967 in forward; x",
+        "missing data: there are no samples" + 5000 * " ",
+        5000 * "ValueError at net.py:4 in forward; ",
+    ],
+)
+def test_a_text_that_a_model_made_up_stays(text: str) -> None:
+    assert rebuilt(Failure("model", text), NAMES, CODE) == Failure("model", HIDDEN)
+
+
+@given(st.text(max_size=200), st.text(max_size=20))
+def test_whatever_a_model_says(text: str, code: str) -> None:
+    found = rebuilt(Failure(code, text), (), {})
+    assert found.code in CODES
+    assert found.text == HIDDEN or re.fullmatch(r"[A-Za-z ]+; its message stays on the device", found.text)
+
+
+KNOWN = "\n".join(
+    (HIDDEN, *CODE.values(), *NAMES, "its message stays on the device outside of the exception")
+)
+WORD: st.SearchStrategy[str] = st.from_regex(r"[a-z0-9_]{6,12}", fullmatch=True)
+TEXTS = (
+    "{0} at {0}:1 in {0}; {0}",
+    "{0} at net.py:1 in {0}; {0}",
+    "ValueError at {0}:{1} in forward; {0}",
+    "ValueError at {0}/net.py:1; {0}",
+    "ValueError at millpond/train/{0}.py:1; {0}",
+    "missing data: there is no folder {0}",
+    "missing data: {0} has no images.npy",
+    f"{FOLDER}/{{0}}/images.npy is not a picture that can be read",
+    f"{FOLDER} holds {{0}} of shape (1,), not images",
+    f"{FOLDER}: {{0}}",
+    "{0} builds another model than the host",
+    "'{0}' should be whole numbers, and is not finite",
+)
+
+
+@given(st.sampled_from(TEXTS), WORD, st.integers(0, 10**9), st.sampled_from([*CODES, "anna"]))
+def test_no_word_of_a_models_own_leaves(text: str, word: str, number: int, code: str) -> None:
+    assume(word not in KNOWN)
+    found = rebuilt(Failure(code, text.format(word, number)), NAMES, CODE)
+    assert word not in found.text and found.code in CODES
+
+
+def test_codes_are_three_words() -> None:
+    for code in ("anna", "", "protocol"):
+        assert rebuilt(Failure(code, "missing data: there are no samples"), (), {}).code == "model"
+    assert [rebuilt(Failure(code, ""), (), {}).code for code in CODES] == ["data", "model", "io"]
+
+
+def test_the_files_of_millpond_are_there() -> None:
+    assert all((TRAIN.parent.parent / name).is_file() for name in OWN_FILES)
