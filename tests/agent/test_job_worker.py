@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -24,10 +23,19 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.linux.zygote.client import Zygote
 from millpond.train.job.spec import ModelSpec, WorkSpec
-from millpond.train.protocol import Fetch, Folder, Part, PrepareWorker, Ready, Update, Work
+from millpond.train.protocol import (
+    PART_VALUES,
+    Fetch,
+    Folder,
+    Part,
+    PrepareWorker,
+    Ready,
+    Update,
+    Work,
+)
 from millpond.train.state.layout import Tensor
 from millpond.wire.channel import Buffer, Channel
-from millpond.wire.messages import Kind, Message, Ok
+from millpond.wire.messages import Kind, Ok
 
 from ..waiting import eventually
 
@@ -46,9 +54,9 @@ from torch import nn
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self, classes=8):
         super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
         self.hooks = []
 
     def forward(self, images):
@@ -113,13 +121,12 @@ class Watched:
 
 
 SIZE = 520
-TENSORS = (Tensor("layers.1.weight", (8, 64), "float32"), Tensor("layers.1.bias", (8,), "float32"))
 
 
 class Agent:
     """A worker of a device, and hosts that connect to it one after the other."""
 
-    def __init__(self, base: Path, zygote: Zygote, *patterns: Pattern) -> None:
+    def __init__(self, base: Path, zygote: Zygote, *patterns: Pattern, classes: int = 8) -> None:
         folder = base / "volume" / "private" / "digits"
         folder.mkdir(parents=True)
         rng = np.random.default_rng(1)
@@ -136,9 +143,11 @@ class Agent:
         self.log = base / "state" / "jobs" / "steps.log"
         self.log.parent.mkdir(parents=True)
         self.outlet = Watched(self.gate)
-        work = WorkSpec("steps", ModelSpec("net:Net", ("net.py",)))
+        work = WorkSpec("steps", ModelSpec("net:Net", ("net.py",), {"classes": classes}))
         folders = (Folder("private/digits", "csd0"),)
-        request = PrepareWorker(work, "csd0", folders, {"net.py": MODEL}, TENSORS)
+        shapes = {"layers.1.weight": (classes, 64), "layers.1.bias": (classes,)}
+        tensors = tuple(Tensor(name, shape, "float32") for name, shape in shapes.items())
+        request = PrepareWorker(work, "csd0", folders, {"net.py": MODEL}, tensors)
         self.worker = JobWorker(config, request, zygote, StateAnswers(0))
         self.epoch = 0
         near, far = socket.socketpair()
@@ -147,12 +156,13 @@ class Agent:
             self.ready: Ready = self.worker.prepare(control)
             failed.pop_all()
         self.error: Exception | None = None
+        self.socket: socket.socket | None = None  # the agent's end of the bulk connection
 
     @contextmanager
     def host(self) -> Iterator[Channel]:
         """The host's end of a bulk connection, relayed until the end of the block; then see ``error``."""
         near, far = socket.socketpair()
-        self.error = None
+        self.error, self.socket = None, far
 
         def run() -> None:
             with Channel(far, "the host", outlet=self.outlet) as host:
@@ -190,9 +200,9 @@ def soon() -> Deadline:
 
 
 @contextmanager
-def agent_in(folder: Path, zygote: Zygote, *patterns: Pattern) -> Iterator[Agent]:
+def agent_in(folder: Path, zygote: Zygote, *patterns: Pattern, classes: int = 8) -> Iterator[Agent]:
     before = psutil.Process().children(recursive=True)
-    made = Agent(folder, zygote, *patterns)
+    made = Agent(folder, zygote, *patterns, classes=classes)
     own = [process for process in psutil.Process().children(recursive=True) if process not in before]
     assert own  # the worker in its sandbox
     try:
@@ -237,41 +247,67 @@ def test_a_state_goes_in_and_an_update_comes_out_counted(agent: Agent) -> None:
     assert isinstance(agent.error, ConnectionLost)
 
 
-def test_the_state_and_the_values_are_copied_once_at_most_in_the_agent(
-    agent: Agent, tmp_path: Path, zygote: Zygote, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel writes the state into memory that the worker maps, and sends the values from there: with the
-    worker's own copy of the state that is one, and one more where the agent searches.
-    """
-    into: list[int] = []
-    out: list[int] = []
-    receive, send = Channel.receive_into, Channel.send
+class Traced:
+    """The places in memory that one socket of this process sends from and receives into."""
 
-    def received(self: Channel, buffer: Buffer, deadline: Deadline) -> None:
-        into.append(address(buffer))
-        receive(self, buffer, deadline)
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.sock: socket.socket | None = None
+        self.into: list[tuple[int, int]] = []
+        self.out: list[tuple[int, int]] = []
+        sendall, recv_into = socket.socket.sendall, socket.socket.recv_into
 
-    def sends(
-        self: Channel, message: Message, deadline: Deadline, payload: Buffer = b"", **more: Any
-    ) -> None:
-        if isinstance(message, Part):
-            out.append(address(payload))
-        send(self, message, deadline, payload, **more)
+        def sends(sock: socket.socket, data: Buffer) -> None:
+            if sock is self.sock:
+                self.out.append((address(data), memoryview(data).nbytes))
+            sendall(sock, data)
 
-    with agent_in(tmp_path, zygote) as other, other.host() as host:
-        monkeypatch.setattr(Channel, "receive_into", received)
-        monkeypatch.setattr(Channel, "send", sends)
-        host.send(other.work(), soon(), bytes(4 * SIZE))
-        host.expect(Update, soon())
-        other.fetch(host)
-        monkeypatch.undo()
-        assert into[0] == address(other.worker._state.data)
-        assert out == [address(other.worker._values.data)]
-        assert not other.outlet.searches and agent.outlet.searches
+        def receives(sock: socket.socket, buffer: memoryview) -> int:
+            count = recv_into(sock, buffer)
+            if sock is self.sock:
+                self.into.append((address(buffer), count))
+            return count
+
+        patch.setattr(socket.socket, "sendall", sends)
+        patch.setattr(socket.socket, "recv_into", receives)
 
 
 def address(buffer: Buffer) -> int:
     return np.frombuffer(buffer, np.uint8).ctypes.data
+
+
+def within(places: list[tuple[int, int]], memory: memoryview) -> int:
+    """Return how many bytes were sent from, or received into, ``memory``."""
+    begin = address(memory)
+    return sum(count for at, count in places if begin <= at <= at + count <= begin + len(memory))
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_an_agent_copies_vectors_only_to_search_them(
+    tmp_path: Path, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, searched: bool
+) -> None:
+    """The kernel writes a state into the memory that the worker maps, and sends values from there. The worker
+    copies the state once: there are at most two copies in user space per exchange, see test_gradients for
+    those of the worker.
+    """
+    patterns = [Pattern("c", CANARY, True)] if searched else []
+    with agent_in(tmp_path, zygote, *patterns, classes=4032) as agent:
+        size = 65 * 4032  # two parts; one of 16 KiB would be copied to its head
+        with agent.host() as host:
+            trace = Traced(monkeypatch)
+            trace.sock = agent.socket
+            host.send(agent.work(), soon(), bytes(4 * size))
+            host.expect(Update, soon())
+            host.send(Fetch(0, size), soon())
+            for start in range(0, size, PART_VALUES):
+                part = host.expect(Part, soon(), payload=None)
+                values = host.receive_payload(4 * PART_VALUES, soon())
+                assert part.start == start and len(values) == 4 * min(PART_VALUES, size - start)
+            monkeypatch.undo()
+        state, sent_from = agent.worker._state.data, agent.worker._values.data
+        assert within(trace.into, state) == 4 * size
+        assert within(trace.out, sent_from) == (0 if searched else 4 * size)
+        heads = sum(count for _, count in (*trace.into, *trace.out)) - 8 * size
+        assert 0 < heads < 4096  # nothing was sent or received twice
 
 
 def test_a_model_that_raises_tells_where_and_nothing_more(agent: Agent) -> None:
@@ -336,6 +372,26 @@ def test_a_message_that_has_no_place_there_ends_the_connection(agent: Agent) -> 
         with pytest.raises(ConnectionLost):
             host.receive(soon())
     assert str(agent.error) == "'ok' has no place on a bulk connection"
+
+
+def test_a_payload_behind_a_request_that_has_none_ends_the_connection(agent: Agent) -> None:
+    with agent.host() as host:
+        agent.step(host)
+        host.send(Fetch(0, 8), soon(), bytes(4))
+        with pytest.raises(ConnectionLost):
+            host.receive(soon())
+    assert str(agent.error) == "'fetch' has no place on a bulk connection"
+
+
+def test_samples_that_are_made_up_need_no_private_ones(agent: Agent) -> None:
+    """They are the same for every device, so what the policy says of private samples is not asked."""
+    updates = []
+    with agent.host() as host:
+        for number in range(2):
+            host.send(Work(number, GOOD, 0, (), synthetic=1), soon(), bytes(4 * SIZE))
+            assert host.expect(Update, soon()).samples == 1
+            updates.append(agent.fetch(host))
+    assert updates[0] == updates[1] and any(updates[0])
 
 
 def test_forbidden_bytes_among_sums_do_not_leave(agent: Agent) -> None:

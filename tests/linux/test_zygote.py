@@ -236,6 +236,13 @@ def test_how_a_fork_ends_is_told(begin: Begin, zygotes: Zygote) -> None:
 
 
 @needs_root
+def test_a_zygote_that_is_warmed_up_is_the_one_that_forks(begin: Begin, zygotes: Zygote) -> None:
+    for _ in range(2):
+        zygotes.warm_up()
+    loader = zygotes.pid
+    assert begin(Sandbox()).lives() and zygotes.pid == loader
+
+
 def test_many_begin_at_once(begin: Begin, zygotes: Zygote) -> None:
     workers: list[Worker] = []
     threads = [

@@ -89,12 +89,32 @@ def test_a_factor_scales_a_vector_and_zeros_are_zeros() -> None:
 
 
 @given(
-    st.lists(st.floats(-2e5, 2e5, width=32), min_size=1, max_size=50),
-    st.sampled_from([1e-3, 1.0, 65536.0, 1e5, math.inf]),
+    st.one_of(
+        st.lists(st.floats(-2e5, 2e5, width=32), min_size=1, max_size=50),
+        st.lists(st.floats(-(2.0**-60), 2.0**-60, width=32), min_size=1, max_size=50),
+    ),
+    st.one_of(st.sampled_from([1e-3, 1.0, 65536.0, 1e5, math.inf]), st.floats(0, 2e-15)),
 )
 def test_within_is_told_value_by_value(values: list[float], bound: float) -> None:
     expected = all(abs(value) <= np.float32(bound) for value in values)
     assert within(np.array(values, np.float32), bound) == expected
+
+
+@pytest.mark.parametrize("bound", [0.0, 1e-44, 1e-30, 1e-19, 1e-15, 1.0])
+def test_what_is_just_beyond_a_bound_is_seen_whatever_its_square(bound: float) -> None:
+    values = np.zeros(100, np.float32)
+    values[3] = bound
+    assert within(values, bound)
+    values[3] = -np.nextafter(np.float32(bound), np.float32(1e30))
+    assert not within(values, bound)
+
+
+@pytest.mark.parametrize("largest", [5e-324, 1e-300, 1e-200])
+def test_a_bound_below_all_values_has_a_scale(largest: float) -> None:
+    """Whoever announces it must send zeros, and cannot keep the others from a sum."""
+    assert not within(np.full(SIZE, 1e-45, np.float32), largest)
+    zeros = [np.zeros(SIZE, np.float32)]
+    assert not summed(zeros, scale_of(largest, 1 << 20), 1e12).any()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from millpond.train.balance.data_plan import order
 from millpond.train.balance.ranges import Ranges
-from millpond.train.compute.local_trainer import LocalTrainer, SampleFolders
+from millpond.train.compute.local_trainer import LocalTrainer, SampleFolders, equal_batches
+from millpond.train.compute.local_trainer import batches as in_batches
 from millpond.train.compute.optimizers import ServerOptimizer
 from millpond.train.data.samples import DataError, Samples
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
@@ -62,6 +63,23 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(8), nn.Linear(8, 4))
 
 
+class Halved(nn.Module):
+    """Has weights of bfloat16, and takes float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layers(x.flatten(1).to(self.layers[0].weight.dtype))
+        return logits.float()
+
+
+def halved() -> nn.Module:
+    torch.manual_seed(1)
+    return Halved()
+
+
 def samples() -> Samples:
     rng = np.random.default_rng(3)
     return Samples(rng.normal(size=(SAMPLES, 1, 2, 4)).astype(np.float32), rng.integers(0, 4, SAMPLES))
@@ -90,7 +108,7 @@ class Group:
     ) -> None:
         assert callable(make)
         self.workers = [trainer(make(), work) for _ in range(workers)]
-        self.model = make()
+        self.model = make().float()  # as the parameter server's is
         optimizer = optimizer_of(self.model, adam)
         if work.passes:
             optimizer = torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad], lr=1.0)
@@ -224,63 +242,110 @@ def test_samples_that_are_not_there_are_refused(wanted: tuple[Ranges, ...]) -> N
         one.run(Work(1, 1, 1, wanted), one.parameters.state.copy())
 
 
-def averaged(make: object, shares: list[list[int]], work: WorkSpec) -> dict[str, Tensor]:
+def averaged(make: object, shares: list[list[int]], work: WorkSpec, seed: int) -> dict[str, Tensor]:
     """Return FedAvg's new state: the average of local states, weighted by samples, of plain PyTorch."""
     assert callable(make)
-    states = []
+    states, data = [], samples()
     for share in shares:
         model = make()
-        one = trainer(model, work)
-        one.run(Work(0, 0, 1, (ranges(share),)), one.parameters.state.copy())
-        states.append({name: value.clone() for name, value in model.state_dict().items()})
+        model.train()
+        shuffle = torch.Generator().manual_seed(seed)
+        free = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.SGD(free, work.optimizer.learning_rate, work.optimizer.momentum)
+        for _ in range(work.passes):
+            size, steps = work.batch, work.steps
+            for places in (
+                in_batches(len(share), size, shuffle) if size else equal_batches(len(share), steps, shuffle)
+            ):
+                own = np.array(share)[places.numpy()]
+                loss = cross_entropy(
+                    model(torch.from_numpy(data.images[own])), torch.from_numpy(data.labels[own])
+                )
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        states.append({name: value.double() for name, value in model.state_dict().items()})
     total = sum(map(len, shares))
     return {
-        name: sum(
-            state[name].double() * len(share) / total for state, share in zip(states, shares, strict=True)
-        )
+        name: torch.stack(
+            [state[name] * len(share) / total for state, share in zip(states, shares, strict=True)]
+        ).sum(0)
         for name in states[0]
     }
 
 
-@pytest.mark.parametrize("make", [plain, tied, normed])
+@pytest.mark.parametrize("make", [plain, tied, normed, halved])
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_server_of_sgd_at_rate_1_is_federated_averaging(make: object, steps: int) -> None:
+    """Running statistics and integer counters are averaged like weights; so are weights of bfloat16, into
+    the server's float32.
+    """
     local = OptimizerSpec("sgd", 0.1, 0.9)
     work = replace(
         WORK, optimizer=local, passes=1 if steps else 2, batch=0 if steps else 4, steps=max(steps, 1)
     )
     shares = cut(batches(1)[0], (9, 5, 2))
     group = Group(make, 3, work=work)
+    before = vector(group.model)
     group.step(0, shares)
-    expected = averaged(make, shares, work)
+    expected = averaged(make, shares, work, seed=0)
     for name, value in group.model.state_dict().items():
-        found = value.double() if value.is_floating_point() else value.double().round()
         wanted = expected[name] if value.is_floating_point() else expected[name].round()
-        assert torch.allclose(found, wanted, atol=1e-6), name
+        assert torch.allclose(value.double(), wanted, atol=1e-6), name
+    assert np.abs(vector(group.model) - before).max() > 0.01  # it has learned
 
 
-def test_local_steps_divide_the_samples_into_so_many_batches() -> None:
+@pytest.mark.parametrize("make", [plain, tied])
+def test_parameters_and_gradients_lie_where_they_are_sent_from(make: object) -> None:
+    """So a worker copies the state once, and its gradients never."""
+    assert callable(make)
+    state, sums = np.empty(len(vector(make())), np.float32), np.empty(len(vector(make())), np.float32)
+    model = make()
+    folders = SampleFolders(WORK.seed, [Folder("private", "csd0")], [samples()])
+    one = LocalTrainer(FlatParameters(model, state, sums), folders, WORK)
+    for exchange in range(2):
+        one.run(Work(exchange, 1, 1, (((0, 16),),)), vector(make()))
+        for parameter in model.parameters():
+            assert lies_in(parameter, state)
+            assert lies_in(parameter.grad, sums) if parameter.requires_grad else parameter.grad is None
+
+
+def lies_in(tensor: Tensor | None, memory: np.ndarray) -> bool:
+    begin = memory.ctypes.data
+    return tensor is not None and begin <= tensor.data_ptr() < begin + memory.nbytes
+
+
+@pytest.mark.parametrize(("samples", "sizes"), [(16, [4, 4, 4, 4]), (9, [3, 2, 2, 2]), (5, [3, 2])])
+def test_local_steps_divide_the_samples_into_so_many_batches(samples: int, sizes: list[int]) -> None:
     work = replace(WORK, optimizer=OptimizerSpec("sgd", 0.1), passes=1, steps=4)
     one, seen = trainer(plain(), work), list[int]()
     one.parameters.model.register_forward_hook(lambda _module, args, _out: seen.append(len(args[0])))
+    update = one.run(Work(1, 1, 1, (((0, samples),),)), one.parameters.state.copy())
+    assert seen == sizes and update.samples == samples
+
+
+@pytest.mark.parametrize("passes", [0, 1])
+def test_all_parameters_take_the_state_also_frozen_ones_of_bfloat16(passes: int) -> None:
+    model = halved()
+    model.layers[2].weight.requires_grad_(False)
+    one = trainer(model, replace(WORK, optimizer=OptimizerSpec("sgd", 0.1), passes=passes, batch=8))
+    state = np.full(len(one.parameters.state), 0.25, np.float32)
+    one.run(Work(1, 1, 1, (((0, 16),),)), state)
+    assert (model.layers[2].weight == 0.25).all()
+    frozen = slice(16 * 8 + 16, 16 * 8 + 16 + 4 * 16)
+    assert one.parameters.sums.any() and not one.parameters.sums[frozen].any()
+
+
+def test_gradients_of_bfloat16_are_summed_as_they_are() -> None:
+    one = trainer(halved())
     update = one.run(Work(1, 1, 1, (((0, 16),),)), one.parameters.state.copy())
-    assert seen == [4, 4, 4, 4] and update.samples == 16
-
-
-def test_a_model_of_bfloat16_trains_and_its_difference_is_sent() -> None:
-    work = replace(WORK, optimizer=OptimizerSpec("sgd", 0.5), passes=1, batch=8)
-    for each in (work, WORK):
-        one = trainer(nn.Sequential(Halved(), plain().bfloat16()), each)
-        state = one.parameters.state.copy()
-        update = one.run(Work(1, 1, 1, (((0, 16),),)), state)
-        assert update.largest > 0 and np.isfinite(one.parameters.sums).all()
-
-
-class Halved(nn.Module):
-    """Has inputs of bfloat16."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.bfloat16()
+    model, data, own = halved(), samples(), ORDER[:16]
+    cross_entropy(
+        model(torch.from_numpy(data.images[own])), torch.from_numpy(data.labels[own]), reduction="sum"
+    ).backward()
+    gradients = [p.grad.reshape(-1).float() for p in model.parameters() if p.grad is not None]
+    assert np.array_equal(one.parameters.sums, torch.cat(gradients).numpy())
+    assert update.largest == np.abs(one.parameters.sums).max() > 0
 
 
 def test_a_double_model_is_refused() -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -11,7 +13,16 @@ import pytest
 from millpond.base.errors import ConfigError
 from millpond.base.schema import dump, load
 from millpond.train.job import file
-from millpond.train.job.spec import Job, SynchronousSpec
+from millpond.train.job.spec import (
+    Job,
+    LimitsSpec,
+    ModelSpec,
+    OptimizerSpec,
+    SynchronousSpec,
+    WorkSpec,
+    check_work,
+    longer,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "agent" / "examples"
 GOOD = """
@@ -57,6 +68,60 @@ def test_a_synchronous_job_is_one_that_has_the_table(folder: Path) -> None:
     assert load(Job, msgpack.unpackb(msgpack.packb(dump(job))), "job") == job
 
 
+def test_what_workers_and_the_server_do_follows_from_the_kind_of_job(folder: Path) -> None:
+    """Rounds and local steps exchange differences, and the server's own optimizer applies them."""
+    train = "[train]\nlearning_rate = 0.1\nbatch = 8\nepochs = 3\n"
+    own, average = OptimizerSpec("sgd", 0.1, 0.9), OptimizerSpec("sgd", 1.0, 0.0)
+
+    def shown(text: str) -> tuple[bool, int, int, int, OptimizerSpec]:
+        job = read(folder, GOOD + train + text)[0]
+        assert job.work.optimizer == own and job.work.name == "digits"
+        return job.exchanges_differences, job.work.passes, job.work.batch, job.work.steps, job.server
+
+    assert shown("") == (True, 3, 8, 1, average)
+    adam = '[federated.server]\noptimizer = "adam"\nlearning_rate = 0.01'
+    assert shown(adam) == (True, 3, 8, 1, OptimizerSpec("adam", 0.01))
+    assert shown("[synchronous]") == (False, 0, 0, 1, own)
+    assert shown("[synchronous]\nlocal_steps = 4") == (True, 1, 0, 4, average)
+
+
+def test_the_quorum_and_the_target_are_those_of_the_kind_of_job(folder: Path) -> None:
+    both = "[federated]\nquorum = 0.25\ntarget = 0.7\n"
+    rounds = read(folder, GOOD + both)[0]
+    steps = read(folder, f"{GOOD}{both}[synchronous]\nquorum = 0.75\ntarget = 0.8")[0]
+    assert [(job.quorum, job.target) for job in (rounds, steps)] == [(0.25, 0.7), (0.75, 0.8)]
+    assert [longer(job, 99).target for job in (rounds, steps)] == [None, None]
+    assert longer(rounds, 99).federated.rounds == 99
+
+
+def test_the_limits_of_a_job(folder: Path) -> None:
+    assert read(folder, GOOD)[0].limits == LimitsSpec(300.0, 1 << 24, 1.0, None)
+    text = "wait = 5\nmost_samples = 100\nmost_share = 0.5\nclip = 2.5"
+    assert read(folder, f"{GOOD}[limits]\n{text}")[0].limits == LimitsSpec(5.0, 100, 0.5, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"steps": 0}, "a worker cannot train in 0 batches of 0"),
+        ({"batch": -1}, "a worker cannot train in 1 batches of -1"),
+        ({"passes": -1}, "a worker cannot train in 1 batches of 0"),
+        ({"threads": -1}, "train: threads: -1 is not between 0 and 1024"),
+        ({"threads": 1025}, "train: threads: 1025 is not between 0 and 1024"),
+        ({"name": ""}, "name: '' must be of letters"),
+        ({"name": "../a"}, "name: '../a' must be of letters"),
+        ({"name": ".a"}, "name: '.a' must be of letters"),
+        ({"model": ModelSpec("nets")}, "model: factory: 'nets' is not module:callable"),
+    ],
+)
+def test_work_that_an_agent_would_not_take(change: dict[str, Any], error: str) -> None:
+    work = WorkSpec("digits", ModelSpec("nets:Net"))
+    check_work(work, "the job")
+    with pytest.raises(ConfigError) as caught:
+        check_work(replace(work, **change), "the job")
+    assert str(caught.value).startswith(f"the job: {error}")
+
+
 @pytest.mark.parametrize("name", ["digits", "mymodel"])
 def test_the_examples_are_jobs(tmp_path: Path, name: str) -> None:
     for path in EXAMPLES.glob("*.*"):
@@ -74,6 +139,25 @@ def edited(old: str, new: str) -> str:
 ERRORS = [
     (GOOD + "[federated]\nround = 3", "job.toml: federated: unknown key 'round'; did you mean 'rounds'?"),
     (GOOD + "[train]\nbatch = 0", "job.toml: train: batch: 0 is not greater than 0"),
+    *(
+        (f"{GOOD}{table}momentum = {bad}", f"job.toml: {where}momentum: {float(bad)} is not between 0 and 1")
+        for table, where in (("[train]\n", "train: "), ("[federated.server]\n", "federated: server: "))
+        for bad in ("nan", "-5", "1.5")
+    ),
+    *(
+        (f"{GOOD}[{table}]\n{key} = {bad}", f"job.toml: {where}: {key}: {bad} is not greater than 0")
+        for table, where, key in (
+            ("train", "train", "learning_rate"),
+            ("federated.server", "federated: server", "learning_rate"),
+            ("limits", "limits", "wait"),
+            ("limits", "limits", "most_share"),
+            ("limits", "limits", "clip"),
+        )
+        for bad in ("nan", "-0.5", "inf")
+    ),
+    (GOOD + "[limits]\nmost_samples = 0", "job.toml: limits: most_samples: 0 is not greater than 0"),
+    (GOOD + "[limits]\nclips = 1", "job.toml: limits: unknown key 'clips'; did you mean 'clip'?"),
+    (GOOD + "[federated]\nquorum = nan", "job.toml: federated: quorum: nan is not between 0 and 1"),
     (GOOD + "[train]\nbatch = 'x'", "job.toml: train: batch: expected a whole number, got text ('x')"),
     (edited("[model]", "[model"), "job.toml: Expected ']'"),
     (edited('"test"', '"tset"'), "job.toml: data: test: missing data: there is no folder "),
@@ -100,6 +184,10 @@ SYNCHRONOUS = [
     ("global_batch = 2_000_000", "global_batch: 2000000 is not between 2 and 1048576"),
     ("steps = 0", "steps: 0 is not between 1 and 1000000000"),
     ('scaling = "square"', "scaling: "),
+    ("quorum = -0.1", "quorum: -0.1 is not between 0 and 1"),
+    ("quorum = nan", "quorum: nan is not between 0 and 1"),
+    ("local_steps = 0", "local_steps: 0 is not between 1 and 65536"),
+    ("local_steps = 65537", "local_steps: 65537 is not between 1 and 65536"),
     ("warmup = -2", "warmup: -2 is not between 0 and 1000000000"),
     ("checkpoint = 0", "checkpoint: 0.0 is not between 0.1 and 1000000000"),
     ("checkpoint = nan", "checkpoint: nan is not between 0.1 and 1000000000"),

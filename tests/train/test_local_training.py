@@ -13,7 +13,7 @@ from torch import nn
 
 from millpond.base.errors import LocalError
 from millpond.train.compute.evaluation import evaluate
-from millpond.train.compute.local_trainer import LocalTrainer, SampleFolders, batches
+from millpond.train.compute.local_trainer import LocalTrainer, SampleFolders, batches, equal_batches
 from millpond.train.data.samples import Samples
 from millpond.train.determinism import generators, seeds
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
@@ -86,6 +86,15 @@ def test_batches_are_every_sample_once_and_none_alone(count: int) -> None:
     assert sorted(torch.cat(made).tolist()) == list(range(count))
     assert count == 1 or min(map(len, made)) > 1
     assert max(map(len, made)) <= 9
+
+
+@pytest.mark.parametrize(("count", "steps"), [(1, 4), (2, 1), (7, 4), (8, 4), (10, 4), (33, 8), (100, 64)])
+def test_equal_batches_are_as_many_as_wanted_and_none_alone(count: int, steps: int) -> None:
+    made = list(equal_batches(count, steps, torch.Generator().manual_seed(0)))
+    assert sorted(torch.cat(made).tolist()) == list(range(count))
+    sizes = [len(batch) for batch in made]
+    assert len(made) == steps if count >= 2 * steps else len(made) == max(1, count // 2)
+    assert max(sizes) - min(sizes) <= 1 and (count == 1 or min(sizes) > 1)
 
 
 def test_a_model_of_frozen_parameters_is_refused(digits: Samples) -> None:

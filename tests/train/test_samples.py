@@ -138,6 +138,27 @@ def test_folders_of_one_worker_share_their_classes(tmp_path: Path) -> None:
     assert datasets.load(tmp_path, ["a", "b"], "images").labels.tolist() == [1, 0]
 
 
+def test_each_folder_by_itself_has_the_labels_of_all_together(tmp_path: Path) -> None:
+    save_picture(tmp_path / "a/cat/1.png", "L")
+    save_picture(tmp_path / "b/ant/1.png", "L")
+    save_picture(tmp_path / "b/cat/1.png", "L")
+    found = datasets.load_each(tmp_path, ["a", "b"], "images")
+    assert [part.labels.tolist() for part in found] == [[1], [0, 1]]
+    assert [len(part) for part in datasets.load_each(tmp_path, ["a", "b"], "images", ["cat", "ant"])] == [
+        1,
+        2,
+    ]
+
+
+def test_folders_of_other_shapes_are_named_also_by_a_device(tmp_path: Path) -> None:
+    write_npy(tmp_path / "private/digits", PIXELS, LABELS)
+    write_npy(tmp_path / "public/digits", PIXELS[:, :, 1:], LABELS)
+    with pytest.raises(DataError) as caught:
+        datasets.load_each(tmp_path, ["private/digits", "public/digits"], "npy")
+    text = "public/digits holds samples of 1x4x4, private/digits of 1x4x5"
+    assert (str(caught.value), caught.value.discreet) == (text, text)
+
+
 def test_pictures_of_two_sizes_are_refused(tmp_path: Path) -> None:
     save_picture(tmp_path / "a/cat/1.png", "L")
     save_picture(tmp_path / "a/cat/2.png", "RGB", (6, 4))

@@ -199,6 +199,15 @@ def test_missing_data_is_named_as_given(worker: Started) -> None:
     assert worker.prepare(DIGITS, "private/digits").samples == 120
 
 
+def test_folders_whose_samples_differ_in_shape_are_refused_at_once(worker: Started, tmp_path: Path) -> None:
+    np.save(tmp_path / "images.npy", np.zeros((4, 9, 8), np.uint8))
+    np.save(tmp_path / "labels.npy", np.arange(4))
+    with pytest.raises(Refused) as caught:
+        worker.prepare(DIGITS, "private/digits", str(tmp_path))
+    text = f"{tmp_path} holds samples of 1x9x8, private/digits of 1x8x8"
+    assert (caught.value.code, caught.value.text) == ("data", text)
+
+
 @pytest.mark.parametrize(
     ("fail", "text"),
     [

@@ -89,6 +89,8 @@ class Net(nn.Module):
             before = weight.data.clone()
             weight.data.mul_(2)
             weight.data.copy_(before)
+        if how == 22:
+            os.pwrite(vectors("states"), bytes(4), 0)
 
 def vectors(what):
     links = {name: "/proc/self/fd/" + name for name in os.listdir("/proc/self/fd")}
@@ -101,8 +103,8 @@ WORK = WorkSpec("steps", ModelSpec("nets:Net", ("nets.py",)))
 OPTIMIZER = OptimizerSpec("sgd", 0.5, 0.9)
 FOLDERS = (Folder("private/digits", "csd1"), Folder("public/digits", "csd1", public=True))
 COUNTS = (30, 20)
-SHRINKS, RAISES, REPLACES, CLAMPS, ADDS, RENEWS, TURNS, FROZEN, RESTORES = range(
-    13, 22
+SHRINKS, RAISES, REPLACES, CLAMPS, ADDS, RENEWS, TURNS, FROZEN, RESTORES, WRITES = range(
+    13, 23
 )  # what the model does when a step's seed says so
 
 
@@ -345,12 +347,33 @@ def test_a_model_that_changes_while_it_is_scored_is_refused(
         assert process.refused(Evaluate("held-out")) == told
 
 
-def test_a_worker_can_neither_take_the_memory_away_nor_write_to_the_state(worker: Process) -> None:
+def test_a_worker_cannot_take_the_memory_away(worker: Process) -> None:
     worker.state[:] = 0.25
     code, text = worker.refused(Work(1, SHRINKS, 1, (((1, 2),), ())))
     assert code == "model" and text.startswith("PermissionError at nets.py:17 in forward")
     assert (worker.state == 0.25).all()
     assert os.fstat(worker.shared[1]).st_size == 4 * 520
+
+
+def test_a_worker_reads_a_state_that_it_cannot_write_to(root: Path, tmp_path: Path, zygote: Zygote) -> None:
+    with started(zygote, root, tmp_path / "log") as worker:
+        worker.prepare()
+        memory.freeze(worker.shared[0])  # as the owner of the states does
+        for number in range(2):
+            state = worker.state[:] = state_of(number, 520)
+            ranges: tuple[Ranges, ...] = (((1, 3),), ())
+            worker.call(Work(number, 5, 1, ranges), Update)
+            assert np.allclose(worker.values, gradient_sums(root, state, 1, ranges)[0], rtol=1e-4, atol=1e-5)
+        code, text = worker.refused(Work(2, WRITES, 1, ranges))
+        assert code == "model" and text.startswith("PermissionError at nets.py:")
+        assert np.array_equal(worker.state, state)
+
+
+def test_a_state_that_there_is_not_is_refused(worker: Process, server: Process) -> None:
+    for number in (1, -1):
+        told = ("model", f"there are 1 states, and none with number {number}")
+        assert worker.refused(Work(1, 5, 1, (((1, 2),), ()), state=number)) == told
+        assert server.refused(Apply(1.0, number)) == told
 
 
 def test_a_model_of_float64_is_refused_and_one_of_float16_learns(

@@ -25,6 +25,9 @@ from millpond.train.protocol import PART_VALUES, Folder, Update, Work
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
 
+_CHECKED = 16
+"""Exchanges between two checks that the model has not changed its parameters itself."""
+
 
 class SampleFolders:
     """The samples of a worker, by folder, in the order of an epoch."""
@@ -100,7 +103,7 @@ class LocalTrainer:
 
     def __init__(self, parameters: FlatParameters, samples: SampleFolders, work: WorkSpec) -> None:
         self.parameters, self._samples, self._work = parameters, samples, work
-        self._checked = False
+        self._exchanges = 0
         self._process = psutil.Process()
         _forget_peak()
 
@@ -143,9 +146,9 @@ class LocalTrainer:
         self.parameters.clear()
         loss = cross_entropy(self.parameters.model(images), labels, reduction="sum")
         loss.backward()  # type: ignore[no-untyped-call]
-        if not self._checked:
+        if self._exchanges % _CHECKED == 0:  # a look at the whole model
             self.parameters.check_unchanged(state)
-            self._checked = True
+        self._exchanges += 1
         self.parameters.check_bound()
         self.parameters.gather_gradients(len(chosen))
         return loss.item()
@@ -157,10 +160,9 @@ class LocalTrainer:
         model, work = self.parameters.model, self._work
         shuffle = torch.Generator().manual_seed(seed)
         optimizer = make_optimizer(model, work.optimizer)
-        batch = work.batch or -(-len(chosen) // work.steps)
         total = 0.0
         for _ in range(work.passes):
-            for places in batches(len(chosen), batch, shuffle):
+            for places in self._batches(len(chosen), shuffle):
                 images, labels = chosen.batch(places.numpy())
                 loss = cross_entropy(model(images), labels)
                 optimizer.zero_grad()
@@ -170,6 +172,11 @@ class LocalTrainer:
         self.parameters.check_bound()
         self.parameters.gather_differences(state, len(chosen))
         return total / work.passes
+
+    def _batches(self, count: int, shuffle: torch.Generator) -> Iterator[Tensor]:
+        if self._work.batch:
+            return batches(count, self._work.batch, shuffle)
+        return equal_batches(count, self._work.steps, shuffle)
 
     def _used(self) -> float:
         times = self._process.cpu_times()
@@ -183,6 +190,12 @@ def batches(count: int, batch: int, shuffle: torch.Generator) -> Iterator[Tensor
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
     yield from parts
+
+
+def equal_batches(count: int, steps: int, shuffle: torch.Generator) -> Iterator[Tensor]:
+    """Yield indices of all samples, shuffled, in ``steps`` batches; in fewer, so that none is alone."""
+    order = torch.randperm(count, generator=shuffle)
+    yield from order.tensor_split(max(1, min(steps, count // 2)))
 
 
 def _norm(values: Vector) -> float:

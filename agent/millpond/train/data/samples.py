@@ -65,7 +65,7 @@ def load_each(root: Path, folders: Sequence[str], format_: str, classes: Sequenc
     """
     classes = classes or _classes(root, folders, format_)
     found = [load(root, (folder,), format_, classes) for folder in folders]
-    _check_shapes(list(zip(folders, found, strict=True)))
+    _check_shapes(list(zip(folders, found, strict=True)), of_the_job=True)
     return found
 
 
@@ -86,7 +86,7 @@ def _read(root: Path, folder: str, format_: str, classes: Sequence[str]) -> Iter
 
 
 def _joined(parts: list[tuple[str, Samples]]) -> Samples:
-    _check_shapes(parts)
+    _check_shapes(parts, of_the_job=False)
     if len(parts) == 1:
         return parts[0][1]
     return Samples(
@@ -94,14 +94,14 @@ def _joined(parts: list[tuple[str, Samples]]) -> Samples:
     )
 
 
-def _check_shapes(parts: list[tuple[str, Samples]]) -> None:
+def _check_shapes(parts: list[tuple[str, Samples]], *, of_the_job: bool) -> None:
+    """Raise DataError unless all are of one shape. Names that are ``of_the_job`` may leave a device."""
     for name, part in parts[1:]:
         first_name, first = parts[0]
         if part.images.shape[1:] != first.images.shape[1:]:
             raise DataError(
                 f"{name} holds samples of {_shape(part.images)}, {first_name} of {_shape(first.images)}",
-                name,
-                first_name,
+                *(() if of_the_job else (name, first_name)),
             )
 
 

@@ -26,6 +26,10 @@ from millpond.base.errors import RemoteError
 
 _LARGEST = float(np.finfo(np.float32).max)
 _BITS = 52
+_MOST_BITS = 900
+"""No float32 needs more, and with more than 1023 the scale would overflow."""
+_SMALLEST_SQUARED = 1e-15
+"""The smallest bound whose square is a normal float32."""
 Vector = NDArray[np.float32]
 
 
@@ -66,17 +70,17 @@ def scale_of(largest: float, terms: int) -> float:
     """Return ``2**S`` of the module's derivation for ``terms`` vectors with values up to ``largest``."""
     if not largest:
         return 1.0
-    return math.ldexp(1.0, _BITS - math.frexp(largest * terms)[1])
+    return math.ldexp(1.0, min(_BITS - math.frexp(largest * terms)[1], _MOST_BITS))
 
 
 def within(values: Vector, bound: float) -> bool:
-    """Return whether all values are finite and none exceeds ``bound`` as a float32, itself 1e-15 or more."""
+    """Return whether all values are finite and none exceeds ``bound`` as a float32."""
     bound = float(np.float32(bound))
     with np.errstate(over="ignore", invalid="ignore"):
         # One look at memory, where min and max take two. Rounding never makes a sum of squares smaller than
         # the rounded square of one of them, so none beyond the bound passes.
         square = float(np.dot(values, values))
-    if square < bound * bound:
+    if bound >= _SMALLEST_SQUARED and square < bound * bound:
         return True
     return bool(
         max(-values.min(), values.max()) <= min(bound, _LARGEST)

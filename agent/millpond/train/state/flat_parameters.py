@@ -151,15 +151,11 @@ def _float32(value: torch.Tensor) -> Vector:
 
 
 def _parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
-    """Return by name the parameters that may be trained or could be views, and for each further name of one
-    of them its first name.
-    """
+    """Return all parameters by name, and for each further name of one of them its first name."""
     found: dict[str, nn.Parameter] = {}
     again: dict[str, str] = {}
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if not parameter.requires_grad and parameter.dtype != torch.float32:
-            continue
         if id(parameter) in first:
             again[name] = first[id(parameter)]
         else:
