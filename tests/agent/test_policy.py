@@ -367,3 +367,10 @@ def test_whatever_a_host_asks(
         places = [place for _, _, found in known for range_ in found for place in range(*range_)]
         assert len(places) == len(set(places))
     assert max(at_state) <= most
+
+
+@pytest.mark.parametrize("made_up", [-1, (1 << 16) + 1, 1 << 60])
+def test_made_up_samples_are_limited(made_up: int) -> None:
+    of = guard()
+    with pytest.raises(Refused, match=f"{made_up} made-up samples are wanted"):
+        of.check(work((), synthetic=made_up), state(0))

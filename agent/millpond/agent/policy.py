@@ -23,6 +23,8 @@ from millpond.train.protocol import Folder, PrepareWorker, Work
 from millpond.train.state import layout
 
 PUBLIC, PRIVATE = "public", "private"  # the two parts of every volume, see fs.store.layout
+_MOST_SYNTHETIC = 1 << 16
+"""The most made-up samples of a request; the host profiles no larger batches."""
 _STATES = 1024
 """The number of last states whose answers are counted."""
 
@@ -121,6 +123,8 @@ class ExchangeGuard:
         """Raise Refused for a request that must not be answered."""
         self._asked = None
         if request.synthetic:
+            if not 0 < request.synthetic <= _MOST_SYNTHETIC:
+                raise Refused("", "data", f"{request.synthetic} made-up samples are wanted")
             return
         if len(request.ranges) != len(self._folders):
             raise Refused("", "data", f"samples of {len(request.ranges)} folders are wanted")
