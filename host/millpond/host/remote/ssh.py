@@ -156,7 +156,7 @@ class RemoteCommand:
         """Send SIGHUP to all processes in the command's process group, and close its channel."""
         with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
             self._signal("HUP")
-        self._channel.close()
+        self._close()
 
     def _expire(self) -> None:
         self._timed_out = True
@@ -164,7 +164,11 @@ class RemoteCommand:
             self._signal("HUP")
             if not self._channel.status_event.wait(HANG_UP_SECONDS):
                 self._signal("KILL")
-        self._channel.close()
+        self._close()
+
+    def _close(self) -> None:
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # the connection was lost
+            self._channel.close()
 
     def _signal(self, name: str) -> None:
         if self._channel.exit_status_ready():

@@ -100,6 +100,8 @@ class Planner:
         """The plan in one line: seconds of a step, each worker's batch and share, samples per second."""
         plan, slowness = self.plan, self._slowness()
         seconds, total = float(plan.times.max(initial=0.0)), int(plan.batches.sum())
+        if not total and self._policy is not None and self._policy.plan.batches.any():
+            return "no sample of this epoch is left for it"
         if not total:
             return "nobody has time for two samples"
         parts = []
