@@ -60,7 +60,7 @@ def answer(of: ExchangeGuard, request: Work, at: int = 0) -> None:
 def test_the_policy_that_nobody_has_written_is_in_force(tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
     file.write_text(SMALLEST)
-    assert read(file).policy == Policy(8, 16, (), "any", (), 1 << 30)
+    assert read(file).policy == Policy(8, 256, (), "any", (), 1 << 30)
 
 
 def test_everything_can_be_set(tmp_path: Path) -> None:

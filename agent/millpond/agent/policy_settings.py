@@ -21,7 +21,7 @@ class Policy:
     """
 
     least_samples: int = 8
-    answers_per_state: int = 16
+    answers_per_state: int = 256
     folders: tuple[str, ...] = ()
     code: Literal["any", "listed"] = "any"
     listed: tuple[str, ...] = ()
