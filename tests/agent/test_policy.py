@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from millpond.agent.config import read
 from millpond.agent.policy import ExchangeGuard, StateAnswers, check_job, digest
 from millpond.agent.policy_settings import Policy
 from millpond.base.errors import ConfigError, Refused
-from millpond.train.balance.ranges import Ranges, count
+from millpond.train.balance.ranges import Ranges
 from millpond.train.job.spec import ModelSpec, WorkSpec
 from millpond.train.protocol import Folder, PrepareWorker, Work
 from millpond.train.state.layout import Tensor
@@ -50,11 +51,6 @@ def refusal(policy: Policy, **changes: object) -> Refused:
     with pytest.raises(Refused) as caught:
         check_job(policy, "csd0", replace(JOB, **changes))  # type: ignore[arg-type]
     return caught.value
-
-
-def answer(of: ExchangeGuard, request: Work, at: int = 0) -> None:
-    of.check(request, state(at))
-    of.answered()
 
 
 def test_the_policy_that_nobody_has_written_is_in_force(tmp_path: Path) -> None:
@@ -192,7 +188,7 @@ def test_a_private_folder_has_enough_samples(parts: tuple[int, ...]) -> None:
 
 
 def test_a_public_folder_may_have_any_number() -> None:
-    answer(guard(parts=(8, 1)), work((), ((0, 1),)))
+    guard(parts=(8, 1)).check(work((), ((0, 1),)), state(0))
 
 
 @pytest.mark.parametrize("parts", [(), (SAMPLES,), (SAMPLES,) * 3])
@@ -204,20 +200,26 @@ def test_a_worker_tells_of_each_folder(parts: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("ranges", "words"),
     [
-        (((0, 7),), "policy.least_samples: 7 samples of 'private/digits' are wanted; an answer covers 8"),
-        (((0, 3), (9, 13)), "policy.least_samples: 7 samples"),
-        (((0, 8), (7, 9)), "policy.least_samples: a sample of 'private/digits' is wanted twice in epoch 0"),
-        (((0, 8), (0, 8)), "policy.least_samples: a sample"),
-        (((-8, 0),), "samples -8 to 0 are wanted; there are 40"),
-        (((33, 41),), "samples 33 to 41 are wanted; there are 40"),
-        (((0, 10), (30, 20)), "samples 30 to 20 are wanted; there are 40"),
-        (((0, 8), (8, 8)), "samples 8 to 8 are wanted; there are 40"),
+        (((0, 7),), "policy.least_samples: samples 0 to 7 of 'private/digits' are no whole groups of 8"),
+        (((0, 9),), "samples 0 to 9 of"),
+        (((4, 12),), "samples 4 to 12 of"),
+        (((0, 8), (9, 17)), "samples 9 to 17 of"),
+        (((32, 40),), "samples 32 to 40 of"),  # the last group is 32 to 43
+        (((40, 43),), "samples 40 to 43 of"),
+        (((0, 16), (8, 24)), "policy.least_samples: sample 8 of 'private/digits' is wanted twice"),
+        (((0, 8), (0, 8)), "policy.least_samples: sample 0"),
+        (((-8, 0),), "samples -8 to 0 are wanted; there are 43"),
+        (((32, 44),), "samples 32 to 44 are wanted; there are 43"),
+        (((0, 8), (32, 16)), "samples 32 to 16 are wanted; there are 43"),
+        (((0, 8), (8, 8)), "samples 8 to 8 are wanted; there are 43"),
     ],
 )
-def test_an_answer_covers_enough_samples_once(ranges: Ranges, words: str) -> None:
+def test_an_answer_covers_whole_groups_once(ranges: Ranges, words: str) -> None:
+    of = guard(parts=(43, 43))
     with pytest.raises(Refused) as caught:
-        guard().check(work(ranges, ((0, 30),)), state(0))  # public samples make up for nothing
+        of.check(work(ranges, ((0, 30),)), state(0))  # public samples make up for nothing
     assert words in caught.value.text
+    of.check(work(((32, 43), (0, 16)), ((0, 3),)), state(0))
 
 
 def test_samples_of_each_folder_are_wanted() -> None:
@@ -229,34 +231,18 @@ def test_samples_of_each_folder_are_wanted() -> None:
 def test_public_samples_may_be_wanted_at_will() -> None:
     of = guard(Policy(answers_per_state=1))
     for epoch in (3, 3, 4):
-        answer(of, work((), ((0, 1),), epoch=epoch))
+        of.check(work((), ((0, 1),), epoch=epoch), state(0))
 
 
-def test_an_epoch_does_not_come_back() -> None:
-    of = guard()
-    answer(of, work(((0, 8),), (), epoch=3))
-    with pytest.raises(Refused, match=r"policy\.least_samples: epoch 2 is wanted after epoch 3"):
-        of.check(work(((8, 16),), (), epoch=2), state(0))
-
-
-def test_what_was_not_answered_may_be_wanted_again() -> None:
-    of = guard()
-    of.check(work(((0, 8),), ()), state(0))
-    answer(of, work(((0, 10),), ()))
-    with pytest.raises(Refused, match="wanted twice"):
-        of.check(work(((9, 17),), ()), state(1))
-    of.answered()  # of nothing: the last request was refused
-    answer(of, work(((10, 18),), ()))
-
-
-def test_the_same_request_may_be_repeated_and_is_counted() -> None:
+def test_each_request_is_counted_also_a_repeated_one_and_one_that_is_refused_by_another_rule_is_not() -> None:
     of, request = guard(Policy(answers_per_state=3)), work(((0, 8),), ())
-    for _ in range(3):
-        answer(of, request)
+    for _ in range(2):
+        of.check(request, state(0))
+        with pytest.raises(Refused, match=r"policy\.least_samples"):
+            of.check(work(((0, 9),), ()), state(0))
+    of.check(work(((8, 32),), (), epoch=5, seed=7), state(0))
     with pytest.raises(Refused, match=r"policy\.answers_per_state"):
         of.check(request, state(0))
-    with pytest.raises(Refused, match=r"policy\.least_samples"):
-        of.check(replace(request, seed=1), state(0))
 
 
 def test_states_of_one_checksum_are_one_state() -> None:
@@ -266,7 +252,6 @@ def test_states_of_one_checksum_are_one_state() -> None:
     assert zlib.crc32(forged) == zlib.crc32(one) and forged != one
     of, request = guard(Policy(answers_per_state=1)), work(((0, 8),), ())
     of.check(request, memoryview(one))
-    of.answered()
     with pytest.raises(Refused, match=r"policy\.answers_per_state"):
         of.check(request, memoryview(forged))
 
@@ -296,76 +281,68 @@ def _entry(number: int) -> int:
 def test_answers_at_one_state_are_counted_over_all_jobs() -> None:
     policy, answers = Policy(answers_per_state=2), StateAnswers(2)
     one, two = guard(policy, answers), guard(policy, answers)
-    answer(one, work(((0, 8),), ()))
-    answer(two, work(((0, 8),), ()))
+    one.check(work(((0, 8),), ()), state(0))
+    two.check(work(((0, 8),), ()), state(0))
     with pytest.raises(Refused) as caught:
         one.check(work(((8, 16),), ()), state(0))
     assert caught.value.code == "state"
     assert caught.value.text == "policy.answers_per_state: 'private/digits' has given 2 answers at one state"
-    answer(one, work(((8, 16),), ()), at=1)
+    one.check(work(((8, 16),), ()), state(1))
     other = guard(policy, answers, (Folder("private/other", "csd0"),), (SAMPLES,))
-    answer(other, work(((0, 8),)))
+    other.check(work(((0, 8),)), state(0))
 
 
 def test_made_up_samples_are_not_counted() -> None:
     of = guard(Policy(answers_per_state=1))
     for _ in range(3):
-        answer(of, work((), synthetic=4))
-    answer(of, work(((0, 8),), ()))
+        of.check(work((), synthetic=4), state(0))
+    of.check(work(((0, 8),), ()), state(0))
 
 
 def test_without_a_bound_there_are_any_number_of_answers() -> None:
     of = guard(Policy(answers_per_state=0))
     for epoch in range(50):
-        answer(of, work(((0, 8),), (), epoch=epoch))
+        of.check(work(((0, 8),), (), epoch=epoch), state(0))
 
 
 def test_old_states_are_forgotten() -> None:
     answers = StateAnswers(1)
     for number in range(1025):
         answers.count(["private/digits"], number)
-    answers.check(["private/digits"], 0)
     with pytest.raises(Refused):
-        answers.check(["private/digits"], 1)
+        answers.count(["private/digits"], 1)
+    answers.count(["private/digits"], 0)
 
 
 REQUESTS = st.lists(
     st.tuples(
         st.lists(st.tuples(st.integers(-2, 26), st.integers(-2, 26)), max_size=3),
         st.integers(0, 2),  # the epoch
-        st.integers(0, 1),  # the seed
         st.integers(0, 2),  # the state
-        st.booleans(),  # whether it is fetched
     ),
     max_size=30,
 )
 
 
-@given(REQUESTS, st.integers(1, 6), st.integers(1, 4))
+@given(REQUESTS, st.integers(1, 7), st.integers(1, 4), st.integers(14, 24))
 def test_whatever_a_host_asks(
-    requests: list[tuple[list[tuple[int, int]], int, int, int, bool]], least: int, most: int
+    requests: list[tuple[list[tuple[int, int]], int, int]], group: int, most: int, samples: int
 ) -> None:
-    """In an epoch no sample is in two different answers, each has enough, and a state has few."""
-    of = guard(Policy(least_samples=least, answers_per_state=most), None, (PRIVATE,), (24,))
-    answered: dict[int, set[tuple[int, int, Ranges]]] = {}
+    """All samples of a group are in an answer once, or none is; and a state has few answers."""
+    of = guard(Policy(least_samples=group, answers_per_state=most), None, (PRIVATE,), (samples,))
+    count = samples // group
     at_state = [0, 0, 0]
-    for ranges, epoch, seed, number, fetched in requests:
+    for ranges, epoch, number in requests:
         try:
-            of.check(work(tuple(ranges), epoch=epoch, seed=seed), state(number))
+            of.check(work(tuple(ranges), epoch=epoch), state(number))
         except Refused:
-            of.answered()
             continue
         wanted = [place for start, stop in ranges for place in range(start, stop)]
-        assert not ranges or count(tuple(ranges)) == len(wanted) == len(set(wanted)) >= least
-        assert all(0 <= place < 24 for place in wanted)
-        if fetched and ranges:
-            of.answered()
-            at_state[number] += 1
-            known = answered.setdefault(epoch, set())
-            known.add((seed, number, tuple(ranges)))
-    for known in answered.values():
-        places = [place for _, _, found in known for range_ in found for place in range(*range_)]
-        assert len(places) == len(set(places))
+        assert len(wanted) == len(set(wanted)) and set(wanted) <= set(range(samples))
+        members = Counter(min(place // group, count - 1) for place in wanted)
+        sizes = [group] * (count - 1) + [samples - (count - 1) * group]
+        assert all(found == sizes[number] for number, found in members.items())
+        at_state[number] += bool(ranges)
     assert max(at_state) <= most
 
 

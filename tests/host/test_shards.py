@@ -79,18 +79,20 @@ def test_each_sample_once_in_each_epoch() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_device_that_answers_for_enough_samples_alone_is_asked_for_as_many(seed: int) -> None:
+def test_a_device_that_answers_for_whole_groups_is_asked_for_them(seed: int) -> None:
     chance = random.Random(seed)
     shards = Shards(2)
     shards.begin(1)
-    shards.add(0, [Shard("csd0", False, chance.randrange(8, 60), least=8), Shard("csd0", True, 30)])
+    count = chance.randrange(8, 60)
+    shards.add(0, [Shard("csd0", False, count, group=8), Shard("csd0", True, 30)])
     shards.add(1, [Shard("csd0", True, 30)])
     dealt = 0
     while any(map(any, shares := shards.deal([chance.choice((0, 2, 5, 11)), 3]))):
         for rank, share in enumerate(shares):
             if any(share):
-                private = sum(stop - start for start, stop in share[0]) if rank == 0 else 8
-                assert private == 0 or private >= 8
+                private = share[0] if rank == 0 else ()
+                assert all(start % 8 == 0 and (stop % 8 == 0 or stop == count) for start, stop in private)
+                assert all(start <= count - 8 for start, _ in private)
                 dealt += sum(stop - start for ranges in share for start, stop in ranges)
                 shards.commit(rank)
     assert dealt + sum(shards.left.values()) == shards.samples

@@ -201,7 +201,9 @@ class Device:
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """The order of the private samples in an epoch, which the host can compute as well."""
-        return np.asarray(order(self.ready.parts[0], self.seed, epoch, "csd0", False), np.int64)
+        return np.asarray(
+            order(self.ready.parts[0], self.seed, epoch, "csd0", False, self.ready.group), np.int64
+        )
 
 
 class Host:

@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 from millpond.base.schema import dump, load
 from millpond.train.balance.data_plan import DataPlan, Pool, PoolShare, Position, Share, order
-from millpond.train.balance.ranges import count, split
+from millpond.train.balance.ranges import Ranges, count, split
 
 WORKERS = 4
 RANKS = some.sets(some.integers(0, WORKERS - 1), max_size=WORKERS).map(lambda ranks: tuple(sorted(ranks)))
@@ -52,7 +52,8 @@ class Epoch:
         return shares
 
     def check(self, rank: int, share: Share, batch: int, before: Sequence[int]) -> None:
-        assert share.size <= batch + (batch > 0)
+        groups = [self.pools[part.pool].group for part in share.parts]
+        assert share.size <= batch + (batch > 0) + sum(2 * group for group in groups if group > 1)
         assert all(count(part.ranges) and rank in self.pools[part.pool].readers for part in share.parts)
         assert len({part.pool for part in share.parts}) == len(share.parts)
         if share.size == 1:  # only of a pool that had no more
@@ -185,14 +186,61 @@ def test_ranges_are_split_at_any_position(pairs: list[tuple[int, int]], wanted: 
     assert positions == [at for start, stop in ranges for at in range(start, stop)]
 
 
-@given(some.integers(0, 200), some.integers(1, 20), some.lists(some.integers(0, 30), max_size=40))
-def test_a_share_has_none_of_a_pool_or_enough(samples: int, least: int, batches: list[int]) -> None:
-    plan = DataPlan([Pool(samples, (0,), least)], 1)
-    position = plan.begin()
-    for batch in [*batches, 30, 30, 30, 30, 30, 30, 30]:
-        position, (share,) = plan.deal(position, [batch])
-        assert share.size == 0 or share.size >= min(least, samples)
-        assert plan.left(position)[0] == 0 or plan.left(position)[0] >= min(least, samples)
+def whole_groups(ranges: Ranges, samples: int, group: int) -> bool:
+    """Whether ranges are of whole groups, of which the last has the rest."""
+    ends = {*range(0, max(1, samples // group) * group, group), samples}
+    return all(start in ends - {samples} and stop in ends for start, stop in ranges)
+
+
+@given(
+    some.lists(some.tuples(some.integers(0, 60), some.integers(0, 40)), min_size=1, max_size=3),
+    some.integers(2, 12),
+    some.lists(some.tuples(BATCHES, some.integers(0, 15))),
+)
+def test_shares_of_groups_are_whole(
+    counts: list[tuple[int, int]], group: int, steps: list[tuple[list[int], int]]
+) -> None:
+    """Devices have samples in groups and public ones, which rank 0 reads too. Batches are as spread."""
+    private = [Pool(count, (rank,), group) for rank, (count, _) in enumerate(counts, 1)]
+    public = [Pool(count, (rank, 0)) for rank, (_, count) in enumerate(counts, 1) if count]
+    epoch = Epoch([*private, *public], 4)
+    for batches, losses in [*steps, *(([9, 9, 9, 9], 0) for _ in range(60))]:
+        spread = epoch.plan.spread(epoch.position, batches, 25)
+        for share in epoch.step(spread, losses):
+            for part in share.parts:
+                pool = epoch.pools[part.pool]
+                assert pool.group == 1 or whole_groups(part.ranges, pool.count, group)
+        epoch.resume()
+    assert epoch.all_taken()
+
+
+def test_public_samples_fill_a_batch_of_groups() -> None:
+    epoch = Epoch([Pool(100, (0,), 8), Pool(400, (0, 1))], 2)
+    sizes = [shares[0].size for shares in epoch.finish([10, 10])]
+    assert len(sizes) <= 26 and set(sizes[:-1]) <= {10, 11, 12}
+
+
+def test_batches_of_groups_alone_sum_to_what_is_wanted() -> None:
+    plan = DataPlan([Pool(800, (rank,), 8) for rank in range(5)], 5)
+    batches = plan.spread(plan.begin(), 5 * [40], 100)
+    assert sum(batches) in range(96, 105) and {batch % 8 for batch in batches} == {0}
+    assert plan.spread(plan.begin(), 5 * [20], 100) == 5 * [16]  # no more than they can
+    assert plan.spread(plan.begin(), 5 * [5], 100) == 5 * [8]  # but a group
+
+
+def test_groups_are_the_same_in_all_epochs_and_jobs() -> None:
+    found = {
+        frozenset(order(50, seed, epoch, "csd0", False, 8)[start : start + 8 if start < 40 else 50].tolist())
+        for seed in range(3)
+        for epoch in range(3)
+        for start in range(0, 41, 8)
+    }
+    assert len(found) == 6 and sorted(map(len, found)) == [8, 8, 8, 8, 8, 10]
+    orders = {tuple(order(50, 0, epoch, "csd0", False, 8).tolist()) for epoch in range(5)}
+    assert len(orders) == 5 and len({order[40:] for order in orders}) == 1
+    assert sorted(order(48, 0, 0, "csd0", False, 8).tolist()) == list(range(48))
+    found_here = order(20, 1, 2, "csd0", False, 8).tolist()
+    assert found_here[:8] == [15, 9, 1, 7, 18, 14, 4, 10]  # on every processor
 
 
 def test_a_large_epoch_ends_for_all_at_about_the_same_time() -> None:

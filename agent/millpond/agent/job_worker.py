@@ -108,9 +108,12 @@ class JobWorker:
 
     def _placed(self) -> PrepareWorker:
         """Return the request as the worker, for which private folders lie elsewhere, needs it."""
-        folders = self._request.folders
-        found = (f if f.public else replace(f, path=str(self._place / f.path)) for f in folders)
-        return replace(self._request, folders=tuple(found))
+        group, request = self._config.policy.least_samples, self._request
+        found = (
+            replace(f, group=1) if f.public else replace(f, path=str(self._place / f.path), group=group)
+            for f in request.folders
+        )
+        return replace(request, folders=tuple(found))
 
     def relay(self, host: Channel) -> None:
         """Serve the exchanges of the host until it closes. Raises RemoteError."""
@@ -180,8 +183,6 @@ class JobWorker:
             raise ProtocolError(f"{host.peer} wants values {request.start} to {request.stop} of an update")
         if not self._has_update:
             raise ProtocolError(f"{host.peer} wants values of an update that was not answered")
-        assert self._guard is not None
-        self._guard.answered()
         for place in range(start, stop, _PART):  # the host may take its time: other updates come first
             host.send(Part(place // 4), NEVER, self._values.data[place : min(place + _PART, stop)])
 

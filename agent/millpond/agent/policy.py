@@ -12,13 +12,11 @@ import json
 import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import PurePosixPath
 
 from millpond.agent.policy_settings import Policy
 from millpond.base.errors import Refused
-from millpond.train.balance.ranges import Ranges, count
+from millpond.train.balance.ranges import Ranges
 from millpond.train.protocol import Folder, PrepareWorker, Work
 from millpond.train.state import layout
 
@@ -74,22 +72,21 @@ def _check_folder(policy: Policy, device: str, folder: Folder) -> None:
 
 
 class StateAnswers:
-    """Counts the answers that have covered private samples of a folder at a state, over all jobs."""
+    """Counts the answers that cover private samples of a folder at a state, over all jobs."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._answers: OrderedDict[tuple[str, int], int] = OrderedDict()
 
-    def check(self, folders: Sequence[str], checksum: int) -> None:
-        """Raise Refused if there were too many answers about one of ``folders`` at the state."""
+    def count(self, folders: Sequence[str], checksum: int) -> None:
+        """Count an answer about ``folders``. Raises Refused, and counts none, if there were too many about
+        one of them at the state.
+        """
         for folder in folders:
             found = self._answers.get((folder, checksum), 0)
             if self._most and found >= self._most:
                 text = f"policy.answers_per_state: '{folder}' has given {found} answers at one state"
                 raise Refused("", "state", text)  # the next state will do
-
-    def count(self, folders: Sequence[str], checksum: int) -> None:
-        """Count an answer about ``folders``."""
         for folder in folders:
             found = self._answers.pop((folder, checksum), 0)
             self._answers[folder, checksum] = found + 1
@@ -98,9 +95,9 @@ class StateAnswers:
 
 
 class ExchangeGuard:
-    """The requests of one prepared worker, which has ``parts`` samples by folder: an answer covers no private
-    sample or enough of them, and in an epoch no private sample twice. The same request may be repeated, and
-    is counted again.
+    """The requests of one prepared worker, which has ``parts`` samples by folder. The private samples of a
+    folder are in groups of ``least_samples``, see ``data_plan.order``, and an answer covers whole groups:
+    what many answers tell together, in whatever epochs and jobs, are sums over groups.
     """
 
     def __init__(
@@ -108,87 +105,40 @@ class ExchangeGuard:
     ) -> None:
         if len(folders) != len(parts):
             raise Refused("", "data", f"the worker has samples of {len(parts)} folders, not {len(folders)}")
-        self._policy, self._answers, self._folders, self._parts = policy, answers, folders, tuple(parts)
-        least = policy.least_samples
+        self._group, self._answers, self._folders, self._parts = policy.least_samples, answers, folders, parts
         for folder, samples in zip(folders, parts, strict=True):
-            if not folder.public and samples < least:
-                text = f"'{folder.path}' has {samples} samples; an answer covers {least} or more"
+            if not folder.public and samples < self._group:
+                text = f"'{folder.path}' has {samples} samples; an answer covers {self._group} or more"
                 raise refused("least_samples", text)
-        self._epoch = -1
-        self._answered: list[list[tuple[int, int]]] = []  # positions of the epoch, by folder
-        self._asked: _Asked | None = None
-        self._last: _Asked | None = None
 
     def check(self, request: Work, state: memoryview) -> None:
-        """Raise Refused for a request that must not be answered."""
-        self._asked = None
+        """Count an answer to ``request``, with its head alone or with its values. Raises Refused for a
+        request that must not be answered.
+        """
         if request.synthetic:
             if not 0 < request.synthetic <= _MOST_SYNTHETIC:
                 raise Refused("", "data", f"{request.synthetic} made-up samples are wanted")
             return
         if len(request.ranges) != len(self._folders):
             raise Refused("", "data", f"samples of {len(request.ranges)} folders are wanted")
-        pairs = zip(self._folders, request.ranges, strict=True)
-        private = tuple(folder.path for folder, ranges in pairs if ranges and not folder.public)
-        asked = _Asked(
-            private, request.epoch, request.seed, request.ranges, zlib.crc32(state) if private else 0
-        )
-        if asked != self._last:
-            self._check_epoch(request)
-        self._answers.check(private, asked.checksum)
-        self._asked = asked
-
-    def _check_epoch(self, request: Work) -> None:
-        if request.epoch < self._epoch:
-            raise refused("least_samples", f"epoch {request.epoch} is wanted after epoch {self._epoch}")
-        if request.epoch > self._epoch:
-            self._epoch, self._answered = request.epoch, [[] for _ in self._folders]
-        for number, (folder, ranges) in enumerate(zip(self._folders, request.ranges, strict=True)):
+        private = []
+        for folder, samples, ranges in zip(self._folders, self._parts, request.ranges, strict=True):
             if ranges and not folder.public:
-                self._check_ranges(folder, ranges, number)
+                self._check_ranges(folder, samples, ranges)
+                private.append(folder.path)
+        if private:
+            self._answers.count(private, zlib.crc32(state))
 
-    def _check_ranges(self, folder: Folder, ranges: Ranges, number: int) -> None:
-        for start, stop in ranges:
-            if not 0 <= start < stop <= self._parts[number]:
-                text = f"samples {start} to {stop} are wanted; there are {self._parts[number]}"
-                raise Refused("", "data", text)
-        least, wanted = self._policy.least_samples, count(ranges)
-        if wanted < least:
-            text = f"{wanted} samples of '{folder.path}' are wanted; an answer covers {least} or more"
-            raise refused("least_samples", text)
-        used = sorted([*self._answered[number], *ranges])
-        for (_, stop), (start, _) in pairwise(used):
-            if start < stop:
-                text = f"a sample of '{folder.path}' is wanted twice in epoch {self._epoch}"
+    def _check_ranges(self, folder: Folder, samples: int, ranges: Ranges) -> None:
+        group, before = self._group, 0
+        last = (samples // group - 1) * group
+        for start, stop in sorted(ranges):
+            if not 0 <= start < stop <= samples:
+                raise Refused("", "data", f"samples {start} to {stop} are wanted; there are {samples}")
+            if start < before:
+                text = f"sample {start} of '{folder.path}' is wanted twice"
                 raise refused("least_samples", text)
-
-    def answered(self) -> None:
-        """Note that values of the last request's update are about to leave."""
-        asked, self._asked = self._asked, None
-        if asked is None:
-            return
-        self._answers.count(asked.private, asked.checksum)
-        if asked == self._last:
-            return
-        self._last = asked
-        for number, ranges in enumerate(asked.ranges):
-            self._answered[number] = _merged([*self._answered[number], *ranges])
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    private: tuple[str, ...]
-    epoch: int
-    seed: int
-    ranges: tuple[Ranges, ...]
-    checksum: int
-
-
-def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        if found and found[-1][1] == start:
-            found[-1] = found[-1][0], stop
-        else:
-            found.append((start, stop))
-    return found
+            if start % group or start > last or (stop != samples and (stop % group or stop > last)):
+                text = f"samples {start} to {stop} of '{folder.path}' are no whole groups of {group}"
+                raise refused("least_samples", text)
+            before = stop

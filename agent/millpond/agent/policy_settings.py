@@ -13,9 +13,10 @@ from millpond.base.errors import ConfigError
 class Policy:
     """The jobs that the device takes part in, and what it answers them.
 
-    An answer covers ``least_samples`` private samples or none; 1 shows single samples. At one state of a
-    model there are ``answers_per_state`` answers about a private folder, 0 for any number. ``folders`` are
-    the private folders that jobs may read, such as "private/digits"; none means all, each job its own.
+    A folder's private samples are in groups of ``least_samples``, and an answer covers whole groups; 1 shows
+    single samples. At one state of a model there are ``answers_per_state`` answers about a private folder, 0
+    for any number. ``folders`` are the private folders that jobs may read, such as "private/digits"; none
+    means all, each job its own.
     ``code`` "listed" takes jobs whose code, see ``policy.digest``, has a SHA-256 in ``listed``.
     ``largest_model`` is a number of float32 values.
     """

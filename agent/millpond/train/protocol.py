@@ -23,12 +23,14 @@ PART_VALUES: Final = 1 << 17
 @dataclass(frozen=True, slots=True)
 class Folder:
     """A folder of samples: ``path`` is relative to the volume on a device, absolute on the host. The samples
-    are those of device ``source``, ``public`` or private ones.
+    are those of device ``source``, ``public`` or private ones. The agent tells its worker to take them in
+    groups of ``group``, see ``data_plan.order``.
     """
 
     path: str
     source: str
     public: bool = False
+    group: int = 1
 
 
 @message("warm-up")
@@ -57,13 +59,13 @@ class PrepareWorker(Message):
 @message("ready", Kind.METRICS)
 @dataclass(frozen=True, slots=True)
 class Ready(Message):
-    """The worker can train; ``parts`` are the numbers of samples by folder. From an agent only: ``least`` is
-    the least number of private samples that an answer covers, unless it covers none; ``token`` entitles to
-    the bulk connection for Work, encrypted if ``tls``.
+    """The worker can train; ``parts`` are the numbers of samples by folder. From an agent only: an answer
+    covers whole groups of ``group`` private samples; ``token`` entitles to the bulk connection for Work,
+    encrypted if ``tls``.
     """
 
     parts: tuple[int, ...]
-    least: int = 1
+    group: int = 1
     token: bytes = b""
     tls: bool = False
 

@@ -2,9 +2,11 @@
 """Pure: the samples that each worker takes in each exchange of an epoch, whatever the batches are.
 
 Samples lie in pools: private ones that one worker reads, public ones of a device that it and the host read.
-Each is taken exactly once in an epoch. The position in an epoch is a few cursors into permutations that
-follow from (seed, epoch), so a checkpoint that holds a ``Position`` resumes in the middle of an epoch. The
-host deals positions; each worker computes the permutation itself, and so the samples that lie there.
+Each is taken exactly once in an epoch. The samples of a pool may be in groups, the same in all epochs and
+jobs: an update covers whole groups, so no difference of updates tells of less than a group. The position in
+an epoch is a few cursors into permutations that follow from (seed, epoch), so a checkpoint that holds a
+``Position`` resumes in the middle of an epoch. The host deals positions; each worker computes the permutation
+itself, and so the samples that lie there.
 """
 
 from __future__ import annotations
@@ -19,16 +21,19 @@ from millpond.train.balance.apportion import Apportionment
 from millpond.train.balance.curve import Ints
 from millpond.train.balance.ranges import Ranges, count, split
 
+_FEW = 2
+"""Samples of which BatchNorm needs at least so many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """``count`` samples that the workers of the ranks ``readers`` can read. A share has none of them, or at
-    least ``least``; only of a pool with one reader this may be more than 1.
+    """``count`` samples that the workers of the ranks ``readers`` can read, in groups of ``group``; only a
+    pool with one reader may have groups of more than 1.
     """
 
     count: int
     readers: tuple[int, ...]
-    least: int = 1
+    group: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +69,10 @@ class DataPlan:
 
     def __init__(self, pools: Sequence[Pool], workers: int) -> None:
         self._counts = [pool.count for pool in pools]
-        self._least = [pool.least for pool in pools]
+        self._groups = [pool.group for pool in pools]
         self._apportion = Apportionment([pool.readers for pool in pools], workers)
+        mixed = {rank for pool in pools if pool.group == 1 for rank in pool.readers}
+        self._grouped = {rank: pool.group for pool in pools for rank in pool.readers if rank not in mixed}
 
     def begin(self) -> Position:
         """Return the position at which nothing is dealt."""
@@ -79,16 +86,15 @@ class DataPlan:
     def deal(self, position: Position, batches: Sequence[int]) -> tuple[Position, list[Share]]:
         """Return the position after a step with these batches, and its shares by rank. A worker that is
         absent or sits out has a batch of 0. A share is smaller than its batch where the worker's pools are
-        empty, and may be one more so that no sample is left alone, see ``apportion``; it is larger where a
-        pool's ``least`` asks for that. All shares are empty
-        when no worker with a batch can read any remaining sample.
+        empty, and may be one more so that no sample is left alone, see ``apportion``; it differs by less than
+        a group where it has no samples but those of a pool in groups, and is one group at least. All shares
+        are empty when no worker with a batch can read any remaining sample.
         """
         cursors, again = list(position.cursors), list(position.again)
         shares, left = [], self.left(position)
-        for counts in self._apportion.counts(left, batches):
+        for counts in self._in_groups(self._apportion.counts(left, batches), left):
             parts = []
-            for pool, found in sorted(counts.items()):
-                wanted = _enough(found, left[pool], self._least[pool])
+            for pool, wanted in sorted(counts.items()):
                 returned, again[pool] = split(again[pool], wanted)
                 start = cursors[pool]
                 cursors[pool] += wanted - count(returned)
@@ -99,30 +105,79 @@ class DataPlan:
 
     def spread(self, position: Position, batches: Sequence[int], most: int) -> list[int]:
         """Return batches no larger than these, of ``most`` samples together, that spread the remaining
-        samples evenly over the remaining steps, see ``apportion``.
+        samples evenly over the remaining steps, see ``apportion``. A batch of samples in groups alone is of
+        whole groups.
         """
-        return self._apportion.spread(self.left(position), batches, most)
+        found, owed = self._apportion.spread(self.left(position), batches, most), 0
+        for rank, group in self._grouped.items():
+            if found[rank]:
+                wanted = min(found[rank] + owed, batches[rank])
+                whole = max(group, round(wanted / group) * group)
+                if whole > batches[rank]:
+                    whole = max(group, whole - group)
+                owed += found[rank] - whole
+                found[rank] = whole
+        return found
+
+    def _in_groups(self, counts: list[dict[int, int]], left: Sequence[int]) -> list[dict[int, int]]:
+        """Change counts, by rank and pool, to whole groups. The other pools of a share make up for the
+        difference, as far as they can.
+        """
+        free = [rest - sum(own.get(pool, 0) for own in counts) for pool, rest in enumerate(left)]
+        for own in counts:
+            others = [pool for pool in own if self._groups[pool] == 1]
+            for pool in [pool for pool in own if self._groups[pool] > 1]:
+                found, spare = own[pool], sum(free[other] for other in others)
+                whole = _whole(found, left[pool], self._groups[pool], filled=spare >= found + _FEW)
+                owed = found - whole
+                for other in others:
+                    change = _change(owed, own[other], free[other])
+                    own[other] += change
+                    free[other] -= change
+                    owed -= change
+                own[pool] = whole
+        return [{pool: found for pool, found in own.items() if found} for own in counts]
 
     def give_back(self, position: Position, share: Share) -> Position:
         """Put the samples of a share that did not become part of a step back into their pools, where they are
         dealt next. Return the new position.
         """
         again = list(position.again)
-        for part in share.parts:
-            again[part.pool] = part.ranges + again[part.pool]
+        for part in share.parts:  # in order: a last group is longer than the others
+            again[part.pool] = tuple(sorted(part.ranges + again[part.pool]))
         return Position(position.cursors, tuple(again))
 
 
-def _enough(wanted: int, left: int, least: int) -> int:
-    """Return at least ``least`` instead of ``wanted``, and all that is left if less would remain."""
-    found = max(wanted, min(least, left))
-    return left if left - found < least else found
+def _whole(wanted: int, left: int, group: int, *, filled: bool) -> int:
+    """Return a number of samples in whole groups, at least one: the nearest to ``wanted``, also none, if the
+    batch can be ``filled`` with others, otherwise the next smaller one. Includes a rest of less than a group.
+    """
+    found = round(wanted / group) * group if filled else max(1, wanted // group) * group
+    return left if left - found < group else found
 
 
-def order(samples: int, seed: int, epoch: int, source: str, public: bool) -> Ints:
+def _change(wanted: int, taken: int, free: int) -> int:
+    """Return by how much a share of a pool can grow, or shrink, and not leave one sample alone."""
+    change = max(-taken, min(wanted, free))
+    if change and free - change == 1:
+        change -= 1 if change > 0 else -1
+    return change
+
+
+def order(samples: int, seed: int, epoch: int, source: str, public: bool, group: int = 1) -> Ints:
     """Return the order of one pool's ``samples`` samples in an epoch: a permutation that follows from the
-    arguments, the same on every processor. ``source`` names the device of the pool.
+    arguments, the same on every processor. ``source`` names the device of the pool. The samples of a group of
+    ``group`` follow each other. Where their number is not a multiple of it, the last group has the rest too,
+    and is the last in each epoch.
     """
     text = f"{seed} {epoch} {'public' if public else 'private'} {source}"
+    if group == 1:
+        return _permutation(text, samples)
+    members, last = _permutation(f"groups {source}", samples), samples // group - bool(samples % group)
+    groups = members[: last * group].reshape(last, group)[_permutation(text, last)]
+    return np.concatenate([groups.reshape(-1), members[last * group :]])
+
+
+def _permutation(text: str, count: int) -> Ints:
     key = hashlib.blake2b(text.encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).permutation(samples)
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).permutation(count)

@@ -44,7 +44,7 @@ class SampleFolders:
             )
         if request.epoch != self._epoch:
             self._orders = [
-                order(len(part), self._seed, request.epoch, folder.source, folder.public)
+                order(len(part), self._seed, request.epoch, folder.source, folder.public, folder.group)
                 for folder, part in zip(self._folders, self.parts, strict=True)
             ]
             self._epoch = request.epoch

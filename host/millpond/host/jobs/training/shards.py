@@ -15,14 +15,14 @@ from millpond.train.balance.ranges import Ranges
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """``count`` samples of device ``source``, private or public ones. An answer covers none of them, or at
-    least ``least``.
+    """``count`` samples of device ``source``, private or public ones. An answer covers whole groups of
+    ``group``.
     """
 
     source: str
     public: bool
     count: int
-    least: int = 1
+    group: int = 1
 
     @property
     def name(self) -> str:
@@ -134,7 +134,7 @@ class Shards:
             for number in held:
                 readers[number].append(rank)
         pools = [
-            Pool(shard.count, tuple(ranks), shard.least)
+            Pool(shard.count, tuple(ranks), shard.group)
             for shard, ranks in zip(self._shards, readers, strict=True)
         ]
         self._plan = DataPlan(pools, self._workers)

@@ -125,8 +125,8 @@ class WorkerGroup:
             return (
                 f"{name} claims to have {ready.samples} samples; the job allows {most} (limits.most_samples)"
             )
-        if not 1 <= ready.least <= max(ready.samples, 1):
-            return f"{name} wants its answers to cover {ready.least} samples, and has {ready.samples}"
+        if not 1 <= ready.group <= max(ready.samples, 1):
+            return f"{name} has its samples in groups of {ready.group}, and has {ready.samples}"
         if ready.samples < LEAST_BATCH:
             return f"{name} has {ready.samples} samples; training takes at least {LEAST_BATCH}"
         return ""
@@ -145,7 +145,7 @@ class WorkerGroup:
         """Return the shards that a prepared worker can read, by folder."""
         folders = self._folders_of(self.names[rank])
         return [
-            Shard(f.source, f.public, count, 1 if f.public else ready.least)
+            Shard(f.source, f.public, count, 1 if f.public else ready.group)
             for f, count in zip(folders, ready.parts, strict=True)
         ]
 
