@@ -17,7 +17,7 @@ from PIL import Image
 from torch import nn
 
 import millpond.train
-from millpond.agent.error_reports import CODES, OWN_FILES, rebuilt
+from millpond.agent.policy.error_reports import CODES, OWN_FILES, rebuilt
 from millpond.base.errors import LocalError
 from millpond.train.balance.ranges import Ranges
 from millpond.train.compute.local_trainer import SampleFolders

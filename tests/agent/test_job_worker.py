@@ -17,8 +17,8 @@ import pytest
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.gate import CanaryError, Gate, LedgerCounters, Pattern, ledger
 from millpond.agent.job_worker import HostLeft, JobWorker
-from millpond.agent.policy import StateAnswers
-from millpond.agent.policy_settings import Policy
+from millpond.agent.policy.rules import StateAnswers
+from millpond.agent.policy.settings import Policy
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.linux.zygote.client import Zygote

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.agent.config import read
-from millpond.agent.policy import ExchangeGuard, StateAnswers, check_job, digest
-from millpond.agent.policy_settings import Policy
+from millpond.agent.policy.rules import ExchangeGuard, StateAnswers, check_job
+from millpond.agent.policy.settings import Policy
 from millpond.base.errors import ConfigError, Refused
 from millpond.train.balance.ranges import Ranges
+from millpond.train.job.signed_code import digest
 from millpond.train.job.spec import ModelSpec, WorkSpec
 from millpond.train.protocol import Folder, PrepareWorker, Work
 from millpond.train.state.layout import Tensor
@@ -56,7 +57,7 @@ def refusal(policy: Policy, **changes: object) -> Refused:
 def test_the_policy_that_nobody_has_written_is_in_force(tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
     file.write_text(SMALLEST)
-    assert read(file).policy == Policy(8, 256, (), "any", (), 1 << 30)
+    assert read(file).policy == Policy(8, 256, (), "any", (), (), 1 << 30)
 
 
 def test_everything_can_be_set(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
     table += f'code = "listed"\nlisted = ["{digest("net:Net", CODE)}"]\nlargest_model = 1000\n'
     file.write_text(f"{SMALLEST}[policy]\n{table}")
     listed = (digest("net:Net", CODE),)
-    assert read(file).policy == Policy(20, 0, ("private/a", "private/b/c"), "listed", listed, 1000)
+    assert read(file).policy == Policy(20, 0, ("private/a", "private/b/c"), "listed", listed, (), 1000)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,9 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         ('folders = ["/volume/private/a"]', "policy: folders"),
         ('folders = "private/a"', "folders"),
         ('code = "some"', "code"),
+        ('code = "signed"', "policy: code: 'signed' needs keys in owners"),
+        ('owners = ["AAAA"]', "policy: owners: 'AAAA' is no public key"),
+        ('owners = ["ssh-ed25519 AAAA\\nowner ssh-ed25519 BBBB"]', "policy: owners: 'ssh-ed25519 AAAA"),
         ("least = 8", "did you mean 'least_samples'"),
         ("least_samples = 8.5", "least_samples"),
         ("least_samples = true", "least_samples"),

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.gate import Gate, LedgerCounters, ledger
 from millpond.agent.job_worker import JobWorker
-from millpond.agent.policy import StateAnswers, check_job
-from millpond.agent.policy_settings import Policy
+from millpond.agent.policy.rules import StateAnswers, check_job
+from millpond.agent.policy.settings import Policy
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, RemoteError
 from millpond.linux.zygote.client import Zygote

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millpond.agent.policy import StateAnswers
-from millpond.agent.policy_settings import Policy
+from millpond.agent.policy.rules import StateAnswers
+from millpond.agent.policy.settings import Policy
 from millpond.base.errors import Refused
 from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import Part

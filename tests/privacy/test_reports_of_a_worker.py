@@ -14,8 +14,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from millpond.agent import error_reports
-from millpond.agent.error_reports import rebuilt
+from millpond.agent.policy import error_reports
+from millpond.agent.policy.error_reports import rebuilt
 from millpond.base.errors import ConnectionLost, MillpondError, RemoteError
 from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import Ready, Update

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from millpond.agent.policy_settings import Policy, check_policy
+from millpond.agent.policy.settings import Policy, check_policy
 from millpond.base import toml
 from millpond.base.errors import ConfigError
 from millpond.energy import joules

@@ -17,7 +17,8 @@ from millpond.agent.config import AgentConfig
 from millpond.agent.job_worker import JobWorker
 from millpond.agent.launched_script import LaunchedScripts
 from millpond.agent.log_lines import LogLines
-from millpond.agent.policy import StateAnswers, check_job
+from millpond.agent.policy import signatures
+from millpond.agent.policy.rules import StateAnswers, check_job
 from millpond.agent.tickets import Tickets
 from millpond.agent.volume import VolumeServer
 from millpond.base.deadline import NEVER, Deadline
@@ -167,6 +168,8 @@ class AgentService:
         try:
             spec.check_work(request.work, "the job")
             check_job(self.config.policy, self.config.name, request)
+            if self.config.policy.code == "signed":
+                signatures.check_signature(self.config.policy.owners, request)
             worker = JobWorker(self.config, request, self.zygote, self._answers)
             self._workers.append(worker)
             log.info("job %s: worker started", worker.name)

@@ -16,9 +16,9 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from millpond.agent import error_reports
 from millpond.agent.config import AgentConfig
-from millpond.agent.policy import ExchangeGuard, StateAnswers
+from millpond.agent.policy import error_reports
+from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.fs.store.layout import PUBLIC

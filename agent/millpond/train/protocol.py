@@ -43,7 +43,8 @@ class WarmUp(Message):
 @dataclass(frozen=True, slots=True)
 class PrepareWorker(Message):
     """Build the model, whose state must be of ``tensors``, and load the samples of ``folders``; answered by
-    Ready. ``code`` has the files of the user's model by name. A worker on the host has ``states`` states in
+    Ready. ``code`` has the files of the user's model by name, ``signature`` is one of them all by an owner of
+    the device. A worker on the host has ``states`` states in
     its shared memory.
     """
 
@@ -54,6 +55,7 @@ class PrepareWorker(Message):
     tensors: tuple[Tensor, ...]
     tls: bool = False
     states: int = 1
+    signature: str = ""
 
 
 @message("ready", Kind.METRICS)

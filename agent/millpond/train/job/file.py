@@ -14,11 +14,14 @@ from millpond.train.job.spec import DataSpec, Job, check
 CODE_LIMIT = (1 << 20) - (64 << 10)  # bytes; code and job cross the tunnel in one head of at most 1 MiB
 
 
-def read(path: Path) -> tuple[Job, dict[str, str]]:
-    """Return the job, its test folder made absolute, and its model's files by name. Raises ConfigError."""
+def read(path: Path, *, signed: bool = True) -> tuple[Job, dict[str, str]]:
+    """Return the job, its test folder made absolute, and its model's files by name, with its signature if it
+    is ``signed``. Raises ConfigError.
+    """
     job = check(toml.read(Job, path), path.name)
     _check_plain(job.model.arguments, f"{path.name}: model: arguments")
-    code = _read_code(job.model.files, path)
+    signature = (job.model.signature,) if job.model.signature and signed else ()
+    code = _read_code((*job.model.files, *signature), path)
     return dataclasses.replace(job, data=_with_test_folder(job.data, path)), code
 
 

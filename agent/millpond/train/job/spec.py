@@ -26,11 +26,14 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The model: ``factory`` is ``module:callable``, called with ``arguments``; ``files`` are its code."""
+    """The model: ``factory`` is ``module:callable``, called with ``arguments``; ``files`` are its code, and
+    ``signature`` is the file of a signature of it by an owner of devices.
+    """
 
     factory: str
     files: tuple[str, ...] = ()
     arguments: dict[str, Any] = field(default_factory=dict)
+    signature: str = ""
 
 
 @dataclass(frozen=True, slots=True)

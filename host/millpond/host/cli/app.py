@@ -19,7 +19,7 @@ from millpond.base.errors import LocalError, MillpondError, Refused, RemoteError
 from millpond.base.schema import dump
 from millpond.fs.fuse import mounts
 from millpond.host import daemon
-from millpond.host.cli import copy, flash, profile_plot, remote, update
+from millpond.host.cli import copy, flash, profile_plot, remote, sign, update
 from millpond.host.cli import launch as launch_command
 from millpond.host.cli import simulate as simulate_command
 from millpond.host.cli import tunnel as tunnel_command
@@ -253,6 +253,7 @@ def cp(
 
 app.command("flash")(flash.command)
 app.command("update")(update.command)
+app.command("sign")(sign.command)
 
 
 @app.command()

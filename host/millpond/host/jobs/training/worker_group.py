@@ -101,8 +101,11 @@ class WorkerGroup:
                 raise ConnectionLost("the job has ended")
             deadline.remaining()
         tls = device.config.encrypt == "always"
-        folders, code = self._folders_of(device.name), self._row.code
-        return PrepareWorker(self._job.work, device.name, folders, code, self._tensors, tls)
+        folders, code = self._folders_of(device.name), dict(self._row.code)
+        signature = code.pop(self._job.model.signature, "")
+        return PrepareWorker(
+            self._job.work, device.name, folders, code, self._tensors, tls, signature=signature
+        )
 
     def _new_host_worker(self) -> LocalWorker | None:
         folders = self._public_folders() if self._model_known.wait(0.5) else None

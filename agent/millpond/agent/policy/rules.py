@@ -7,16 +7,15 @@ rule as ``agent.toml`` has it.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from millpond.agent.policy_settings import Policy
+from millpond.agent.policy.settings import Policy
 from millpond.base.errors import Refused
 from millpond.train.balance.ranges import Ranges
+from millpond.train.job.signed_code import digest
 from millpond.train.protocol import Folder, PrepareWorker, Work
 from millpond.train.state import layout
 
@@ -32,15 +31,8 @@ def refused(rule: str, text: str) -> Refused:
     return Refused("", "policy", f"policy.{rule}: {text}")
 
 
-def digest(factory: str, code: dict[str, str]) -> str:
-    """Return the SHA-256 of a job's factory and files, in hexadecimal, as ``policy.listed`` has it. The
-    factory counts: Python itself has callables that run what their arguments say.
-    """
-    return hashlib.sha256(json.dumps([factory, sorted(code.items())]).encode()).hexdigest()
-
-
 def check_job(policy: Policy, device: str, request: PrepareWorker) -> None:
-    """Raise Refused for a job that the policy forbids."""
+    """Raise Refused for a job that the policy forbids, whoever has signed it."""
     for folder in request.folders:
         _check_folder(policy, device, folder)
     if len({folder.path for folder in request.folders}) < len(request.folders):

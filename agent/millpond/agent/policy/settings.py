@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from millpond.base.errors import ConfigError
+
+_KEY = re.compile(r"(sk-)?(ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/]+=*( [^\n]*)?")
+"""A public key's line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +21,17 @@ class Policy:
     single samples. At one state of a model there are ``answers_per_state`` answers about a private folder, 0
     for any number. ``folders`` are the private folders that jobs may read, such as "private/digits"; none
     means all, each job its own.
-    ``code`` "listed" takes jobs whose code, see ``policy.digest``, has a SHA-256 in ``listed``.
+    ``code`` "listed" takes jobs whose code has its digest, see ``train.job.signed_code``, in ``listed``,
+    "signed" those whose code is signed by a key of ``owners``, public keys as OpenSSH writes them.
     ``largest_model`` is a number of float32 values.
     """
 
     least_samples: int = 8
     answers_per_state: int = 256
     folders: tuple[str, ...] = ()
-    code: Literal["any", "listed"] = "any"
+    code: Literal["any", "listed", "signed"] = "any"
     listed: tuple[str, ...] = ()
+    owners: tuple[str, ...] = ()
     largest_model: int = 1 << 30
 
 
@@ -35,6 +41,13 @@ def check_policy(policy: Policy, where: str) -> None:
         raise ConfigError(f"{where}: least_samples must be 1 or more")
     if policy.answers_per_state < 0 or policy.largest_model < 1:
         raise ConfigError(f"{where}: answers_per_state and largest_model must not be negative or none")
+    for key in policy.owners:
+        if not _KEY.fullmatch(key):
+            raise ConfigError(
+                f"{where}: owners: '{key[:40]}' is no public key, such as 'ssh-ed25519 AAAA...'"
+            )
+    if policy.code == "signed" and not policy.owners:
+        raise ConfigError(f"{where}: code: 'signed' needs keys in owners")
     for folder in policy.folders:
         if not folder.startswith("private/") or ".." in folder.split("/"):
             raise ConfigError(f"{where}: folders: '{folder}' is not a folder in private/")

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (ssh-keygen): ``millpond sign``: signs a job's code with the key of a device's owner."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millpond.base.errors import ConfigError, LocalError
+from millpond.host.cli.options import Format, FormatOption
+from millpond.host.terminal import tables
+from millpond.train.job import file
+from millpond.train.job.signed_code import NAMESPACE, digest
+
+
+def command(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml")],
+    key: Annotated[Path, typer.Option(metavar="FILE", help="The owner's private SSH key.")],
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Sign a job's code for devices whose policy asks for that. Read the code before you do. Needs
+    ``signature = "FILE"`` in the job's [model].
+    """
+    path, found = sign(job_file, key)
+    if output is Format.JSON:
+        tables.print_json({"signature": str(path), "digest": found})
+    else:
+        print(f"{path} signs the code with digest {found}")
+
+
+def sign(job_file: Path, key: Path) -> tuple[Path, str]:
+    """Write the signature that a job file names. Returns its path and the digest of the code. Raises
+    ConfigError, LocalError.
+    """
+    job, code = file.read(job_file, signed=False)
+    if not job.model.signature:
+        raise ConfigError(f'{job_file.name}: model: there is no signature; write signature = "model.sig"')
+    found, path = digest(job.model.factory, code), job_file.parent / job.model.signature
+    command = ["ssh-keygen", "-q", "-Y", "sign", "-f", str(key), "-n", NAMESPACE]
+    try:
+        signed = subprocess.run(command, input=found.encode(), capture_output=True, check=False)
+        if signed.returncode:
+            raise LocalError(f"{key}: {signed.stderr.decode(errors='replace').strip().splitlines()[-1]}")
+        path.write_bytes(signed.stdout)
+    except OSError as error:
+        raise LocalError(f"{error.filename}: {error.strerror}") from None
+    return path, found
