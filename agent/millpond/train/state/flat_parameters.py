@@ -9,6 +9,8 @@ as they are.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ from millpond.base.errors import LocalError
 from millpond.train.state import flat, layout
 from millpond.train.state.flat import Vector
 
+_PART = 1 << 15
 CHANGED = "the model's forward changes its parameter {}; only the optimizer may"
 
 
@@ -100,8 +103,10 @@ class FlatParameters:
             parameter = self._parameters[name]
             parameter.grad = self._gradients[name] if name in self._views else None
 
-    def gather_gradients(self, samples: int) -> None:
-        """Complete ``sums`` after ``backward`` over ``samples`` samples."""
+    def gather_gradients(self, samples: int) -> tuple[float, float]:
+        """Complete ``sums`` after ``backward`` over ``samples`` samples. Returns the largest magnitude in it,
+        and its L2 norm.
+        """
         for name, target in self._gradients.items():
             gradient = self._parameters[name].grad
             if gradient is None:
@@ -109,19 +114,36 @@ class FlatParameters:
             elif gradient is not target:  # of another dtype, or it was set to None before ``backward``
                 target.copy_(gradient)
         self._gather_buffers(samples)
+        return self._measured()
 
-    def gather_differences(self, before: Vector, samples: int) -> None:
+    def gather_differences(self, before: Vector, samples: int) -> tuple[float, float]:
         """Set ``sums`` to the difference of training from state ``before``, times ``samples``; of buffers it
-        is the change.
+        is the change. Returns as ``gather_gradients``.
         """
         values = self.model.state_dict() if self._copied else {}
         for tensor in self._copied:
             self.state[self._spans[tensor.name]] = _float32(values[tensor.name])
-        np.subtract(before, self.state, out=self.sums)
-        self.sums *= np.float32(samples)
+        found = self._measured(before, samples)
         for tensor in self._buffers:
             span = self._spans[tensor.name]
             np.negative(self.sums[span], out=self.sums[span])
+        return found
+
+    def _measured(self, before: Vector | None = None, samples: int = 1) -> tuple[float, float]:
+        """Return the largest magnitude in ``sums`` and its norm, part by part: each is in the processor's
+        cache for all that is done with it, and no sum of squares is so long that float32 loses small ones.
+        With ``before``, each part is first set to the difference from it, times ``samples``.
+        """
+        largest = squares = 0.0
+        with np.errstate(over="ignore", invalid="ignore"):  # the host refuses what is not finite
+            for start in range(0, len(self.sums), _PART):
+                part = self.sums[start : start + _PART]
+                if before is not None:
+                    np.subtract(before[start : start + _PART], self.state[start : start + _PART], out=part)
+                    part *= np.float32(samples)
+                largest = max(largest, -float(part.min()), float(part.max()))
+                squares += float(np.dot(part, part))
+        return math.nan if math.isnan(squares) else largest, math.sqrt(squares)
 
     def _gather_buffers(self, samples: int) -> None:
         values = self.model.state_dict() if self._buffers else {}
