@@ -36,6 +36,7 @@ class CountingWorker:
         self.asked: list[Work] = []
         self.holds = False
         self.reads: list[int] = []
+        self._next = 0
         self.values = np.zeros(size, np.float32)
         self.seconds: Callable[[int], float] = lambda samples: 0.0
         self.closed = threading.Event()
@@ -87,7 +88,11 @@ class CountingWorker:
         largest = math.nan if told and not math.isfinite(poison) else largest
         return Update(exchange, samples, largest, norm, seconds, math.nan, 1000 * samples, metrics)
 
-    def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:
+    def fetch(self, stop: int, deadline: Deadline) -> None:
+        self._next = 0
+
+    def read(self, out: Vector, deadline: Deadline) -> None:
+        start, self._next = self._next, self._next + len(out)
         self.reads.append(start)
         at, fault = self._read_faults.get(self.asked[-1].exchange, (-1, None))
         if fault and start == at:
@@ -95,7 +100,6 @@ class CountingWorker:
         if self.closed.is_set():
             raise ConnectionLost(f"{self.name} was closed")
         out[:] = self.values[start : start + len(out)]
-        return out
 
     def close(self) -> None:
         self.closed.set()

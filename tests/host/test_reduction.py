@@ -34,6 +34,7 @@ class Holder:
         self.name, self.values, self.samples = name, values, samples
         self.holds = False
         self.reads: list[int] = []
+        self.next = 0
         self.fault_at: dict[int, Exception] = {}
         self.seconds = 0.0
 
@@ -43,7 +44,11 @@ class Holder:
     def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
         raise AssertionError
 
-    def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:
+    def fetch(self, stop: int, deadline: Deadline) -> None:
+        self.next = 0
+
+    def read(self, out: Vector, deadline: Deadline) -> None:
+        start, self.next = self.next, self.next + len(out)
         self.reads.append(start)
         if fault := self.fault_at.pop(start, None):
             raise fault
@@ -54,7 +59,6 @@ class Holder:
             raise DeadlineExceeded(f"{self.name} did not answer in time")
         time.sleep(self.seconds)
         out[:] = self.values[start : start + len(out)]
-        return out
 
     def close(self) -> None:
         pass
@@ -155,19 +159,43 @@ def test_an_update_is_scaled_down_to_its_norm_and_a_wrong_norm_is_refused(answer
     assert np.allclose(mean, 1e-6 / 5, rtol=1e-4)
 
 
-def test_three_that_trickle_cost_their_own_time_and_nobody_else(
-    answer: Answer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("seconds", [0.04, 0.4], ids=["trickle", "stall"])
+def test_those_that_trickle_or_stall_are_lost_and_nobody_else(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    monkeypatch.setattr(reduction, "STALL_SECONDS", 0.05)
-    monkeypatch.setattr(reduction, "TRANSFER_SECONDS", 0.05)
+    monkeypatch.setattr(reduction, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(reduction, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(reduction, "TRANSFER_SECONDS", 0.1)
     monkeypatch.setattr(reduction, "SLOWEST", 1e9)
     slow, honest = holders(5)[:3], holders(5)[3:]
     for holder in slow:
-        holder.seconds = 0.04
+        holder.seconds = seconds
     expected, _ = mean_of([answer(holder) for holder in honest])
     mean, lost = mean_of([answer(holder) for holder in (*slow, *honest)])
-    assert [loss.dispatcher.worker.name for loss in lost] == ["w0", "w1", "w2"]
+    assert sorted(loss.dispatcher.worker.name for loss in lost) == ["w0", "w1", "w2"]
     assert mean.tobytes() == expected.tobytes()
+
+
+def test_many_that_stall_are_waited_for_together(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time of a holder is what its deadline would have let pass."""
+    monkeypatch.setattr(reduction, "SLOWEST", 1e12)
+    waited: list[float] = []
+
+    class Stuck(Holder):
+        def read(self, out: Vector, deadline: Deadline) -> None:
+            waited.append(deadline.remaining() or 0.0)
+            clock[0] += waited[-1]
+            raise DeadlineExceeded(f"{self.name} did not answer in time")
+
+    clock = [0.0]
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + clock[0])
+    honest, *others = holders(9)
+    stuck = [Stuck(holder.name, holder.values) for holder in others]
+    _, lost = mean_of([answer(holder) for holder in (*stuck, honest)])
+    assert [loss.dispatcher.worker.name for loss in lost] == [holder.name for holder in stuck]
+    assert waited[0] == pytest.approx(reduction.STALL_SECONDS, abs=0.5)
+    assert waited[1:] == pytest.approx(7 * [reduction.GRACE_SECONDS], abs=0.2)
 
 
 @pytest.mark.expected_log("w0: internal error")
@@ -188,9 +216,8 @@ def test_after_a_loss_ranges_are_read_in_order_so_that_each_worker_is_asked_once
 
 def test_the_memory_of_a_reduction_does_not_grow_with_workers_or_values(answer: Answer) -> None:
     class Made(Holder):
-        def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:
+        def read(self, out: Vector, deadline: Deadline) -> None:
             out[:] = 0.5
-            return out
 
     mean = np.full(64 * PART_VALUES, np.nan, np.float32)
     answers = [answer(Made(f"w{number}", np.full(1, 0.5, np.float32), 10)) for number in range(20)]

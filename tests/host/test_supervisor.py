@@ -38,7 +38,10 @@ class StandIn:
     def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
         raise ProtocolError(f"{self.name} does not train")
 
-    def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:
+    def fetch(self, stop: int, deadline: Deadline) -> None:
+        raise ProtocolError(f"{self.name} does not train")
+
+    def read(self, out: Vector, deadline: Deadline) -> None:
         raise ProtocolError(f"{self.name} does not train")
 
     def close(self) -> None:

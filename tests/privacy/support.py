@@ -227,7 +227,7 @@ class Host:
 
     def fetch(self) -> NDArray[np.float32]:
         """Return the values of the last update."""
-        self.channel.send(Fetch(0, self._size), soon())
+        self.channel.send(Fetch(self._size), soon())
         found = []
         for start in range(0, self._size, PART_VALUES):
             count = min(PART_VALUES, self._size - start)

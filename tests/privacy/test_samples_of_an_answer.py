@@ -108,7 +108,7 @@ def test_values_leave_with_their_own_update_alone(volume: Volume, zygote: Zygote
                     host.ask(ranges)
                     with pytest.raises(Refused):
                         host.ask(ranges, **between)
-                host.channel.send(Fetch(0, SIZE), soon())
+                host.channel.send(Fetch(SIZE), soon())
                 with pytest.raises(ConnectionLost):
                     host.channel.receive(soon())
             assert "an update that was not answered" in str(csd0.error)

@@ -178,12 +178,12 @@ class JobWorker:
         return error_reports.rebuilt(failure, names, request.code)
 
     def _send_parts(self, request: Fetch, host: Channel) -> None:
-        start, stop = 4 * request.start, 4 * request.stop
-        if not 0 <= start < stop <= self._size:
-            raise ProtocolError(f"{host.peer} wants values {request.start} to {request.stop} of an update")
+        stop = 4 * request.stop
+        if not 0 < stop <= self._size:
+            raise ProtocolError(f"{host.peer} wants {request.stop} values of an update")
         if not self._has_update:
             raise ProtocolError(f"{host.peer} wants values of an update that was not answered")
-        for place in range(start, stop, _PART):  # the host may take its time: other updates come first
+        for place in range(0, stop, _PART):  # the host may take its time: other updates come first
             host.send(Part(place // 4), NEVER, self._values.data[place : min(place + _PART, stop)])
 
     def _wait_for_worker(self, host: Channel, deadline: Deadline) -> None:

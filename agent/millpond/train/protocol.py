@@ -130,9 +130,8 @@ METRICS: Final = ("loss",)
 @message("fetch")
 @dataclass(frozen=True, slots=True)
 class Fetch(Message):
-    """Ask for the values from ``start`` to ``stop`` of the last update; answered by Parts, in order."""
+    """Ask for the first ``stop`` values of the last update; answered by Parts, in order."""
 
-    start: int
     stop: int
 
 

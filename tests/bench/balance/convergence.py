@@ -57,9 +57,13 @@ class Interrupted:
         """See Worker."""
         return self.worker.prepare(deadline)
 
-    def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:
+    def fetch(self, stop: int, deadline: Deadline) -> None:
         """See Worker."""
-        return self.worker.read(start, out, deadline)
+        self.worker.fetch(stop, deadline)
+
+    def read(self, out: Vector, deadline: Deadline) -> None:
+        """See Worker."""
+        self.worker.read(out, deadline)
 
     def close(self) -> None:
         """See Worker."""

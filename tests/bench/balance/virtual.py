@@ -55,9 +55,12 @@ class VirtualWorker:
         busy = 1 - 1 / slowness if self._tells else float("nan")
         return Update(request.exchange, samples, samples, samples * NORM, took, busy, 0, {"loss": 0.0})
 
-    def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:
+    def fetch(self, stop: int, deadline: Deadline) -> None:
+        """See Worker. There is one part."""
+
+    def read(self, out: Vector, deadline: Deadline) -> None:
         """See Worker."""
-        return self._values[start : start + len(out)]
+        out[:] = self._values
 
     def close(self) -> None:
         """See Worker. It wakes up at once."""

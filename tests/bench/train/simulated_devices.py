@@ -50,7 +50,7 @@ class Agents:
             norm = float(np.linalg.norm(self._update[: self._size]))
             channel.send(Update(message.exchange, message.samples, 1.0, norm, 0.0, 0.0, 0, metrics), NEVER)
         elif isinstance(message, Fetch):
-            for start in range(message.start, message.stop, PART_VALUES):
+            for start in range(0, message.stop, PART_VALUES):
                 part = self._update[start : min(start + PART_VALUES, message.stop)]
                 channel.send(Part(start), NEVER, part.data)
         else:

@@ -26,7 +26,6 @@ from millpond.linux.progress import HANG_SECONDS, processor_time
 from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import (
     METRICS,
-    PART_VALUES,
     Fetch,
     Part,
     PrepareServer,
@@ -82,10 +81,11 @@ class Worker(Protocol):
         ``holds`` becomes False when the worker needs ``state`` no more.
         """
 
-    def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:
-        """Return the values of the last update from ``start`` on, as many as ``out`` has: in ``out``, or
-        where they lie. The cheapest order is that of the update.
-        """
+    def fetch(self, stop: int, deadline: Deadline) -> None:
+        """Ask for the first ``stop`` values of the last update, all of which are then to be read."""
+
+    def read(self, out: Vector, deadline: Deadline) -> None:
+        """Fill ``out`` with the next values that were asked for."""
 
     def close(self) -> None:
         """End the worker."""
@@ -98,11 +98,9 @@ class DeviceWorker:
         """Prepare a worker on ``device`` with ``request``, which is called when the agent loads torch."""
         self.name = device.name
         self._device, self._request = device, request
-        self._size = 0
         self._control: Channel | None = None
         self._channel: Channel | None = None
-        self._next = self._stop = 0  # of the values that were asked for: those that have not come yet
-        self._fresh = False  # no values of the last update were asked for
+        self._next = 0  # of the values that were asked for
         self.holds = False
         self._closed = False
 
@@ -111,43 +109,30 @@ class DeviceWorker:
         self._control = self._device.control(deadline)
         self._check_open()
         self._control.call(WarmUp(), Ok, deadline)
-        request = self._request(deadline)
-        self._size = layout.size(request.tensors)
-        ready = self._control.call(request, Ready, deadline)
+        ready = self._control.call(self._request(deadline), Ready, deadline)
         self._channel = self._device.bulk(ready.token, ready.tls, deadline)
         self._check_open()
         return ready
 
     def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
         """See Worker."""
-        self._drain(deadline)
-        channel, self._fresh = self._connected, True
+        channel = self._connected
         channel.send(request, deadline, state.memory.data)
         self.holds = False
         return _checked(channel.expect(Update, deadline), request, self.name)
 
-    def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:
+    def fetch(self, stop: int, deadline: Deadline) -> None:
         """See Worker."""
-        channel = self._connected
-        if start != self._next or self._next == self._stop:
-            self._drain(deadline)
-            self._next, self._stop = start, self._size if self._fresh else start + len(out)
-            self._fresh = False
-            channel.send(Fetch(start, self._stop), deadline)
-        part = channel.expect(Part, deadline, payload=out.nbytes)
-        if part.start != start:
-            raise ProtocolError(f"{self.name} sent values {part.start} where {start} belong")
-        channel.receive_into(out.data, deadline)
-        self._next = start + len(out)
-        return out
+        self._connected.send(Fetch(stop), deadline)
+        self._next = 0
 
-    def _drain(self, deadline: Deadline) -> None:
-        """Receive what was asked for and is of no use."""
-        while self._next < self._stop:
-            unused = np.empty(min(PART_VALUES, self._stop - self._next), np.float32)
-            self._connected.expect(Part, deadline, payload=unused.nbytes)
-            self._connected.receive_into(unused.data, deadline)
-            self._next += len(unused)
+    def read(self, out: Vector, deadline: Deadline) -> None:
+        """See Worker."""
+        part = self._connected.expect(Part, deadline, payload=out.nbytes)
+        if part.start != self._next:
+            raise ProtocolError(f"{self.name} sent values {part.start} where {self._next} belong")
+        self._connected.receive_into(out.data, deadline)
+        self._next += len(out)
 
     @property
     def _connected(self) -> Channel:
@@ -239,6 +224,7 @@ class LocalWorker(HostProcess):
     ) -> None:
         super().__init__(request.worker, request, readable, log, zygote, states)
         self.holds = False
+        self._next = 0
         size = 4 * layout.size(request.tensors)
         self._values = np.frombuffer(memory.map_first(self._shared[1], size).data, np.float32)
 
@@ -254,10 +240,14 @@ class LocalWorker(HostProcess):
         self.holds = False
         return _checked(update, request, self.name)
 
-    def read(self, start: int, out: Vector, deadline: Deadline) -> Vector:  # noqa: ARG002 - a Worker's
+    def fetch(self, _stop: int, _deadline: Deadline) -> None:
+        """See Worker."""
+        self._next = 0
+
+    def read(self, out: Vector, _deadline: Deadline) -> None:
         """See Worker. The values are copied: the process could change them after they were checked."""
-        out[:] = self._values[start : start + len(out)]
-        return out
+        out[:] = self._values[self._next : self._next + len(out)]
+        self._next += len(out)
 
 
 def _sandbox(readable: Sequence[Path]) -> Sandbox:

@@ -11,19 +11,24 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError
 from millpond.host.workers.dispatcher import WorkerAnswer, WorkerLoss
+from millpond.host.workers.worker import Worker
 from millpond.train.protocol import PART_VALUES
 from millpond.train.reduce.exact import ExactSum, RefusedUpdate, Vector, scale_of, within
 
 log = logging.getLogger(__name__)
 
 STALL_SECONDS = 5.0
+"""Time without a range of an update, after which its worker is lost."""
+GRACE_SECONDS = 0.25
+"""Time for a range of a worker that had as much time before, while another one was waited for."""
 TRANSFER_SECONDS = 10.0
 SLOWEST = 1e6  # bytes per second
 _NORM_ERROR = 1e-3
@@ -38,67 +43,89 @@ class Reduction:
         self._mean, self._clip = mean, clip
         self._sum = ExactSum(min(PART_VALUES, len(mean)))
         self._buffer = np.empty(min(PART_VALUES, len(mean)), np.float32)
-        self._spent: dict[WorkerAnswer, float] = {}
+        self._present: list[WorkerAnswer] = []
+        self._losses: list[WorkerLoss] = []
         self._squares: dict[WorkerAnswer, dict[int, float]] = {}
+        self._spent: dict[WorkerAnswer, float] = {}
+        self._heard: dict[WorkerAnswer, float] = {}
 
     def run(self, answers: Sequence[WorkerAnswer]) -> list[WorkerLoss]:
         """Write the mean over the samples of ``answers``. Returns the losses of the answers that do not
         count; ``mean`` is of no meaning if none does.
         """
-        present, lost = list(answers), []
+        self._present, self._losses = list(answers), []
         self._spent = dict.fromkeys(answers, 0.0)
         self._squares = {answer: {} for answer in answers}
-        todo = list(range(0, len(self._mean), PART_VALUES))
-        done: list[int] = []
-        while todo and present:
-            start = todo.pop(0)
-            losses = self._sum_range(start, present)
-            if not todo and not losses:
-                losses = self._wrong_norms(present)
-            if not losses:
-                done.append(start)
-                continue
-            lost += losses
-            present = [answer for answer in present if all(loss.task is not answer.task for loss in losses)]
-            todo += [*done, start]  # later ranges first: they are on their way, and then all in order
-            done = []
-        return lost
+        stop = len(self._mean)
+        while stop and self._present:
+            stop = self._pull(stop)
+            if not stop and self._lose_wrong_norms():
+                stop = len(self._mean)
+        return self._losses
 
-    def _sum_range(self, start: int, answers: Sequence[WorkerAnswer]) -> list[WorkerLoss]:
-        """Write one range of the mean, unless an answer is lost. Returns the losses."""
-        out = self._mean[start : start + PART_VALUES]
-        largest = max(answer.update.largest * self._factor(answer) for answer in answers)
-        self._sum.begin(scale_of(largest, len(answers)))
-        losses = []
-        for answer in answers:
-            try:
-                part = self._read(answer, start, self._buffer[: len(out)])
-            except Exception as error:
-                if not isinstance(error, (MillpondError, OSError)):
-                    log.exception("worker %s: internal error", answer.dispatcher.worker.name)
-                losses.append(answer.loss(str(error), for_good=isinstance(error, RefusedUpdate)))
-                continue
-            if self._clip is not None:
-                self._squares[answer][start] = float(np.dot(part, part))
-            self._sum.add(part, self._factor(answer))
-        if not losses:
-            self._sum.divide(sum(answer.update.samples for answer in answers), out)
-        return losses
+    def _pull(self, stop: int) -> int:
+        """Write the first ``stop`` values of the mean. Returns how many of them must be written again: those
+        until the last loss of a worker.
+        """
+        again = 0
+        self._heard = {}
+        for answer in tuple(self._present):
+            self._attempt(answer, lambda worker: worker.fetch(stop, Deadline.after(STALL_SECONDS)))
+            self._heard[answer] = time.monotonic()
+        for start in range(0, stop, PART_VALUES):
+            if not self._present:
+                break
+            out = self._mean[start : min(start + PART_VALUES, stop)]
+            if not self._sum_range(start, out):
+                again = start + len(out)
+        return again
 
-    def _read(self, answer: WorkerAnswer, start: int, buffer: Vector) -> Vector:
+    def _sum_range(self, start: int, out: Vector) -> bool:
+        """Write one range of the mean. Returns whether no worker was lost."""
+        present = tuple(self._present)
+        largest = max(answer.update.largest * self._factor(answer) for answer in present)
+        self._sum.begin(scale_of(largest, len(present)))
+        buffer = self._buffer[: len(out)]
+        for answer in present:
+            if self._attempt(answer, partial(self._read, answer, buffer)):
+                if self._clip is not None:
+                    self._squares[answer][start] = float(np.dot(buffer, buffer))
+                self._sum.add(buffer, self._factor(answer))
+        if len(self._present) < len(present):
+            return False
+        self._sum.divide(sum(answer.update.samples for answer in present), out)
+        return True
+
+    def _read(self, answer: WorkerAnswer, buffer: Vector, worker: Worker) -> None:
         """Read part of an update. A worker that is stuck must not keep the others waiting: only the time that
-        is spent on it counts.
+        is spent on it counts, and all that are stuck are waited for together.
         """
         began = time.monotonic()
         left = TRANSFER_SECONDS + 4 * len(self._mean) / SLOWEST - self._spent[answer]
-        stall = STALL_SECONDS + buffer.nbytes / SLOWEST
+        stall = max(GRACE_SECONDS, self._heard[answer] + STALL_SECONDS - began) + buffer.nbytes / SLOWEST
         try:
-            part = answer.dispatcher.worker.read(start, buffer, Deadline.after(min(left, stall)))
+            worker.read(buffer, Deadline.after(min(left, stall)))
         finally:
-            self._spent[answer] += time.monotonic() - began
-        if not within(part, answer.update.largest):
-            raise RefusedUpdate(answer.dispatcher.worker.name, "its values are beyond those it has announced")
-        return part
+            self._heard[answer] = time.monotonic()
+            self._spent[answer] += self._heard[answer] - began
+        if not within(buffer, answer.update.largest):
+            raise RefusedUpdate(worker.name, "its values are beyond those it has announced")
+
+    def _attempt(self, answer: WorkerAnswer, action: Callable[[Worker], None]) -> bool:
+        """Do something with the worker of an answer. Returns whether it was not lost by that."""
+        worker = answer.dispatcher.worker
+        try:
+            action(worker)
+        except Exception as error:
+            if not isinstance(error, (MillpondError, OSError)):
+                log.exception("worker %s: internal error", worker.name)
+            self._lose(answer, str(error), for_good=isinstance(error, RefusedUpdate))
+            return False
+        return True
+
+    def _lose(self, answer: WorkerAnswer, reason: str, *, for_good: bool) -> None:
+        self._present.remove(answer)
+        self._losses.append(answer.loss(reason, for_good))
 
     def _factor(self, answer: WorkerAnswer) -> float:
         update = answer.update
@@ -106,13 +133,16 @@ class Reduction:
             return 1.0
         return self._clip * update.samples / update.norm
 
-    def _wrong_norms(self, answers: Sequence[WorkerAnswer]) -> list[WorkerLoss]:
-        if self._clip is None:
-            return []
-        return [
-            answer.loss(
-                f"{answer.dispatcher.worker.name}: update refused: its norm is not as announced", True
-            )
-            for answer in answers
+    def _lose_wrong_norms(self) -> bool:
+        """Lose the answers whose norms are not as announced, where that matters. Returns whether there are
+        any.
+        """
+        wrong = [
+            answer
+            for answer in self._present
             if math.sqrt(sum(self._squares[answer].values())) > answer.update.norm * (1 + _NORM_ERROR)
         ]
+        for answer in wrong:
+            name = answer.dispatcher.worker.name
+            self._lose(answer, f"{name}: update refused: its norm is not as announced", for_good=True)
+        return bool(wrong)
