@@ -98,6 +98,14 @@ def vectors(what):
 
 def double(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).double()
 def half(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).half()
+
+class Casts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 8).bfloat16()
+        self.scale = nn.Parameter(torch.ones(8))
+    def forward(self, images):
+        return self.linear(images.flatten(1).bfloat16()).float() * self.scale
 """
 WORK = WorkSpec("steps", ModelSpec("nets:Net", ("nets.py",)))
 OPTIMIZER = OptimizerSpec("sgd", 0.5, 0.9)
@@ -460,6 +468,26 @@ def test_a_keeper_scores_the_state_in_memory(server: Process) -> None:
         scores.append(score)
     assert scores[1].accuracy > 0.9 > scores[0].accuracy
     assert scores[1].loss < scores[0].loss == pytest.approx(np.log(8), rel=1e-4)
+
+
+def test_a_model_that_casts_to_its_own_types_is_scored_and_keeps_small_steps(
+    root: Path, tmp_path: Path, zygote: Zygote
+) -> None:
+    work = replace(WORK, model=ModelSpec("nets:Casts", ("nets.py",)))
+    with started(zygote, root, tmp_path / "log") as server:
+        tensors = server.prepare_server(work)
+        spans = {tensor.name: span for tensor, span in layout.spans(tensors)}
+        size = layout.size(tensors)
+        for _ in range(3):
+            mean = np.zeros(size, np.float32)
+            mean[spans["scale"]] = 1e-6
+            weight = mean[spans["linear.weight"]].reshape(8, 64)
+            rows = weight.reshape(8, 8, 8)
+            rows[range(8), range(8)] = -1.0
+            after = server.apply(mean, 4.0)
+            score = server.call(Evaluate("held-out"), Score)
+            assert isinstance(score, Score) and score.accuracy > 0.9
+        assert 0 < 1 - float(after[spans["scale"]].max()) < 1e-4  # which bfloat16 could not tell from 1
 
 
 def test_a_held_out_folder_that_is_not_there(server: Process) -> None:

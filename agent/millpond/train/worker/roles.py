@@ -110,15 +110,21 @@ class ParameterServerRole:
     """Holds the model and the optimizer of a job, and scores the model."""
 
     def __init__(self, prepare: PrepareServer, root: Path, code_dir: Path, shared: Descriptors) -> None:
-        model = user_code.build(prepare.work.model, code_dir, prepare.work.seed)
+        work = prepare.work
+        model = user_code.build(work.model, code_dir, work.seed)
         self._tensors = flat.describe(model)
         size = layout.size(self._tensors)
         mean = np.frombuffer(memory.map_first(shared.values, 4 * size).data, np.float32)
         states = memory.map_first(shared.states, 4 * size * prepare.states).data
         self._states = list(np.frombuffer(states, np.float32).reshape(prepare.states, size))
-        # The server's parameters are float32 whatever the model's are, so that small means are not lost.
+        # The server's parameters are float32 whatever the model's are, so that small means are not lost. The
+        # model is scored as the workers have it: its forward may need its own types.
+        self._scored = None
+        if any(tensor.dtype != "float32" for tensor in self._tensors):
+            own = user_code.build(work.model, code_dir, work.seed)
+            self._scored = FlatParameters(own, self._states[0], mean)
         self._parameters = FlatParameters(model.float(), self._states[0], mean)
-        self._held_out = _HeldOut(root, prepare.work)
+        self._held_out = _HeldOut(root, work)
         self._optimizer = ServerOptimizer(self._parameters, make_optimizer(model, prepare.optimizer))
         self._momentum = np.empty(0, np.float32)
 
@@ -151,8 +157,10 @@ class ParameterServerRole:
         return None
 
     def _score(self, held_out: Samples) -> Score:
-        parameters = self._parameters
-        before = zlib.crc32(parameters.state.data)
+        parameters, state = self._scored or self._parameters, self._parameters.state
+        before = zlib.crc32(state.data)
+        if parameters.state is not state:
+            parameters.bind(state)
         parameters.loaded()
         score = Score(*evaluate(parameters.model, held_out), len(held_out))
         parameters.check_bound()
