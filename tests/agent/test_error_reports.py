@@ -179,7 +179,7 @@ def model_errors() -> Iterator[LocalError]:
         lambda: flat.describe(nn.Flatten()),
         lambda: flat.describe(wide),
         lambda: flat.read(holding, np.zeros(3, np.float32)),
-        lambda: flat.write(nn.Linear(1, 1), size),
+        lambda: flat.read(nn.Linear(1, 1), size),
         lambda: flat.whole(np.full(1, np.inf, np.float32), "net"),
         lambda: FlatParameters(nn.Linear(1, 1)).check_unchanged(np.ones(2, np.float32)),
     ]

@@ -11,6 +11,7 @@ from torch import nn
 
 from millpond.base.errors import LocalError
 from millpond.train.state import flat, layout
+from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.state.layout import Tensor
 
 
@@ -53,7 +54,7 @@ def test_all_dtypes_come_back_bit_by_bit() -> None:
     model.norm.num_batches_tracked.fill_(1 << 24)
     vector = read(model)
     vector.flags.writeable = False
-    flat.write(other, vector)
+    FlatParameters(other).load(vector)
     expected, got = model.state_dict(), other.state_dict()
     assert all(got[name].dtype == expected[name].dtype for name in expected)
     assert all(torch.equal(got[name], expected[name]) for name in expected)
@@ -63,14 +64,14 @@ def test_whole_numbers_are_rounded_to_the_nearest() -> None:
     model = nn.BatchNorm1d(1)
     vector = read(model)
     vector[-1] = 6.6
-    flat.write(model, vector)
+    FlatParameters(model).load(vector)
     assert model.state_dict()["num_batches_tracked"].item() == 7
 
 
 def test_writing_keeps_the_parameters_of_an_optimizer() -> None:
     model = nn.Linear(2, 1)
     before = [id(parameter) for parameter in model.parameters()]
-    flat.write(model, np.ones(3, np.float32))
+    FlatParameters(model).load(np.ones(3, np.float32))
     assert [id(parameter) for parameter in model.parameters()] == before
     assert model.weight.tolist() == [[1, 1]]
     assert model.weight.requires_grad
@@ -102,7 +103,7 @@ def test_a_model_without_parameters_is_refused() -> None:
 @pytest.mark.parametrize("vector", [np.zeros(4, np.float32), np.zeros(3), np.zeros((3, 1), np.float32)])
 def test_a_vector_of_another_size_is_refused(vector: NDArray[np.float32]) -> None:
     with pytest.raises(LocalError, match="the model's state is 3 float32 values"):
-        flat.write(nn.Linear(2, 1), vector)
+        flat.read(nn.Linear(2, 1), vector)
 
 
 def test_a_counter_that_is_not_a_number_is_refused() -> None:
@@ -110,4 +111,4 @@ def test_a_counter_that_is_not_a_number_is_refused() -> None:
     vector = read(model)
     vector[-1] = np.nan
     with pytest.raises(LocalError, match="'num_batches_tracked' should be whole numbers"):
-        flat.write(model, vector)
+        FlatParameters(model).load(vector)

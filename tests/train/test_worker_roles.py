@@ -42,6 +42,7 @@ from millpond.train.protocol import (
 )
 from millpond.train.reduce.exact import Vector
 from millpond.train.state import flat, layout
+from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.state.layout import Tensor
 from millpond.train.worker import user_code
 from millpond.wire.channel import Channel
@@ -244,7 +245,7 @@ def state_of(seed: int, size: int) -> Vector:
 def gradient_sums(root: Path, state: Vector, epoch: int, ranges: tuple[Ranges, ...]) -> tuple[Vector, float]:
     """Return what one process computes from the files."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
-    flat.write(model, state)
+    FlatParameters(model).load(state)
     images, labels = [], []
     for folder, count, own in zip(FOLDERS, COUNTS, ranges, strict=True):
         found = order(count, WORK.seed, epoch, folder.source, folder.public)

@@ -50,20 +50,6 @@ def read(model: nn.Module, out: Vector) -> None:
         out[span] = value.to(torch.float32).numpy()
 
 
-def write(model: nn.Module, vector: Vector) -> None:
-    """Set the model's state to ``vector`` [size]; may be read-only. Raises LocalError."""
-    tensors = describe(model)
-    _check_size(tensors, vector)
-    values = model.state_dict()
-    with torch.no_grad():
-        for tensor, span in layout.spans(tensors):
-            part = vector[span]
-            if tensor.dtype in layout.INTEGERS:
-                part = whole(part, tensor.name)
-            target = values[tensor.name]
-            target.copy_(torch.from_numpy(part.copy()).view(target.shape))
-
-
 def whole(part: Vector, name: str) -> Vector:
     """Return ``part`` rounded to whole numbers. Raises LocalError if it is not finite."""
     if not np.isfinite(part).all():

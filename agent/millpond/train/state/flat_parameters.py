@@ -71,7 +71,7 @@ class FlatParameters:
         self.check_bound()
         changed = np.flatnonzero(self.state.view(np.int32) != state.view(np.int32))
         if changed.size:
-            raise LocalError(CHANGED.format(f"'{self._tensor_at(int(changed[0]))}'"))
+            raise LocalError(CHANGED.format(f"'{layout.name_at(self.tensors, int(changed[0]))}'"))
 
     def check_bound(self) -> None:
         """Raise LocalError if the model has put a parameter where it would not follow ``state``."""
@@ -81,9 +81,6 @@ class FlatParameters:
             if now.get(name) is not parameter or not (view is None or parameter.is_set_to(view)):
                 self.bind(self.state)
                 raise LocalError(CHANGED.format(f"'{name}'"))
-
-    def _tensor_at(self, place: int) -> str:
-        return next(name for name, span in self._spans.items() if span.start <= place < span.stop)
 
     def loaded(self) -> None:
         """Copy a newly filled ``state`` to all that is no view of it. Raises LocalError."""

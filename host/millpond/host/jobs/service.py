@@ -199,12 +199,7 @@ class JobService:
 
     def log(self, number: int, lines: int) -> tuple[str, ...]:
         """Return the last ``lines`` lines of a job's log. Raises Refused, LocalError."""
-        path = self._context.fleet.job_directory(self._row(number).id) / "job.log"
-        try:
-            found = path.read_text(errors="replace").splitlines()
-        except OSError as error:
-            raise LocalError(f"{path}: {error.strerror}") from None
-        return tuple(found[-lines:]) if lines > 0 else ()
+        return self.new_log(number, lines, None).lines
 
     def new_log(self, number: int, lines: int, after: int | None) -> NewLog:
         """Return the whole lines of a job's log from byte ``after`` on, or without ``after`` the last
@@ -221,7 +216,7 @@ class JobService:
         whole = data[: data.rfind(b"\n") + 1]
         found = whole.decode(errors="replace").splitlines()
         position = LogPosition("", (after or 0) + len(whole))
-        shown = found if after is not None else found[-lines:]
+        shown = found if after is not None else found[-lines:] if lines > 0 else ()
         return NewLog(tuple(shown), position, ended=row.state is not JobState.RUNNING)
 
     def curves(self, number: int) -> Curves:
