@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the rows that every benchmark writes, and the aggregation of repeats."""
+"""Edge (files): the rows that every benchmark writes, and the aggregation of repeats."""
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,13 @@ def summary(
         return Row(figure, what, None, None, None, unit, peer, 0, emulation)
     low, middle, high = (_rounded(value) for value in (min(values), statistics.median(values), max(values)))
     return Row(figure, what, middle, low, high, unit, peer, len(values), emulation)
+
+
+def write(rows: Iterable[Row], path: Path) -> None:
+    """Write the file of a benchmark, whole or not at all."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    fresh.rename(path)
 
 
 def _rounded(value: float) -> float:

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import os
 import sys
 import time
@@ -16,7 +14,7 @@ from bench.balance import against_simulation, convergence, csds, exchange, kille
 from bench.balance.experiment import Experiment, Findings, Panel, Run, choose
 from bench.balance.picture import draw
 from bench.balance.table import table
-from bench.rows import Row
+from bench.rows import Row, write
 
 EXPERIMENTS = (
     squeezed.EXPERIMENT,
@@ -66,19 +64,13 @@ def bench(chosen: Sequence[Experiment], *, quick: bool, output: Path) -> None:
         rows += found.rows
         panels += found.panels
         print("", *table(experiment.title, found.rows), "", sep="\n", flush=True)
-        _write(rows, output / "balance.json")
+        write(rows, output / "balance.json")
     draw(
         panels,
         f"{os.cpu_count()} cores; virtual workers sleep for their curves' time",
         output / "balance.png",
     )
     say(f"written: {output}/balance.json, {output}/balance.png")
-
-
-def _write(rows: list[Row], path: Path) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + "\n")
-    fresh.rename(path)
 
 
 if __name__ == "__main__":

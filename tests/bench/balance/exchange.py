@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import re
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from bench.balance.experiment import Experiment, Findings, Run
+from bench.fleets import running
 from bench.rows import summary
-from millpond.host.fleet import provisioning
-from system.support import Emulation, create, millpond, why_not
+from system.support import Emulation, millpond, why_not
 
 VALUES = 3_504_872
 """Those of MobileNetV2."""
@@ -91,12 +88,12 @@ def measure(run: Run) -> Findings:
         row = summary("exchange_over_gloo", f"not measured: {complaint}", [], "x", peer=peer, emulation=None)
         return Findings((row,))
     ours, theirs, searched = [], [], []
-    with _fleet(marks=False) as fleet:
+    with running(DEVICES, searched=False) as fleet:
         for repeat in range(1 if run.quick else 7):
             theirs.append(_gloo(fleet, 12 if run.quick else 30))
             ours.append(_ours(fleet, repeat))
             run.say(f"exchange: {ours[-1]:.1f} ms, gloo {theirs[-1]:.1f} ms")
-    with _fleet(marks=True) as fleet:
+    with running(DEVICES, searched=True) as fleet:
         for repeat in range(1 if run.quick else 3):
             searched.append(_ours(fleet, repeat))
             run.say(f"exchange, searched for two patterns: {searched[-1]:.1f} ms")
@@ -119,24 +116,6 @@ def measure(run: Run) -> Findings:
 
 
 EXPERIMENT = Experiment("exchange", "A step's exchange over the tunnels, against gloo's", measure)
-
-
-@contextmanager
-def _fleet(*, marks: bool) -> Iterator[Emulation]:
-    """Running; with a canary and a tracer for agents to search for, or as fleets are by themselves. What gloo
-    sends is never searched.
-    """
-    with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
-        emulation = create(Path(name), DEVICES)
-        if not marks:
-            for device in DEVICES:
-                provisioning.write_agent_config(emulation.fleet, device, {})
-        try:
-            emulation.start()
-            emulation.wait_ready()
-            yield emulation
-        finally:
-            emulation.stop()
 
 
 def _gloo(fleet: Emulation, times: int) -> float:

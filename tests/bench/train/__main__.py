@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +13,7 @@ from pathlib import Path
 from bench.balance import experiment
 from bench.balance.experiment import Experiment, Findings, choose
 from bench.balance.table import table
-from bench.rows import Row
+from bench.rows import Row, write
 from bench.train import exchange, host_memory, lines, simulated_rounds
 from bench.train.run import Run
 
@@ -80,14 +78,8 @@ def bench(chosen: Sequence[Experiment], *, quick: bool, path: Path) -> None:
         found = each.measure(experiment.Run(quick, say)).rows
         rows += found
         print("", *table(each.title, found), "", sep="\n", flush=True)
-        _write(rows, path)
+        write(rows, path)
     say(f"written: {path}")
-
-
-def _write(rows: list[Row], path: Path) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + "\n")
-    fresh.rename(path)
 
 
 if __name__ == "__main__":

@@ -4,17 +4,13 @@
 from __future__ import annotations
 
 import re
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
 
 from bench.balance.experiment import Findings
+from bench.fleets import running
 from bench.rows import summary
 from bench.train.run import Run
-from millpond.host.fleet import provisioning
-from system.support import Emulation, create, why_not
+from system.support import Emulation, why_not
 
 VALUES = 2_029_642
 """Those of the zoo's cifar_cnn."""
@@ -139,7 +135,7 @@ def measure(run: Run) -> Findings:
         return Findings((summary("round_over_floor", text, [], "x", peer=_PEER, emulation=None),))
     times = 12 if run.quick else 40
     ours, floor, outside = [], [], []
-    with _fleet() as fleet:
+    with running(DEVICES, searched=False) as fleet:
         for repeat in range(run.repeats):
             floor.append(_floor(fleet, times))
             whole, exchange = _ours(fleet, repeat, times)
@@ -158,21 +154,6 @@ def measure(run: Run) -> Findings:
             summary("round_floor_ms", "the loop", floor, "ms", peer=None, emulation=_EMULATION),
         )
     )
-
-
-@contextmanager
-def _fleet() -> Iterator[Emulation]:
-    """A running fleet without canaries, as fleets are by themselves."""
-    with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
-        emulation = create(Path(name), DEVICES)
-        for device in DEVICES:
-            provisioning.write_agent_config(emulation.fleet, device, {})
-        try:
-            emulation.start()
-            emulation.wait_ready()
-            yield emulation
-        finally:
-            emulation.stop()
 
 
 def _floor(fleet: Emulation, times: int) -> float:

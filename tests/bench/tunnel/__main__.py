@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import os
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.rows import Row
+from bench.rows import write
 from bench.tunnel.figures import EMULATION, Circumstances, headlines, plain
 from bench.tunnel.isolation import SCRATCH, run_isolated
 from bench.tunnel.our_routes import OURS
@@ -86,17 +84,11 @@ def report(chosen: Plan, record: Record, congestion_control: str, output: Path) 
     first = headlines(record, known)
     for part in (routes_table(record, names), EXPLANATION, headline_table(first), gap(record, names)):
         print("", *part, sep="\n")
-    _write([*first, *plain(record, known)], output / "tunnel.json")
+    write([*first, *plain(record, known)], output / "tunnel.json")
     note = (
         f"medians and ranges of {chosen.durations.repeats}, {os.cpu_count()} cores, TCP {congestion_control}"
     )
     draw(record, names, f"{note}; {EMULATION}", output / "tunnel.png")
-
-
-def _write(rows: list[Row], path: Path) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + "\n")
-    fresh.rename(path)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
-import json
 import os
 import sys
 import tempfile
@@ -16,7 +14,7 @@ from pathlib import Path
 
 from bench.balance.experiment import Experiment, Findings, Run, choose
 from bench.balance.table import table
-from bench.rows import Row
+from bench.rows import Row, write
 from bench.tunnel.isolation import run_isolated
 from bench.tunnel.programs import CompilationFailed
 from bench.volume import device, fuse_python, host
@@ -90,16 +88,10 @@ def bench(chosen: Sequence[Experiment], *, quick: bool, output: Path) -> int:
             continue
         rows += found
         print("", *table(experiment.title, found), "", sep="\n", flush=True)
-        _write(rows, output / "volume.json")
+        write(rows, output / "volume.json")
     draw(rows, f"medians and ranges, {os.cpu_count()} cores", output / "volume.png")
     say(f"written: {output}/volume.json, {output}/volume.png")
     return int(failed)
-
-
-def _write(rows: list[Row], path: Path) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + "\n")
-    fresh.rename(path)
 
 
 if __name__ == "__main__":
