@@ -148,6 +148,18 @@ def test_a_holder_with_another_count_is_refused_and_changes_nothing() -> None:
     assert complaint == "it has 29 public samples of csd0; the job was planned with 30"
     assert (shards.epoch_position, shards.left) == (place, left)
     assert shards.add(2, FOLDERS[2]) == ""
+    complaint = shards.add(2, [Shard("csd1", False, 60, group=8), PUBLIC[1]])  # another policy than before
+    assert complaint == "it has 60 (in groups of 8) private samples of csd1; the job was planned with 60"
+
+
+def test_of_a_worker_with_another_count_the_other_shards_can_be_taken() -> None:
+    """Otherwise a device that counts wrong would keep the host from the samples of all devices."""
+    shards = team()
+    assert shards.add(1, [PRIVATE[0], Shard("csd0", True, 29)]) == ""
+    complaint = shards.add(0, PUBLIC, partly=True)
+    assert complaint == "it has 30 public samples of csd0; the job was planned with 29"
+    (host, *_) = shards.deal([200, 0, 0, 0])
+    assert [sum(stop - start for start, stop in ranges) for ranges in host] == [0, 31, 32]
 
 
 def test_who_comes_in_mid_epoch_changes_no_order_of_others() -> None:

@@ -168,10 +168,16 @@ class Admission:
             dispatcher.end()
 
     def _admit(self, rank: int, worker: Worker, ready: Ready, state: ModelState) -> None:
-        if refusal := self._shards.add(rank, self._group.shards_of(rank, ready)):
-            self._log.warning("%s is out of the job: %s", worker.name, refusal)
-            self._group.supervisor(rank).ban(worker, f"{worker.name}: {refusal}")
-            return
+        partly = (
+            worker.name == HOST
+        )  # a device that counts its public samples wrong must not keep the host out
+        if refusal := self._shards.add(rank, self._group.shards_of(rank, ready), partly=partly):
+            self._log.warning(
+                "%s is out of the job%s: %s", worker.name, " in part" if partly else "", refusal
+            )
+            if not partly:
+                self._group.supervisor(rank).ban(worker, f"{worker.name}: {refusal}")
+                return
         dispatcher = Dispatcher(rank, worker, self._engine.events)
         if not isinstance(self._planner, Planner):
             self._planner.join(rank, ready.samples)

@@ -12,6 +12,9 @@ from millpond.train.balance.curve import Ints
 from millpond.train.balance.data_plan import DataPlan, Pool, Position, Share
 from millpond.train.balance.ranges import Ranges
 
+_NONE = -1
+"""The place of a folder whose shard is left out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -28,6 +31,11 @@ class Shard:
     def name(self) -> str:
         """The shard's name in logs and errors."""
         return f"{'public' if self.public else 'private'} samples of {self.source}"
+
+    @property
+    def size(self) -> str:
+        """The number of samples, and that of a group."""
+        return f"{self.count}" if self.group == 1 else f"{self.count} (in groups of {self.group})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +87,21 @@ class Shards:
         self._epoch, self._position = epoch, Position((), ())
         self._replan()
 
-    def add(self, rank: int, found: Sequence[Shard]) -> str:
-        """Add the shards that a worker can read, one for each of its folders. Returns "", or the reason for
-        refusing them.
+    def add(self, rank: int, found: Sequence[Shard], *, partly: bool = False) -> str:
+        """Add the shards that a worker can read, one for each of its folders: all of them, or ``partly``
+        those that are as the job was planned. Returns what is wrong with others, or "".
         """
-        for shard in found:
-            known = next((h for h in self._shards if _same(h, shard)), None)
-            if known is not None and known.count != shard.count:
-                return f"it has {shard.count} {shard.name}; the job was planned with {known.count}"
-        self._shards += [shard for shard in found if not any(_same(h, shard) for h in self._shards)]
-        self._folders[rank] = [self._shards.index(shard) for shard in found]
-        self._replan()
-        return ""
+        known = [next((h for h in self._shards if _same(h, shard)), shard) for shard in found]
+        wrong = [
+            f"it has {shard.size} {shard.name}; the job was planned with {planned.size}"
+            for shard, planned in zip(found, known, strict=True)
+            if shard != planned
+        ]
+        if not wrong or partly:
+            self._shards += [shard for shard in known if shard not in self._shards]
+            self._folders[rank] = [self._shards.index(s) if s in self._shards else _NONE for s in found]
+            self._replan()
+        return ", ".join(wrong)
 
     def deal(self, batches: Sequence[int]) -> list[tuple[Ranges, ...]]:
         """Assign samples for the batches, as SampleSupply.deal."""
@@ -132,7 +143,8 @@ class Shards:
         readers: list[list[int]] = [[] for _ in self._shards]
         for rank, held in sorted(self._folders.items()):
             for number in held:
-                readers[number].append(rank)
+                if number != _NONE:
+                    readers[number].append(rank)
         pools = [
             Pool(shard.count, tuple(ranks), shard.group)
             for shard, ranks in zip(self._shards, readers, strict=True)
