@@ -8,6 +8,7 @@ import random
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,7 +35,8 @@ class Holder:
         self.name, self.values, self.samples = name, values, samples
         self.holds = False
         self.reads: list[int] = []
-        self.next = 0
+        self.next = self.pulls = 0
+        self.faults_of_pull: dict[int, int] = {}  # where a pull fails, -1 before its first value
         self.fault_at: dict[int, Exception] = {}
         self.seconds = 0.0
 
@@ -46,6 +48,11 @@ class Holder:
 
     def fetch(self, stop: int, deadline: Deadline) -> None:
         self.next = 0
+        self.pulls += 1
+        if (start := self.faults_of_pull.get(self.pulls)) is not None:
+            if start < 0:
+                raise ConnectionLost("gone")
+            self.fault_at[start] = ConnectionLost("gone")
 
     def read(self, out: Vector, deadline: Deadline) -> None:
         start, self.next = self.next, self.next + len(out)
@@ -122,6 +129,44 @@ def test_a_worker_that_is_lost_in_the_middle_leaves_no_trace(answer: Answer, pla
     assert mean.tobytes() == expected.tobytes()
     first, again = 4, 4 + place + 1  # the ranges until the loss are read once more, and no others
     assert len(all_of_them[3].reads) == first + again
+
+
+@pytest.mark.parametrize("second", ["fetch", "read"])
+def test_a_worker_that_is_lost_when_values_are_pulled_again_leaves_no_trace(
+    answer: Answer, second: str
+) -> None:
+    first, other, honest = holders(3)
+    expected, _ = mean_of([answer(honest)])
+    first.fault_at[PART_VALUES] = ConnectionLost("gone")
+    other.faults_of_pull[2] = 0 if second == "read" else -1
+    mean, lost = mean_of([answer(holder) for holder in (first, other, honest)])
+    assert [loss.dispatcher.worker.name for loss in lost] == ["w0", "w1"]
+    assert mean.tobytes() == expected.tobytes()
+
+
+def test_an_update_cannot_get_around_its_norm_by_a_loss_in_a_second_pull(answer: Answer) -> None:
+    first, liar, honest = holders(3)
+    liar.values[:], honest.values[:] = 0.0, 1e-3
+    expected, _ = mean_of([answer(honest)], 1.0)
+    told = answer(liar)
+    liar.values[2 * PART_VALUES :] = 1000.0
+    lies = replace(told, update=replace(told.update, largest=1000.0, norm=1e-3))
+    first.fault_at[0] = ConnectionLost("gone")
+    liar.faults_of_pull[2] = -1
+    mean, lost = mean_of([answer(first), lies, answer(honest)], 1.0)
+    assert len(lost) == 2 and mean.tobytes() == expected.tobytes()
+
+
+def test_values_that_are_pulled_again_have_the_time_of_a_pull(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reduction, "TRANSFER_SECONDS", 0.3)
+    monkeypatch.setattr(reduction, "SLOWEST", 1e12)
+    slow, bad = holders(2)
+    slow.seconds = 0.05
+    bad.fault_at[3 * PART_VALUES] = ConnectionLost("gone")
+    _, lost = mean_of([answer(slow), answer(bad)])
+    assert [loss.dispatcher.worker.name for loss in lost] == ["w1"]
 
 
 def test_without_any_left_there_is_no_mean(answer: Answer) -> None:

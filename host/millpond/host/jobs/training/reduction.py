@@ -54,21 +54,20 @@ class Reduction:
         count; ``mean`` is of no meaning if none does.
         """
         self._present, self._losses = list(answers), []
-        self._spent = dict.fromkeys(answers, 0.0)
         self._squares = {answer: {} for answer in answers}
-        stop = len(self._mean)
+        stop = whole = len(self._mean)
         while stop and self._present:
-            stop = self._pull(stop)
-            if not stop and self._lose_wrong_norms():
-                stop = len(self._mean)
+            before, again = len(self._losses), self._pull(stop)
+            again = whole if stop < whole and len(self._losses) > before else again
+            stop = whole if not again and self._lose_wrong_norms() else again
         return self._losses
 
     def _pull(self, stop: int) -> int:
         """Write the first ``stop`` values of the mean. Returns how many of them must be written again: those
-        until the last loss of a worker.
+        until the last loss of a worker. (Those behind ``stop`` have its values, too.)
         """
         again = 0
-        self._heard = {}
+        self._heard, self._spent = {}, dict.fromkeys(self._present, 0.0)
         for answer in tuple(self._present):
             self._attempt(answer, lambda worker: worker.fetch(stop, Deadline.after(STALL_SECONDS)))
             self._heard[answer] = time.monotonic()
