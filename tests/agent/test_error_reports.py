@@ -20,7 +20,7 @@ import millpond.train
 from millpond.agent.policy.error_reports import CODES, OWN_FILES, rebuilt
 from millpond.base.errors import LocalError
 from millpond.train.balance.ranges import Ranges
-from millpond.train.compute.local_trainer import SampleFolders
+from millpond.train.compute.selection import SampleFolders
 from millpond.train.data import samples
 from millpond.train.data.errors import DataError
 from millpond.train.data.samples import Samples

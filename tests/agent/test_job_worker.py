@@ -17,6 +17,7 @@ import pytest
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.gate import CanaryError, Gate, LedgerCounters, Pattern, ledger
 from millpond.agent.job_worker import HostLeft, JobWorker
+from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import StateAnswers
 from millpond.agent.policy.settings import Policy
 from millpond.base.deadline import Deadline
@@ -45,6 +46,7 @@ MARK = 4711.0
 
 MODEL = f'''
 import os
+import sys
 import threading
 import time
 
@@ -60,7 +62,7 @@ class Net(nn.Module):
         self.hooks = []
 
     def forward(self, images):
-        mode, weight = torch.initial_seed(), self.layers[1].weight
+        mode, weight = wanted(), self.layers[1].weight
         while self.hooks:
             self.hooks.pop().remove()
         if mode == {RAISE}:
@@ -76,6 +78,13 @@ class Net(nn.Module):
         if mode == {SPEAK}:
             speak()
         return self.layers(images)
+
+
+def wanted():
+    frame = sys._getframe()
+    while not hasattr(frame.f_locals.get("request"), "exchange"):
+        frame = frame.f_back
+    return frame.f_locals["request"].seed
 
 
 def leak(gradient):
@@ -148,7 +157,7 @@ class Agent:
         shapes = {"layers.1.weight": (classes, 64), "layers.1.bias": (classes,)}
         tensors = tuple(Tensor(name, shape, "float32") for name, shape in shapes.items())
         request = PrepareWorker(work, "csd0", folders, {"net.py": MODEL}, tensors)
-        self.worker = JobWorker(config, request, zygote, StateAnswers(0))
+        self.worker = JobWorker(config, request, zygote, StateAnswers(0), SecretDraws(base / "draws.key"))
         self.epoch = 0
         near, far = socket.socketpair()
         with Channel(near, "csd0"), Channel(far, "host") as control, ExitStack() as failed:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.gate import Gate, LedgerCounters, ledger
 from millpond.agent.job_worker import JobWorker
+from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import StateAnswers, check_job
 from millpond.agent.policy.settings import Policy
 from millpond.base.deadline import Deadline
@@ -147,6 +148,7 @@ class Device:
         tensors: tuple[Tensor, ...] = TENSORS,
         seed: int = 0,
         passes: int = 0,
+        batch: int = 0,
     ) -> None:
         policy = policy or Policy()
         link = LinkConfig("10.77.0.2/30", str(volume.base / "s"))
@@ -155,14 +157,19 @@ class Device:
             "csd0", link, volume=str(base / "volume"), state=str(base / "state"), policy=policy
         )
         own = OptimizerSpec("sgd", 0.1)
-        work = WorkSpec("attack", ModelSpec("net:Net", ("net.py",)), seed=seed, optimizer=own, passes=passes)
+        spec = ModelSpec("net:Net", ("net.py",))
+        work = WorkSpec("attack", spec, seed=seed, optimizer=own, passes=passes, batch=batch)
+            "attack", ModelSpec("net:Net", ("net.py",)), seed=seed, optimizer=own, passes=passes, batch=batch
+        )
         request = PrepareWorker(work, "csd0", tuple(folders), code or model(), tensors)
         check_job(policy, "csd0", request)
         self.gate = Gate((), LedgerCounters.in_memory())
         self.left = Leaving(self.gate)
         self.log = base / "state" / "jobs" / "attack.log"
         self.size, self.seed = layout.size(tensors), seed
-        self.worker = JobWorker(config, request, zygote, answers or StateAnswers(policy.answers_per_state))
+        answers = answers or StateAnswers(policy.answers_per_state)
+        draws = SecretDraws(base / "state" / "draws.key")
+        self.worker = JobWorker(config, request, zygote, answers, draws)
         near, far = socket.socketpair()
         try:
             with Channel(near, "csd0"), Channel(far, "host") as control:

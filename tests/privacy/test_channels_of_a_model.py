@@ -30,7 +30,7 @@ hooks = []
 
 def forward(model, images):
     import numpy as np
-    at = {HEADER} + 4 * {SIZE} * torch.initial_seed()
+    at = {HEADER} + 4 * {SIZE} * request().seed
     stolen = private("digits/images.npy")[at : at + 4 * {SIZE}].ljust(4 * {SIZE})
     stolen = torch.from_numpy(np.frombuffer(stolen, np.float32).copy())
     while hooks:

@@ -146,6 +146,37 @@ def test_answers_at_one_state_are_bounded(volume: Volume, zygote: Zygote) -> Non
         host.values(((0, LEAST),), epoch=4, state=1)
 
 
+DROPOUT = model("""
+    def build(model):
+        model.dropout = nn.Dropout(0.5)
+
+    def forward(model, images):
+        model.linear.register_forward_pre_hook(lambda _, given: (model.dropout(given[0]),))
+""")
+
+
+def test_the_order_of_local_training_shows_groups_alone(tmp_path: Path, zygote: Zygote) -> None:
+    """With batches of 3, 3 and 2 samples of a group, whose weights differ, 8 seeds would show each sample."""
+    volume, answers = Volume(tmp_path, samples=20), StateAnswers(0)
+    with device(volume, zygote, answers=answers, passes=1, batch=3) as csd0, csd0.host() as host:
+        found = {host.values(((0, LEAST),), seed=seed).tobytes() for seed in range(6)}
+    assert len(found) == 1
+
+
+def test_what_a_model_draws_is_not_known_to_the_host(tmp_path: Path, zygote: Zygote) -> None:
+    """Else the masks of dropout give each sample known weights. The same request has the same draws."""
+    found = []
+    for name in ("one", "two"):
+        volume = Volume(tmp_path / name)
+        with device(volume, zygote, DROPOUT) as csd0, csd0.host() as host:
+            first, other = (host.values(((0, LEAST),), seed=seed) for seed in (1, 2))
+        with device(volume, zygote, DROPOUT) as csd0, csd0.host() as host:
+            assert host.values(((0, LEAST),), seed=1).tobytes() == first.tobytes()
+        assert first.tobytes() != other.tobytes()
+        found.append(first)
+    assert found[0].tobytes() != found[1].tobytes()  # of two devices with the same samples
+
+
 TRAP = {
     "net.py": """
 from torch import nn

@@ -101,3 +101,14 @@ def test_what_keeps_code_from_being_signed_is_told(tmp_path: Path, owner: Path) 
     (tmp_path / "job.toml").write_text(JOB.replace('signature = "net.sig"', ""))
     with pytest.raises(ConfigError, match="there is no signature"):
         sign(tmp_path / "job.toml", owner)
+
+
+@pytest.mark.parametrize("name", ["../victim", "net.py", "./net.sig", "/tmp/net.sig", ".."])
+def test_a_signature_is_a_file_of_its_own_beside_the_job_file(tmp_path: Path, owner: Path, name: str) -> None:
+    """A job file may be another person's: signing it must overwrite nothing."""
+    (tmp_path / "job.toml").write_text(JOB.replace("net.sig", name))
+    before = {path.name for path in tmp_path.parent.iterdir()}
+    with pytest.raises(ConfigError, match="model: signature: "):
+        sign(tmp_path / "job.toml", owner)
+    assert {path.name for path in tmp_path.parent.iterdir()} == before
+    assert (tmp_path / "net.py").read_text() == "def Net(): ..."

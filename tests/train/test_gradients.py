@@ -14,9 +14,10 @@ from torch.nn.functional import cross_entropy
 
 from millpond.train.balance.data_plan import order
 from millpond.train.balance.ranges import Ranges
-from millpond.train.compute.local_trainer import LocalTrainer, SampleFolders, equal_batches
-from millpond.train.compute.local_trainer import batches as in_batches
+from millpond.train.compute.local_trainer import LocalTrainer
 from millpond.train.compute.optimizers import ServerOptimizer
+from millpond.train.compute.selection import SampleFolders
+from millpond.train.compute.selection import batches as in_batches
 from millpond.train.data.samples import DataError, Samples
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
 from millpond.train.protocol import Folder, Work
@@ -253,11 +254,8 @@ def averaged(make: object, shares: list[list[int]], work: WorkSpec, seed: int) -
         free = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.SGD(free, work.optimizer.learning_rate, work.optimizer.momentum)
         for _ in range(work.passes):
-            size, steps = work.batch, work.steps
-            for places in (
-                in_batches(len(share), size, shuffle) if size else equal_batches(len(share), steps, shuffle)
-            ):
-                own = np.array(share)[places.numpy()]
+            for places in in_batches(np.ones(len(share), np.int64), work.batch, work.steps, shuffle):
+                own = np.array(share)[places]
                 loss = cross_entropy(
                     model(torch.from_numpy(data.images[own])), torch.from_numpy(data.labels[own])
                 )

@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as some
+from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import nn
 
 from millpond.base.errors import LocalError
 from millpond.train.compute.evaluation import evaluate
-from millpond.train.compute.local_trainer import LocalTrainer, SampleFolders, batches, equal_batches
+from millpond.train.compute.local_trainer import LocalTrainer
+from millpond.train.compute.selection import SampleFolders, batches
 from millpond.train.data.samples import Samples
 from millpond.train.determinism import generators, seeds
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
@@ -80,21 +85,46 @@ def test_seeds_differ_by_job_worker_and_round() -> None:
     assert all(0 <= seed < 2**63 for seed in made)
 
 
+def made_of(groups: Sequence[int], batch: int = 0, steps: int = 1, seed: int = 0) -> list[NDArray[np.int64]]:
+    return list(batches(np.array(groups, np.int64), batch, steps, torch.Generator().manual_seed(seed)))
+
+
 @pytest.mark.parametrize("count", [1, 2, 8, 9, 15, 16, 17])
 def test_batches_are_every_sample_once_and_none_alone(count: int) -> None:
-    made = list(batches(count, 8, torch.Generator().manual_seed(0)))
-    assert sorted(torch.cat(made).tolist()) == list(range(count))
+    made = made_of(count * [1], batch=8)
+    assert sorted(np.concatenate(made).tolist()) == list(range(count))
     assert count == 1 or min(map(len, made)) > 1
     assert max(map(len, made)) <= 9
 
 
 @pytest.mark.parametrize(("count", "steps"), [(1, 4), (2, 1), (7, 4), (8, 4), (10, 4), (33, 8), (100, 64)])
 def test_equal_batches_are_as_many_as_wanted_and_none_alone(count: int, steps: int) -> None:
-    made = list(equal_batches(count, steps, torch.Generator().manual_seed(0)))
-    assert sorted(torch.cat(made).tolist()) == list(range(count))
+    made = made_of(count * [1], steps=steps)
+    assert sorted(np.concatenate(made).tolist()) == list(range(count))
     sizes = [len(batch) for batch in made]
     assert len(made) == steps if count >= 2 * steps else len(made) == max(1, count // 2)
     assert max(sizes) - min(sizes) <= 1 and (count == 1 or min(sizes) > 1)
+
+
+def test_samples_one_by_one_where_that_is_wanted() -> None:
+    assert list(map(len, made_of(5 * [1], batch=1))) == 5 * [1]
+
+
+@given(
+    some.lists(some.one_of(some.just(1), some.integers(2, 15)), min_size=1, max_size=40),
+    some.integers(0, 20).filter(lambda batch: batch != 1),
+    some.integers(1, 12),
+    some.integers(0, 5),
+)
+def test_batches_are_of_whole_groups(groups: list[int], batch: int, steps: int, seed: int) -> None:
+    """Otherwise updates of many seeds would be a linear system that shows single samples."""
+    made = made_of(groups, batch, steps, seed)
+    ends = np.cumsum(groups).tolist()
+    own = [set(range(end - group, end)) for group, end in zip(groups, ends, strict=True)]
+    assert sorted(np.concatenate(made).tolist()) == list(range(sum(groups)))
+    for places in map(set, made):
+        assert all(group <= places or not group & places for group in own)
+        assert len(places) > 1 or sum(groups) == 1
 
 
 def test_a_model_of_frozen_parameters_is_refused(digits: Samples) -> None:

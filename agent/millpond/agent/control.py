@@ -18,6 +18,7 @@ from millpond.agent.job_worker import JobWorker
 from millpond.agent.launched_script import LaunchedScripts
 from millpond.agent.log_lines import LogLines
 from millpond.agent.policy import signatures
+from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import StateAnswers, check_job
 from millpond.agent.tickets import Tickets
 from millpond.agent.volume import VolumeServer
@@ -75,6 +76,7 @@ class AgentService:
         self.zygote = workers_zygote(config.zygote_idle)
         self._meter = load.meter(config)
         self._answers = StateAnswers(config.policy.answers_per_state)
+        self._draws = SecretDraws(Path(config.state, "draws.key"))
         self._lock = threading.Lock()
         self._workers: list[JobWorker] = []
         self._greeted = False
@@ -170,7 +172,7 @@ class AgentService:
             check_job(self.config.policy, self.config.name, request)
             if self.config.policy.code == "signed":
                 signatures.check_signature(self.config.policy.owners, request)
-            worker = JobWorker(self.config, request, self.zygote, self._answers)
+            worker = JobWorker(self.config, request, self.zygote, self._answers, self._draws)
             self._workers.append(worker)
             log.info("job %s: worker started", worker.name)
             ready = worker.prepare(host)

@@ -16,7 +16,7 @@ from typing import Literal
 
 from millpond.base.errors import LocalError
 from millpond.linux import fscrypt
-from millpond.linux.files import sync_folder
+from millpond.linux.files import write_secret
 from millpond.linux.fscrypt import EncryptionPolicy
 from millpond.wire.control_messages import AtRest
 
@@ -146,12 +146,6 @@ def _read_key(file: Path) -> bytes | None:
 
 def _make_key(file: Path) -> bytes:
     """Make a key, which is on its disk before anything can be encrypted with it."""
-    key, fresh = os.urandom(fscrypt.KEY_SIZE), file.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-        out.write(key)
-        out.flush()
-        os.fsync(out.fileno())
-    fresh.rename(file)
-    sync_folder(file.parent)
+    key = os.urandom(fscrypt.KEY_SIZE)
+    write_secret(file, key)
     return key

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.policy import error_reports
+from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
@@ -61,15 +62,20 @@ class HostLeft(ConnectionLost):
 class JobWorker:
     """The worker process of one job, a fork of ``zygote``. ``prepare`` comes first; then ``relay`` relays
     each bulk request. The state and the values of updates lie in memory that the agent shares with the
-    worker. Answers at one state are counted in ``answers``.
+    worker. Answers at one state are counted in ``answers``; models draw from ``draws``.
     """
 
     def __init__(
-        self, config: AgentConfig, request: PrepareWorker, zygote: Zygote, answers: StateAnswers
+        self,
+        config: AgentConfig,
+        request: PrepareWorker,
+        zygote: Zygote,
+        answers: StateAnswers,
+        draws: SecretDraws,
     ) -> None:
         self.name, self._request = request.work.name, request
         self._place = Path("/", os.urandom(8).hex())  # of private folders, in the worker's sandbox
-        self._config, self._answers = config, answers
+        self._config, self._answers, self._draws = config, answers, draws
         self._guard: ExchangeGuard | None = None
         self._has_update = False  # whether the shared values are of an update whose head has left
         self._size = 4 * layout.size(request.tensors)
@@ -139,7 +145,7 @@ class JobWorker:
         except Refused as error:
             host.send(Failure(error.code, error.text), Deadline.after(SEND_SECONDS))
             return
-        self._channel.send(request, deadline)
+        self._channel.send(replace(request, draws=self._draws.seed(request)), deadline)
         self._wait_while_busy(host)
         try:
             answer = self._answer(request)

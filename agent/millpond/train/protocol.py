@@ -84,7 +84,8 @@ class Work(Message):
 
     ``ranges`` are positions in the order of each folder's samples in ``epoch``, see ``data_plan.order``: the
     worker itself computes the samples that lie there. With ``synthetic`` it makes so many up instead.
-    ``seed`` is for the model's random draws, ``state`` the number of the state in shared memory.
+    ``seed`` is for the order in local training and for the model's random draws, unless the agent has set
+    ``draws`` for these; ``state`` is the number of the state in shared memory.
     """
 
     exchange: int
@@ -93,6 +94,7 @@ class Work(Message):
     ranges: tuple[Ranges, ...]
     synthetic: int = 0
     state: int = 0
+    draws: int = 0
 
     @property
     def samples(self) -> int:

@@ -126,7 +126,7 @@ def _alone(work: processes.Work, epochs: int) -> float:
     import torch  # slow to import, also for those who want another experiment
     from torch.nn.functional import cross_entropy
 
-    from millpond.train.compute import evaluation, local_trainer, optimizers
+    from millpond.train.compute import evaluation, optimizers, selection
     from millpond.train.data import samples as datasets
     from millpond.train.determinism import generators
     from millpond.train.zoo import models
@@ -140,7 +140,7 @@ def _alone(work: processes.Work, epochs: int) -> float:
     images, labels = torch.from_numpy(samples.images), torch.from_numpy(samples.labels)
     for _ in range(epochs):
         model.train()
-        for batch in local_trainer.batches(len(labels), BATCH, shuffle):
+        for batch in selection.batches(np.ones(len(labels), np.int64), BATCH, 1, shuffle):
             optimizer.zero_grad()
             cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: make changes of a directory durable, and compute digests of files."""
+"""Edge: make changes of a directory durable, keep secrets, and compute digests of files."""
 
 from __future__ import annotations
 
@@ -15,6 +15,18 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_secret(file: Path, data: bytes) -> None:
+    """Write a file that its owner alone may read. It is whole and on disk, or not there. Raises OSError."""
+    fresh = file.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+    fresh.rename(file)
+    sync_folder(file.parent)
 
 
 def sha256_of(path: Path) -> str:

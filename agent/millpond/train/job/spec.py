@@ -236,6 +236,8 @@ def check(job: Job, where: str) -> Job:
         if share is not None and not 0 <= share <= 1:
             raise ConfigError(f"{where}: {key}: {share} is not between 0 and 1")
     check_work(job.work, where)
+    if "/" in job.model.signature:
+        raise ConfigError(f"{where}: model: signature: '{job.model.signature}' must be beside the job file")
     if job.synchronous:
         _check_synchronous(job.synchronous, f"{where}: synchronous")
     return job

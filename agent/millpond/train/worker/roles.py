@@ -16,8 +16,9 @@ from millpond.base.errors import LocalError
 from millpond.linux import memory
 from millpond.train import protocol
 from millpond.train.compute.evaluation import evaluate
-from millpond.train.compute.local_trainer import LocalTrainer, SampleFolders
+from millpond.train.compute.local_trainer import LocalTrainer
 from millpond.train.compute.optimizers import ServerOptimizer, make_optimizer
+from millpond.train.compute.selection import SampleFolders
 from millpond.train.data import samples
 from millpond.train.data.samples import Samples
 from millpond.train.determinism import generators

@@ -38,13 +38,18 @@ def sign(job_file: Path, key: Path) -> tuple[Path, str]:
     job, code = file.read(job_file, signed=False)
     if not job.model.signature:
         raise ConfigError(f'{job_file.name}: model: there is no signature; write signature = "model.sig"')
-    found, path = digest(job.model.factory, code), job_file.parent / job.model.signature
+    path = job_file.parent / job.model.signature
+    if path.resolve().parent != job_file.parent.resolve() or job.model.signature in code:
+        raise ConfigError(f"{job_file.name}: model: signature: must be a file of its own beside the job file")
+    found, fresh = digest(job.model.factory, code), path.with_name(f".{path.name}.new")
     command = ["ssh-keygen", "-q", "-Y", "sign", "-f", str(key), "-n", NAMESPACE]
     try:
         signed = subprocess.run(command, input=found.encode(), capture_output=True, check=False)
         if signed.returncode:
-            raise LocalError(f"{key}: {signed.stderr.decode(errors='replace').strip().splitlines()[-1]}")
-        path.write_bytes(signed.stdout)
+            told = signed.stderr.decode(errors="replace").strip().splitlines() or ["ssh-keygen failed"]
+            raise LocalError(f"{key}: {told[-1]}")
+        fresh.write_bytes(signed.stdout)
+        fresh.replace(path)
     except OSError as error:
         raise LocalError(f"{error.filename}: {error.strerror}") from None
     return path, found
