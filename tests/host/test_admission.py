@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -16,11 +17,12 @@ from millpond.host.jobs.training.admission import Admission
 from millpond.host.jobs.training.membership import Membership
 from millpond.host.jobs.training.planner import Planner
 from millpond.host.jobs.training.profiler import Profiler
+from millpond.host.jobs.training.shards import Shard, Shards
 from millpond.host.jobs.training.worker_group import WorkerGroup
 from millpond.host.model.jobs import JobRow
 from millpond.host.workers.dispatcher import Dispatcher
-from millpond.train.balance.profiling import Probe, Profile
-from millpond.train.job.spec import SynchronousSpec
+from millpond.train.balance.profiling import Point, Probe, Profile
+from millpond.train.job.spec import LimitsSpec, SynchronousSpec
 
 from .steps import Given, Team, zero_state
 
@@ -93,3 +95,38 @@ def test_a_loss_that_comes_while_another_is_profiled_is_told_by_the_next_exchang
     team.join(1)
     team.finish(Given(4, 10, 4))
     assert team.once
+
+
+@pytest.mark.expected_log("w2 is out of the job: its answers cover 40 samples")
+@pytest.mark.parametrize(("group", "refused"), [(8, False), (30, True)])
+def test_a_worker_without_the_memory_for_a_group_is_refused_by_name(
+    team: Team, group: int, refused: bool
+) -> None:
+    """40 samples in groups of 30 are one group."""
+    shards = Shards(3)
+    shards.begin(1)
+    shards.add(2, [Shard("w2", False, 40, group)])
+    lost: list[str] = []
+    supervisor = SimpleNamespace(ban=lambda _worker, reason: lost.append(reason), ready=None)
+    group_ = SimpleNamespace(names=("w0", "w1", "w2"), supervisor=lambda _rank: supervisor)
+    planner, membership = (
+        Planner(SynchronousSpec(), group_.names, shards.spread),
+        Membership(3, range(3), 1.0),
+    )
+    admission = Admission(
+        cast(JobRow, SimpleNamespace(job=SimpleNamespace(limits=LimitsSpec()))),
+        cast(JobContext, NoDevices()),
+        cast(WorkerGroup, group_),
+        team.engine,
+        shards,
+        planner,
+        membership,
+        logging.getLogger("tests.admission"),
+    )
+    admission._memory_limit = lambda _rank: 20 << 20  # type: ignore[method-assign]
+    points = tuple(Point(batch, 0.01 * batch, batch << 20) for batch in (2, 4, 8, 16))
+    newcomer = team.engine.dispatchers.pop(2)
+    admission._join(newcomer, Profile("w2", "virtual", points))
+    assert (2 in team.engine.dispatchers) is not refused
+    assert lost == (["w2: its answers cover 40 samples, and its memory takes 20"] if refused else [])
+    newcomer.end()

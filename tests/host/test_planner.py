@@ -243,3 +243,26 @@ def test_the_line_says_what_the_plan_is() -> None:
     for name, batch in zip(NAMES, plan.batches.tolist(), strict=True):
         assert f"{name} {batch} samples ({batch / total:.0%})" in line
     assert "slow" not in line
+
+
+@pytest.mark.parametrize("policy", ["balance", "fixed"])
+def test_a_worker_whose_samples_come_in_large_groups_is_planned_with_them(policy: str) -> None:
+    """Its curve may end, or its speed peak, below the samples of a group."""
+    shards = Shards(4)
+    shards.begin(1)
+    made = Planner(SynchronousSpec(steps=8, policy=policy), NAMES, shards.spread)  # type: ignore[arg-type]
+    for rank, measured in enumerate([HOST, *DEVICES]):
+        shards.add(rank, [Shard(NAMES[rank], False, 1990, 100 if rank else 1)])
+        made.join(rank, measured, PLENTY, shards.samples, shards.largest_group(rank))
+    assert shards.largest_group(0) == 0 and shards.largest_group(1) == 190
+    before = made.plan
+    assert all(batch % 100 == 0 and batch <= 190 for batch in planned(made)[1:])
+    dealt = [
+        sum(stop - start for ranges in share for start, stop in ranges)
+        for share in shards.deal(planned(made))
+    ]
+    assert dealt[1:] == planned(made)[1:]
+    for _ in range(40):
+        made.observe(before.batches, 4 * before.times)
+    slowness = made._slowness()
+    assert policy == "fixed" or min(slowness.values()) > 3

@@ -159,8 +159,6 @@ class Device:
         own = OptimizerSpec("sgd", 0.1)
         spec = ModelSpec("net:Net", ("net.py",))
         work = WorkSpec("attack", spec, seed=seed, optimizer=own, passes=passes, batch=batch)
-            "attack", ModelSpec("net:Net", ("net.py",)), seed=seed, optimizer=own, passes=passes, batch=batch
-        )
         request = PrepareWorker(work, "csd0", tuple(folders), code or model(), tensors)
         check_job(policy, "csd0", request)
         self.gate = Gate((), LedgerCounters.in_memory())

@@ -56,3 +56,12 @@ def test_public_samples_count_as_well(tmp_path: Path) -> None:
 
 def test_a_device_without_samples_is_refused_by_name(tmp_path: Path) -> None:
     assert admitted(tmp_path, Ready((1,))) == "csd0 has 1 samples; training takes at least 2"
+
+
+@pytest.mark.parametrize("group", [0, -1, 31, 1 << 40])
+def test_groups_are_of_private_samples(tmp_path: Path, group: int) -> None:
+    data = replace(JOB.data, public="public/digits")
+    job = replace(JOB, data=data, synchronous=SynchronousSpec(host=False))
+    found = admitted(tmp_path, Ready((30, 20), group), job)
+    assert found == f"csd0 has its private samples in groups of {group}, and has 30"
+    assert admitted(tmp_path, Ready((30, 20), 30), job) == ""

@@ -86,9 +86,9 @@ class DataPlan:
     def deal(self, position: Position, batches: Sequence[int]) -> tuple[Position, list[Share]]:
         """Return the position after a step with these batches, and its shares by rank. A worker that is
         absent or sits out has a batch of 0. A share is smaller than its batch where the worker's pools are
-        empty, and may be one more so that no sample is left alone, see ``apportion``; it differs by less than
-        a group where it has no samples but those of a pool in groups, and is one group at least. All shares
-        are empty when no worker with a batch can read any remaining sample.
+        empty, and may be one more so that no sample is left alone, see ``apportion``; it is smaller, too,
+        where it has no samples but those of a pool in groups, and larger where one group is. All shares are
+        empty when no worker with a batch can read any remaining sample.
         """
         cursors, again = list(position.cursors), list(position.again)
         shares, left = [], self.left(position)
@@ -127,15 +127,16 @@ class DataPlan:
         for own in counts:
             others = [pool for pool in own if self._groups[pool] == 1]
             for pool in [pool for pool in own if self._groups[pool] > 1]:
-                found, spare = own[pool], sum(free[other] for other in others)
-                whole = _whole(found, left[pool], self._groups[pool], filled=spare >= found + _FEW)
-                owed = found - whole
+                found, group = own[pool], self._groups[pool]
+                nearest = round(found / group) * group
+                spare = sum(own[other] if nearest > found else free[other] - _FEW for other in others)
+                wanted = nearest if abs(nearest - found) <= spare else found
+                own[pool] = _whole(wanted, left[pool], group) if wanted else 0
                 for other in others:
-                    change = _change(owed, own[other], free[other])
+                    change = _change(found - own[pool], own[other], free[other])
                     own[other] += change
                     free[other] -= change
-                    owed -= change
-                own[pool] = whole
+                    found -= change
         return [{pool: found for pool, found in own.items() if found} for own in counts]
 
     def give_back(self, position: Position, share: Share) -> Position:
@@ -148,12 +149,14 @@ class DataPlan:
         return Position(position.cursors, tuple(again))
 
 
-def _whole(wanted: int, left: int, group: int, *, filled: bool) -> int:
-    """Return a number of samples in whole groups, at least one: the nearest to ``wanted``, also none, if the
-    batch can be ``filled`` with others, otherwise the next smaller one. Includes a rest of less than a group.
+def _whole(wanted: int, left: int, group: int) -> int:
+    """Return the largest number of samples up to ``wanted``, of ``left``, that takes and leaves whole groups,
+    but at least one group. The last one has the rest, too.
     """
-    found = round(wanted / group) * group if filled else max(1, wanted // group) * group
-    return left if left - found < group else found
+    last = group + left % group
+    if wanted >= left or left <= last:
+        return left
+    return min(max(group, wanted // group * group), left - last)
 
 
 def _change(wanted: int, taken: int, free: int) -> int:

@@ -40,27 +40,33 @@ _AS_ITS_KIND = 0.05
 
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
-    """Workers with the same curve; ``most`` is the largest batch that their memory takes."""
+    """Workers with the same curve; ``most`` is the largest batch that their memory takes, ``least`` one that
+    they must be able to take.
+    """
 
     curve: Curve
     most: int
+    least: int = LEAST_BATCH
 
     @property
     def cap(self) -> int:
-        """Return the largest batch that helps: within memory, at most the curve's peak. 0 for none."""
-        cap = min(self.most, max(self.curve.peak, LEAST_BATCH))
+        """Return the largest batch that helps: within memory, at most the curve's peak, unless ``least`` is
+        more. 0 for none.
+        """
+        cap = min(self.most, max(self.curve.peak, self.least, LEAST_BATCH))
         return cap if cap >= LEAST_BATCH else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A worker's profile: the name of its kind, (batch, seconds) in any order, and the largest batch that its
-    memory takes.
+    """A worker's profile: the name of its kind, (batch, seconds) in any order, the largest batch that its
+    memory takes, and one that it must be able to take.
     """
 
     kind: str
     points: Sequence[tuple[int, float]]
     most: int
+    least: int = LEAST_BATCH
 
 
 def kinds_of(members: Sequence[Measured]) -> tuple[list[WorkerKind], list[int], list[float]]:
@@ -74,9 +80,9 @@ def kinds_of(members: Sequence[Measured]) -> tuple[list[WorkerKind], list[int], 
         name: _middle([curve for curve, member in zip(own, members, strict=True) if member.kind == name])
         for name in dict.fromkeys(member.kind for member in members)
     }
-    found = [(member.kind, WorkerKind(curves[member.kind], member.most).cap) for member in members]
+    found = [(m.kind, WorkerKind(curves[m.kind], m.most, m.least).cap) for m in members]
     distinct = list(dict.fromkeys(found))
-    kinds = [WorkerKind(curves[name], cap) for name, cap in distinct]
+    kinds = [WorkerKind(curves[name], cap, cap) for name, cap in distinct]
     levels = [_level(curve, curves[member.kind]) for curve, member in zip(own, members, strict=True)]
     return kinds, [distinct.index(kind) for kind in found], levels
 

@@ -205,8 +205,12 @@ class Admission:
         assert isinstance(self._planner, Planner)
         rank = dispatcher.rank
         self._profiles[rank] = profile
-        most = largest(profile.points, MOST_BATCH, self._memory_limit(rank)) >> self._membership.losses(rank)
-        self._planner.join(rank, profile, most, self._shards.samples)
+        most = largest(profile.points, MOST_BATCH, self._memory_limit(rank))
+        if most < (least := self._shards.largest_group(rank)):
+            self._refuse(dispatcher, f"its answers cover {least} samples, and its memory takes {most}")
+            return
+        most = max(most >> self._membership.losses(rank), least)
+        self._planner.join(rank, profile, most, self._shards.samples, least)
         self._joined(dispatcher)
 
     def _overweight(self, rank: int) -> str:
@@ -220,7 +224,7 @@ class Admission:
     def _refuse(self, dispatcher: Dispatcher, refusal: str) -> None:
         name = dispatcher.worker.name
         self._log.warning("%s is out of the job: %s", name, refusal)
-        del self._engine.dispatchers[dispatcher.rank]
+        self._engine.dispatchers.pop(dispatcher.rank, None)
         self._membership.lose(dispatcher.rank, time.monotonic(), for_good=True)
         self._planner.leave(dispatcher.rank)
         dispatcher.end()

@@ -53,10 +53,12 @@ class Planner:
             batches, times, plan.deadline if forever else deadline_of(times, self._spec.patience)
         )
 
-    def join(self, rank: int, profile: Profile, most: int, samples: int) -> None:
-        """Add a present worker, whose memory takes batches up to ``most``; the job has ``samples`` in all."""
+    def join(self, rank: int, profile: Profile, most: int, samples: int, least: int = LEAST_BATCH) -> None:
+        """Add a present worker, whose memory takes batches up to ``most``, and whose samples come in batches
+        of up to ``least``, however small its part is; the job has ``samples`` in all.
+        """
         points = tuple((point.batch, point.seconds) for point in profile.points)
-        measured, known = Measured(profile.kind, points, most), self._measured.get(rank)
+        measured, known = Measured(profile.kind, points, most, least), self._measured.get(rank)
         self._present.add(rank)
         self._samples = samples
         if self._policy is not None and known == measured:

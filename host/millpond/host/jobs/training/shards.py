@@ -128,6 +128,11 @@ class Shards:
         """The number of samples of an epoch."""
         return sum(shard.count for shard in self._shards)
 
+    def largest_group(self, rank: int) -> int:
+        """Return the samples of the largest group that a worker reads, 0 for none."""
+        shards = (self._shards[number] for number in self._folders.get(rank, ()) if number != _NONE)
+        return max((s.group + s.count % s.group for s in shards if s.group > 1), default=0)
+
     @property
     def left(self) -> dict[Shard, int]:
         """The numbers of samples of this epoch that no worker has taken, by shard."""

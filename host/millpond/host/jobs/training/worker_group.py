@@ -128,8 +128,8 @@ class WorkerGroup:
             return (
                 f"{name} claims to have {ready.samples} samples; the job allows {most} (limits.most_samples)"
             )
-        if not 1 <= ready.group <= max(ready.samples, 1):
-            return f"{name} has its samples in groups of {ready.group}, and has {ready.samples}"
+        if not 1 <= ready.group <= max(1, *ready.parts[:1]):  # of the private folder, which is the first
+            return f"{name} has its private samples in groups of {ready.group}, and has {ready.parts[0]}"
         if ready.samples < LEAST_BATCH:
             return f"{name} has {ready.samples} samples; training takes at least {LEAST_BATCH}"
         return ""
