@@ -97,7 +97,7 @@ def test_a_loss_that_comes_while_another_is_profiled_is_told_by_the_next_exchang
     assert team.once
 
 
-@pytest.mark.expected_log("w2 is out of the job: its answers cover 40 samples")
+@pytest.mark.expected_log("it goes on without w2: its answers cover 40 samples")
 @pytest.mark.parametrize(("group", "refused"), [(8, False), (30, True)])
 def test_a_worker_without_the_memory_for_a_group_is_refused_by_name(
     team: Team, group: int, refused: bool
@@ -107,7 +107,7 @@ def test_a_worker_without_the_memory_for_a_group_is_refused_by_name(
     shards.begin(1)
     shards.add(2, [Shard("w2", False, 40, group)])
     lost: list[str] = []
-    supervisor = SimpleNamespace(ban=lambda _worker, reason: lost.append(reason), ready=None)
+    supervisor = SimpleNamespace(lose=lambda _worker, reason, _pause: lost.append(reason))
     group_ = SimpleNamespace(names=("w0", "w1", "w2"), supervisor=lambda _rank: supervisor)
     planner, membership = (
         Planner(SynchronousSpec(), group_.names, shards.spread),
@@ -128,5 +128,5 @@ def test_a_worker_without_the_memory_for_a_group_is_refused_by_name(
     newcomer = team.engine.dispatchers.pop(2)
     admission._join(newcomer, Profile("w2", "virtual", points))
     assert (2 in team.engine.dispatchers) is not refused
-    assert lost == (["w2: its answers cover 40 samples, and its memory takes 20"] if refused else [])
+    assert lost == (["its answers cover 40 samples, and its memory takes 20"] if refused else [])
     newcomer.end()

@@ -120,21 +120,23 @@ class Admission:
         """Let go of a lost worker: its supervisor prepares another, after a pause if it was lost often,
         unless its answer was such that no retry can mend it.
         """
-        rank, name = loss.dispatcher.rank, loss.dispatcher.worker.name
-        pause = self._membership.lose(rank, time.monotonic(), for_good=loss.for_good)
-        reason = loss.reason
+        self._let_go(loss.dispatcher, loss.reason, for_good=loss.for_good)
+
+    def _let_go(self, dispatcher: Dispatcher, reason: str, *, for_good: bool) -> None:
+        rank, name = dispatcher.rank, dispatcher.worker.name
+        pause = self._membership.lose(rank, time.monotonic(), for_good=for_good)
         if 0 < pause < math.inf:
             often = self._membership.losses(rank)
             reason += f", for the {often}{'rd' if often == 3 else 'th'} time in a row: banned for {pause:g} s"
         self._log.warning("it goes on without %s: %s", name, reason)
         self.note("lost", name, reason)
         self._planner.leave(rank)
-        loss.dispatcher.end()
+        dispatcher.end()
         supervisor = self._group.supervisor(rank)
-        if loss.for_good:
-            supervisor.ban(loss.dispatcher.worker, reason)
+        if for_good:
+            supervisor.ban(dispatcher.worker, reason)
         else:
-            supervisor.lose(loss.dispatcher.worker, reason, pause)
+            supervisor.lose(dispatcher.worker, reason, pause)
 
     def check_silence(self) -> None:
         """Close workers on devices that have been silent for SILENCE_SECONDS, so that no exchange waits for
@@ -168,9 +170,8 @@ class Admission:
             dispatcher.end()
 
     def _admit(self, rank: int, worker: Worker, ready: Ready, state: ModelState) -> None:
-        partly = (
-            worker.name == HOST
-        )  # a device that counts its public samples wrong must not keep the host out
+        # A device that counts its public samples wrong must not keep the host out.
+        partly = worker.name == HOST
         if refusal := self._shards.add(rank, self._group.shards_of(rank, ready), partly=partly):
             self._log.warning(
                 "%s is out of the job%s: %s", worker.name, " in part" if partly else "", refusal
@@ -207,7 +208,8 @@ class Admission:
         self._profiles[rank] = profile
         most = largest(profile.points, MOST_BATCH, self._memory_limit(rank))
         if most < (least := self._shards.largest_group(rank)):
-            self._refuse(dispatcher, f"its answers cover {least} samples, and its memory takes {most}")
+            reason = f"its answers cover {least} samples, and its memory takes {most}"
+            self._let_go(dispatcher, reason, for_good=False)  # other work may leave it more, later
             return
         most = max(most >> self._membership.losses(rank), least)
         self._planner.join(rank, profile, most, self._shards.samples, least)
@@ -224,7 +226,7 @@ class Admission:
     def _refuse(self, dispatcher: Dispatcher, refusal: str) -> None:
         name = dispatcher.worker.name
         self._log.warning("%s is out of the job: %s", name, refusal)
-        self._engine.dispatchers.pop(dispatcher.rank, None)
+        del self._engine.dispatchers[dispatcher.rank]
         self._membership.lose(dispatcher.rank, time.monotonic(), for_good=True)
         self._planner.leave(dispatcher.rank)
         dispatcher.end()
