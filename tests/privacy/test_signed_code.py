@@ -58,6 +58,11 @@ def refusal(owners: list[str], asked: PrepareWorker) -> str:
     return caught.value.text
 
 
+def test_an_owner_signs_without_the_hosts_data(tmp_path: Path, owner: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB.replace('test = "."', 'test = "nowhere"'))
+    sign(tmp_path / "job.toml", owner)
+
+
 def test_an_owner_signs_code(tmp_path: Path, owner: Path) -> None:
     path, found = sign(tmp_path / "job.toml", owner)
     assert path == tmp_path / "net.sig" and found == digest("net:Net", {"net.py": "def Net(): ..."})

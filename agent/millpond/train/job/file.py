@@ -14,15 +14,21 @@ from millpond.train.job.spec import DataSpec, Job, check
 CODE_LIMIT = (1 << 20) - (64 << 10)  # bytes; code and job cross the tunnel in one head of at most 1 MiB
 
 
-def read(path: Path, *, signed: bool = True) -> tuple[Job, dict[str, str]]:
-    """Return the job, its test folder made absolute, and its model's files by name, with its signature if it
-    is ``signed``. Raises ConfigError.
+def read(path: Path) -> tuple[Job, dict[str, str]]:
+    """Return the job, its test folder made absolute, and its model's files by name, with their signature if
+    there is one. Raises ConfigError.
     """
+    job, code = read_unsigned(path)
+    if job.model.signature:
+        code |= _read_code((job.model.signature,), path)
+    return dataclasses.replace(job, data=_with_test_folder(job.data, path)), code
+
+
+def read_unsigned(path: Path) -> tuple[Job, dict[str, str]]:
+    """Return the job, and its model's files by name. Raises ConfigError."""
     job = check(toml.read(Job, path), path.name)
     _check_plain(job.model.arguments, f"{path.name}: model: arguments")
-    signature = (job.model.signature,) if job.model.signature and signed else ()
-    code = _read_code((*job.model.files, *signature), path)
-    return dataclasses.replace(job, data=_with_test_folder(job.data, path)), code
+    return job, _read_code(job.model.files, path)
 
 
 def _with_test_folder(data: DataSpec, path: Path) -> DataSpec:

@@ -21,8 +21,8 @@ def command(
     key: Annotated[Path, typer.Option(metavar="FILE", help="The owner's private SSH key.")],
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Sign a job's code for devices whose policy asks for that. Read the code before you do. Needs
-    ``signature = "FILE"`` in the job's [model].
+    """Sign a job's code for devices whose policy asks for that. Read the code first. The job file names the
+    signature's file, as model.signature.
     """
     path, found = sign(job_file, key)
     if output is Format.JSON:
@@ -35,7 +35,7 @@ def sign(job_file: Path, key: Path) -> tuple[Path, str]:
     """Write the signature that a job file names. Returns its path and the digest of the code. Raises
     ConfigError, LocalError.
     """
-    job, code = file.read(job_file, signed=False)
+    job, code = file.read_unsigned(job_file)
     if not job.model.signature:
         raise ConfigError(f'{job_file.name}: model: there is no signature; write signature = "model.sig"')
     path = job_file.parent / job.model.signature
