@@ -311,11 +311,28 @@ def test_without_a_bound_there_are_any_number_of_answers() -> None:
 
 def test_old_states_are_forgotten() -> None:
     answers = StateAnswers(1)
-    for number in range(1025):
-        answers.count(["private/digits"], number)
+    for number in range(2049):
+        answers.count(["private/digits"], memoryview(number.to_bytes(4, "little")))
     with pytest.raises(Refused):
-        answers.count(["private/digits"], 1)
-    answers.count(["private/digits"], 0)
+        answers.count(["private/digits"], memoryview((1).to_bytes(4, "little")))
+    answers.count(["private/digits"], memoryview(bytes(4)))
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 8, 9])
+def test_large_states_are_told_apart_wherever_they_differ(most: int) -> None:
+    """Also where the sample of a state does not look; together, such states have a few answers more."""
+    answers, size = StateAnswers(most), 3 << 20
+    places = [0, 1 << 20, 5000, size - 1, 123_457]
+    counts = []
+    for place in places:
+        state = bytearray(size)
+        state[place] = 1
+        counts.append(0)
+        with pytest.raises(Refused, match=f"has given {most} answers"):
+            while True:
+                answers.count(["private/digits"], memoryview(state))
+                counts[-1] += 1
+    assert all(most - most // 2 <= found <= most for found in counts) and counts[0] == most
 
 
 REQUESTS = st.lists(

@@ -22,8 +22,10 @@ from millpond.train.state import layout
 PUBLIC, PRIVATE = "public", "private"  # the two parts of every volume, see fs.store.layout
 _MOST_SYNTHETIC = 1 << 16
 """The most made-up samples of a request; the host profiles no larger batches."""
-_STATES = 1024
-"""The number of last states whose answers are counted."""
+_STATES = 2048
+"""The number of last states, and samples of states, whose answers are counted."""
+_BLOCKS, _BLOCK = 64, 4096
+"""Blocks of a sample of a state, and their bytes."""
 
 
 def refused(rule: str, text: str) -> Refused:
@@ -64,26 +66,47 @@ def _check_folder(policy: Policy, device: str, folder: Folder) -> None:
 
 
 class StateAnswers:
-    """Counts the answers that cover private samples of a folder at a state, over all jobs."""
+    """Counts the answers that cover private samples of a folder at a state, over all jobs: at most ``most``,
+    0 for any number.
+
+    A checksum of a large state takes longer than the other work of an exchange. So the first half of the
+    answers are counted by a sample of the state, and only the others by the whole: states whose samples
+    differ are others, and those whose samples are alike share that half.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._answers: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, bool, int], int] = OrderedDict()
 
-    def count(self, folders: Sequence[str], checksum: int) -> None:
+    def count(self, folders: Sequence[str], state: memoryview) -> None:
         """Count an answer about ``folders``. Raises Refused, and counts none, if there were too many about
         one of them at the state.
         """
+        if not self._most:
+            return
+        half, sample, whole = self._most // 2, _sample(state), None
+        keys = []
         for folder in folders:
-            found = self._answers.get((folder, checksum), 0)
-            if self._most and found >= self._most:
-                text = f"policy.answers_per_state: '{folder}' has given {found} answers at one state"
-                raise Refused("", "state", text)  # the next state will do
-        for folder in folders:
-            found = self._answers.pop((folder, checksum), 0)
-            self._answers[folder, checksum] = found + 1
+            key = folder, False, sample
+            if self._answers.get(key, 0) >= half:
+                whole = zlib.crc32(state) if whole is None else whole
+                key = folder, True, whole
+                if self._answers.get(key, 0) >= self._most - half:
+                    text = f"policy.answers_per_state: '{folder}' has given {self._most} answers at one state"
+                    raise Refused("", "state", text)  # the next state will do
+            keys.append(key)
+        for key in keys:
+            self._answers[key] = self._answers.pop(key, 0) + 1
         while len(self._answers) > _STATES:
             self._answers.popitem(last=False)
+
+
+def _sample(state: memoryview) -> int:
+    """Return a checksum of some blocks of a state."""
+    found = 0
+    for start in range(0, len(state), max(_BLOCK, len(state) // _BLOCKS)):
+        found = zlib.crc32(state[start : start + _BLOCK], found)
+    return found
 
 
 class ExchangeGuard:
@@ -119,7 +142,7 @@ class ExchangeGuard:
                 self._check_ranges(folder, samples, ranges)
                 private.append(folder.path)
         if private:
-            self._answers.count(private, zlib.crc32(state))
+            self._answers.count(private, state)
 
     def _check_ranges(self, folder: Folder, samples: int, ranges: Ranges) -> None:
         group, before = self._group, 0
