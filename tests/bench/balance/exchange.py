@@ -16,6 +16,8 @@ from system.support import Emulation, millpond, why_not
 VALUES = 3_504_872
 """Those of MobileNetV2."""
 DEVICES = ("csd0", "csd1", "csd2")
+_PART = 0.85
+"""Part of the exchanges that every worker has: the last ones have the samples of some alone."""
 _MODEL = """\
 import torch
 from torch import nn
@@ -159,7 +161,7 @@ def _ours(fleet: Emulation, repeat: int) -> float:
     if info.state != "done":
         raise RuntimeError(f"the job is {info.state}: {info.error}")
     taken = {name: own["exchanges"] for name, own in epochs[-1].by_worker.items()}
-    if len(taken) < len(DEVICES) + 1 or min(taken.values()) < max(taken.values()):
+    if len(taken) < len(DEVICES) + 1 or min(taken.values()) < _PART * max(taken.values()):
         raise NotAll(f"exchanges by worker: {taken}")
     return epochs[-1].metrics["exchange_ms"]
 
