@@ -322,6 +322,7 @@ def test_a_stuck_server_does_not_hang_the_host(world, with_both: WithBoth) -> No
         (world.host / "public" / "f").write_text("x")
         (world.device / "public" / "d").mkdir()  # the host knows no name of it, whatever was delegated to it
         os.kill(world.server_pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, world.server_pid, os.WSTOPPED | os.WNOWAIT)  # all threads: one could still answer
         start = time.monotonic()
         assert errno_of(os.stat, world.host / "public" / "d" / "not asked for yet") == errno.ETIMEDOUT
         assert time.monotonic() - start < 10
