@@ -29,7 +29,6 @@ from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.progress import HANG_SECONDS, processor_time
 from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import (
-    METRICS,
     PART_VALUES,
     Fetch,
     Part,
@@ -39,6 +38,7 @@ from millpond.train.protocol import (
     Work,
 )
 from millpond.train.state import layout
+from millpond.train.task.sums import LOSS, is_declared
 from millpond.train.worker.start import start_worker
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure
@@ -77,6 +77,7 @@ class JobWorker:
         self._place = Path("/", os.urandom(8).hex())  # of private folders, in the worker's sandbox
         self._config, self._answers, self._draws = config, answers, draws
         self._guard: ExchangeGuard | None = None
+        self._held: tuple[int, ...] = ()  # samples that are held out, by folder
         self._has_update = False  # whether the shared values are of an update whose head has left
         self._size = 4 * layout.size(request.tensors)
         ours, theirs = socket.socketpair()
@@ -109,8 +110,11 @@ class JobWorker:
         except Refused as error:
             found = self._rebuilt(Failure(error.code, error.text))
             raise Refused("", found.code, found.text) from None
-        self._guard = ExchangeGuard(self._config.policy, self._answers, self._request.folders, ready.parts)
-        return Ready(ready.parts, self._config.policy.least_samples)
+        self._held = ready.held
+        self._guard = ExchangeGuard(
+            self._config.policy, self._answers, self._request.folders, ready.parts, ready.held
+        )
+        return Ready(ready.parts, ready.held, self._config.policy.least_samples)
 
     def _placed(self) -> PrepareWorker:
         """Return the request as the worker, for which private folders lie elsewhere, needs it."""
@@ -152,7 +156,7 @@ class JobWorker:
         except ConnectionLost:
             host.send(Failure("worker", _DIED), Deadline.after(SEND_SECONDS))
             raise
-        self._has_update = isinstance(answer, Update)
+        self._has_update = isinstance(answer, Update) and not request.held_out
         host.send(answer, Deadline.after(SEND_SECONDS))
 
     def _answer(self, request: Work) -> Update | Failure:
@@ -168,9 +172,11 @@ class JobWorker:
             raise ProtocolError(f"the worker sent '{found.NAME}', which may not leave")
         if isinstance(found, Failure):
             return self._rebuilt(found)
-        if set(found.metrics) != set(METRICS):
+        allowed = is_declared(found.metrics) if request.held_out else set(found.metrics) == {LOSS}
+        if not allowed:
             raise ProtocolError("the worker sent metrics that were not declared")
-        if (found.exchange, found.samples) != (request.exchange, request.samples):
+        samples = sum(self._held) if request.held_out else request.samples
+        if (found.exchange, found.samples) != (request.exchange, samples):
             raise ProtocolError("the worker answered another exchange than the one it was asked for")
         return found
 

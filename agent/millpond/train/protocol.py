@@ -42,7 +42,8 @@ class WarmUp(Message):
 @message("prepare")
 @dataclass(frozen=True, slots=True)
 class PrepareWorker(Message):
-    """Build the model, whose state must be of ``tensors``, and load the samples of ``folders``; answered by
+    """Build the model, whose state must be of ``tensors`` and whose frozen parameters must have the checksum
+    ``frozen``, and load the samples of ``folders``; answered by
     Ready. ``code`` has the files of the user's model by name, ``signature`` is one of them all by an owner of
     the device. A worker on the host has ``states`` states in
     its shared memory.
@@ -53,6 +54,7 @@ class PrepareWorker(Message):
     folders: tuple[Folder, ...]
     code: dict[str, str]
     tensors: tuple[Tensor, ...]
+    frozen: int = 0
     tls: bool = False
     states: int = 1
     signature: str = ""
@@ -61,12 +63,13 @@ class PrepareWorker(Message):
 @message("ready", Kind.METRICS)
 @dataclass(frozen=True, slots=True)
 class Ready(Message):
-    """The worker can train; ``parts`` are the numbers of samples by folder. From an agent only: an answer
-    covers whole groups of ``group`` private samples; ``token`` entitles to the bulk connection for Work,
-    encrypted if ``tls``.
+    """The worker can train; ``parts`` are the numbers of samples by folder, ``held`` those that are held out
+    besides. From an agent only: an answer covers whole groups of ``group`` private samples; ``token``
+    entitles to the bulk connection for Work, encrypted if ``tls``.
     """
 
     parts: tuple[int, ...]
+    held: tuple[int, ...] = ()
     group: int = 1
     token: bytes = b""
     tls: bool = False
@@ -83,7 +86,8 @@ class Work(Message):
     """Train from the payload, the flat float32 state; answered by Update.
 
     ``ranges`` are positions in the order of each folder's samples in ``epoch``, see ``data_plan.order``: the
-    worker itself computes the samples that lie there. With ``synthetic`` it makes so many up instead.
+    worker itself computes the samples that lie there. With ``synthetic`` it makes so many up instead; with
+    ``held_out`` it scores the state on the samples that are held out, and the update has no values.
     ``seed`` is for the order in local training and for the model's random draws, unless the agent has set
     ``draws`` for these; ``state`` is the number of the state in shared memory.
     """
@@ -93,6 +97,7 @@ class Work(Message):
     epoch: int
     ranges: tuple[Ranges, ...]
     synthetic: int = 0
+    held_out: bool = False
     state: int = 0
     draws: int = 0
 
@@ -106,27 +111,26 @@ class Work(Message):
 @dataclass(frozen=True, slots=True)
 class Update(Message):
     """The head of an update. Its values are flat float32 in the state's layout: of each parameter the sum of
-    its gradients over ``samples`` samples, or the difference that local training made times ``samples``; of
-    each buffer (running statistics) its change times ``samples``.
+    its gradients over ``samples`` samples, or the difference that local training made times ``weight``; of
+    each buffer (running statistics) its change times ``weight``. The weight of gradients is the count of the
+    loss, such as tokens, that of differences the number of samples.
 
-    No value exceeds ``largest``, and ``norm`` is their L2 norm. ``metrics`` are sums over the samples.
+    No value exceeds ``largest``, and ``norm`` is their L2 norm. ``metrics`` are sums and counts over the
+    samples: the loss, or all metrics of samples that are held out.
     ``busy`` is the part of the processor that other work took meanwhile, 0 to 1, NaN if it is not known,
     ``peak`` the worker's high-water mark of memory, in bytes.
     """
 
     exchange: int
     samples: int
+    weight: float
     largest: float
     norm: float
     seconds: float
     busy: float
     peak: int
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
     encoding: Literal["float32"] = "float32"
-
-
-METRICS: Final = ("loss",)
-"""The names of an update's metrics."""
 
 
 @message("fetch")
@@ -151,51 +155,61 @@ class Part(Message):
 @message("server.prepare")
 @dataclass(frozen=True, slots=True)
 class PrepareServer(Message):
-    """Build the model and its optimizer; answered by ServerReady. ``states`` is the number of states in the
-    shared memory.
+    """Build the model and its optimizer, and try the model on samples of the folder ``test``, if there is
+    one; answered by ServerReady. ``states`` is the number of states in the shared memory.
     """
 
     work: WorkSpec
     optimizer: OptimizerSpec
     code: dict[str, str]
     states: int = 1
+    test: str = ""
 
 
 @message("server.ready", Kind.METRICS)
 @dataclass(frozen=True, slots=True)
 class ServerReady(Message):
-    """The model's state is of ``tensors``, and the first state in shared memory is the seeded one."""
+    """The model's state is of ``tensors``, and the first state in shared memory is the seeded one.
+    ``frozen`` are its frozen parameters, with a ``checksum``; ``note`` is a line about its first values, or
+    "".
+    """
 
     tensors: tuple[Tensor, ...]
+    frozen: tuple[Tensor, ...] = ()
+    checksum: int = 0
+    note: str = ""
 
 
 @message("evaluate")
 @dataclass(frozen=True, slots=True)
 class Evaluate(Message):
-    """Score the state on the held-out samples of ``folder``; answered by Score."""
+    """Score the state on the samples of ``folder``, if there is one, and summarize the sums and counts of the
+    ``devices``; answered by Score.
+    """
 
-    folder: str
+    folder: str = ""
+    devices: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @message("score", Kind.METRICS)
 @dataclass(frozen=True, slots=True)
 class Score(Message):
-    """The share of ``samples`` that were classified right, 0 to 1, and the mean loss."""
+    """The task's figures on the samples of the ``host``, and on those of the ``devices``."""
 
-    accuracy: float
-    loss: float
-    samples: int
+    host: dict[str, float]
+    devices: dict[str, float] = field(default_factory=dict)
 
 
 @message("apply")
 @dataclass(frozen=True, slots=True)
 class Apply(Message):
-    """Ask the parameter server for one step of the optimizer, at ``factor`` times its learning rate, with the
-    mean in shared memory. The new state is the one with number ``state``; if that is another than the last,
-    the last stays as it is. Answered by StepApplied.
+    """Ask the parameter server for one step of the optimizer, at ``factor`` times its learning rate of round
+    or epoch ``epoch``, with the mean in shared memory. The new state is the one with number ``state``; if
+    that is another than the last, the last stays as it is. Answered by StepApplied.
     """
 
     factor: float
+    epoch: int = 1
     state: int = 0
 
 
@@ -217,6 +231,21 @@ class GetMomentum(Message):
 @dataclass(frozen=True, slots=True)
 class Momentum(Message):
     """Payload: the optimizer's tensors, flat float32 [size] in the order of ``tensors``."""
+
+    tensors: tuple[Tensor, ...]
+    size: int
+
+
+@message("frozen.get")
+@dataclass(frozen=True, slots=True)
+class GetFrozen(Message):
+    """Ask the parameter server for the frozen parameters of the model; answered by Frozen."""
+
+
+@message("frozen", payload=Kind.PARAMETERS)
+@dataclass(frozen=True, slots=True)
+class Frozen(Message):
+    """Payload: the frozen parameters, flat float32 [size] in the order of ``tensors``."""
 
     tensors: tuple[Tensor, ...]
     size: int

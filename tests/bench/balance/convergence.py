@@ -24,7 +24,7 @@ WORKERS, EPOCHS, BATCH = 3, 10, 36
 _SLOWER = (1.0, 4.0, 1.0, 1.0, 2.0, 1.0)
 """How many times as long the workers take, one after the other, for PERIOD seconds each."""
 PERIOD, FIXED, EACH = 1.0, 0.02, 0.0035
-TRAINING = TrainingSpec("sgd", 0.05, 0.9, BATCH)
+TRAINING = TrainingSpec("sgd", 0.05, 0.9, batch=BATCH)
 
 
 class Interrupted:
@@ -127,24 +127,27 @@ def _alone(work: processes.Work, epochs: int) -> float:
     from torch.nn.functional import cross_entropy
 
     from millpond.train.compute import evaluation, optimizers, selection
-    from millpond.train.data import samples as datasets
     from millpond.train.determinism import generators
+    from millpond.train.worker import user_code
     from millpond.train.zoo import models
 
     folders = [str(path) for path in (*work.private, work.public)]
-    samples = datasets.load(Path(), folders, "npy")
+    task, test = user_code.build(work.job.work, Path())[0], str(work.test)
+    parts = [task.dataset(Path(), folder, "train") for folder in folders]
+    images, labels = task.fetch([(part, np.arange(len(part))) for part in parts])
     generators.plant(work.seed)
     model = models.digits_cnn()
     optimizer = optimizers.make_optimizer(model, work.job.work.optimizer)
     shuffle = torch.Generator().manual_seed(work.seed)
-    images, labels = torch.from_numpy(samples.images), torch.from_numpy(samples.labels)
     for _ in range(epochs):
         model.train()
         for batch in selection.batches(np.ones(len(labels), np.int64), BATCH, 1, shuffle):
             optimizer.zero_grad()
             cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    return evaluation.evaluate(model, datasets.load(Path(), [str(work.test)], "npy"))[0]
+    part = task.dataset(Path(), test, "test")
+    held_out = selection.Selection(task, [part], [np.arange(len(part))], np.arange(len(part)))
+    return task.summary(evaluation.evaluate(model, task, held_out, work.job.work))["accuracy"]
 
 
 def _together(work: processes.Work, logs: Path, epochs: int) -> tuple[float, int, float]:
@@ -160,4 +163,4 @@ def _together(work: processes.Work, logs: Path, epochs: int) -> tuple[float, int
                 samples += outcome.samples
             assert samples == team.shards.samples, f"{samples} of {team.shards.samples} samples"
             counted += samples
-        return team.score().accuracy, plans, 100 * late / counted
+        return team.score().host["accuracy"], plans, 100 * late / counted

@@ -52,7 +52,7 @@ class Work:
         """As a job file says it."""
         data = DataSpec("private", str(self.test), "public")
         model = ModelSpec(self.factory, arguments=dict(self.arguments))
-        return Job("bench", data, model, self.seed, self.training, synchronous=self.how)
+        return Job("bench", data, model, seed=self.seed, train=self.training, synchronous=self.how)
 
 
 class Processes:
@@ -119,7 +119,7 @@ class Processes:
         for loss in outcome.lost:
             self.planner.leave(loss.dispatcher.rank)
         if outcome.samples:
-            self.server.apply(outcome.samples / outcome.whole, self.engine.states_in_use)
+            self.server.apply(outcome.samples / outcome.whole, 1, self.engine.states_in_use)
             self.steps += 1
         return time.monotonic() - began, outcome
 
@@ -138,7 +138,7 @@ class Processes:
 
     def score(self) -> Score:
         """On the held-out samples."""
-        return self.server.score(str(self.work.test))
+        return self.server.score(str(self.work.test), {})
 
     def close(self) -> None:
         """End all processes."""

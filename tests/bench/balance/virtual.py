@@ -14,6 +14,7 @@ from millpond.base.errors import ConnectionLost
 from millpond.host.workers.worker import ModelState
 from millpond.train.protocol import Ready, Update, Work
 from millpond.train.reduce.exact import Vector
+from millpond.train.task.sums import LOSS
 
 SIZE = 1000
 """Values of its model."""
@@ -53,7 +54,8 @@ class VirtualWorker:
         np.multiply(GRADIENT, np.float32(samples), out=self._values)
         self.holds = False
         busy = 1 - 1 / slowness if self._tells else float("nan")
-        return Update(request.exchange, samples, samples, samples * NORM, took, busy, 0, {"loss": 0.0})
+        loss = {LOSS: (0.0, float(samples))}
+        return Update(request.exchange, samples, samples, samples, samples * NORM, took, busy, 0, loss)
 
     def fetch(self, stop: int, deadline: Deadline) -> None:
         """See Worker. There is one part."""

@@ -14,8 +14,9 @@ import numpy as np
 
 from millpond.base.deadline import NEVER
 from millpond.base.errors import ConnectionLost
-from millpond.train.protocol import METRICS, PART_VALUES, Fetch, Part, PrepareWorker, Ready, Update, Work
+from millpond.train.protocol import PART_VALUES, Fetch, Part, PrepareWorker, Ready, Update, Work
 from millpond.train.state import layout
+from millpond.train.task.sums import LOSS
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message, Ok
 
@@ -46,9 +47,11 @@ class Agents:
             self._size = layout.size(message.tensors)
             channel.send(Ready((SAMPLES,)), NEVER)
         elif isinstance(message, Work):
-            metrics = dict.fromkeys(METRICS, 0.0)
             norm = float(np.linalg.norm(self._update[: self._size]))
-            channel.send(Update(message.exchange, message.samples, 1.0, norm, 0.0, 0.0, 0, metrics), NEVER)
+            samples = message.samples
+            metrics = {LOSS: (0.0, float(samples))}
+            update = Update(message.exchange, samples, samples, 1.0, norm, 0.0, 0.0, 0, metrics)
+            channel.send(update, NEVER)
         elif isinstance(message, Fetch):
             for start in range(0, message.stop, PART_VALUES):
                 part = self._update[start : min(start + PART_VALUES, message.stop)]

@@ -101,14 +101,14 @@ class Rounds:
             outcome = self._engine.run(self._done, 1, state, planner, planner.background)
             if len(outcome.counted) != len(self._engine.dispatchers) or outcome.lost:
                 raise RuntimeError(f"{len(outcome.counted)} updates in round {self._done}; {outcome.lost}")
-            self._server.apply(1.0, self._engine.states_in_use)
+            self._server.apply(1.0, self._done, self._engine.states_in_use)
             self._shards.begin(self._done + 1)
 
     def save(self) -> None:
         """Write a checkpoint, as after each round of a job."""
         writer = CheckpointWriter(self._folder, "bench", self._server.tensors, logging.getLogger(__name__))
         tensors, momentum = self._server.momentum()
-        progress = TrainingProgress(self._done, self._shards.epoch_position, {}, 0.0, 0.0)
+        progress = TrainingProgress(self._done, self._shards.epoch_position, {}, 0.0, 0.0, 0.0)
         writer.save_now(SavedCheckpoint(self._server.state.values, tensors, momentum, progress))
 
     def close(self) -> None:

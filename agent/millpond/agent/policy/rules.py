@@ -110,18 +110,27 @@ def _sample(state: memoryview) -> int:
 
 
 class ExchangeGuard:
-    """The requests of one prepared worker, which has ``parts`` samples by folder. The private samples of a
-    folder are in groups of ``least_samples``, see ``data_plan.order``, and an answer covers whole groups:
-    what many answers tell together, in whatever epochs and jobs, are sums over groups.
+    """The requests of one prepared worker, which has ``parts`` samples by folder, and holds out ``held``
+    besides. The private samples of a folder are in groups of ``least_samples``, see ``data_plan.order``, and
+    an answer covers whole groups: what many answers tell together, in whatever epochs and jobs, are sums
+    over groups.
     """
 
     def __init__(
-        self, policy: Policy, answers: StateAnswers, folders: Sequence[Folder], parts: Sequence[int]
+        self,
+        policy: Policy,
+        answers: StateAnswers,
+        folders: Sequence[Folder],
+        parts: Sequence[int],
+        held: Sequence[int],
     ) -> None:
-        if len(folders) != len(parts):
+        if not len(folders) == len(parts) == len(held):
             raise Refused("", "data", f"the worker has samples of {len(parts)} folders, not {len(folders)}")
         self._group, self._answers, self._folders, self._parts = policy.least_samples, answers, folders, parts
-        for folder, samples in zip(folders, parts, strict=True):
+        self._held = held
+        for folder, samples, out in zip(folders, parts, held, strict=True):
+            if out < 0 or out % self._group:
+                raise Refused("", "data", f"{out} samples of '{folder.path}' are held out, no whole groups")
             if not folder.public and samples < self._group:
                 text = f"'{folder.path}' has {samples} samples; an answer covers {self._group} or more"
                 raise refused("least_samples", text)
@@ -130,19 +139,23 @@ class ExchangeGuard:
         """Count an answer to ``request``, with its head alone or with its values. Raises Refused for a
         request that must not be answered.
         """
+        if request.held_out:
+            private = [f.path for f, out in zip(self._folders, self._held, strict=True) if out]
+            self._answers.count(private, state)
+            return
         if request.synthetic:
             if not 0 < request.synthetic <= _MOST_SYNTHETIC:
                 raise Refused("", "data", f"{request.synthetic} made-up samples are wanted")
             return
         if len(request.ranges) != len(self._folders):
             raise Refused("", "data", f"samples of {len(request.ranges)} folders are wanted")
-        private = []
+        wanted = []
         for folder, samples, ranges in zip(self._folders, self._parts, request.ranges, strict=True):
             if ranges and not folder.public:
                 self._check_ranges(folder, samples, ranges)
-                private.append(folder.path)
-        if private:
-            self._answers.count(private, state)
+                wanted.append(folder.path)
+        if wanted:
+            self._answers.count(wanted, state)
 
     def _check_ranges(self, folder: Folder, samples: int, ranges: Ranges) -> None:
         group, before = self._group, 0

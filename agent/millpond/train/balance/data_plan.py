@@ -167,18 +167,35 @@ def _change(wanted: int, taken: int, free: int) -> int:
     return change
 
 
-def order(samples: int, seed: int, epoch: int, source: str, public: bool, group: int = 1) -> Ints:
+def order(
+    samples: int, seed: int, epoch: int, source: str, public: bool, group: int = 1, held: int = 0
+) -> Ints:
     """Return the order of one pool's ``samples`` samples in an epoch: a permutation that follows from the
     arguments, the same on every processor. ``source`` names the device of the pool. The samples of a group of
     ``group`` follow each other. Where their number is not a multiple of it, the last group has the rest too,
-    and is the last in each epoch.
+    and is the last in each epoch. Those that ``held_out`` returns for ``held`` are left out.
     """
     text = f"{seed} {epoch} {'public' if public else 'private'} {source}"
-    if group == 1:
+    if group == 1 and not held:
         return _permutation(text, samples)
-    members, last = _permutation(f"groups {source}", samples), samples // group - bool(samples % group)
+    members = _permutation(f"groups {source}", samples)[held:]
+    last = len(members) // group - bool(len(members) % group)
     groups = members[: last * group].reshape(last, group)[_permutation(text, last)]
     return np.concatenate([groups.reshape(-1), members[last * group :]])
+
+
+def held_out(samples: int, source: str, held: int) -> Ints:
+    """Return ``held`` of a pool's samples: whole groups, the same in all epochs and jobs."""
+    return _permutation(f"groups {source}", samples)[:held]
+
+
+def held_count(samples: int, share: float, group: int) -> int:
+    """Return how many samples are held out: about a ``share`` of them, in whole groups, at least one group
+    where as much is left, else none.
+    """
+    if not share or samples < 2 * group:
+        return 0
+    return min(max(1, round(share * samples / group)), samples // group - 1) * group
 
 
 def _permutation(text: str, count: int) -> Ints:

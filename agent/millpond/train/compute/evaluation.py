@@ -1,26 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (torch): the score of a model on held-out samples."""
+"""Edge (torch): the metrics of a model on held-out samples, as sums and counts."""
 
 from __future__ import annotations
 
+from collections.abc import Sized
+from typing import Protocol
+
+import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
-from millpond.train.data.samples import Samples
+from millpond.train.balance.curve import Ints
+from millpond.train.compute.prefetch import prefetched
+from millpond.train.job.spec import WorkSpec
+from millpond.train.task.sums import Sums, add
+from millpond.train.task.task import Batch, Task
 
 _BATCH = 256
 
 
+class Samples(Sized, Protocol):
+    """Samples that are read in batches."""
+
+    def batch(self, places: Ints) -> Batch:
+        """Return the batch of the samples at some places."""
+
+
 @torch.no_grad()
-def evaluate(model: nn.Module, samples: Samples) -> tuple[float, float]:
-    """Return the share of the samples (at least one) classified right, and the mean loss."""
+def evaluate(model: nn.Module, task: Task, samples: Samples, work: WorkSpec) -> Sums:
+    """Return the sums and counts of the task's metrics over the samples, in batches of at most that of
+    training, or _BATCH.
+    """
     model.eval()
-    images, labels = torch.from_numpy(samples.images), torch.from_numpy(samples.labels)
-    right, total = 0, 0.0
-    for start in range(0, len(labels), _BATCH):
-        x, y = images[start : start + _BATCH], labels[start : start + _BATCH]
-        logits = model(x)
-        right += int((logits.argmax(1) == y).sum())
-        total += cross_entropy(logits, y, reduction="sum").item()
-    return right / len(labels), total / len(labels)
+    size = min(_BATCH, work.batch or _BATCH)
+    places = [np.arange(start, min(start + size, len(samples))) for start in range(0, len(samples), size)]
+    sums: Sums = {}
+    for _, batch in prefetched(places, samples.batch, work.prefetch):
+        with autocast(work):
+            add(sums, task.metrics(model, batch))
+    return sums
+
+
+def autocast(work: WorkSpec) -> torch.autocast:
+    """Return the context in which a job's model computes."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=work.precision == "bfloat16")

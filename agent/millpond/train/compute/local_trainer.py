@@ -6,19 +6,25 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
-from torch.nn.functional import cross_entropy
 
-from millpond.train.compute.optimizers import make_optimizer
-from millpond.train.compute.selection import SampleFolders, Selection, batches
+from millpond.train.balance.curve import Ints
+from millpond.train.compute.evaluation import autocast, evaluate
+from millpond.train.compute.optimizers import Schedule, make_optimizer, trainable
+from millpond.train.compute.prefetch import prefetched
+from millpond.train.compute.selection import SampleFolders, Selection, Synthetic, batches
 from millpond.train.determinism import generators
 from millpond.train.job.spec import WorkSpec
 from millpond.train.protocol import Update, Work
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
+from millpond.train.task.sums import LOSS, Sums
+from millpond.train.task.task import Batch, Task
 
 _CHECKED = 16
 """Exchanges between two checks that the model has not changed its parameters itself."""
@@ -27,77 +33,124 @@ _CHECKED = 16
 class LocalTrainer:
     """Trains the model of ``parameters`` on a worker's samples as ``work`` says, one exchange at a time."""
 
-    def __init__(self, parameters: FlatParameters, samples: SampleFolders, work: WorkSpec) -> None:
-        self.parameters, self._samples, self._work = parameters, samples, work
+    def __init__(
+        self, parameters: FlatParameters, task: Task, samples: SampleFolders, work: WorkSpec
+    ) -> None:
+        self.parameters, self._task, self._samples, self._work = parameters, task, samples, work
+        self._schedule: Schedule | None = None
         self._exchanges = 0
         self._process = psutil.Process()
         _forget_peak()
 
     def run(self, request: Work, state: Vector) -> Update:
         """Train from ``state``; the values of the update are then in ``parameters.sums``. Raises DataError
-        for samples that are not there, and any exception of the model.
+        for samples that are not there, and any exception of the task.
         """
         started, used = time.perf_counter(), self._used()
-        chosen = (
-            self._samples.synthetic(request.synthetic) if request.synthetic else self._samples.take(request)
-        )
         generators.plant(request.draws or request.seed)
-        parameters = self.parameters
-        parameters.model.train()
-        parameters.load(state)
-        if self._work.passes:
-            loss = self._train(chosen, request.seed)
-            largest, norm = parameters.gather_differences(state, len(chosen))
+        self.parameters.load(state)
+        if request.held_out:
+            count, sums, measured = self._evaluate()
         else:
-            loss = self._differentiate(chosen, state)
-            largest, norm = parameters.gather_gradients(len(chosen))
+            count, sums, measured = self._answer(request, state)
         seconds = time.perf_counter() - started
         busy = math.nan if seconds <= 0 else 1 - (self._used() - used) / seconds / torch.get_num_threads()
-        return Update(
-            request.exchange,
-            len(chosen),
-            largest,
-            norm,
-            seconds,
-            min(max(busy, 0.0), 1.0),
-            _peak(),
-            {"loss": loss},
-        )
+        return Update(request.exchange, count, *measured, seconds, min(max(busy, 0.0), 1.0), _peak(), sums)
 
-    def _differentiate(self, chosen: Selection, state: Vector) -> float:
-        """Compute the sums of gradients over the samples; returns the summed loss."""
-        images, labels = chosen.batch(slice(None))
+    def _evaluate(self) -> tuple[int, Sums, tuple[float, float, float]]:
+        if not any(self._samples.held):
+            return 0, {}, (0.0, 0.0, 0.0)
+        samples = self._samples.held_out()
+        return len(samples), evaluate(self.parameters.model, self._task, samples, self._work), (0.0, 0.0, 0.0)
+
+    def _answer(self, request: Work, state: Vector) -> tuple[int, Sums, tuple[float, float, float]]:
+        """Return the number of samples, the loss, and weight, largest value and norm of the update."""
+        made_up = request.synthetic
+        chosen = self._samples.synthetic(made_up) if made_up else self._samples.take(request)
+        self.parameters.model.train()
+        if self._work.passes:
+            loss, count = self._train(chosen, request)
+            weight = float(len(chosen))
+            largest, norm = self.parameters.gather_differences(state, len(chosen))
+        else:
+            loss, count = self._differentiate(chosen, state)
+            weight = count
+            largest, norm = self.parameters.gather_gradients(weight)
+        if made_up:  # its values are of no use, and may not be finite
+            return made_up, {LOSS: (0.0, 1.0)}, (1.0, 0.0, 0.0)
+        return len(chosen), {LOSS: (loss, count)}, (weight, largest, norm)
+
+    def _differentiate(self, chosen: Selection | Synthetic, state: Vector) -> tuple[float, float]:
+        """Compute the sums of gradients over the samples. Returns the summed loss and its count."""
         self.parameters.clear()
-        loss = cross_entropy(self.parameters.model(images), labels, reduction="sum")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = count = 0.0
+        for _, batch in prefetched(
+            _split(np.arange(len(chosen)), self._work.accumulate), chosen.batch, self._work.prefetch
+        ):
+            part, counted = self._backward(batch)
+            loss, count = loss + part, count + counted
         if self._exchanges % _CHECKED == 0:  # a look at the whole model
             self.parameters.check_unchanged(state)
         self._exchanges += 1
         self.parameters.check_bound()
-        return loss.item()
+        return loss, count
 
-    def _train(self, chosen: Selection, seed: int) -> float:
-        """Train locally; returns the summed loss of one pass, the mean over all passes. The optimizer is new
-        each time: momentum that a worker kept would pull it away from the average.
+    def _backward(self, batch: Batch) -> tuple[float, float]:
+        """Add the gradients of the summed loss of a batch. Returns that sum and its count."""
+        with autocast(self._work):
+            loss, count = self._task.loss(self.parameters.model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item(), count
+
+    def _train(self, chosen: Selection | Synthetic, request: Work) -> tuple[float, float]:
+        """Train locally. Returns the summed loss of one pass and its count, the means over all passes. The
+        optimizer is new each time: momentum that a worker kept would pull it away from the average.
         """
-        model, work = self.parameters.model, self._work
-        shuffle = torch.Generator().manual_seed(seed)
-        optimizer = make_optimizer(model, work.optimizer)
-        total = 0.0
+        work, total, counted = self._work, 0.0, 0.0
+        shuffle = torch.Generator().manual_seed(request.seed)
+        optimizer = make_optimizer(self.parameters.model, work.optimizer, self._task)
+        self._schedule = self._schedule or Schedule(optimizer, work.scheduler, work.total, self._task)
+        self._schedule.set(optimizer, request.epoch)
+        optimizer.zero_grad()
         for _ in range(work.passes):
-            for places in batches(chosen.groups, work.batch, work.steps, shuffle):
-                images, labels = chosen.batch(places)
-                loss = cross_entropy(model(images), labels)
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                total += loss.item() * len(places)
+            samples = 0.0  # that the batch counts so far
+            places = _parts(batches(chosen.groups, work.batch, work.steps, shuffle), work.accumulate)
+            for (_, last), batch in prefetched(places, lambda part: chosen.batch(part[0]), work.prefetch):
+                loss, count = self._backward(batch)
+                total, counted, samples = total + loss, counted + count, samples + count
+                if last:
+                    self._step(optimizer, samples)
+                    samples = 0.0
         self.parameters.check_bound()
-        return total / work.passes
+        return total / work.passes, counted / work.passes
+
+    def _step(self, optimizer: torch.optim.Optimizer, count: float) -> None:
+        """Take a step with the sums of gradients over ``count``."""
+        trained = trainable(self.parameters.model)
+        gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+        if count and gradients:
+            torch._foreach_mul_(gradients, 1 / count)
+            if self._work.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(trained, self._work.clip_norm)
+            optimizer.step()
+        optimizer.zero_grad()
 
     def _used(self) -> float:
         times = self._process.cpu_times()
         return times.user + times.system
+
+
+def _split(places: Ints, parts: int) -> list[Ints]:
+    """Divide the places of a batch into parts for ``backward``."""
+    return np.array_split(places, min(parts, len(places)))
+
+
+def _parts(places: Iterable[Ints], accumulate: int) -> Iterator[tuple[Ints, bool]]:
+    """Yield the parts of all batches, and whether each is the last of its batch."""
+    for whole in places:
+        *before, last = _split(whole, accumulate)
+        yield from ((part, False) for part in before)
+        yield last, True
 
 
 def _forget_peak() -> None:

@@ -1,80 +1,120 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (torch): optimizers by name, and the parameter server's, which applies means."""
+"""Edge (torch): optimizers and schedulers, by their names in torch or of the user's task."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.optim import lr_scheduler
 
 from millpond.base.errors import LocalError
-from millpond.train.job.spec import OptimizerSpec
-from millpond.train.state import layout
-from millpond.train.state.flat import Vector
-from millpond.train.state.flat_parameters import FlatParameters
-from millpond.train.state.layout import Tensor as Entry
+from millpond.train.job.spec import OptimizerSpec, SchedulerSpec
+from millpond.train.task.task import Task
+
+_UNFIT = ("Optimizer", "LBFGS", "SparseAdam")
+"""No optimizer, one that calls the loss again, and one for gradients that a vector cannot have."""
+_NO_SCHEDULERS = (
+    "ReduceLROnPlateau",
+    "LambdaLR",
+    "MultiplicativeLR",
+    "SequentialLR",
+    "ChainedScheduler",
+    "SWALR",
+)
+"""Schedulers whose arguments a job file cannot have, or whose steps need more than their number."""
 
 
-def make_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
-    """Make an optimizer of the parameters that may be trained. Raises LocalError if there are none."""
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that may be trained. Raises LocalError if there are none."""
     free = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not free:
         raise LocalError("the model has no parameter that may be trained")
-    if spec.optimizer == "adam":
-        return torch.optim.Adam(free, lr=spec.learning_rate)
-    return torch.optim.SGD(free, lr=spec.learning_rate, momentum=spec.momentum)
+    return free
 
 
-class ServerOptimizer:
-    """Applies means of gradients or differences to the model of ``parameters`` with a torch optimizer, as one
-    process with all samples would.
+def make_optimizer(model: nn.Module, spec: OptimizerSpec, task: Task | None = None) -> torch.optim.Optimizer:
+    """Make an optimizer of the parameters that may be trained: the one that the job names, else that of the
+    task, else SGD. Raises LocalError.
     """
+    parameters = trainable(model)
+    if not spec.name and task and (own := task.optimizer(parameters)) is not None:
+        return own
+    known = {
+        name.lower(): found
+        for name, found in inspect.getmembers(torch.optim, inspect.isclass)
+        if issubclass(found, torch.optim.Optimizer) and name not in _UNFIT
+    }
+    make = _known(known, spec.name or "SGD", "optimizer")
+    arguments = {"lr": spec.learning_rate, **spec.arguments}
+    _check_arguments(make, arguments, "optimizer")
+    made: torch.optim.Optimizer = make(parameters, **arguments)
+    return made
+
+
+class Schedule:
+    """The learning rates of an optimizer's parameter groups by round or epoch."""
 
     def __init__(
-        self,
-        parameters: FlatParameters,
-        optimizer: torch.optim.Optimizer,
-        after_step: Callable[[], None] | None = None,
+        self, optimizer: torch.optim.Optimizer, spec: SchedulerSpec, total: int, task: Task | None = None
     ) -> None:
-        self.parameters = parameters
-        self._optimizer, self._after_step = optimizer, after_step
+        """Raises LocalError for a scheduler that is unknown or does not take its arguments."""
+        # A scheduler changes its optimizer: it has one of its own, whose parameters nobody trains.
+        groups = [{**group, "params": [nn.Parameter(torch.zeros(1))]} for group in optimizer.param_groups]
+        make: Any = type(optimizer)
+        stand_in = make(groups)
+        self._optimizer, self._scheduler = stand_in, _make_scheduler(stand_in, spec, total, task)
+        self._rates = [_rates(stand_in)]
 
-    def apply(self, factor: float) -> None:
-        """Make one step with the mean in ``parameters.sums``, at ``factor`` times the optimizer's own
-        learning rates. The new state is then in ``parameters.state``.
-        """
-        self.parameters.take_mean()
-        own = [group["lr"] for group in self._optimizer.param_groups]
-        for group in self._optimizer.param_groups:
-            group["lr"] = group["lr"] * factor
-        self._optimizer.step()
-        for group, rate in zip(self._optimizer.param_groups, own, strict=True):
+    def set(self, optimizer: torch.optim.Optimizer, epoch: int) -> None:
+        """Set the learning rates for a round or epoch, from 1."""
+        if self._scheduler is None:
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # it misses the steps of the stand-in
+            while len(self._rates) < epoch:
+                self._scheduler.step()
+                self._rates.append(_rates(self._optimizer))
+        for group, rate in zip(optimizer.param_groups, self._rates[max(epoch, 1) - 1], strict=True):
             group["lr"] = rate
-        if self._after_step:
-            self._after_step()
-        self.parameters.complete()
 
-    def momentum(self) -> tuple[tuple[Entry, ...], Vector]:
-        """Return the optimizer's tensors, named ``parameter.name``, and their values as float32 [size]."""
-        entries, values = [], []
-        for number, state in sorted(self._optimizer.state_dict()["state"].items()):
-            for name, value in sorted(state.items()):
-                if isinstance(value, Tensor):
-                    entries.append(Entry(f"{number}.{name}", tuple(value.shape), "float32"))
-                    values.append(value.detach().reshape(-1).to(torch.float32).numpy())
-        return tuple(entries), np.concatenate(values) if values else np.empty(0, np.float32)
 
-    def restore(self, entries: tuple[Entry, ...], values: Vector) -> None:
-        """Take an optimizer's tensors back. Raises LocalError for those of another optimizer."""
-        self.parameters.loaded()
-        whole = self._optimizer.state_dict()
-        state: dict[int, dict[str, Tensor]] = {}
-        for entry, span in layout.spans(entries):
-            number, _, name = entry.name.partition(".")
-            if not number.isdigit():
-                raise LocalError(f"the checkpoint's '{entry.name}' is not of an optimizer")
-            state.setdefault(int(number), {})[name] = torch.from_numpy(values[span].copy()).view(entry.shape)
-        whole["state"] = state
-        self._optimizer.load_state_dict(whole)
+def _rates(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def _make_scheduler(
+    optimizer: torch.optim.Optimizer, spec: SchedulerSpec, total: int, task: Task | None
+) -> lr_scheduler.LRScheduler | None:
+    if not spec.name:
+        return task.scheduler(optimizer, total) if task else None
+    known = {
+        name.lower(): found
+        for name, found in inspect.getmembers(lr_scheduler, inspect.isclass)
+        if issubclass(found, lr_scheduler.LRScheduler) and name not in (*_NO_SCHEDULERS, "LRScheduler")
+    }
+    make = _known(known, spec.name, "scheduler")
+    arguments = {key: total if value == "total" else value for key, value in spec.arguments.items()}
+    _check_arguments(make, arguments, "scheduler")
+    made: lr_scheduler.LRScheduler = make(optimizer, **arguments)
+    return made
+
+
+def _known(known: Mapping[str, type[Any]], name: str, what: str) -> Callable[..., Any]:
+    if (found := known.get(name.lower())) is None:
+        names = ", ".join(sorted(each.__name__ for each in known.values()))
+        raise LocalError(f"train: {what}: '{name}' is not one of {names}")
+    return found
+
+
+def _check_arguments(make: Callable[..., Any], arguments: Mapping[str, Any], what: str) -> None:
+    """Raise LocalError where calling would raise TypeError."""
+    try:
+        inspect.signature(make).bind(None, **arguments)
+    except TypeError as error:
+        name = getattr(make, "__name__", what)
+        raise LocalError(f"train: {what}: {name}: {error}") from None

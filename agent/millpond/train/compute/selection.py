@@ -7,36 +7,51 @@ depends on whole groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from millpond.base.errors import LocalError
 from millpond.train.balance.curve import Ints
-from millpond.train.balance.data_plan import order
+from millpond.train.balance.data_plan import held_count, held_out, order
 from millpond.train.data.errors import DataError
-from millpond.train.data.samples import Samples
 from millpond.train.protocol import Folder, Work
+from millpond.train.task.task import Batch, SampleSet, Task
 
 
 class SampleFolders:
-    """The samples of a worker, by folder, in the order of an epoch."""
+    """The samples of a worker, by folder, in the order of an epoch. A share ``held`` of the private ones is
+    held out.
+    """
 
-    def __init__(self, seed: int, folders: Sequence[Folder], parts: Sequence[Samples]) -> None:
-        self._seed, self._folders, self.parts = seed, folders, parts
+    def __init__(
+        self, task: Task, seed: int, folders: Sequence[Folder], parts: Sequence[SampleSet], held: float = 0.0
+    ) -> None:
+        self._task, self._seed, self._folders, self._parts = task, seed, folders, parts
+        self.held = tuple(
+            0 if folder.public else held_count(len(part), held, folder.group)
+            for folder, part in zip(folders, parts, strict=True)
+        )
         self._epoch: int | None = None
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of samples to train on, by folder."""
+        return tuple(len(part) - held for part, held in zip(self._parts, self.held, strict=True))
 
     def take(self, request: Work) -> Selection:
         """Return the samples of a request. Raises DataError for positions that do not exist."""
-        if len(request.ranges) != len(self.parts):
+        if len(request.ranges) != len(self._parts):
             raise DataError(
-                f"samples of {len(request.ranges)} folders are wanted; there are {len(self.parts)}"
+                f"samples of {len(request.ranges)} folders are wanted; there are {len(self._parts)}"
             )
         if request.epoch != self._epoch:
             self._orders = [
-                order(len(part), self._seed, request.epoch, folder.source, folder.public, folder.group)
-                for folder, part in zip(self._folders, self.parts, strict=True)
+                order(len(part), self._seed, request.epoch, f.source, f.public, f.group, held)
+                for f, part, held in zip(self._folders, self._parts, self.held, strict=True)
             ]
             self._epoch = request.epoch
         found, groups = [], []
@@ -46,27 +61,34 @@ class SampleFolders:
                     raise DataError(f"samples {start} to {stop} are wanted; there are {len(own)}")
                 groups.append(_groups(stop - start, folder.group))
             found.append(np.concatenate([own[:0], *(own[start:stop] for start, stop in ranges)]))
-        return Selection(self.parts, found, np.concatenate([_groups(0, 1), *groups]))
+        return Selection(self._task, self._parts, found, np.concatenate([_groups(0, 1), *groups]))
 
-    def synthetic(self, count: int) -> Selection:
-        """Return ``count`` samples of noise with the shape of the real ones. Raises DataError if there are
-        none.
+    def held_out(self) -> Selection:
+        """Return the samples that are held out. Raises DataError if there are none."""
+        found = [
+            held_out(len(part), folder.source, held)
+            for folder, part, held in zip(self._folders, self._parts, self.held, strict=True)
+        ]
+        return Selection(self._task, self._parts, found, _groups(0, 1))
+
+    def synthetic(self, count: int) -> Synthetic:
+        """Return ``count`` samples that are made up in the shape of the real ones. Raises DataError if there
+        are none.
         """
-        like = next((part for part in self.parts if len(part)), None)
+        like = next((part for part in self._parts if len(part)), None)
         if like is None:
             raise DataError("missing data: there are no samples")
-        images = np.random.default_rng(0).random((count, *like.images.shape[1:]), np.float32)
-        made = Samples(images, np.zeros(count, np.int64))
-        return Selection([made], [np.arange(count)], _groups(count, 1))
+        return Synthetic(self._task.fetch([(like, np.zeros(1, np.int64))]), count)
 
 
 class Selection:
     """Samples of an exchange: ``indices`` into ``parts``, in ``groups`` of these sizes."""
 
-    def __init__(self, parts: Sequence[Samples], indices: Sequence[Ints], groups: Ints) -> None:
+    def __init__(self, task: Task, parts: Sequence[SampleSet], indices: Sequence[Ints], groups: Ints) -> None:
         used = [(part, own) for part, own in zip(parts, indices, strict=True) if len(own)]
         if not used:
             raise DataError("an exchange without samples is wanted")
+        self._task = task
         self._parts = [part for part, _ in used]
         self._indices = [own for _, own in used]
         self._ends = np.cumsum([len(own) for own in self._indices])
@@ -75,21 +97,47 @@ class Selection:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def batch(self, places: Ints | slice) -> tuple[Tensor, Tensor]:
-        """Return images and labels of some of the samples."""
-        wanted = np.arange(len(self))[places]
-        which = np.searchsorted(self._ends, wanted, side="right")
-        images, labels = [], []
-        for number in np.unique(which):
-            part, own = self._parts[number], self._indices[number]
-            at = own[wanted[which == number] - (self._ends[number] - len(own))]
-            images.append(part.images[at])
-            labels.append(part.labels[at])
-        whole = len(images) == 1
-        return (
-            torch.from_numpy(images[0] if whole else np.concatenate(images)),
-            torch.from_numpy(labels[0] if whole else np.concatenate(labels)),
-        )
+    def batch(self, places: Ints) -> Batch:
+        """Return the batch of some of the samples."""
+        which = np.searchsorted(self._ends, places, side="right")
+        wanted = []
+        for number in np.unique(which).tolist():
+            own = self._indices[number]
+            at = own[places[which == number] - (self._ends[number] - len(own))]
+            wanted.append((self._parts[number], at))
+        return self._task.fetch(wanted)
+
+
+class Synthetic:
+    """``count`` samples made up in the shape of the batch ``like``, which is of one sample: floats of noise,
+    whole numbers of zero. Nothing of the sample but its shape and types is in them.
+    """
+
+    def __init__(self, like: Batch, count: int) -> None:
+        self._like, self._count = like, count
+        self.groups = _groups(count, 1)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batch(self, places: Ints) -> Batch:
+        """Return a batch of as many samples as ``places``."""
+        return _made_up(self._like, len(places))
+
+
+def _made_up(like: Any, count: int) -> Any:
+    if isinstance(like, Tensor):
+        if not like.ndim or len(like) != 1:
+            raise LocalError("a batch of one sample has tensors whose first dimension is not 1")
+        shape = (count, *like.shape[1:])
+        if like.is_floating_point():
+            return torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(like.dtype)
+        return torch.ones(shape, dtype=like.dtype) if like.dtype == torch.bool else like.new_zeros(shape)
+    if isinstance(like, Mapping):
+        return {key: _made_up(item, count) for key, item in like.items()}
+    if isinstance(like, (list, tuple)):
+        return type(like)(_made_up(item, count) for item in like)
+    return like
 
 
 def batches(groups: Ints, batch: int, steps: int, shuffle: torch.Generator) -> Iterator[Ints]:

@@ -19,23 +19,34 @@ def read(path: Path) -> tuple[Job, dict[str, str]]:
     there is one. Raises ConfigError.
     """
     job, code = read_unsigned(path)
-    if job.model.signature:
-        code |= _read_code((job.model.signature,), path)
+    if job.code.signature:
+        code |= _read_code((job.code.signature,), path)
     return dataclasses.replace(job, data=_with_test_folder(job.data, path)), code
 
 
 def read_unsigned(path: Path) -> tuple[Job, dict[str, str]]:
     """Return the job, and its model's files by name. Raises ConfigError."""
     job = check(toml.read(Job, path), path.name)
-    _check_plain(job.model.arguments, f"{path.name}: model: arguments")
-    return job, _read_code(job.model.files, path)
+    _check_plain(job.code.arguments, f"{path.name}: model: arguments")
+    return job, _read_code(job.code.files, path)
 
 
 def _with_test_folder(data: DataSpec, path: Path) -> DataSpec:
+    """Return the data with an absolute test folder; in format ``images``, its sub-folders are the classes of
+    all workers.
+    """
+    if not data.test:
+        return data
     folder = path.parent / data.test
     if not folder.is_dir():
         raise ConfigError(f"{path.name}: data: test: missing data: there is no folder {folder}")
-    return dataclasses.replace(data, test=str(folder.resolve()))
+    classes = data.classes or tuple(class_names(folder) if data.format == "images" else ())
+    return dataclasses.replace(data, test=str(folder.resolve()), classes=classes)
+
+
+def class_names(folder: Path) -> list[str]:
+    """Return the names of the sub-folders of a folder, sorted."""
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
 def _check_plain(value: object, where: str) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,12 +14,13 @@ from millpond.base.errors import ConfigError
 class DataSpec:
     """The folders of the samples: ``private`` and ``public`` ones of every volume, ``test`` one of the host.
 
-    ``classes`` (format ``images``) names the sub-folders by label. Without it each worker takes the sorted
-    names of its own, which is right only where every worker has every class.
+    A task of one's own reads them with its ``dataset``. Without one they hold labelled images in ``format``;
+    ``classes`` (format ``images``) names the sub-folders by label, and is read from the test folder if left
+    out.
     """
 
     private: str
-    test: str
+    test: str = ""
     public: str | None = None
     format: Literal["npy", "idx", "images"] = "npy"
     classes: tuple[str, ...] = ()
@@ -26,62 +28,107 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The model: ``factory`` is ``module:callable``, called with ``arguments``; ``files`` are its code, and
-    ``signature`` is the file of a signature of it by an owner of devices.
+    """The user's code, in the job's table ``[task]`` or ``[model]``: ``factory`` is ``module:callable``,
+    called with ``arguments``. A task has hooks, see ``train.task``; for ``[model]`` it makes a model alone,
+    which classifies images. ``files`` are its code, and ``signature`` is the file of a signature of it by an
+    owner of devices. ``initial`` is a file of the model's first values, in safetensors.
     """
 
     factory: str
     files: tuple[str, ...] = ()
+    initial: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
     signature: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSpec:
-    """An optimizer of torch's by name."""
+    """An optimizer of ``torch.optim`` by its ``name``, in any case, with its ``arguments``. Without a name
+    it is that of the task, else SGD.
+    """
 
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    name: str = ""
     learning_rate: float = 1.0
-    momentum: float = 0.0
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSpec:
+    """A scheduler of ``torch.optim.lr_scheduler`` by its ``name``, stepped after each round or epoch. The
+    text "total" in its ``arguments`` is their number. Without a name it is that of the task, if there is
+    one.
+    """
+
+    name: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSpec:
     """The training of one worker: the optimizer, ``epochs`` over its samples in one round in batches of
     ``batch``, with ``threads`` of its processor (0: all). Other numbers of threads round otherwise.
+
+    ``optimizer`` and ``scheduler`` are names in torch, or tables with a name and arguments. ``momentum`` is
+    for SGD. A batch is computed in ``accumulate`` parts, which need less memory. Gradients are scaled down to
+    the L2 norm ``clip_norm``. ``precision`` "bfloat16" is autocast. ``prefetch`` threads read the next
+    batches meanwhile.
     """
 
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: str | dict[str, Any] = ""
     learning_rate: float = 0.05
     momentum: float = 0.9
+    scheduler: str | dict[str, Any] = ""
     batch: int = 32
     epochs: int = 1
     threads: int = 1
+    accumulate: int = 1
+    clip_norm: float | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    prefetch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSpec:
+    """The scoring of the model after ``every`` rounds or epochs, and after the last: ``on`` the host with its
+    test samples, on the devices with a share ``held_out`` of each private folder, which is not trained on.
+    Of a device only sums and counts leave.
+
+    ``metric`` on the first of ``on`` decides which model is the best, "accuracy" or else "loss" if left out;
+    ``mode`` says whether a large or a small value is good, and is "min" for a loss alone if left out. The job
+    ends when the metric has reached ``target``, and after ``patience`` evaluations without a better one.
+    """
+
+    every: int = 1
+    on: tuple[Literal["host", "devices"], ...] = ("host",)
+    held_out: float = 0.1
+    metric: str = ""
+    mode: Literal["", "max", "min"] = ""
+    target: float | None = None
+    patience: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FederatedSpec:
-    """Rounds of averaging: at most ``rounds``, fewer if the accuracy reaches ``target``.
+    """At most ``rounds`` rounds of averaging.
 
     Each round asks ``fraction`` of the devices (a share, 0..1), but at least ``least`` of them, chosen anew.
     It ends when all have answered or ``deadline`` seconds have passed, and counts if ``quorum`` of the
-    devices that were asked (a share, 0..1) answered. The ``server`` optimizer applies the weighted mean of
-    the workers' differences: SGD at rate 1 is FedAvg, with momentum FedAvgM, Adam is FedAdam (Reddi et al.
-    2021).
+    devices that were asked (a share, 0..1) answered. The optimizer ``server``, a table with a name,
+    ``learning_rate`` and arguments, applies the weighted mean of the workers' differences: SGD at rate 1 is
+    FedAvg, with momentum FedAvgM, Adam is FedAdam (Reddi et al. 2021).
     """
 
     rounds: int = 20
-    target: float | None = None
     deadline: float = 60.0
     quorum: float = 0.5
     fraction: float = 1.0
     least: int = 2
-    server: OptimizerSpec = field(default_factory=OptimizerSpec)
+    server: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SynchronousSpec:
-    """Synchronous steps instead of rounds: ``epochs`` over all samples, fewer if ``target`` is reached.
+    """Synchronous steps instead of rounds: ``epochs`` over all samples.
 
     A step waits ``patience`` times as long as planned (0: for all workers), and late sums count in a later
     one. ``global_batch`` are the samples of a step, fewer where a worker's own would not last through the
@@ -95,7 +142,6 @@ class SynchronousSpec:
     """
 
     epochs: int = 10
-    target: float | None = None
     policy: Literal["balance", "stannis", "fixed"] = "balance"
     patience: float = 1.1
     global_batch: int | None = None
@@ -112,12 +158,14 @@ class SynchronousSpec:
 class LimitsSpec:
     """The limits of a job. It fails after ``wait`` seconds without progress: no quorum, no parameter server,
     no volume. A device that claims more than ``most_samples`` samples, or a larger share of a job's samples
-    than ``most_share``, is refused. An update is scaled down to the L2 norm ``clip`` per sample.
+    than ``most_share``, is refused, and so is an update whose loss counts more than ``most_count`` (tokens,
+    for example) per sample. An update is scaled down to the L2 norm ``clip`` per sample.
     """
 
     wait: float = 300.0
     most_samples: int = 1 << 24
     most_share: float = 1.0
+    most_count: float = 65536.0
     clip: float | None = None
 
 
@@ -126,32 +174,52 @@ class WorkSpec:
     """The part of a job that its workers need. With ``passes`` a worker trains so many times over the samples
     of an exchange, in batches of ``batch`` or (if that is 0) in ``steps`` equal batches, and answers with its
     difference; without, it answers with the sum of the gradients.
+
+    ``model`` is a task if ``task``, else a model alone. The job has ``total`` rounds or epochs. A share
+    ``held_out`` of each private folder is not trained on. The other keys are those of ``TrainingSpec``.
     """
 
     name: str
     model: ModelSpec
+    task: bool = False
     format: Literal["npy", "idx", "images"] = "npy"
     classes: tuple[str, ...] = ()
     seed: int = 0
     threads: int = 1
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    scheduler: SchedulerSpec = field(default_factory=SchedulerSpec)
+    total: int = 1
     passes: int = 0
     batch: int = 0
     steps: int = 1
+    accumulate: int = 1
+    clip_norm: float | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    prefetch: int = 0
+    held_out: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training job: synchronous if it has such a table, else federated."""
+    """A training job: synchronous if it has such a table, else federated. It has a task, or a model alone."""
 
     name: str
     data: DataSpec
-    model: ModelSpec
+    model: ModelSpec | None = None
+    task: ModelSpec | None = None
     seed: int = 0
     train: TrainingSpec = field(default_factory=TrainingSpec)
     federated: FederatedSpec = field(default_factory=FederatedSpec)
     synchronous: SynchronousSpec | None = None
+    evaluate: EvaluationSpec = field(default_factory=EvaluationSpec)
     limits: LimitsSpec = field(default_factory=LimitsSpec)
+
+    @property
+    def code(self) -> ModelSpec:
+        """The user's code: of the task, or of the model alone."""
+        found = self.task or self.model
+        assert found is not None  # see ``check``
+        return found
 
     @property
     def quorum(self) -> float:
@@ -159,9 +227,9 @@ class Job:
         return self.synchronous.quorum if self.synchronous else self.federated.quorum
 
     @property
-    def target(self) -> float | None:
-        """The accuracy at which the job ends early."""
-        return self.synchronous.target if self.synchronous else self.federated.target
+    def total(self) -> int:
+        """The number of its rounds or epochs."""
+        return self.synchronous.epochs if self.synchronous else self.federated.rounds
 
     @property
     def exchanges_differences(self) -> bool:
@@ -175,15 +243,22 @@ class Job:
         local = {"passes": train.epochs, "batch": train.batch} if synchronous is None else {}
         if synchronous is not None and synchronous.local_steps > 1:
             local = {"passes": 1, "steps": synchronous.local_steps}
-        own = OptimizerSpec(train.optimizer, train.learning_rate, train.momentum)
         return WorkSpec(
             self.name,
-            self.model,
+            self.code,
+            self.task is not None,
             self.data.format,
             self.data.classes,
             self.seed,
             train.threads,
-            own,
+            _optimizer(train.optimizer, train.learning_rate, train.momentum),
+            SchedulerSpec(*_named(train.scheduler)),
+            self.total,
+            accumulate=train.accumulate,
+            clip_norm=train.clip_norm,
+            precision=train.precision,
+            prefetch=train.prefetch,
+            held_out=self.evaluate.held_out if "devices" in self.evaluate.on else 0.0,
             **local,
         )
 
@@ -191,17 +266,38 @@ class Job:
     def server(self) -> OptimizerSpec:
         """The optimizer of the parameter server."""
         if self.synchronous is None:
-            return self.federated.server
+            rest = {"name": "SGD", **self.federated.server}
+            return _optimizer({k: v for k, v in rest.items() if k != "learning_rate"}, self.server_rate)
         if self.synchronous.local_steps > 1:
-            return OptimizerSpec()
+            return OptimizerSpec("SGD")
         return self.work.optimizer
+
+    @property
+    def server_rate(self) -> float:
+        """The learning rate of the parameter server in rounds."""
+        rate = self.federated.server.get("learning_rate", 1.0)
+        return float(rate) if isinstance(rate, (int, float)) else math.nan
+
+
+def _named(given: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name and the arguments of a table, or of a name alone."""
+    table = {"name": given} if isinstance(given, str) else dict(given)
+    return str(table.pop("name", "")), table
+
+
+def _optimizer(given: str | dict[str, Any], rate: float, momentum: float | None = None) -> OptimizerSpec:
+    name, arguments = _named(given)
+    if momentum is not None and name.lower() in ("", "sgd"):
+        arguments = {"momentum": momentum, **arguments}
+    return OptimizerSpec(name, rate, arguments)
 
 
 def longer(job: Job, rounds: int) -> Job:
-    """Return the same job with ``rounds`` rounds or epochs, and without a target that would end it early."""
+    """Return the same job with ``rounds`` rounds or epochs, and without an end before them."""
+    job = replace(job, evaluate=replace(job.evaluate, target=None, patience=None))
     if job.synchronous:
-        return replace(job, synchronous=replace(job.synchronous, epochs=rounds, target=None))
-    return replace(job, federated=replace(job.federated, rounds=rounds, target=None))
+        return replace(job, synchronous=replace(job.synchronous, epochs=rounds))
+    return replace(job, federated=replace(job.federated, rounds=rounds))
 
 
 _MOST = 1e9
@@ -209,38 +305,66 @@ _MOST = 1e9
 
 def check(job: Job, where: str) -> Job:
     """Return the same job if its values make sense. Raises ConfigError naming ``where`` and the key."""
-    positive = {
-        "train: learning_rate": job.train.learning_rate,
-        "train: batch": job.train.batch,
-        "train: epochs": job.train.epochs,
-        "federated: rounds": job.federated.rounds,
-        "federated: deadline": job.federated.deadline,
-        "federated: server: learning_rate": job.federated.server.learning_rate,
-        "limits: wait": job.limits.wait,
-        "limits: most_samples": job.limits.most_samples,
-        "limits: most_share": job.limits.most_share,
-    }
-    if job.limits.clip is not None:
-        positive["limits: clip"] = job.limits.clip
-    for key, value in positive.items():
-        if not 0 < value <= _MOST:
-            raise ConfigError(f"{where}: {key}: {value} is not greater than 0 and at most {_MOST:g}")
+    if (job.task is None) == (job.model is None):
+        raise ConfigError(f"{where}: a job has one of the tables [task] and [model]")
+    _check_positive(job, where)
     shares = {
         "federated: quorum": job.federated.quorum,
         "federated: fraction": job.federated.fraction,
-        "federated: target": job.federated.target,
+        "evaluate: held_out": job.evaluate.held_out,
         "train: momentum": job.train.momentum,
-        "federated: server: momentum": job.federated.server.momentum,
     }
     for key, share in shares.items():
-        if share is not None and not 0 <= share <= 1:
+        if not 0 <= share <= 1:
             raise ConfigError(f"{where}: {key}: {share} is not between 0 and 1")
+    for key, given in {
+        "train: optimizer": job.train.optimizer,
+        "federated: server": job.federated.server,
+    }.items():
+        if "lr" in given and not isinstance(given, str):
+            raise ConfigError(f"{where}: {key}: write learning_rate, not lr")
     check_work(job.work, where)
-    if "/" in job.model.signature:
-        raise ConfigError(f"{where}: model: signature: '{job.model.signature}' must be beside the job file")
+    if "/" in job.code.signature:
+        raise ConfigError(f"{where}: model: signature: '{job.code.signature}' must be beside the job file")
+    _check_evaluation(job, f"{where}: evaluate")
     if job.synchronous:
         _check_synchronous(job.synchronous, f"{where}: synchronous")
     return job
+
+
+def _check_positive(job: Job, where: str) -> None:
+    positive: dict[str, float | None] = {
+        "train: learning_rate": job.train.learning_rate,
+        "train: batch": job.train.batch,
+        "train: epochs": job.train.epochs,
+        "train: accumulate": job.train.accumulate,
+        "train: clip_norm": job.train.clip_norm,
+        "federated: rounds": job.federated.rounds,
+        "federated: deadline": job.federated.deadline,
+        "federated: server: learning_rate": job.server_rate,
+        "evaluate: every": job.evaluate.every,
+        "evaluate: patience": job.evaluate.patience,
+        "limits: wait": job.limits.wait,
+        "limits: most_samples": job.limits.most_samples,
+        "limits: most_share": job.limits.most_share,
+        "limits: most_count": job.limits.most_count,
+        "limits: clip": job.limits.clip,
+    }
+    for key, value in positive.items():
+        if value is not None and not 0 < value <= _MOST:
+            raise ConfigError(f"{where}: {key}: {value} is not greater than 0 and at most {_MOST:g}")
+
+
+def _check_evaluation(job: Job, where: str) -> None:
+    evaluate = job.evaluate
+    if "host" in evaluate.on and not job.data.test:
+        raise ConfigError(f'{where}: on: "host" needs a folder of the host: data.test')
+    if "devices" in evaluate.on and not 0 < evaluate.held_out < 1:
+        raise ConfigError(f"{where}: held_out: {evaluate.held_out} holds no samples out, or all")
+    if len(set(evaluate.on)) < len(evaluate.on):
+        raise ConfigError(f"{where}: on: a place is named twice")
+    if not evaluate.on and (evaluate.target is not None or evaluate.patience is not None):
+        raise ConfigError(f"{where}: without a place in 'on' there is nothing to end the job early")
 
 
 def check_work(work: WorkSpec, where: str) -> None:
@@ -250,8 +374,13 @@ def check_work(work: WorkSpec, where: str) -> None:
     if not work.name or not all(c.isalnum() or c in "-_." for c in work.name) or work.name.startswith("."):
         raise ConfigError(f"{where}: name: '{work.name}' must be of letters, digits, '-', '_' and '.'")
     module, colon, attribute = work.model.factory.partition(":")
-    if not (module and colon and attribute):
-        raise ConfigError(f"{where}: model: factory: '{work.model.factory}' is not module:callable")
+    table = "task" if work.task else "model"
+    if not module or bool(colon) != bool(attribute) or not (attribute or work.task):
+        raise ConfigError(f"{where}: {table}: factory: '{work.model.factory}' is not module:callable")
+    if not 0 <= work.prefetch <= 64:
+        raise ConfigError(f"{where}: train: prefetch: {work.prefetch} is not between 0 and 64")
+    if not (0 <= work.held_out < 1 and 1 <= work.accumulate <= _MOST and 0 <= work.total <= _MOST):
+        raise ConfigError(f"{where}: a share of the samples or a number of parts makes no sense")
     if min(work.passes, work.batch) < 0 or work.steps < 1:
         raise ConfigError(f"{where}: a worker cannot train in {work.steps} batches of {work.batch}")
 
@@ -260,7 +389,6 @@ def _check_synchronous(synchronous: SynchronousSpec, where: str) -> None:
     """Check a synchronous job; one without epochs only measures its workers. Raises ConfigError."""
     bounds = {
         "epochs": (synchronous.epochs, 0, _MOST),
-        "target": (synchronous.target, 0, 1),
         "quorum": (synchronous.quorum, 0, 1),
         "local_steps": (synchronous.local_steps, 1, 1 << 16),
         "global_batch": (synchronous.global_batch, 2, 1 << 20),

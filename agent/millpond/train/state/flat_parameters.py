@@ -3,8 +3,7 @@
 
 Both are float32 and laid out as ``flat.describe`` says. Parameters are views of ``state``, their gradients of
 ``sums``. Parameters of another dtype, and running statistics, which also change in training, are copied: to
-``state`` as they are, to ``sums`` as their gradient or their change. Parameters that may not be trained stay
-as they are.
+``state`` as they are, to ``sums`` as their gradient or their change. Frozen parameters are in neither.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ class FlatParameters:
         self._spans = {tensor.name: span for tensor, span in layout.spans(self.tensors)}
         flat.read(model, self.state)
         self._parameters, self._again = _parameters(model)
-        self._trained = [name for name, p in self._parameters.items() if p.requires_grad]
         self._views: dict[str, torch.Tensor] = {}
         total = torch.from_numpy(self.sums)
         self._gradients = {
-            name: total[self._spans[name]].view(self._parameters[name].shape) for name in self._trained
+            name: total[self._spans[name]].view(parameter.shape)
+            for name, parameter in self._parameters.items()
         }
         self.bind(self.state)
         copied = {name for name in self._parameters if name not in self._views}
@@ -96,13 +95,12 @@ class FlatParameters:
     def clear(self) -> None:
         """Zero the gradients, before ``backward`` adds to them."""
         self.sums[:] = 0.0
-        for name in self._trained:
-            parameter = self._parameters[name]
+        for name, parameter in self._parameters.items():
             parameter.grad = self._gradients[name] if name in self._views else None
 
-    def gather_gradients(self, samples: int) -> tuple[float, float]:
-        """Complete ``sums`` after ``backward`` over ``samples`` samples. Returns the largest magnitude in it,
-        and its L2 norm.
+    def gather_gradients(self, weight: float) -> tuple[float, float]:
+        """Complete ``sums`` after ``backward`` over samples of this weight. Returns the largest magnitude in
+        it, and its L2 norm.
         """
         for name, target in self._gradients.items():
             gradient = self._parameters[name].grad
@@ -110,7 +108,7 @@ class FlatParameters:
                 target.zero_()
             elif gradient is not target:  # of another dtype, or it was set to None before ``backward``
                 target.copy_(gradient)
-        self._gather_buffers(samples)
+        self._gather_buffers(weight)
         return self._measured()
 
     def gather_differences(self, before: Vector, samples: int) -> tuple[float, float]:
@@ -142,16 +140,15 @@ class FlatParameters:
                 squares += float(np.dot(part, part))
         return math.nan if math.isnan(squares) else largest, math.sqrt(squares)
 
-    def _gather_buffers(self, samples: int) -> None:
+    def _gather_buffers(self, weight: float) -> None:
         values = self.model.state_dict() if self._buffers else {}
         for tensor in self._buffers:
             span = self._spans[tensor.name]
-            self.sums[span] = (_float32(values[tensor.name]) - self.state[span]) * np.float32(samples)
+            self.sums[span] = (_float32(values[tensor.name]) - self.state[span]) * np.float32(weight)
 
     def take_mean(self) -> None:
         """Take the mean in ``sums``: set the gradients, and change buffers. Raises LocalError."""
-        for name in self._trained:
-            parameter = self._parameters[name]
+        for name, parameter in self._parameters.items():
             parameter.grad = self._gradients[name].to(parameter.dtype)
         for tensor in self._buffers:
             span = self._spans[tensor.name]
@@ -170,11 +167,13 @@ def _float32(value: torch.Tensor) -> Vector:
 
 
 def _parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
-    """Return all parameters by name, and for each further name of one of them its first name."""
+    """Return the parameters that may be trained by name, and by each further name its first one."""
     found: dict[str, nn.Parameter] = {}
     again: dict[str, str] = {}
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            continue
         if id(parameter) in first:
             again[name] = first[id(parameter)]
         else:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Sequence
@@ -11,27 +12,34 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import torch
+from torch import nn
 
 from millpond.base.errors import LocalError
 from millpond.linux import memory
 from millpond.train import protocol
-from millpond.train.compute.evaluation import evaluate
+from millpond.train.compute.evaluation import autocast, evaluate
 from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.optimizers import ServerOptimizer, make_optimizer
-from millpond.train.compute.selection import SampleFolders
-from millpond.train.data import samples
-from millpond.train.data.samples import Samples
+from millpond.train.compute.optimizers import Schedule, make_optimizer
+from millpond.train.compute.selection import SampleFolders, Selection
+from millpond.train.compute.server_optimizer import ServerOptimizer
+from millpond.train.data.errors import DataError
 from millpond.train.determinism import generators
 from millpond.train.job.spec import WorkSpec
 from millpond.train.protocol import PrepareServer, PrepareWorker, Ready, Score, ServerReady
-from millpond.train.state import flat, layout
+from millpond.train.state import flat, initial, layout
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
+from millpond.train.task.sums import Sums
+from millpond.train.task.task import Task
 from millpond.train.worker import user_code
 from millpond.wire.channel import Buffer
 from millpond.wire.messages import Message, Ok
 
 Answer = tuple[Message, Buffer]
+
+_TRIED = 2
+"""Samples with which the parameter server tries the model: BatchNorm has no variance of one."""
 
 
 class WorkerRole(Protocol):
@@ -73,20 +81,27 @@ class TrainingRole:
 
     def __init__(self, prepare: PrepareWorker, root: Path, code_dir: Path, shared: Descriptors) -> None:
         work = prepare.work
-        model = user_code.build(work.model, code_dir, work.seed)
+        task, model = user_code.build(work, code_dir)
+        _initialize(model, work, code_dir)
         if flat.describe(model) != prepare.tensors:
             raise LocalError(f"{prepare.worker} builds another model than the host")
+        if flat.checksum(model) != prepare.frozen:
+            raise LocalError(f"{prepare.worker} builds other frozen parameters than the host")
         size, self._count, self._descriptor = layout.size(prepare.tensors), prepare.states, shared.states
         values = memory.map_second(shared.values, 4 * size)
         self._states: list[Vector] = []
-        paths = [folder.path for folder in prepare.folders]
-        self._parts = samples.load_each(root, paths, work.format, work.classes)
+        parts = [task.dataset(root, folder.path, "train") for folder in prepare.folders]
+        for folder, part in zip(prepare.folders, parts, strict=True):
+            if not len(part):
+                raise DataError(f"missing data: {folder.path} holds no samples")
+        task.check(parts, model)
         parameters = FlatParameters(model, sums=np.frombuffer(values.data, np.float32))
-        self._trainer = LocalTrainer(parameters, SampleFolders(work.seed, prepare.folders, self._parts), work)
+        self._samples = SampleFolders(task, work.seed, prepare.folders, parts, work.held_out)
+        self._trainer = LocalTrainer(parameters, task, self._samples, work)
 
     def ready(self) -> Ready:
         """Implement ``WorkerRole``."""
-        return Ready(tuple(len(part) for part in self._parts))
+        return Ready(self._samples.counts, self._samples.held)
 
     def inlet(self, _message: Message) -> Vector | None:
         """Implement ``WorkerRole``: there is none, vectors lie in shared memory."""
@@ -112,26 +127,65 @@ class ParameterServerRole:
 
     def __init__(self, prepare: PrepareServer, root: Path, code_dir: Path, shared: Descriptors) -> None:
         work = prepare.work
-        model = user_code.build(work.model, code_dir, work.seed)
+        self._task, model = user_code.build(work, code_dir)
+        self._note = _initialize(model, work, code_dir)
         self._tensors = flat.describe(model)
+        self._frozen, self._frozen_checksum = flat.describe_frozen(model), flat.checksum(model)
         size = layout.size(self._tensors)
         mean = np.frombuffer(memory.map_first(shared.values, 4 * size).data, np.float32)
         states = memory.map_first(shared.states, 4 * size * prepare.states).data
         self._states = list(np.frombuffer(states, np.float32).reshape(prepare.states, size))
+        self._held_out = _HeldOut(self._task, root)
         # The server's parameters are float32 whatever the model's are, so that small means are not lost. The
         # model is scored as the workers have it: its forward may need its own types.
         self._scored = None
-        if any(tensor.dtype != "float32" for tensor in self._tensors):
-            own = user_code.build(work.model, code_dir, work.seed)
+        if any(tensor.dtype in layout.FLOATS[1:] for tensor in self._tensors + self._frozen):
+            _, own = user_code.build(work, code_dir)
+            _initialize(own, work, code_dir)
             self._scored = FlatParameters(own, self._states[0], mean)
         self._parameters = FlatParameters(model.float(), self._states[0], mean)
-        self._held_out = _HeldOut(root, work)
-        self._optimizer = ServerOptimizer(self._parameters, make_optimizer(model, prepare.optimizer))
+        self._work = work
+        optimizer = make_optimizer(model, prepare.optimizer, self._task)
+        # Workers that train locally follow the schedule, and clip, themselves.
+        local = work.passes > 0
+        self._optimizer = ServerOptimizer(
+            self._parameters,
+            optimizer,
+            schedule=None if local else Schedule(optimizer, work.scheduler, work.total, self._task),
+            clip_norm=None if local else work.clip_norm,
+        )
+        if local:
+            Schedule(
+                make_optimizer(model, work.optimizer, self._task), work.scheduler, work.total, self._task
+            )
         self._momentum = np.empty(0, np.float32)
+        if prepare.test:
+            self._try(self._held_out[prepare.test])
+
+    def _try(self, samples: Selection) -> None:
+        """Compute the loss, its gradients and the metrics of a batch, and leave the model as it was: what
+        cannot work is found here, where errors may be told, before any device is asked.
+        """
+        parameters = self._scored or self._parameters
+        before, batch = parameters.state.copy(), samples.batch(np.arange(min(_TRIED, len(samples))))
+        parameters.model.train()
+        with autocast(self._work):
+            loss, count = self._task.loss(parameters.model, batch)
+        found = loss.item()
+        if not count > 0 or not math.isfinite(found):
+            raise LocalError(f"the task's loss is {found:g} over a count of {count:g}")
+        if not loss.requires_grad:
+            raise LocalError("the task's loss does not depend on a parameter that may be trained")
+        loss.backward()  # type: ignore[no-untyped-call]
+        parameters.model.eval()
+        with torch.no_grad(), autocast(self._work):
+            self._task.summary(self._task.metrics(parameters.model, batch))
+        parameters.load(before)
+        parameters.model.zero_grad()
 
     def ready(self) -> ServerReady:
         """Implement ``WorkerRole``."""
-        return ServerReady(self._tensors)
+        return ServerReady(self._tensors, self._frozen, self._frozen_checksum, self._note)
 
     def inlet(self, message: Message) -> Vector | None:
         """Implement ``WorkerRole``."""
@@ -145,29 +199,40 @@ class ParameterServerRole:
         if isinstance(message, protocol.Apply):
             self._move(message.state)
             began = time.perf_counter()
-            self._optimizer.apply(message.factor)
+            self._optimizer.apply(message.factor, message.epoch)
             return protocol.StepApplied(time.perf_counter() - began), b""
         if isinstance(message, protocol.Evaluate):
-            return self._score(self._held_out[message.folder]), b""
+            return self._score(message), b""
         if isinstance(message, protocol.GetMomentum):
             tensors, values = self._optimizer.momentum()
             return protocol.Momentum(tensors, len(values)), values.data
+        if isinstance(message, protocol.GetFrozen):
+            values = np.empty(layout.size(self._frozen), np.float32)
+            flat.read(self._parameters.model, values, self._frozen)
+            return protocol.Frozen(self._frozen, len(values)), values.data
         if isinstance(message, protocol.Restore):
             self._optimizer.restore(message.tensors, self._momentum)
             return Ok(), b""
         return None
 
-    def _score(self, held_out: Samples) -> Score:
+    def _score(self, request: protocol.Evaluate) -> Score:
+        own = self._evaluate(self._held_out[request.folder]) if request.folder else {}
+        return Score(
+            self._task.summary(own) if own else {},
+            self._task.summary(request.devices) if request.devices else {},
+        )
+
+    def _evaluate(self, held_out: Selection) -> Sums:
         parameters, state = self._scored or self._parameters, self._parameters.state
         before = zlib.crc32(state.data)
         if parameters.state is not state:
             parameters.bind(state)
         parameters.loaded()
-        score = Score(*evaluate(parameters.model, held_out), len(held_out))
+        found = evaluate(parameters.model, self._task, held_out, self._work)
         parameters.check_bound()
         if zlib.crc32(parameters.state.data) != before:
             raise LocalError("the model changes a parameter while it is scored")
-        return score
+        return found
 
     def _move(self, number: int) -> None:
         """Copy the present state into the one with this number and bind the model to it."""
@@ -178,16 +243,25 @@ class ParameterServerRole:
 
 
 class _HeldOut:
-    """Samples to score a model on, by folder, each read once."""
+    """Samples to score a model on, by folder, each opened once."""
 
-    def __init__(self, root: Path, work: WorkSpec) -> None:
-        self._root, self._work = root, work
-        self._samples: dict[str, Samples] = {}
+    def __init__(self, task: Task, root: Path) -> None:
+        self._task, self._root = task, root
+        self._samples: dict[str, Selection] = {}
 
-    def __getitem__(self, folder: str) -> Samples:
+    def __getitem__(self, folder: str) -> Selection:
         if folder not in self._samples:
-            self._samples[folder] = samples.load(self._root, (folder,), self._work.format, self._work.classes)
+            part = self._task.dataset(self._root, folder, "test")
+            if not len(part):
+                raise DataError(f"missing data: {folder} holds no samples")
+            every = np.arange(len(part))
+            self._samples[folder] = Selection(self._task, [part], [every], every)
         return self._samples[folder]
+
+
+def _initialize(model: nn.Module, work: WorkSpec, code_dir: Path) -> str:
+    """Take the first values from the file that the job names. Returns a line of text, "" without one."""
+    return initial.load(model, code_dir / work.model.initial) if work.model.initial else ""
 
 
 def _numbered(states: Sequence[Vector], number: int) -> Vector:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: a model from ``module:callable``, which may be the user's own files."""
+"""Edge: a task or a model from ``module:callable``, which may be the user's own files."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
@@ -14,7 +16,8 @@ from torch import nn
 
 from millpond.base.errors import LocalError
 from millpond.train.determinism import generators
-from millpond.train.job.spec import ModelSpec
+from millpond.train.job.spec import ModelSpec, WorkSpec
+from millpond.train.task.task import Task, is_task
 
 
 def write_code(code: dict[str, str], folder: Path) -> None:
@@ -28,25 +31,57 @@ def write_code(code: dict[str, str], folder: Path) -> None:
         target.write_text(text)
 
 
-def build(model: ModelSpec, code_dir: Path, seed: int) -> nn.Module:
-    """Build the seeded model; modules in ``code_dir`` come before installed ones.
+def build(work: WorkSpec, code_dir: Path) -> tuple[Task, nn.Module]:
+    """Build the task of a job and its seeded model; modules in ``code_dir`` come before installed ones.
 
-    Raises LocalError if the factory is not there, does not take the arguments or makes no torch module, and
+    Raises LocalError if the factory is not there, does not take the arguments or makes something else, and
     any exception of the user's code.
     """
-    module_name, _, attribute = model.factory.partition(":")
+    spec = work.model
+    module_name, _, attribute = spec.factory.partition(":")
     module = _import(module_name, code_dir)
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
-        raise LocalError(f"model: factory: module {module_name} has no callable '{attribute}'")
-    _check_arguments(factory, model)
-    generators.plant(seed)
-    made = factory(**model.arguments)
-    if not isinstance(made, nn.Module):
+    found: Any = getattr(module, attribute, None) if attribute else module
+    if found is None or not (callable(found) or is_task(found)):
+        raise LocalError(f"{_table(work)}: factory: module {module_name} has no callable '{attribute}'")
+    generators.plant(work.seed)
+    if not work.task:
+        _check_arguments(found, work)
+        task = Task(_ModelAlone(found, spec), work.format, work.classes)
+    elif callable(found) and not isinstance(found, ModuleType):
+        _check_arguments(found, work)
+        task = Task(_made(found, spec), work.format, work.classes)
+    else:
+        task = Task(found, work.format, work.classes, spec.arguments)
+    return task, task.model()
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelAlone:
+    """A task whose hooks but the model are the default ones."""
+
+    factory: Callable[..., Any]
+    spec: ModelSpec
+
+    def model(self) -> nn.Module:
+        made = self.factory(**self.spec.arguments)
+        if not isinstance(made, nn.Module):
+            name = type(made).__name__
+            raise LocalError(f"model: factory: {self.spec.factory} returned a {name}, not a torch.nn.Module")
+        return made
+
+
+def _made(factory: Callable[..., Any], spec: ModelSpec) -> object:
+    made: object = factory(**spec.arguments)
+    if not is_task(made):
+        hint = "; name it in a table [model]" if isinstance(made, nn.Module) else ""
         raise LocalError(
-            f"model: factory: {model.factory} returned a {type(made).__name__}, not a torch.nn.Module"
+            f"task: factory: {spec.factory} returned a {type(made).__name__} without a hook 'model'{hint}"
         )
     return made
+
+
+def _table(work: WorkSpec) -> str:
+    return "task" if work.task else "model"
 
 
 def forget(code_dir: Path) -> None:
@@ -78,13 +113,13 @@ def _is_below(module: ModuleType, folder: Path) -> bool:
     return isinstance(file, str) and Path(file).is_relative_to(folder)
 
 
-def _check_arguments(factory: Any, model: ModelSpec) -> None:
+def _check_arguments(factory: Callable[..., Any], work: WorkSpec) -> None:
     """Raise LocalError where calling would raise TypeError, whose text could come from user code."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
         return  # built in, without a signature
     try:
-        signature.bind(**model.arguments)
+        signature.bind(**work.model.arguments)
     except TypeError as error:
-        raise LocalError(f"model: arguments: {model.factory}: {error}") from None
+        raise LocalError(f"{_table(work)}: arguments: {work.model.factory}: {error}") from None

@@ -134,8 +134,9 @@ class Submitted(Message):
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """A job now: ``accuracy`` and ``round`` of its last finished round; ``unit`` is what it calls a round,
-    times are Unix seconds.
+    """A job now: ``round`` is its last finished one, of ``rounds``; ``unit`` is what it calls a round, times
+    are Unix seconds. ``metric`` decides which model is the best: ``score`` is its last value, ``best`` that
+    of ``best_round``, None before the first.
     """
 
     id: int
@@ -146,7 +147,10 @@ class JobInfo:
     round: int
     rounds: int
     unit: str
-    accuracy: float | None
+    metric: str
+    score: float | None
+    best: float | None
+    best_round: int
     created: float
     ended: float | None
 

@@ -299,7 +299,8 @@ def _follow(client: DaemonClient, number: int, output: Format, *, detach: bool) 
     if output is Format.JSON:
         tables.print_json({"job": info, "rounds": rounds})
     elif info.state == "done":
-        print(f"job {number} is done: accuracy {info.accuracy:.4f} after {info.round} {unit}s; {info.model}")
+        scored = "" if info.score is None else f"{info.metric} {info.score:.4f} "
+        print(f"job {number} is done: {scored}after {info.round} {unit}s; {info.model}")
     if info.state != "done":
         fail(info.error or f"job {number} was {info.state}", JOB, document=False)
 

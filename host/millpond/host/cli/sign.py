@@ -36,12 +36,12 @@ def sign(job_file: Path, key: Path) -> tuple[Path, str]:
     ConfigError, LocalError.
     """
     job, code = file.read_unsigned(job_file)
-    if not job.model.signature:
+    if not job.code.signature:
         raise ConfigError(f'{job_file.name}: model: there is no signature; write signature = "model.sig"')
-    path = job_file.parent / job.model.signature
-    if path.resolve().parent != job_file.parent.resolve() or job.model.signature in code:
+    path = job_file.parent / job.code.signature
+    if path.resolve().parent != job_file.parent.resolve() or job.code.signature in code:
         raise ConfigError(f"{job_file.name}: model: signature: must be a file of its own beside the job file")
-    found, fresh = digest(job.model.factory, code), path.with_name(f".{path.name}.new")
+    found, fresh = digest(job.code.factory, code), path.with_name(f".{path.name}.new")
     command = ["ssh-keygen", "-q", "-Y", "sign", "-f", str(key), "-n", NAMESPACE]
     try:
         signed = subprocess.run(command, input=found.encode(), capture_output=True, check=False)

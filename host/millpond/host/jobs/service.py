@@ -12,6 +12,7 @@ from pathlib import Path
 from millpond.base.errors import LocalError, MillpondError, Refused
 from millpond.host.api.daemon import Curves, JobInfo, JobProgress, NewLog
 from millpond.host.jobs.context import JobContext
+from millpond.host.jobs.training.scores import ScoreBoard
 from millpond.host.jobs.training.trainer import Trainer
 from millpond.host.model.jobs import JobRow, JobState
 from millpond.host.store.profiles import read_curves
@@ -239,6 +240,7 @@ class JobService:
 
     def _info(self, row: JobRow) -> JobInfo:
         last = self._store.last_round(row.id)
+        board = ScoreBoard.of(row.job.evaluate, row.job.total, self._store.scores(row.id))
         return JobInfo(
             id=row.id,
             name=row.job.name,
@@ -246,9 +248,12 @@ class JobService:
             error=row.error,
             model=row.model,
             round=last.round if last else 0,
-            rounds=row.job.synchronous.epochs if row.job.synchronous else row.job.federated.rounds,
+            rounds=row.job.total,
             unit="epoch" if row.job.synchronous else "round",
-            accuracy=last.accuracy if last else None,
+            metric=board.metric,
+            score=board.last,
+            best=board.best.value if board.best else None,
+            best_round=board.best.round if board.best else 0,
             created=row.created,
             ended=row.ended,
         )

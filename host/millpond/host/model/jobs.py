@@ -58,8 +58,8 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A finished round: the average's score on held-out data (no loss if not finite), and the workers that
-    took part.
+    """A finished round: the ``scores`` of the average on held-out data by place, "host" or "devices" (None
+    for a figure that is not finite; no place where it was not scored), and the workers that took part.
 
     ``samples`` were trained on in ``seconds``; ``workers`` maps names to samples, ``missing`` to reasons,
     ``tunnel`` devices to the bytes (to, from) that crossed their tunnels in this round. ``joules`` is the
@@ -68,8 +68,7 @@ class Round:
     """
 
     round: int
-    accuracy: float
-    loss: float | None
+    scores: dict[str, dict[str, float | None]]
     seconds: float
     samples: int
     workers: dict[str, int]

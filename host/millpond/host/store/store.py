@@ -25,14 +25,20 @@ CREATE TABLE IF NOT EXISTS jobs (
     plan TEXT NOT NULL DEFAULT '', state TEXT NOT NULL, error TEXT NOT NULL DEFAULT '',
     model TEXT NOT NULL DEFAULT '',
     created REAL NOT NULL, ended REAL) STRICT;
-CREATE TABLE IF NOT EXISTS rounds (
-    job INTEGER NOT NULL REFERENCES jobs (id), round INTEGER NOT NULL, accuracy REAL NOT NULL,
-    loss REAL, seconds REAL NOT NULL, samples INTEGER NOT NULL, detail TEXT NOT NULL,
+CREATE TABLE IF NOT EXISTS results (
+    job INTEGER NOT NULL REFERENCES jobs (id), round INTEGER NOT NULL, result TEXT NOT NULL,
     PRIMARY KEY (job, round)) STRICT;
 CREATE TABLE IF NOT EXISTS profiles (
     worker TEXT NOT NULL, work TEXT NOT NULL, profile TEXT NOT NULL, PRIMARY KEY (worker, work)) STRICT;
-PRAGMA user_version = 1;
 """
+# Rounds of version 1, which had one score: of accuracy and loss, on the host.
+_MIGRATION = """
+INSERT OR IGNORE INTO results SELECT job, round, json_set(detail, '$.round', round, '$.seconds', seconds,
+    '$.samples', samples, '$.scores', json_object('host', json_object('accuracy', accuracy, 'loss', loss)))
+    FROM rounds;
+DROP TABLE rounds;
+"""
+_VERSION = 2
 
 
 class Store:
@@ -122,11 +128,9 @@ class Store:
 
     def add_round(self, job: int, result: Round) -> None:
         """Store a finished round. From here on the job resumes after it."""
-        columns = ("round", "accuracy", "loss", "seconds", "samples")
-        detail = json.dumps({key: value for key, value in schema.dump(result).items() if key not in columns})
-        values = (job, result.round, result.accuracy, result.loss, result.seconds, result.samples, detail)
+        values = (job, result.round, json.dumps(schema.dump(result)))
         with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+            db.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", values)
 
     def set_profile(self, work: str, profile: Profile) -> None:
         """Store the profile of a worker for some ``work`` (a fingerprint)."""
@@ -144,13 +148,20 @@ class Store:
     def rounds(self, job: int, after: int = -1) -> list[Round]:
         """Return the finished rounds of a job behind round ``after``, in order."""
         with self._transaction() as db:
-            query = "SELECT * FROM rounds WHERE job = ? AND round > ? ORDER BY round"
+            query = "SELECT * FROM results WHERE job = ? AND round > ? ORDER BY round"
             return [_round(row) for row in db.execute(query, (job, after))]
+
+    def scores(self, job: int) -> list[tuple[int, dict[str, dict[str, float | None]]]]:
+        """Return the scores of a job's finished rounds with their numbers, in order."""
+        with self._transaction() as db:
+            query = "SELECT round, json_extract(result, '$.scores') AS scores FROM results WHERE job = ?"
+            rows = db.execute(f"{query} ORDER BY round", (job,))
+            return [(row["round"], json.loads(row["scores"])) for row in rows]
 
     def last_round(self, job: int) -> Round | None:
         """Return the last finished round of a job, None without one."""
         with self._transaction() as db:
-            query = "SELECT * FROM rounds WHERE job = ? ORDER BY round DESC LIMIT 1"
+            query = "SELECT * FROM results WHERE job = ? ORDER BY round DESC LIMIT 1"
             row = db.execute(query, (job,)).fetchone()
             return _round(row) if row else None
 
@@ -164,6 +175,9 @@ def _open(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         database.executescript(_SCHEMA)
+        if database.execute("PRAGMA user_version").fetchone()[0] == 1:
+            database.executescript(_MIGRATION)
+        database.execute(f"PRAGMA user_version = {_VERSION}")
         unless_it_opens.pop_all()
     return database
 
@@ -183,5 +197,4 @@ def _job_row(row: sqlite3.Row) -> JobRow:
 
 
 def _round(row: sqlite3.Row) -> Round:
-    columns = {key: row[key] for key in ("round", "accuracy", "loss", "seconds", "samples")}
-    return schema.load(Round, columns | json.loads(row["detail"]), "round", strict=False)
+    return schema.load(Round, json.loads(row["result"]), "round", strict=False)

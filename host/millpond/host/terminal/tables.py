@@ -116,15 +116,11 @@ def _share(used: int, total: int) -> str:
 
 def jobs(infos: Iterable[JobInfo]) -> Table:
     """Return the table of ``millpond jobs``."""
-    table = Table(
-        "id", "job", "state", "round", "accuracy", "", box=None, pad_edge=False, header_style="bold"
-    )
+    table = Table("id", "job", "state", "round", "score", "", box=None, pad_edge=False, header_style="bold")
     for info in infos:
-        accuracy = "-" if info.accuracy is None else f"{info.accuracy:.4f}"
+        score = "-" if info.score is None else f"{info.metric} {info.score:.4f}"
         about = info.error or info.model
-        table.add_row(
-            str(info.id), info.name, state(info.state), f"{info.round}/{info.rounds}", accuracy, about
-        )
+        table.add_row(str(info.id), info.name, state(info.state), f"{info.round}/{info.rounds}", score, about)
     return table
 
 
@@ -155,6 +151,8 @@ def _joules(figure: float | None) -> str:
 
 
 NARROW = 110
+MOST_FIGURES = 4
+"""Scores that have a column; the JSON document has all of them."""
 
 
 class JobView:
@@ -168,15 +166,19 @@ class JobView:
         self._rounds: list[Round] = []
         self._table = Table()
         self._metered = False
+        self._metric = ""
+        self._figures: list[tuple[tuple[str, str], str]] = []
 
     def _begin(self, first: Round) -> None:
         self._metered = bool(first.joules)
+        self._figures = _figures(first, self._metric)
         self._table = self._new_table()
 
     def _new_table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
         joules = ("J/image",) if self._metered else ()
-        for heading in (self._unit, "accuracy", "loss", "seconds", "samples", *joules):
+        figures = [name for _, name in self._figures]
+        for heading in (self._unit, *(figures or ["scores"]), "seconds", "samples", *joules):
             table.add_column(heading, justify="right", no_wrap=True)
         tunnels = ["tunnels"] if self._narrow else self._devices
         for name in tunnels:
@@ -199,6 +201,7 @@ class JobView:
         info: JobInfo | None = None
         for progress in progresses:
             info = progress.info
+            self._metric = info.metric
             for line in progress.lines:
                 if not line.startswith("round") and line != info.error:  # the table and the error show those
                     self._console.print(Text(line, "dim"), soft_wrap=live is None)
@@ -222,17 +225,43 @@ class JobView:
             line = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
             self._console.print(line.rstrip(), soft_wrap=True)
 
+    def _scores(self, result: Round) -> list[str]:
+        """Return the figures of a round, or all in one cell where the first round had none."""
+        if not self._figures:
+            return [" ".join(f"{name} {value}" for (_, name), value in _all_figures(result)) or "-"]
+        found = dict(_all_figures(result))
+        return [found.get(key, "-") for key, _ in self._figures]
+
     def _cells(self, result: Round) -> list[str]:
         tunnels = [result.tunnel.get(device, (0, 0)) for device in self._devices]
         if self._narrow:
             tunnels = [(sum(to for to, _ in tunnels), sum(back for _, back in tunnels))]
         return [
             str(result.round),
-            f"{result.accuracy:.4f}",
-            "not finite" if result.loss is None else f"{result.loss:.4f}",
+            *self._scores(result),
             f"{result.seconds:.2f}",
             str(result.samples),
             *([_joules(per_image(result))] if self._metered else []),
             *(f"{size(to)} / {size(back)}" for to, back in tunnels),
             ", ".join(result.missing),
         ]
+
+
+def _all_figures(result: Round) -> list[tuple[tuple[str, str], str]]:
+    """Return the figures of a round by place and name."""
+    return [
+        ((place, name), "not finite" if value is None else f"{value:.4f}")
+        for place, figures in result.scores.items()
+        for name, value in figures.items()
+    ]
+
+
+def _figures(first: Round, metric: str) -> list[tuple[tuple[str, str], str]]:
+    """Return the figures that have columns, and their headings: first the deciding one and the loss."""
+    places = list(first.scores)
+    found = [key for key, _ in _all_figures(first)]
+    found.sort(key=lambda key: (key[1] != metric, key[1] != "loss", places.index(key[0])))
+    return [
+        ((place, name), name if place == places[0] else f"{place} {name}")
+        for place, name in found[:MOST_FIGURES]
+    ]

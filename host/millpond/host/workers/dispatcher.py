@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import queue
@@ -65,13 +66,18 @@ class WorkerLoss:
 
 class Dispatcher:
     """Sends tasks to ``worker`` and puts answers and losses into ``events``. ``task`` is the task under way;
-    the consumer of its answer sets ``task`` to None.
+    the consumer of its answer sets ``task`` to None. An update that counts more than ``most_count`` per
+    sample is refused.
     """
 
     def __init__(
-        self, rank: int, worker: Worker, events: queue.SimpleQueue[WorkerAnswer | WorkerLoss]
+        self,
+        rank: int,
+        worker: Worker,
+        events: queue.SimpleQueue[WorkerAnswer | WorkerLoss],
+        most_count: float = math.inf,
     ) -> None:
-        self.rank, self.worker = rank, worker
+        self.rank, self.worker, self.most_count = rank, worker, most_count
         self.task: Task | None = None
         self._abandoned = ""
         self._events = events
@@ -106,10 +112,15 @@ class Dispatcher:
         try:
             update = self.worker.train(task.request, task.state, Deadline.after(allowed))
             seconds = time.monotonic() - began
-            if not 0 <= update.largest <= BOUND * task.samples or not math.isfinite(update.norm):
+            if not 0 <= update.largest <= BOUND * max(task.samples, update.weight) or not math.isfinite(
+                update.norm
+            ):
                 text = f"a value is not finite, or beyond {BOUND:g} per sample"
                 raise RefusedUpdate(self.worker.name, text)
-            if not all(map(math.isfinite, (update.seconds, *update.metrics.values()))):
+            if not 0 <= update.weight <= self.most_count * task.samples:
+                text = f"its loss counts {update.weight:g} of {task.samples} samples (limits.most_count)"
+                raise RefusedUpdate(self.worker.name, text)
+            if not all(map(math.isfinite, (update.seconds, *itertools.chain(*update.metrics.values())))):
                 raise RefusedUpdate(self.worker.name, "its loss or another metric is not finite")
             return WorkerAnswer(self, task, update, seconds)
         except RefusedUpdate as error:

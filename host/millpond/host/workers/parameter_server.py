@@ -17,6 +17,8 @@ from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import (
     Apply,
     Evaluate,
+    Frozen,
+    GetFrozen,
     GetMomentum,
     Momentum,
     PrepareServer,
@@ -28,6 +30,7 @@ from millpond.train.protocol import (
 from millpond.train.reduce.exact import Vector
 from millpond.train.state import layout
 from millpond.train.state.layout import Tensor
+from millpond.train.task.sums import Sums
 from millpond.wire.messages import Ok
 
 PARAMETER_SERVER = "parameter-server"
@@ -40,6 +43,7 @@ class ParameterServer(HostProcess):
 
     state: ModelState
     mean: Vector
+    ready: ServerReady
     tensors: tuple[Tensor, ...]
 
     def __init__(
@@ -50,7 +54,8 @@ class ParameterServer(HostProcess):
 
     def prepare(self, deadline: Deadline) -> None:
         """Build the model; ``state`` is then the seeded first one."""
-        self.tensors = self._prepare(ServerReady, deadline).tensors
+        self.ready = self._prepare(ServerReady, deadline)
+        self.tensors = self.ready.tensors
         size = 4 * layout.size(self.tensors)
         try:
             states = memory.map_second(self._shared[0], self._count * size)
@@ -61,19 +66,29 @@ class ParameterServer(HostProcess):
         self._states = [ModelState(states.part(size * number, size)) for number in range(self._count)]
         self.state = self._states[0]
 
-    def apply(self, factor: float, in_use: AbstractSet[ModelState]) -> float:
-        """Take one step of the optimizer with ``mean``, at ``factor`` times its own rate. Changes ``state``
-        in place, unless it is ``in_use``: then ``state`` is a new one. Returns the optimizer's seconds.
+    def apply(self, factor: float, epoch: int, in_use: AbstractSet[ModelState]) -> float:
+        """Take one step of the optimizer with ``mean``, at ``factor`` times its rate of ``epoch``. Changes
+        ``state`` in place, unless it is ``in_use``: then ``state`` is a new one. Returns the optimizer's
+        seconds.
         """
         free = [number for number, state in enumerate(self._states) if state not in in_use]
         number = free[0] if self.state in in_use else self._states.index(self.state)
-        applied = self._call(Apply(factor, number), StepApplied)
+        applied = self._call(Apply(factor, epoch, number), StepApplied)
         self.state = self._states[number]
         return applied.seconds
 
-    def score(self, folder: str) -> Score:
-        """Score ``state`` on the held-out samples in ``folder``."""
-        return self._call(Evaluate(folder), Score)
+    def score(self, folder: str, devices: Sums) -> Score:
+        """Score ``state`` on the samples in ``folder``, if any, and summarize the sums of the devices."""
+        return self._call(Evaluate(folder, devices), Score)
+
+    def frozen(self) -> tuple[tuple[Tensor, ...], Vector]:
+        """Return the frozen parameters and their values, float32 [size]."""
+        if not self.ready.frozen:
+            return (), np.empty(0, np.float32)
+        found = self._call(GetFrozen(), Frozen, size=None)
+        values = np.empty(found.size, np.float32)
+        self._channel.receive_into(values.data, Deadline.after(REPLY_SECONDS))
+        return found.tensors, values
 
     def momentum(self) -> tuple[tuple[Tensor, ...], Vector]:
         """Return the optimizer's tensors and their values, float32 [size]."""

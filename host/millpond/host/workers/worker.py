@@ -25,7 +25,6 @@ from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.progress import HANG_SECONDS, processor_time
 from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import (
-    METRICS,
     Fetch,
     Part,
     PrepareServer,
@@ -37,6 +36,7 @@ from millpond.train.protocol import (
 )
 from millpond.train.reduce.exact import Vector
 from millpond.train.state import layout
+from millpond.train.task.sums import LOSS, is_declared
 from millpond.train.worker.start import start_worker
 from millpond.wire.channel import Buffer, Channel
 from millpond.wire.framing import Limits
@@ -260,8 +260,9 @@ def _sandbox(readable: Sequence[Path]) -> Sandbox:
 
 
 def _checked(update: Update, request: Work, name: str) -> Update:
-    if (update.exchange, update.samples) != (request.exchange, request.samples):
+    samples = update.samples if request.held_out else request.samples
+    if (update.exchange, update.samples) != (request.exchange, samples) or samples < 0:
         raise ProtocolError(f"{name} answered another exchange than the one it was asked for")
-    if set(update.metrics) != set(METRICS):
+    if not is_declared(update.metrics) or (set(update.metrics) != {LOSS} and not request.held_out):
         raise ProtocolError(f"{name} sent metrics {printable(', '.join(update.metrics))}")
     return update

@@ -45,7 +45,7 @@ def build(facts: Facts, directory: Path, tracer: str) -> dict[str, Any]:
     model = directory / "model.safetensors"
     shutil.copy(facts.job.model, model)
     report = {
-        "accuracy": facts.job.accuracy,
+        "accuracy": facts.job.score,
         "rounds": len(facts.rounds),
         "seconds": round(facts.seconds, 2),
         "training_seconds": round(sum(result.seconds for result in facts.rounds), 2),
@@ -82,7 +82,8 @@ def _draw(rounds: Sequence[Round], path: Path) -> None:
     from matplotlib import pyplot, ticker
 
     figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
-    axes.plot([r.round for r in rounds], [r.accuracy for r in rounds], marker="o", markersize=3)
+    accuracy = [r.scores["host"]["accuracy"] or 0.0 for r in rounds]
+    axes.plot([r.round for r in rounds], accuracy, marker="o", markersize=3)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     axes.axhline(0.95, linestyle=":", color="grey", linewidth=1)
     axes.set(xlabel="round", ylabel="accuracy on held-out digits", ylim=(0, 1.02))

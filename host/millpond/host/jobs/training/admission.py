@@ -179,7 +179,7 @@ class Admission:
             if not partly:
                 self._group.supervisor(rank).ban(worker, f"{worker.name}: {refusal}")
                 return
-        dispatcher = Dispatcher(rank, worker, self._engine.events)
+        dispatcher = Dispatcher(rank, worker, self._engine.events, self._row.job.limits.most_count)
         if not isinstance(self._planner, Planner):
             self._planner.join(rank, ready.samples)
             self._joined(dispatcher)
@@ -247,7 +247,7 @@ class Admission:
         welcome = device.status.welcome if device else None
         software = welcome.software if welcome else VERSION
         data = [job.data.private, job.data.public]
-        work = replace(job.work, name="", seed=0)
+        work = replace(job.work, name="", seed=0, total=0)
         key = [schema.dump(work), self._row.code, data, software]
         return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 

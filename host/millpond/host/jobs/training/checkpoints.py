@@ -26,13 +26,14 @@ _OPTIMIZER = "optimizer:"
 class TrainingProgress:
     """Progress of a job at a checkpoint: ``step`` steps are done. For the present epoch: ``place`` is the
     position in the data, ``counted`` the samples that went into the model by worker, ``loss`` their summed
-    loss, ``seconds`` the time taken. The checkpoint file holds these field names.
+    loss and its count, ``seconds`` the time taken. The checkpoint file holds these field names.
     """
 
     step: int
     place: EpochPosition
     counted: dict[str, int]
     loss: float
+    loss_count: float
     seconds: float
 
 

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Epoch:
     """Counts of one epoch: ``counted`` samples by worker, ``late`` samples that came a step late or more, the
-    summed ``loss``, the ``seconds`` of all exchanges. ``exchange`` holds for each of them the seconds that
-    were neither the slowest worker's computation nor the optimizer's.
+    summed ``loss`` and its ``loss_count``, the ``seconds`` of all exchanges. ``exchange`` holds for each of
+    them the seconds that were neither the slowest worker's computation nor the optimizer's.
     """
 
     number: int = 1
     counted: Counter[str] = field(default_factory=Counter)
     late: int = 0
     loss: float = 0.0
+    loss_count: float = 0.0
     seconds: float = 0.0
     exchange: list[float] = field(default_factory=list)
     exchanges: Counter[str] = field(default_factory=Counter)
@@ -38,7 +39,8 @@ class Epoch:
     def count(self, outcome: ExchangeOutcome, names: Sequence[str]) -> None:
         """Add the outcome of an exchange; ``names`` are the workers by rank."""
         self.seconds += outcome.seconds
-        self.loss += outcome.metrics.get("loss", 0.0)
+        self.loss += outcome.loss
+        self.loss_count += outcome.count
         self.late += outcome.late
         for rank, samples in outcome.counted.items():
             self.counted[names[rank]] += samples
@@ -55,7 +57,7 @@ class Epoch:
         the median milliseconds of an exchange without computation.
         """
         return {
-            "training_loss": self.loss / self.samples,
+            "training_loss": self.loss / max(self.loss_count, 1e-9),
             "samples_per_second": self.samples / max(self.seconds, 1e-9),
             "late_share": self.late / self.samples,
             "exchange_ms": 1000 * median(self.exchange) if self.exchange else 0.0,

@@ -7,6 +7,7 @@ from a state that is older, but no samples are left out. Where they do not, it i
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import time
@@ -34,7 +35,10 @@ from millpond.train.balance.simulation import BatchPolicy
 from millpond.train.determinism import seeds
 from millpond.train.protocol import Work
 from millpond.train.reduce.exact import Vector
+from millpond.train.task.sums import LOSS, Sums, add
 
+SCORE_SECONDS = 3600.0
+"""Time limit of a score on held-out samples; a worker that hangs is noticed sooner."""
 _TICK = 0.2  # seconds after which a waiting exchange calls on_wait
 _PATIENCE = 10.0  # times the planned time, after which a worker is lost
 _ROUNDS = 3.0  # times the deadline of an exchange without planned times, after which a worker is lost
@@ -59,10 +63,11 @@ class SampleSupply(Protocol):
 
 @dataclass(slots=True)
 class ExchangeOutcome:
-    """The outcome of an exchange: ``counted`` samples by rank, their summed ``metrics``, the workers ``lost``
-    and ``missing`` (asked, but without an answer in time). ``late`` of the samples began in an earlier
-    exchange. ``whole`` is how many samples began in the same exchange as the counted ones (the largest such
-    exchange if some are late); ``work`` is the longest computation in seconds of a worker in this exchange.
+    """The outcome of an exchange: ``counted`` samples by rank, the summed ``loss`` and its ``count``, the
+    workers ``lost`` and ``missing`` (asked, but without an answer in time). ``late`` of the samples began in
+    an earlier exchange. ``whole`` is how many samples began in the same exchange as the counted ones (the
+    largest such exchange if some are late); ``work`` is the longest computation in seconds of a worker in
+    this exchange.
     """
 
     seconds: float = 0.0
@@ -70,7 +75,8 @@ class ExchangeOutcome:
     whole: int = 0
     late: int = 0
     counted: dict[int, int] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
+    loss: float = 0.0
+    count: float = 0.0
     lost: list[WorkerLoss] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     new_plan: bool = False
@@ -109,6 +115,7 @@ class ExchangeEngine:
         self._batches: Ints = np.zeros(workers, np.int64)
         self._measured: Floats = np.full(workers, np.nan)
         self._begun: dict[int, int] = {}  # samples, by exchange
+        self._scoring: set[int] = set()  # ranks that owe a score
 
     def run(
         self,
@@ -144,13 +151,40 @@ class ExchangeEngine:
         run.outcome.new_plan |= policy.observe(self._batches, self._measured, self.busy)
         return run.outcome
 
+    def score(self, number: int, state: ModelState) -> tuple[Sums, list[WorkerLoss]]:
+        """Have all idle workers score ``state`` on the samples that they hold out. Returns the sums and
+        counts of all of them, and the workers that were lost.
+        """
+        self._scoring, sums, lost = set(self._idle()), Sums(), []
+        for rank in sorted(self._scoring):
+            task = Task(Work(number, 0, self.supply.epoch, (), held_out=True), state)
+            self.dispatchers[rank].begin(task, SCORE_SECONDS)
+        while self._scoring:
+            self._on_wait()
+            with contextlib.suppress(queue.Empty):
+                event = self.events.get(timeout=_TICK)
+                dispatcher = event.dispatcher
+                if self.profiler is not None and dispatcher in self.profiler:
+                    self.profiler.handle(event)
+                elif dispatcher.rank not in self._scoring or not event.task.request.held_out:
+                    self.postpone(event)
+                else:
+                    self._scoring.discard(dispatcher.rank)
+                    dispatcher.task = None
+                    if isinstance(event, WorkerAnswer):
+                        add(sums, event.update.metrics)
+                    else:
+                        del self.dispatchers[dispatcher.rank]
+                        lost.append(event)
+        return sums, lost
+
     def postpone(self, event: WorkerAnswer | WorkerLoss) -> None:
         """Keep an event that came between exchanges for the next one."""
         self._postponed.append(event)
 
     def outstanding(self) -> list[Dispatcher]:
         """Return the dispatchers whose workers owe an answer that counts, by rank."""
-        return [self.dispatchers[rank] for rank in self._collection.owing]
+        return [self.dispatchers[rank] for rank in sorted({*self._collection.owing, *self._scoring})]
 
     @property
     def states_in_use(self) -> set[ModelState]:
@@ -226,8 +260,8 @@ class ExchangeEngine:
         self.supply.commit(rank)
         outcome.counted[rank] = samples
         outcome.whole = max(outcome.whole, self._begun[began])
-        for name, value in answer.update.metrics.items():
-            outcome.metrics[name] = outcome.metrics.get(name, 0.0) + value
+        loss, count = answer.update.metrics[LOSS]
+        outcome.loss, outcome.count = outcome.loss + loss, outcome.count + count
         self.busy[rank] = answer.update.busy
         self._batches[rank], self._measured[rank] = samples, answer.seconds
         if began == run.number:

@@ -50,7 +50,7 @@ class Reduction:
         self._heard: dict[WorkerAnswer, float] = {}
 
     def run(self, answers: Sequence[WorkerAnswer]) -> list[WorkerLoss]:
-        """Write the mean over the samples of ``answers``. Returns the losses of the answers that do not
+        """Write the mean of ``answers`` by weight. Returns the losses of the answers that do not
         count; ``mean`` is of no meaning if none does.
         """
         self._present, self._losses = list(answers), []
@@ -92,7 +92,7 @@ class Reduction:
                 self._sum.add(buffer, self._factor(answer))
         if len(self._present) < len(present):
             return False
-        self._sum.divide(sum(answer.update.samples for answer in present), out)
+        self._sum.divide(sum(answer.update.weight for answer in present) or 1.0, out)
         return True
 
     def _read(self, answer: WorkerAnswer, buffer: Vector, worker: Worker) -> None:

@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from millpond.base.deadline import Deadline
 from millpond.base.errors import Refused, RemoteError
 from millpond.host.jobs import energy as job_energy
@@ -34,6 +36,7 @@ from millpond.host.jobs.training.exchange_engine import ExchangeEngine, Exchange
 from millpond.host.jobs.training.membership import Membership, MemberState
 from millpond.host.jobs.training.planner import Planner
 from millpond.host.jobs.training.round_planner import RoundPlanner, selected
+from millpond.host.jobs.training.scores import ScoreBoard, Scores, described
 from millpond.host.jobs.training.shards import Shards
 from millpond.host.jobs.training.worker_group import START_SECONDS, WorkerGroup
 from millpond.host.model.energy import describe
@@ -42,7 +45,8 @@ from millpond.host.store.profiles import write_curves
 from millpond.train.compute.lr_scaling import LearningRate
 from millpond.train.job.spec import SynchronousSpec
 from millpond.train.reduce.exact import within
-from millpond.train.state import checkpoint
+from millpond.train.state import checkpoint, layout
+from millpond.train.task.sums import Sums
 
 REPORT_SECONDS, MOST_REPORT_SECONDS = 2.0, 60.0
 TRIES = 5
@@ -101,7 +105,7 @@ class Trainer:
             self._shards.begin(1) if saved is None else self._resume(saved)
             self._gather()
             self._train([round_ for round_ in done if round_.round < self._epoch.number])
-            return self._save_model()
+            return self._save_model("model.safetensors")
         finally:
             self.abort()
             while self._closers:
@@ -109,6 +113,7 @@ class Trainer:
 
     def _set_up(self, *, resumed: bool) -> None:
         self._server = self._group.start(resumed=resumed)
+        self._describe_model()
         names = self._group.names
         self._shards = Shards(len(names))
         planner = RoundPlanner(names, self._job.federated.deadline) if self._rounds else None
@@ -147,7 +152,13 @@ class Trainer:
         self._shards.resume(progress.place)
         self._step = progress.step
         counted = Counter(progress.counted)
-        self._epoch = Epoch(progress.place.epoch, counted, loss=progress.loss, seconds=progress.seconds)
+        self._epoch = Epoch(
+            progress.place.epoch,
+            counted,
+            loss=progress.loss,
+            loss_count=progress.loss_count,
+            seconds=progress.seconds,
+        )
         if self._rounds:
             self.log.info("resumed after round %d", self._step)
         else:
@@ -189,7 +200,23 @@ class Trainer:
         if time.monotonic() - self._progressed > wait:
             raise JobFailed(f"for {wait:g} s (limits.wait), {few}")
 
+    def _describe_model(self) -> None:
+        ready = self._server.ready
+        if ready.note:
+            self.log.info("%s", ready.note)
+        if ready.frozen:
+            own, frozen = layout.size(ready.tensors), layout.size(ready.frozen)
+            saved = frozen / (own + frozen)
+            self.log.info(
+                "%d of %d values are trained and exchanged: %.1f %% of the bytes of each exchange are saved",
+                own,
+                own + frozen,
+                100 * saved,
+            )
+
     def _train(self, done: list[Round]) -> None:
+        scores = [(round_.round, round_.scores) for round_ in done]
+        self._board = ScoreBoard.of(self._job.evaluate, self._steps.epochs, scores)
         self._saved_at, self._reported_at, self._plan_unreported = time.monotonic(), 0.0, False
         self._pause = REPORT_SECONDS
         while not self._finished(done):
@@ -201,9 +228,9 @@ class Trainer:
         self._checkpoints.prune()
 
     def _finished(self, done: list[Round]) -> bool:
-        target = self._job.target
-        reached = target is not None and bool(done) and done[-1].accuracy >= target
-        return reached or len(done) >= self._steps.epochs
+        if (reason := self._board.end) and done:
+            self.log.info("the job ends: %s", reason)
+        return bool(reason) or len(done) >= self._steps.epochs
 
     def _exchange(self) -> bool:
         """Run one exchange. Returns whether the epoch goes on."""
@@ -298,7 +325,7 @@ class Trainer:
         if not self._job.exchanges_differences:
             factor *= self._rate.at(self._step, outcome.whole, 1.0)
         began, server = time.monotonic(), self._server
-        optimizer = server.apply(factor, self._engine.states_in_use)
+        optimizer = server.apply(factor, self._epoch.number, self._engine.states_in_use)
         self._state_checked = False
         self._epoch.applied(outcome, time.monotonic() - began, optimizer)
         self._membership.counted(outcome.counted)
@@ -315,7 +342,9 @@ class Trainer:
         self._check_state()
         tensors, momentum = self._server.momentum()
         position, epoch, state = self._shards.epoch_position, self._epoch, self._server.state.values
-        progress = TrainingProgress(self._step, position, dict(epoch.counted), epoch.loss, epoch.seconds)
+        progress = TrainingProgress(
+            self._step, position, dict(epoch.counted), epoch.loss, epoch.loss_count, epoch.seconds
+        )
         return SavedCheckpoint(state.copy() if copied else state, tensors, momentum, progress)
 
     def _read_meters(self) -> Readings | None:
@@ -328,11 +357,10 @@ class Trainer:
             raise JobFailed(f"epoch {epoch.number}: no worker could compute anything")
         self._check_state()
         taken = job_energy.between(metered, self._context.energy(), epoch.counted)
-        score = self._server.score(self._job.data.test)
+        scores = self._score() if self._board.is_due(epoch.number) else {}
         result = Round(
             epoch.number,
-            score.accuracy,
-            score.loss if math.isfinite(score.loss) else None,
+            scores,
             epoch.seconds,
             epoch.samples,
             dict(sorted(epoch.counted.items())),
@@ -344,6 +372,8 @@ class Trainer:
             epoch.by_worker,
             self._admission.take_events(),
         )
+        if self._board.add(epoch.number, scores):
+            self._save_model("best.safetensors")
         self._epoch = Epoch(epoch.number + 1)
         self._shards.begin(self._epoch.number)
         if self._rounds:  # a round that was recorded is final
@@ -354,6 +384,22 @@ class Trainer:
         self._reasons.clear()
         self._context.changed()
         return result
+
+    def _score(self) -> Scores:
+        """Score the model on the host's test samples and on those that devices hold out."""
+        on, sums = self._job.evaluate.on, Sums()
+        if "devices" in on:
+            sums, lost = self._engine.score(self._step, self._server.state)
+            for loss in lost:
+                self._reasons[loss.dispatcher.worker.name] = loss.reason
+                self._admission.lost(loss)
+        score = self._server.score(self._job.data.test if "host" in on else "", sums)
+        found = {"host": score.host, "devices": score.devices}
+        return {
+            place: {name: value if math.isfinite(value) else None for name, value in found[place].items()}
+            for place in on
+            if found[place]
+        }
 
     def _missing(self) -> dict[str, str]:
         """Return the workers that took no part, or left samples, with the reason or the samples."""
@@ -373,19 +419,22 @@ class Trainer:
     def _report(self, result: Round) -> None:
         unit, text = "epoch", summary(result)
         if self._rounds:
-            loss = math.nan if result.loss is None else result.loss
-            unit, text = "round", f"loss {loss:.4f}, {result.samples} samples, {result.seconds:.2f} s"
+            unit, text = "round", f"{result.samples} samples, {result.seconds:.2f} s"
         if energy := describe(result):
             text += f"; {energy}"
-        self.log.info("%s %d: accuracy %.4f, %s", unit, result.round, result.accuracy, text)
+        scored = "".join(f"{figure}, " for figure in described(result.scores))
+        self.log.info("%s %d: %s%s", unit, result.round, scored, text)
         for name, reason in result.missing.items():
             if self._rounds:
                 self.log.warning("round %d goes on without %s: %s", result.round, name, reason)
             else:
                 self.log.warning("epoch %d: %s", result.round, reason)
 
-    def _save_model(self) -> Path:
-        path, state = self._directory / "model.safetensors", self._server.state.values
-        model = checkpoint.Checkpoint(state, self._server.tensors, self._job.name, self._epoch.number - 1)
-        checkpoint.save(path, model)
+    def _save_model(self, name: str) -> Path:
+        """Save the whole model, with its frozen parameters."""
+        path, number = self._directory / name, self._epoch.number - (not self._epoch.samples)
+        frozen, values = self._server.frozen()
+        state, tensors = self._server.state.values, self._server.tensors
+        whole = np.concatenate([state, values]) if frozen else state
+        checkpoint.save(path, checkpoint.Checkpoint(whole, tensors + frozen, self._job.name, number))
         return path

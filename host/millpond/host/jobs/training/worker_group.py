@@ -43,6 +43,7 @@ class WorkerGroup:
         weakref.finalize(self, os.close, self._states)
         self._server: ParameterServer | None = None
         self._tensors: tuple[Tensor, ...] = ()
+        self._frozen = 0
         self._model_known = threading.Event()
 
     def start(self, *, resumed: bool) -> ParameterServer:
@@ -62,19 +63,21 @@ class WorkerGroup:
         return server
 
     def _start_server(self) -> ParameterServer:
-        job, test = self._job, Path(self._job.data.test)
-        if not test.is_dir():
-            raise JobFailed(f"missing data: there is no folder {test}")
-        request = PrepareServer(job.work, job.server, self._row.code, self._state_count)
+        job = self._job
+        readable = [Path(job.data.test)] if job.data.test else []
+        for folder in readable:
+            if not folder.is_dir():
+                raise JobFailed(f"missing data: there is no folder {folder}")
+        request = PrepareServer(job.work, job.server, self._row.code, self._state_count, job.data.test)
         log = self._directory / f"{PARAMETER_SERVER}.log"
         try:
-            server = ParameterServer(request, [test], log, self._context.zygote, self._states)
+            server = ParameterServer(request, readable, log, self._context.zygote, self._states)
         except OSError as error:  # its zygote has died, or a resource of the host is short
             raise RemoteError(f"the parameter server cannot be started: {error}") from None
         self._server = server
         self.check_stop()
         server.prepare(Deadline.after(PREPARE_SECONDS))
-        self._tensors = server.tensors
+        self._tensors, self._frozen = server.tensors, server.ready.checksum
         self._model_known.set()
         return server
 
@@ -102,9 +105,16 @@ class WorkerGroup:
             deadline.remaining()
         tls = device.config.encrypt == "always"
         folders, code = self._folders_of(device.name), dict(self._row.code)
-        signature = code.pop(self._job.model.signature, "")
+        signature = code.pop(self._job.code.signature, "")
         return PrepareWorker(
-            self._job.work, device.name, folders, code, self._tensors, tls, signature=signature
+            self._job.work,
+            device.name,
+            folders,
+            code,
+            self._tensors,
+            self._frozen,
+            tls,
+            signature=signature,
         )
 
     def _new_host_worker(self) -> LocalWorker | None:
@@ -113,7 +123,13 @@ class WorkerGroup:
             return None
         self._host_folders = folders
         request = PrepareWorker(
-            self._job.work, HOST, folders, self._row.code, self._tensors, states=self._state_count
+            self._job.work,
+            HOST,
+            folders,
+            self._row.code,
+            self._tensors,
+            self._frozen,
+            states=self._state_count,
         )
         readable = [self._context.fleet.mountpoint(folder.source) for folder in folders]
         log = self._directory / f"{HOST}.log"
@@ -122,7 +138,7 @@ class WorkerGroup:
     def _admit(self, name: str, ready: Ready) -> str:
         """Return "" to admit a prepared worker, or the reason for refusing it."""
         folders, most = self._folders_of(name), self._job.limits.most_samples
-        if min(ready.parts, default=0) < 0 or len(ready.parts) != len(folders):
+        if min((*ready.parts, *ready.held), default=0) < 0 or len(ready.parts) != len(folders):
             return f"{name} claims to have samples of {len(ready.parts)} folders, not {len(folders)}"
         if ready.samples > most:
             return (

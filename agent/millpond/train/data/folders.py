@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: the files of labelled images in a folder, in the formats that people keep them in.
+
+| format | files of a folder                                                             |
+|--------|-------------------------------------------------------------------------------|
+| npy    | ``images.npy`` and ``labels.npy``, or shards ``images-*.npy``, ``labels-*.npy`` |
+| idx    | MNIST's ``*-images*-idx3-ubyte`` and ``*-labels*-idx1-ubyte``, also ``.gz``     |
+| images | one sub-folder of PNG or JPEG per class                                       |
+
+Bytes behind an array are ignored.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from millpond.train.data import rows
+from millpond.train.data.errors import DataError
+from millpond.train.data.rows import Array, PictureRows, Rows
+from millpond.train.job.file import class_names
+
+Part = tuple[str, Rows, Array]
+"""The name of a file or folder, its images and their labels."""
+
+
+def parts(root: Path, folder: str, format_: str, classes: Sequence[str]) -> Iterator[Part]:
+    """Yield the images of a folder (absolute or below ``root``). ``classes`` names the sub-folders of format
+    ``images`` by label. Raises DataError.
+    """
+    if not (root / folder).is_dir():
+        raise DataError(f"missing data: there is no folder {folder}")
+    if format_ == "npy":
+        return _npy(root, folder)
+    if format_ == "idx":
+        return _idx(root, folder)
+    return _images(root, folder, classes)
+
+
+def _partner(root: Path, folder: str, name: str) -> str:
+    if not (root / folder / name).is_file():
+        raise DataError(f"missing data: {folder} has no {name}", name)
+    return f"{folder}/{name}"
+
+
+def _npy(root: Path, folder: str) -> Iterator[Part]:
+    names = [path.name for path in (root / folder).glob("images*.npy")]
+    shards = sorted(name for name in names if name == "images.npy" or name.startswith("images-"))
+    if not shards:
+        raise DataError(f"missing data: {folder} has no images.npy")
+    for shard in shards:
+        labels = _partner(root, folder, "labels" + shard.removeprefix("images"))
+        name = f"{folder}/{shard}"
+        found = rows.npy(root, labels)
+        yield name, rows.npy(root, name), found.read(range(len(found)))
+
+
+def _idx(root: Path, folder: str) -> Iterator[Part]:
+    names = {path.name for path in (root / folder).glob("*images*idx3-ubyte*")}
+    names = {name for name in names if name.endswith("ubyte") or _is_only_copy(name, names)}
+    if not names:
+        raise DataError(f"missing data: {folder} has no *-images-idx3-ubyte")
+    for name in sorted(names):
+        plain = name.removesuffix(".gz").replace("images", "labels").replace("idx3", "idx1")
+        packed = (root / folder / f"{plain}.gz").is_file() and not (root / folder / plain).is_file()
+        labels = rows.idx(root, _partner(root, folder, f"{plain}.gz" if packed else plain))
+        yield f"{folder}/{name}", rows.idx(root, f"{folder}/{name}"), labels.read(range(len(labels)))
+
+
+def _is_only_copy(name: str, names: set[str]) -> bool:
+    return name.endswith("ubyte.gz") and name.removesuffix(".gz") not in names
+
+
+def _images(root: Path, folder: str, classes: Sequence[str]) -> Iterator[Part]:
+    found = class_names(root / folder)
+    if not found:
+        raise DataError(f"missing data: {folder} has no sub-folder per class")
+    classes = classes or found
+    if unknown := set(found) - set(classes):
+        raise DataError(
+            f"{folder}/{min(unknown)} is not one of the job's classes", f"{folder}/{min(unknown)}"
+        )
+    names: list[str] = []
+    labels: list[int] = []
+    for sub in found:
+        own = sorted(p.name for p in (root / folder / sub).iterdir() if _is_image(p))
+        names += [f"{folder}/{sub}/{name}" for name in own]
+        labels += [classes.index(sub)] * len(own)
+    if not names:
+        raise DataError(f"missing data: {folder} has no PNG or JPEG images")
+    pictures = PictureRows(names, lambda name: _picture(root, name))
+    yield folder, rows.in_memory(pictures), np.array(labels)
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in (".png", ".jpg", ".jpeg") and not path.name.startswith(".")
+
+
+def _picture(root: Path, name: str) -> Array:
+    """Read one picture as uint8 [C, H, W], C 1 for grey and 3 for all others. Raises DataError."""
+    from PIL import Image  # a worker that reads arrays does without pillow
+
+    data = rows.content(root, name)
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            grey = picture.mode in ("1", "L")
+            pixels = np.asarray(picture.convert("L" if grey else "RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        raise DataError(f"{name} is not a picture that can be read", name) from None
+    return pixels[None] if grey else pixels.transpose(2, 0, 1)

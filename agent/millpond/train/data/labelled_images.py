@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (torch): labelled images as a torch map-style data set: bytes stay bytes until they are in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from millpond.train.data import folders
+from millpond.train.data.errors import DataError
+from millpond.train.data.rows import Array, ArrayRows, Rows
+
+
+class LabelledImages:
+    """Images of parts with one shape, as stored: [N, H, W], [N, C, H, W] or [N, H, W, C], uint8 or floats,
+    and int64 ``labels`` [N]. ``shape`` is [C, H, W].
+    """
+
+    def __init__(self, parts: Sequence[Rows], labels: NDArray[np.int64], name: str = "") -> None:
+        self._parts, self.labels, self._name = parts, labels, name
+        self._ends = np.cumsum([len(part) for part in parts])
+        self._last = _is_channels_last(parts[0].shape)
+        self.shape = _shape(parts[0].shape)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        images, labels = self.__getitems__([range(len(self))[index]])
+        return images[0], labels[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return a batch: images float32 [N, C, H, W], bytes scaled from 0..255 to 0..1, and labels int64
+        [N]. Raises DataError.
+        """
+        wanted = np.asarray(indices, np.int64)
+        labels = torch.from_numpy(self.labels[wanted])
+        if len(self._parts) == 1:
+            return torch.from_numpy(np.ascontiguousarray(self._scaled(self._parts[0].read(wanted)))), labels
+        images: NDArray[np.float32] = np.empty((len(wanted), *self.shape), np.float32)
+        which = np.searchsorted(self._ends, wanted, side="right")
+        for number in np.unique(which).tolist():
+            part = self._parts[number]
+            places = np.flatnonzero(which == number)
+            images[places] = self._scaled(part.read(wanted[places] - (self._ends[number] - len(part))))
+        return torch.from_numpy(images), labels
+
+    def _scaled(self, stored: Array) -> Array:
+        found = stored[:, None] if stored.ndim == 3 else stored
+        found = found.transpose(0, 3, 1, 2) if self._last else found
+        if stored.dtype == np.uint8:
+            return found.astype(np.float32) / np.float32(255)
+        with np.errstate(over="ignore"):  # a float64 too large becomes infinite, and is refused below
+            found = found.astype(np.float32)
+        if not np.isfinite(found).all():
+            raise DataError(f"{self._name} holds values that are not finite", self._name)
+        return found
+
+
+def of_arrays(images: Array, labels: Array, name: str = "") -> LabelledImages:
+    """Return a data set of arrays in memory. Raises DataError."""
+    return _joined([_checked(name, ArrayRows(images), labels)])
+
+
+def load(root: Path, folder: str, format_: str, classes: Sequence[str] = ()) -> LabelledImages:
+    """Return the images of a folder (absolute or below ``root``), see ``folders``. Raises DataError."""
+    return _joined([_checked(*part) for part in folders.parts(root, folder, format_, classes)])
+
+
+def _joined(parts: list[tuple[str, Rows, NDArray[np.int64]]]) -> LabelledImages:
+    for name, part, _ in parts[1:]:
+        first, other = _shape(parts[0][1].shape), _shape(part.shape)
+        if first != other:
+            text = f"{name} holds samples of {described(other)}, {parts[0][0]} of {described(first)}"
+            raise DataError(text, name, parts[0][0])
+    return LabelledImages(
+        [part for _, part, _ in parts], np.concatenate([labels for _, _, labels in parts]), parts[0][0]
+    )
+
+
+def _checked(name: str, images: Rows, labels: Array) -> tuple[str, Rows, NDArray[np.int64]]:
+    shape = (len(images), *images.shape)
+    if len(shape) not in (3, 4) or 0 in shape[1:] or images.dtype.kind not in "buif":
+        raise DataError(f"{name} holds {images.dtype} of shape {shape}, not images", name)
+    if images.dtype.kind in "ui" and images.dtype != np.uint8:
+        text = f"{name} holds {images.dtype}: images are uint8 or floats; read other data in a task's dataset"
+        raise DataError(text, name)
+    if labels.dtype.kind not in "iu" or labels.size != len(images) or labels.ndim not in (1, 2):
+        raise DataError(
+            f"{name}: {len(images)} images have labels of {labels.dtype} in shape {labels.shape}, "
+            f"not one whole number each",
+            name,
+        )
+    if labels.size == 0:
+        raise DataError(f"missing data: {name} holds no samples", name)
+    if labels.min() < 0:
+        raise DataError(f"{name}: a label is negative", name)
+    return name, images, labels.reshape(-1).astype(np.int64)
+
+
+def _is_channels_last(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and shape[2] in (1, 3, 4) and shape[0] not in (1, 3, 4)
+
+
+def _shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) == 2:
+        return (1, *shape)
+    return (shape[2], *shape[:2]) if _is_channels_last(shape) else shape
+
+
+def described(shape: Sequence[int]) -> str:
+    """Return a shape as text, such as 3x32x32."""
+    return "x".join(map(str, shape))

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: rows of arrays in files, read as they are needed and kept in the types that the files have.
+
+Files are read and never mapped: a volume may serve direct I/O only, a file that is cut while it is mapped
+kills the process, and mapped pages would count as the worker's memory.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import struct
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.train.data.errors import TRANSIENT, DataError
+
+Array = NDArray[Any]
+Indices = Sequence[int] | NDArray[np.int64]
+
+IN_MEMORY = 64 << 20
+"""Bytes of a file, or of a folder's pictures, up to which they are kept in memory."""
+_LARGEST = 16 << 30
+_NPY_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+class Rows(Protocol):
+    """The rows of an array: ``shape`` and ``dtype`` are those of one row."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: Indices) -> Array:
+        """Return some of the rows, [N, *shape]. Raises DataError."""
+
+
+class ArrayRows:
+    """Rows of an array in memory."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        self.shape, self.dtype = array.shape[1:], array.dtype
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def read(self, indices: Indices) -> Array:
+        """Implement ``Rows``."""
+        found: Array = self._array[np.asarray(indices)]
+        return found
+
+
+class FileRows:
+    """Rows that lie in a file one after the other, from byte ``start`` on."""
+
+    def __init__(
+        self, path: Path, name: str, start: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        self._name, self._start = name, start
+        self._count, self.shape, self.dtype = shape[0], shape[1:], dtype
+        self._size = math.prod(self.shape) * dtype.itemsize
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._file)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, indices: Indices) -> Array:
+        """Implement ``Rows``."""
+        found: Array = np.empty((len(indices), *self.shape), self.dtype)
+        view = memoryview(found.data).cast("B") if found.size else memoryview(b"")
+        for place, index in enumerate(indices):
+            row = view[place * self._size : (place + 1) * self._size]
+            try:
+                read = os.preadv(self._file, [row], self._start + int(index) * self._size)
+            except OSError as error:
+                raise unreadable(self._name, error) from None
+            if read < self._size:
+                raise DataError(f"{self._name} is shorter than it was", self._name)
+        return found
+
+
+class PictureRows:
+    """Pictures in files, decoded as they are needed; ``decode`` returns one as an array of ``shape``."""
+
+    def __init__(self, names: Sequence[str], decode: Callable[[str], Array]) -> None:
+        self._names, self._decode = names, decode
+        first = decode(names[0])
+        self.shape, self.dtype = first.shape, first.dtype
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def read(self, indices: Indices) -> Array:
+        """Implement ``Rows``."""
+        found = np.empty((len(indices), *self.shape), self.dtype)
+        for place, index in enumerate(indices):
+            image = self._decode(self._names[index])
+            if image.shape != self.shape:
+                name = self._names[index]
+                text = f"{name} is {_picture(image.shape)}; the images before it are {_picture(self.shape)}"
+                raise DataError(text, name)
+            found[place] = image
+        return found
+
+
+def in_memory(rows: Rows) -> Rows:
+    """Return the rows, read into memory if they are few and small."""
+    if len(rows) * math.prod(rows.shape) * rows.dtype.itemsize > IN_MEMORY:
+        return rows
+    return ArrayRows(rows.read(range(len(rows))))
+
+
+def _picture(shape: tuple[int, ...]) -> str:
+    channels, height, width = shape
+    return f"{width}x{height} {'grey' if channels == 1 else 'RGB'}"
+
+
+def unreadable(name: str, error: OSError) -> DataError:
+    """Return the error of a file that cannot be read."""
+    return DataError(f"{name}: {error.strerror}", name, transient=error.errno in TRANSIENT)
+
+
+def content(root: Path, name: str) -> bytes:
+    """Return the bytes of a file, at most its size when opened. Raises DataError if that is too large."""
+    try:
+        with (root / name).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _LARGEST:
+                raise DataError(f"{name} is larger than {_LARGEST} bytes", name)
+            return file.read(size)
+    except OSError as error:
+        raise unreadable(name, error) from None
+
+
+def npy(root: Path, name: str) -> Rows:
+    """Open a ``.npy`` file. Raises DataError."""
+    try:
+        with (root / name).open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            shape, fortran, dtype = _NPY_HEADERS[version](file)
+            start, size = file.tell(), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise unreadable(name, error) from None
+    except (ValueError, EOFError, KeyError):
+        raise DataError(f"{name} is not a whole .npy file of numbers", name) from None
+    whole = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or not shape or start + whole > size:
+        raise DataError(f"{name} is not a whole .npy file of numbers", name)
+    if not fortran and whole > IN_MEMORY:
+        return FileRows(root / name, name, start, shape, dtype)
+    try:
+        found = np.lib.format.read_array(io.BytesIO(content(root, name)), allow_pickle=False)
+    except (ValueError, EOFError, MemoryError):
+        raise DataError(f"{name} is not a whole .npy file of numbers", name) from None
+    return ArrayRows(found)
+
+
+def idx(root: Path, name: str) -> Rows:
+    """Open an IDX file of bytes, also one packed as ``.gz``: 00 00 08, the number of dimensions, each as 32
+    bits big endian, values. Raises DataError.
+    """
+    try:
+        if name.endswith(".gz"):
+            return ArrayRows(_idx(zlib.decompressobj(wbits=31).decompress(content(root, name), _LARGEST)))
+        if (root / name).stat().st_size <= IN_MEMORY:
+            return ArrayRows(_idx(content(root, name)))
+        with (root / name).open("rb") as file:
+            shape, start = _idx_header(file.read(4 + 4 * 255))
+            if start + math.prod(shape) > os.fstat(file.fileno()).st_size:
+                raise ValueError
+        return FileRows(root / name, name, start, shape, np.dtype(np.uint8))
+    except OSError as error:
+        raise unreadable(name, error) from None
+    except (struct.error, zlib.error, ValueError):
+        raise DataError(f"{name} is not a whole IDX file of bytes", name) from None
+
+
+def _idx(data: bytes) -> Array:
+    shape, start = _idx_header(data)
+    return np.frombuffer(data, np.uint8, math.prod(shape), start).reshape(shape)
+
+
+def _idx_header(data: bytes) -> tuple[tuple[int, ...], int]:
+    """Return the shape, and the place of the first value. Raises ValueError, struct.error."""
+    zero, kind, dimensions = struct.unpack_from("!HBB", data)
+    if (zero, kind) != (0, 8) or not dimensions:
+        raise ValueError("not bytes")
+    return struct.unpack_from(f"!{dimensions}I", data, 4), 4 + 4 * dimensions

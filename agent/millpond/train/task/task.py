@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (torch): a job's task: the user's hooks, and the defaults of those that the user has left out.
+
+All hooks but ``model`` are optional; the defaults classify labelled images:
+
+- ``model()`` returns the torch module.
+- ``dataset(folder, split)`` returns a torch map-style data set of a folder; ``split`` is "train" or "test".
+  It is read as needed, by ``__getitems__`` where there is one. That may return a whole batch, any tree of
+  tensors, instead of a list of samples.
+- ``collate(samples)`` returns a batch of a list of samples, see torch's ``default_collate``.
+- ``loss(model, batch)`` returns the sum of the losses of a batch, a tensor, and their count: of samples, or
+  of tokens. So batches of any size add up exactly.
+- ``metrics(model, batch)`` returns sums and counts by name.
+- ``summary(means)`` returns the final figures of the means over all samples, such as a perplexity.
+- ``optimizer(parameters)`` and ``scheduler(optimizer, total)`` return torch's; the scheduler makes a step
+  after each round or epoch, of ``total``.
+- ``state()`` returns an object with ``state_dict`` and ``load_state_dict`` that the device keeps for itself
+  between the exchanges and restarts of a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import default_collate
+
+from millpond.base.errors import LocalError
+from millpond.train.balance.curve import Ints
+from millpond.train.data import labelled_images
+from millpond.train.data.errors import DataError
+from millpond.train.data.labelled_images import LabelledImages, described
+from millpond.train.task.sums import LOSS, Sums, checked, means
+
+Batch = Any
+"""Any tree of tensors."""
+
+
+class SampleSet(Protocol):
+    """A torch map-style data set."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Return one sample."""
+
+
+class Task:
+    """The hooks of ``user``, an object or a module, with the defaults for those that it lacks. The default
+    data set reads images in ``format_`` with the labels of ``classes``.
+    """
+
+    def __init__(
+        self,
+        user: object,
+        format_: str = "npy",
+        classes: Sequence[str] = (),
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._user, self._arguments = user, arguments or {}
+        self._format, self._classes = format_, classes
+        if not callable(getattr(user, "model", None)):
+            raise LocalError("the task has no hook 'model'")
+
+    def _hook(self, name: str) -> Callable[..., Any] | None:
+        found: Callable[..., Any] | None = getattr(self._user, name, None)
+        return found if callable(found) else None
+
+    @property
+    def classifies_images(self) -> bool:
+        """Whether samples and loss are the default ones."""
+        return not any(self._hook(name) for name in ("dataset", "collate", "loss"))
+
+    def model(self) -> nn.Module:
+        """Return a new model. Raises LocalError for something else."""
+        made = getattr(self._user, "model")(**self._arguments)  # noqa: B009 - mypy knows no attribute of object
+        if not isinstance(made, nn.Module):
+            raise LocalError(f"the task's model is a {type(made).__name__}, not a torch.nn.Module")
+        return made
+
+    def dataset(self, root: Path, folder: str, split: str) -> SampleSet:
+        """Return the samples of a folder (absolute or below ``root``). Raises DataError."""
+        hook = self._hook("dataset")
+        if hook is None:
+            return labelled_images.load(root, folder, self._format, self._classes)
+        if not (root / folder).is_dir():
+            raise DataError(f"missing data: there is no folder {folder}")
+        found = hook(root / folder, split)
+        if not hasattr(found, "__len__") or not hasattr(found, "__getitem__"):
+            raise LocalError("the task's dataset is no map-style Dataset: it has no length or no items")
+        return found  # type: ignore[no-any-return]
+
+    def fetch(self, wanted: Sequence[tuple[SampleSet, Ints]]) -> Batch:
+        """Return the batch of some samples of each data set. Raises DataError, and any exception of the
+        user's.
+        """
+        found = [_items(part, indices) for part, indices in wanted]
+        if not isinstance(found[0], list):
+            return found[0] if len(found) == 1 else _joined(found)
+        return (self._hook("collate") or default_collate)([sample for part in found for sample in part])
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
+        """Return the summed loss of a batch, and its count. Raises LocalError for something else."""
+        found = (self._hook("loss") or _cross_entropy)(model, batch)
+        if not (isinstance(found, tuple) and len(found) == 2):
+            raise LocalError("the task's loss must return a sum, a tensor of one value, and its count")
+        total, count = found
+        if not isinstance(total, Tensor) or total.numel() != 1:
+            raise LocalError("the task's loss must return a sum, a tensor of one value, and its count")
+        return total, float(count)
+
+    def metrics(self, model: nn.Module, batch: Batch) -> Sums:
+        """Return the metrics of a batch, among them the loss. Raises LocalError."""
+        hook = self._hook("metrics") or (None if self._hook("loss") else _accuracy)
+        found = checked(hook(model, batch)) if hook else {}
+        if LOSS not in found:
+            total, count = self.loss(model, batch)
+            found[LOSS] = total.item(), count
+        return found
+
+    def summary(self, sums: Sums) -> dict[str, float]:
+        """Return the figures of all samples. Raises LocalError."""
+        found = means(sums)
+        if hook := self._hook("summary"):
+            found |= {name: float(value) for name, value in hook(dict(found)).items()}
+        return found
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer | None:
+        """Return the task's optimizer, None without one."""
+        hook = self._hook("optimizer")
+        return hook(parameters) if hook else None
+
+    def scheduler(
+        self, optimizer: torch.optim.Optimizer, total: int
+    ) -> torch.optim.lr_scheduler.LRScheduler | None:
+        """Return the task's scheduler, None without one."""
+        hook = self._hook("scheduler")
+        return hook(optimizer, total) if hook else None
+
+    def check(self, parts: Sequence[SampleSet], model: nn.Module) -> None:
+        """Raise DataError for images whose shapes differ, or whose labels the model cannot have."""
+        images = [part for part in parts if isinstance(part, LabelledImages)]
+        for part in images[1:]:
+            if part.shape != images[0].shape:
+                text = f"one folder holds samples of {described(part.shape)}, another of "
+                raise DataError(text + described(images[0].shape))
+        if not images or not self.classifies_images:
+            return
+        most = max(int(part.labels.max()) for part in images)
+        with torch.no_grad():
+            outputs = logits(model.eval()(images[0].__getitems__([0, 0])[0]))
+        if outputs.ndim == 2 and most >= outputs.shape[1]:
+            raise DataError(f"there is a label {most}, and the model tells {outputs.shape[1]} classes apart")
+
+
+def is_task(found: object) -> bool:
+    """Return whether an object or a module has the hooks of a task."""
+    return not isinstance(found, nn.Module) and callable(getattr(found, "model", None))
+
+
+def logits(outputs: Any) -> Tensor:
+    """Return the logits among the outputs of a model: themselves, or their attribute of that name."""
+    found: Tensor = getattr(outputs, "logits", outputs)
+    return found
+
+
+def _items(part: SampleSet, indices: Ints) -> Any:
+    wanted = indices.tolist()
+    getitems = getattr(part, "__getitems__", None)
+    return getitems(wanted) if callable(getitems) else [part[index] for index in wanted]
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    """Return one batch of several, whose tensors have the samples first."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(batches))
+    if isinstance(first, Mapping):
+        return {key: _joined([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, Sequence) and not isinstance(first, str):
+        return type(first)(map(_joined, zip(*batches, strict=True)))  # type: ignore[call-arg]
+    raise LocalError("the samples of several folders are in batches that cannot be joined")
+
+
+def _cross_entropy(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+    inputs, labels = batch
+    return cross_entropy(logits(model(inputs)), labels, reduction="sum"), labels.numel()
+
+
+def _accuracy(model: nn.Module, batch: Batch) -> dict[str, tuple[float, float]]:
+    inputs, labels = batch
+    outputs = logits(model(inputs))
+    loss = cross_entropy(outputs, labels, reduction="sum").item()
+    right = int((outputs.argmax(1) == labels).sum())
+    return {"accuracy": (right, labels.numel()), LOSS: (loss, labels.numel())}

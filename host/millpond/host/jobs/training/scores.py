@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: which rounds are scored, which model is the best, and when a job ends before its last round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millpond.host.jobs.context import JobFailed
+from millpond.train.job.spec import EvaluationSpec
+
+Scores = dict[str, dict[str, float | None]]
+"""The figures of a model by place, "host" or "devices"; None for one that is not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best ``value`` of the deciding metric, and its round."""
+
+    round: int
+    value: float
+
+
+def described(scores: Scores) -> list[str]:
+    """Return each figure as text: those on the host, or else on the devices, by name alone."""
+    first = next(iter(scores), "")
+    return [
+        f"{'' if place == first else place + ' '}{name} {'not finite' if value is None else f'{value:.4f}'}"
+        for place, figures in scores.items()
+        for name, value in figures.items()
+    ]
+
+
+class ScoreBoard:
+    """The scores of a job of ``total`` rounds, from which follow the best model and the end of the job."""
+
+    def __init__(self, spec: EvaluationSpec, total: int) -> None:
+        self._spec, self._total = spec, total
+        self.metric = spec.metric
+        self.best: Best | None = None
+        self._reached = False
+        self._since_best = 0
+        self.last: float | None = None
+
+    @classmethod
+    def of(cls, spec: EvaluationSpec, total: int, rounds: Sequence[tuple[int, Scores]]) -> ScoreBoard:
+        """Return the board of rounds that are done."""
+        board = cls(spec, total)
+        for number, scores in rounds:
+            board.add(number, scores)
+        return board
+
+    def is_due(self, number: int) -> bool:
+        """Return whether the model is scored after round ``number``."""
+        return bool(self._spec.on) and (number % self._spec.every == 0 or number >= self._total)
+
+    def add(self, number: int, scores: Scores) -> bool:
+        """Take in the scores of a round, if it was scored. Returns whether its model is the best so far.
+        Raises JobFailed if the deciding metric is not among them.
+        """
+        if not scores:
+            return False
+        value = self._deciding(scores)
+        self.last = value if math.isfinite(value) else None
+        self._reached = self._spec.target is not None and not self._better(self._spec.target, value)
+        if self.best is not None and not self._better(value, self.best.value):
+            self._since_best += 1
+            return False
+        self.best, self._since_best = Best(number, value), 0
+        return True
+
+    @property
+    def end(self) -> str:
+        """The reason why the job ends early, "" to go on."""
+        spec, best = self._spec, self.best
+        if self._reached:
+            return f"{self.metric} has reached {spec.target:g}"
+        if best is not None and spec.patience is not None and self._since_best >= spec.patience:
+            return f"{self.metric} has not improved on {best.value:.4f} of round {best.round}"
+        return ""
+
+    def _deciding(self, scores: Scores) -> float:
+        """Return the value of the deciding metric, the worst one if it is not finite."""
+        found = scores.get(self._spec.on[0], {}) if self._spec.on else {}
+        self.metric = self.metric or ("accuracy" if "accuracy" in found else "loss")
+        if self.metric not in found:
+            known = ", ".join(sorted(found)) or "none"
+            raise JobFailed(
+                f"evaluate: metric: there is no '{self.metric}' on the {self._spec.on[0]}; known: {known}"
+            )
+        value = found[self.metric]
+        return (math.inf if self._smaller else -math.inf) if value is None else value
+
+    @property
+    def _smaller(self) -> bool:
+        return self._spec.mode == "min" or (not self._spec.mode and self.metric == "loss")
+
+    def _better(self, one: float, other: float) -> bool:
+        return one < other if self._smaller else one > other
