@@ -454,7 +454,7 @@ def test_a_worker_that_hangs_is_told_and_a_host_that_leaves_is_not_waited_for(
             time.sleep(0.2)
         assert isinstance(agent.error, HostLeft)
         with agent.host() as host:
-            with pytest.raises(Refused, match="hangs: it has not used its processor") as caught:
+            with pytest.raises(Refused, match="hangs: it neither computes nor reads") as caught:
                 agent.step(host)
             assert caught.value.code == "worker"
         assert isinstance(agent.error, ConnectionLost)

@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from millpond.linux.progress import processor_time
+import pytest
+
+from millpond.linux.progress import HangDetector, processor_time
 
 from ..waiting import eventually
 
@@ -55,3 +57,17 @@ def test_nothing_is_known_of_nobody() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
         assert processor_time(process.pid) is None
+
+
+READER = "import time; from millpond.linux.progress import reading\nwith reading(): time.sleep(100)"
+
+
+@pytest.mark.parametrize(("program", "hangs"), [(SLEEPING, True), (READER, False), (BUSY, False)])
+def test_one_that_neither_computes_nor_reads_hangs(program: str, hangs: bool) -> None:
+    with child_of_a_child(program) as pid:
+        if program is not BUSY:
+            eventually(lambda: not advances(pid) and not advances(pid), "it has started")
+        detector = HangDetector(pid)
+        assert not detector.is_hung()
+        time.sleep(LOOK)
+        assert detector.is_hung() == hangs

@@ -26,7 +26,7 @@ from millpond.fs.store.layout import PUBLIC
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end
-from millpond.linux.progress import HANG_SECONDS, processor_time
+from millpond.linux.progress import HANG_SECONDS, HangDetector
 from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import (
     PART_VALUES,
@@ -50,7 +50,7 @@ SEND_SECONDS = 60.0
 SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 _DIED = "the worker process died; the job's log on the device may say why"
 _STRANGE = "the worker process sent what is no answer"
-_HANGS = "the worker process hangs: it has not used its processor for {:.1f} s"
+_HANGS = "the worker process hangs: it neither computes nor reads"
 _PART = 4 * PART_VALUES
 _LONGEST_TEXT = 1000
 
@@ -215,16 +215,14 @@ class JobWorker:
         return bool(ready)
 
     def _wait_while_busy(self, host: Channel) -> None:
-        """Wait for the worker as long as it uses its processor: all others wait in this step, too."""
-        seen = None
+        """Wait for the worker as long as it computes or reads: all others wait in this step, too."""
+        detector = HangDetector(self._process.pid)
         while not self._poll(host, Deadline.after(HANG_SECONDS)):
-            now = processor_time(self._process.pid)
-            if now is not None and now == seen:
-                text = _HANGS.format(HANG_SECONDS)
+            if detector.is_hung():
+                text = _HANGS
                 log.warning("job %s: %s", self.name, text)
                 host.send(Failure("worker", text), Deadline.after(SEND_SECONDS))
                 raise ConnectionLost(text)
-            seen = now
 
     def _sandbox(self) -> Sandbox:
         """Return the worker's sandbox: of the volume it has the public part, and of the private one the

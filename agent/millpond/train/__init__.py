@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training engine that devices and the host's own worker run; ``group`` is for scripts of one's own."""
+"""The training engine that devices and the host's own worker run. ``fit`` trains a task in one process;
+``group`` is for scripts of one's own.
+"""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from millpond.train.compute.fit import Fitted
     from millpond.train.distributed.group import GroupPolicy, ProcessGroup
 
 
@@ -25,3 +29,16 @@ def group(model: nn.Module, *, policy: GroupPolicy = "balance") -> AbstractConte
     from millpond.train.distributed.group import joined  # imports torch, which the daemons do without
 
     return joined(model, policy)
+
+
+def fit(
+    task: object, train: str | Path, test: str | Path = "", *, epochs: int = 1, seed: int = 0, **training: Any
+) -> Fitted:
+    """Train a task in this process alone, on the folder ``train``, and print a line for each epoch, with the
+    task's figures on the folder ``test``. ``task`` has the hooks of ``train.task.task``; ``training`` are the
+    keys of a job's table ``[train]``: batch, learning_rate, optimizer, ... So a task is tried before it goes
+    to a fleet. Raises LocalError, and any exception of the task.
+    """
+    from millpond.train.compute.fit import fit as run  # imports torch, which the daemons do without
+
+    return run(task, train, test, epochs=epochs, seed=seed, **training)

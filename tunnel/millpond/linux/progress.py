@@ -1,16 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (/proc, psutil): measure the processor time of processes, to detect those that hang."""
+"""Edge (/proc, psutil): the progress of processes, to detect those that hang.
+
+A process that computes uses its processor. One that waits for a slow disk does not: its thread says so by its
+name in /proc, which any process may read.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
+from millpond.linux.syscalls import set_thread_name, thread_name
+
 HANG_SECONDS = 0.75
-"""A process that owes an answer, and has used no processor time in the second interval of this length, hangs.
-The first is not checked: a check takes some ms.
+"""A process that owes an answer, and has used no processor time in the second interval of this length, hangs,
+unless it reads. The first is not checked: a check takes some ms.
 """
+READ_SECONDS = 60.0
+"""A process that reads hangs after so long without processor time, which each finished read takes."""
+_READING = b"reading samples"
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Say that this thread waits for data."""
+    before = thread_name()
+    set_thread_name(_READING)
+    try:
+        yield
+    finally:
+        set_thread_name(before)
+
+
+class HangDetector:
+    """Detects that a process and its descendants hang; ``is_hung`` is to be called each HANG_SECONDS."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._since = pid, time.monotonic()
+        self._seen: int | None = None
+
+    def is_hung(self) -> bool:
+        """Return whether the process has made no progress since the last call, or for READ_SECONDS if it
+        reads.
+        """
+        now = processor_time(self._pid)
+        if now is None or now != self._seen:
+            self._seen, self._since = now, time.monotonic()
+            return False
+        return not _is_reading(self._pid) or time.monotonic() - self._since > READ_SECONDS
 
 
 def processor_time(pid: int) -> int | None:
@@ -21,10 +62,23 @@ def processor_time(pid: int) -> int | None:
     kernel does not tell, or there is no such process.
     """
     try:
-        top = psutil.Process(pid)
-        return sum(_of_one(process.pid) for process in (top, *top.children(recursive=True)))
+        return sum(_of_one(process) for process in _family(pid))
     except (OSError, ValueError, psutil.Error):
         return None
+
+
+def _is_reading(pid: int) -> bool:
+    with contextlib.suppress(OSError, psutil.Error):
+        for process in _family(pid):
+            names = (task / "comm" for task in Path(f"/proc/{process}/task").iterdir())
+            if any(name.read_bytes().rstrip(b"\n") == _READING for name in names):
+                return True
+    return False
+
+
+def _family(pid: int) -> list[int]:
+    top = psutil.Process(pid)
+    return [process.pid for process in (top, *top.children(recursive=True))]
 
 
 def _of_one(pid: int) -> int:

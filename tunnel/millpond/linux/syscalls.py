@@ -44,6 +44,8 @@ CAP_AUDIT_WRITE = 29
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
+_PR_SET_NAME = 15
+_PR_GET_NAME = 16
 _PR_SET_SECCOMP = 22
 _PR_CAPBSET_DROP = 24
 _SECCOMP_MODE_FILTER = 2
@@ -139,6 +141,18 @@ def pivot_root(new_root: Path) -> None:
 def die_with_parent(signal: int) -> None:
     """Have the kernel send this process ``signal`` when the thread that forked it ends."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal), 0, 0, 0), "prctl")
+
+
+def thread_name() -> bytes:
+    """Return the name of this thread in /proc, at most 15 bytes."""
+    name = ctypes.create_string_buffer(16)
+    _check(_libc.prctl(_PR_GET_NAME, name, 0, 0, 0), "prctl")
+    return name.value
+
+
+def set_thread_name(name: bytes) -> None:
+    """Set the name of this thread in /proc, of which the kernel keeps 15 bytes."""
+    _check(_libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name), 0, 0, 0), "prctl")
 
 
 def make_dumpable() -> None:

@@ -6,25 +6,22 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
 import psutil
 import torch
 
-from millpond.train.balance.curve import Ints
-from millpond.train.compute.evaluation import autocast, evaluate
-from millpond.train.compute.optimizers import Schedule, make_optimizer, trainable
-from millpond.train.compute.prefetch import prefetched
-from millpond.train.compute.selection import SampleFolders, Selection, Synthetic, batches
+from millpond.train.compute.batch_loop import BatchLoop
+from millpond.train.compute.evaluation import evaluate
+from millpond.train.compute.optimizers import Schedule, make_optimizer
+from millpond.train.compute.selection import SampleFolders, Selection, Synthetic
 from millpond.train.determinism import generators
 from millpond.train.job.spec import WorkSpec
 from millpond.train.protocol import Update, Work
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task.sums import LOSS, Sums
-from millpond.train.task.task import Batch, Task
+from millpond.train.task.task import Task
 
 _CHECKED = 16
 """Exchanges between two checks that the model has not changed its parameters itself."""
@@ -37,6 +34,7 @@ class LocalTrainer:
         self, parameters: FlatParameters, task: Task, samples: SampleFolders, work: WorkSpec
     ) -> None:
         self.parameters, self._task, self._samples, self._work = parameters, task, samples, work
+        self._loop = BatchLoop(task, parameters.model, work)
         self._schedule: Schedule | None = None
         self._exchanges = 0
         self._process = psutil.Process()
@@ -83,24 +81,12 @@ class LocalTrainer:
     def _differentiate(self, chosen: Selection | Synthetic, state: Vector) -> tuple[float, float]:
         """Compute the sums of gradients over the samples. Returns the summed loss and its count."""
         self.parameters.clear()
-        loss = count = 0.0
-        for _, batch in prefetched(
-            _split(np.arange(len(chosen)), self._work.accumulate), chosen.batch, self._work.prefetch
-        ):
-            part, counted = self._backward(batch)
-            loss, count = loss + part, count + counted
+        loss, count = self._loop.backward(chosen)
         if self._exchanges % _CHECKED == 0:  # a look at the whole model
             self.parameters.check_unchanged(state)
         self._exchanges += 1
         self.parameters.check_bound()
         return loss, count
-
-    def _backward(self, batch: Batch) -> tuple[float, float]:
-        """Add the gradients of the summed loss of a batch. Returns that sum and its count."""
-        with autocast(self._work):
-            loss, count = self._task.loss(self.parameters.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.item(), count
 
     def _train(self, chosen: Selection | Synthetic, request: Work) -> tuple[float, float]:
         """Train locally. Returns the summed loss of one pass and its count, the means over all passes. The
@@ -111,46 +97,15 @@ class LocalTrainer:
         optimizer = make_optimizer(self.parameters.model, work.optimizer, self._task)
         self._schedule = self._schedule or Schedule(optimizer, work.scheduler, work.total, self._task)
         self._schedule.set(optimizer, request.epoch)
-        optimizer.zero_grad()
         for _ in range(work.passes):
-            samples = 0.0  # that the batch counts so far
-            places = _parts(batches(chosen.groups, work.batch, work.steps, shuffle), work.accumulate)
-            for (_, last), batch in prefetched(places, lambda part: chosen.batch(part[0]), work.prefetch):
-                loss, count = self._backward(batch)
-                total, counted, samples = total + loss, counted + count, samples + count
-                if last:
-                    self._step(optimizer, samples)
-                    samples = 0.0
+            loss, count = self._loop.run(optimizer, chosen, shuffle)
+            total, counted = total + loss, counted + count
         self.parameters.check_bound()
         return total / work.passes, counted / work.passes
-
-    def _step(self, optimizer: torch.optim.Optimizer, count: float) -> None:
-        """Take a step with the sums of gradients over ``count``."""
-        trained = trainable(self.parameters.model)
-        gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
-        if count and gradients:
-            torch._foreach_mul_(gradients, 1 / count)
-            if self._work.clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(trained, self._work.clip_norm)
-            optimizer.step()
-        optimizer.zero_grad()
 
     def _used(self) -> float:
         times = self._process.cpu_times()
         return times.user + times.system
-
-
-def _split(places: Ints, parts: int) -> list[Ints]:
-    """Divide the places of a batch into parts for ``backward``."""
-    return np.array_split(places, min(parts, len(places)))
-
-
-def _parts(places: Iterable[Ints], accumulate: int) -> Iterator[tuple[Ints, bool]]:
-    """Yield the parts of all batches, and whether each is the last of its batch."""
-    for whole in places:
-        *before, last = _split(whole, accumulate)
-        yield from ((part, False) for part in before)
-        yield last, True
 
 
 def _forget_peak() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from millpond.base.errors import LocalError
+from millpond.linux.progress import reading
 from millpond.train.balance.curve import Ints
 from millpond.train.balance.data_plan import held_count, held_out, order
 from millpond.train.data.errors import DataError
@@ -105,7 +106,8 @@ class Selection:
             own = self._indices[number]
             at = own[places[which == number] - (self._ends[number] - len(own))]
             wanted.append((self._parts[number], at))
-        return self._task.fetch(wanted)
+        with reading():
+            return self._task.fetch(wanted)
 
 
 class Synthetic:

@@ -22,7 +22,7 @@ from millpond.host.fleet.device import Device
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end
-from millpond.linux.progress import HANG_SECONDS, processor_time
+from millpond.linux.progress import HANG_SECONDS, HangDetector
 from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import (
     Fetch,
@@ -195,15 +195,13 @@ class HostProcess:
         return self._channel.expect(reply, Deadline.after(REPLY_SECONDS), payload=size)
 
     def _wait_while_busy(self, deadline: Deadline) -> None:
-        seen = None
+        detector = HangDetector(self._process.pid)
         poll = select.poll()
         poll.register(self._channel.sock, select.POLLIN)
         while not poll.poll(1000 * HANG_SECONDS):
             deadline.remaining()
-            now = processor_time(self._process.pid)
-            if now is not None and now == seen:
-                raise ConnectionLost(f"the worker '{self.name}' hangs: it does not use its processor")
-            seen = now
+            if detector.is_hung():
+                raise ConnectionLost(f"the worker '{self.name}' hangs: it neither computes nor reads")
 
     @property
     def pid(self) -> int:

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (torch): training of a task in this process alone, see ``train.fit``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from millpond.train.compute.batch_loop import BatchLoop
+from millpond.train.compute.evaluation import evaluate
+from millpond.train.compute.optimizers import Schedule, make_optimizer
+from millpond.train.compute.selection import Selection
+from millpond.train.determinism import generators
+from millpond.train.job.spec import DataSpec, Job, ModelSpec, TrainingSpec
+from millpond.train.task.task import SampleSet, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A trained ``model``, the mean ``losses`` of its epochs, and its figures on the test data after each."""
+
+    model: nn.Module
+    losses: list[float]
+    scores: list[dict[str, float]]
+
+
+def fit(
+    task: object,
+    train: str | Path,
+    test: str | Path = "",
+    *,
+    epochs: int = 1,
+    seed: int = 0,
+    tell: Callable[[str], None] = print,
+    **training: Any,
+) -> Fitted:
+    """Implement ``train.fit``."""
+    spec = replace(TrainingSpec(**training), epochs=1)
+    job = Job("fit", DataSpec(str(train)), task=ModelSpec("fit"), seed=seed, train=spec)
+    work, hooks = replace(job.work, total=epochs), Task(task)
+    generators.be_deterministic(work.threads)
+    generators.plant(seed)
+    model = hooks.model()
+    samples = _all(hooks, hooks.dataset(Path(), str(train), "train"))
+    held_out = _all(hooks, hooks.dataset(Path(), str(test), "test")) if test else None
+    optimizer = make_optimizer(model, work.optimizer, hooks)
+    schedule = Schedule(optimizer, work.scheduler, epochs, hooks)
+    loop, shuffle = BatchLoop(hooks, model, work), torch.Generator().manual_seed(seed)
+    fitted = Fitted(model, [], [])
+    for epoch in range(1, epochs + 1):
+        model.train()
+        schedule.set(optimizer, epoch)
+        loss, count = loop.run(optimizer, samples, shuffle)
+        fitted.losses.append(loss / count)
+        figures = hooks.summary(evaluate(model, hooks, held_out, work)) if held_out else {}
+        fitted.scores.append(figures)
+        told = "".join(f", {name} {value:.4f}" for name, value in figures.items())
+        tell(f"epoch {epoch}: training loss {fitted.losses[-1]:.4f}{told}")
+    return fitted
+
+
+def _all(task: Task, part: SampleSet) -> Selection:
+    every = np.arange(len(part))
+    return Selection(task, [part], [every], np.ones_like(every))
