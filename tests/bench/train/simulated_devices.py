@@ -14,7 +14,17 @@ import numpy as np
 
 from millpond.base.deadline import NEVER
 from millpond.base.errors import ConnectionLost
-from millpond.train.protocol import METRICS, PART_VALUES, Fetch, Part, PrepareWorker, Ready, Update, Work
+from millpond.train.protocol import (
+    METRICS,
+    PART_VALUES,
+    Fetch,
+    MissingFiles,
+    Part,
+    PrepareWorker,
+    Ready,
+    Update,
+    Work,
+)
 from millpond.train.state import layout
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message, Ok
@@ -44,6 +54,7 @@ class Agents:
     def _answer(self, message: Message, channel: Channel) -> None:
         if isinstance(message, PrepareWorker):
             self._size = layout.size(message.tensors)
+            channel.send(MissingFiles(()), NEVER)
             channel.send(Ready((SAMPLES,)), NEVER)
         elif isinstance(message, Work):
             metrics = dict.fromkeys(METRICS, 0.0)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,17 +15,6 @@ from torch import nn
 from millpond.base.errors import LocalError
 from millpond.train.determinism import generators
 from millpond.train.job.spec import ModelSpec
-
-
-def write_code(code: dict[str, str], folder: Path) -> None:
-    """Write the user's files by name below ``folder``. Raises LocalError for a name that leads outside."""
-    for name, text in code.items():
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-            raise LocalError(f"model: files: '{name}' is not a relative file name")
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
 
 
 def build(model: ModelSpec, code_dir: Path, seed: int) -> nn.Module:
