@@ -33,8 +33,8 @@ class LaidOutFiles:
     names: tuple[str, ...]
 
     def sources(self) -> dict[str, str]:
-        """Return the texts of the job's modules by name, the first MiB of them all: the host chooses them, and
-        reports of errors may have any of their words.
+        """Return the texts of the job's modules by name, the first MiB of them all: the host chooses them,
+        and reports of errors may have any of their words.
         """
         found, left = dict[str, str](), _MOST_TEXT
         for name in sorted(self.names):
