@@ -143,7 +143,7 @@ def zygote() -> Iterator[Zygote]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         number = theirs.fileno()  # nothing is prepared, so that any descriptors will do for the memory
-        first = made.start(Sandbox(), ["3", "--shared", "4", "5"], [number, number, number], 2)
+        first = made.start(Sandbox(), ["3", "--shared", "4", "5", "--code", "/"], [number, number, number], 2)
     assert first.wait() == 0
     yield made
     made.close()

@@ -16,6 +16,7 @@ import pytest
 
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.gate import CanaryError, Gate, LedgerCounters, Pattern, ledger
+from millpond.agent.job_files import LaidOutFiles
 from millpond.agent.job_worker import HostLeft, JobWorker
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import StateAnswers
@@ -35,9 +36,11 @@ from millpond.train.protocol import (
     Work,
 )
 from millpond.train.state.layout import Tensor
+from millpond.train.worker.start import WorkerFiles
 from millpond.wire.channel import Buffer, Channel
 from millpond.wire.messages import Kind, Ok
 
+from ..job_files import written
 from ..waiting import eventually
 
 CANARY = b"canary-of-the-test-1"  # as long as five floats
@@ -156,8 +159,11 @@ class Agent:
         folders = (Folder("private/digits", "csd0"),)
         shapes = {"layers.1.weight": (classes, 64), "layers.1.bias": (classes,)}
         tensors = tuple(Tensor(name, shape, "float32") for name, shape in shapes.items())
-        request = PrepareWorker(work, "csd0", folders, {"net.py": MODEL}, tensors)
-        self.worker = JobWorker(config, request, zygote, StateAnswers(0), SecretDraws(base / "draws.key"))
+        request = PrepareWorker(work, "csd0", folders, {}, tensors)
+        files = LaidOutFiles(WorkerFiles(written({"net.py": MODEL}, base / "code")), ("net.py",))
+        self.worker = JobWorker(
+            config, request, files, zygote, StateAnswers(0), SecretDraws(base / "draws.key")
+        )
         self.epoch = 0
         near, far = socket.socketpair()
         with Channel(near, "csd0"), Channel(far, "host") as control, ExitStack() as failed:

@@ -22,11 +22,14 @@ from millpond.train.job.spec import ModelSpec, WorkSpec
 from millpond.train.protocol import Folder, PrepareWorker, Work
 from millpond.train.state.layout import Tensor
 
+from ..job_files import described
+
 SMALLEST = 'name = "csd0"\n[link]\nsocket = "/run/slot/nvme.sock"\naddress = "10.77.0.2/30"\n'
 PRIVATE, PUBLIC = Folder("private/digits", "csd0"), Folder("public/digits", "csd0", public=True)
 CODE = {"net.py": "def Net(): ...", "more.py": "x = 1"}
+FILES = described(CODE)
 TENSORS = (Tensor("weight", (10, 10), "float32"), Tensor("bias", (10,), "float32"))
-JOB = PrepareWorker(WorkSpec("job", ModelSpec("net:Net")), "csd0", (PRIVATE, PUBLIC), CODE, TENSORS)
+JOB = PrepareWorker(WorkSpec("job", ModelSpec("net:Net")), "csd0", (PRIVATE, PUBLIC), FILES, TENSORS)
 SAMPLES = 40
 
 
@@ -63,9 +66,9 @@ def test_the_policy_that_nobody_has_written_is_in_force(tmp_path: Path) -> None:
 def test_everything_can_be_set(tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
     table = 'least_samples = 20\nanswers_per_state = 0\nfolders = ["private/a", "private/b/c"]\n'
-    table += f'code = "listed"\nlisted = ["{digest("net:Net", CODE)}"]\nlargest_model = 1000\n'
+    table += f'code = "listed"\nlisted = ["{digest("net:Net", FILES)}"]\nlargest_model = 1000\n'
     file.write_text(f"{SMALLEST}[policy]\n{table}")
-    listed = (digest("net:Net", CODE),)
+    listed = (digest("net:Net", FILES),)
     assert read(file).policy == Policy(20, 0, ("private/a", "private/b/c"), "listed", listed, (), 1000)
 
 
@@ -158,22 +161,19 @@ def test_a_model_has_values(tensors: tuple[Tensor, ...]) -> None:
 
 
 def test_code_that_is_not_listed_is_named_by_its_digest() -> None:
-    listed = Policy(code="listed", listed=(digest("net:Net", CODE),))
+    listed = Policy(code="listed", listed=(digest("net:Net", FILES),))
     check_job(listed, "csd0", JOB)
-    check_job(listed, "csd0", replace(JOB, code=dict(reversed(CODE.items()))))
+    check_job(listed, "csd0", replace(JOB, files=dict(reversed(FILES.items()))))
     for code in ({**CODE, "more.py": "x = 2"}, {**CODE, "torch.py": ""}, {"net.py": CODE["net.py"]}, {}):
-        error = refusal(listed, code=code)
-        assert (
-            error.text
-            == f"policy.code: the job's code is not listed; its digest is {digest('net:Net', code)}"
-        )
+        error, found = refusal(listed, files=described(code)), digest("net:Net", described(code))
+        assert error.text == f"policy.code: the job's code is not listed; its digest is {found}"
     assert refusal(Policy(code="listed")).code == "policy"
 
 
 @pytest.mark.parametrize("factory", ["timeit:timeit", "subprocess:run", "net:Other"])
 def test_listed_code_is_run_as_it_was_listed(factory: str) -> None:
     """Python's own callables run what their arguments say, whatever the job's files are."""
-    listed = Policy(code="listed", listed=(digest("net:Net", CODE),))
+    listed = Policy(code="listed", listed=(digest("net:Net", FILES),))
     error = refusal(listed, work=replace(JOB.work, model=ModelSpec(factory, (), {"stmt": "print(1)"})))
     assert error.text.startswith("policy.code: ")
 
@@ -182,7 +182,8 @@ def test_listed_code_is_run_as_it_was_listed(factory: str) -> None:
 def test_other_code_has_another_digest(
     one: dict[str, str], two: dict[str, str], factory: str, other: str
 ) -> None:
-    assert (digest(factory, one) == digest(other, two)) == ((factory, one) == (other, two))
+    same = digest(factory, described(one)) == digest(other, described(two))
+    assert same == ((factory, one) == (other, two))
 
 
 @pytest.mark.parametrize("parts", [(7, SAMPLES), (0, SAMPLES), (-1, SAMPLES)])

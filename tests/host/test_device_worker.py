@@ -20,6 +20,7 @@ from millpond.train.protocol import (
     PART_VALUES,
     Fetch,
     Folder,
+    MissingFiles,
     Part,
     PrepareWorker,
     Ready,
@@ -31,6 +32,7 @@ from millpond.train.state.layout import Tensor
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Ok
 
+from ..job_files import no_contents
 from .steps import zero_state
 
 SIZE = 2 * PART_VALUES + 10
@@ -79,6 +81,7 @@ class Sender:
         if isinstance(request, WarmUp):
             host.send(Ok(), soon())
         elif isinstance(request, PrepareWorker):
+            host.send(MissingFiles(()), soon())
             host.send(Ready((10,), token=b"the token"), soon())
         elif isinstance(request, Work):
             host.receive_payload(4 * SIZE, soon())
@@ -113,7 +116,7 @@ Pair = tuple[DeviceWorker, Sender]
 def pair() -> Iterator[Pair]:
     """A worker that is prepared, and its device."""
     device = Sender()
-    worker = DeviceWorker(cast(Device, device), request_of)
+    worker = DeviceWorker(cast(Device, device), request_of, no_contents)
     worker.prepare(soon())
     yield worker, device
     worker.close()

@@ -18,8 +18,10 @@ from millpond.host.model.jobs import JobEvent, JobPlan, JobState, Round
 from millpond.host.store.store import Store
 from millpond.train.job.spec import DataSpec, Job, ModelSpec
 
+from ..job_files import described
+
 JOB = Job("digits", DataSpec("private/x", "/test"), ModelSpec("m:build", ("m.py",), {"width": 3}))
-CODE = {"m.py": "def build(width): ...\n"}
+FILES = described({"m.py": "def build(width): ...\n"})
 ROUND = Round(
     1,
     0.5,
@@ -51,9 +53,9 @@ def store(path: Path) -> Iterator[Store]:
 
 
 def test_a_job_is_what_was_submitted(store: Store) -> None:
-    number = store.add_job(JOB, CODE)
+    number = store.add_job(JOB, FILES)
     (row,) = store.jobs()
-    assert (row.id, row.job, row.code, row.state) == (number, JOB, CODE, JobState.RUNNING)
+    assert (row.id, row.job, row.files, row.state) == (number, JOB, FILES, JobState.RUNNING)
     assert (row.plan, row.model, row.error, row.ended) == (None, "", "", None)
     assert row.created > 0
 
@@ -67,7 +69,7 @@ def test_numbers_are_never_used_again(store: Store) -> None:
 
 def test_everything_survives_a_restart(path: Path) -> None:
     first = Store(path)
-    number = first.add_job(JOB, CODE)
+    number = first.add_job(JOB, FILES)
     first.set_plan(number, JobPlan(("csd0", "csd1")))
     first.add_round(number, ROUND)
     first.saw_device("csd0", "boot", "0.1")

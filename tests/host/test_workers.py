@@ -31,6 +31,7 @@ from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
 from millpond.train.protocol import (
     Fetch,
     Folder,
+    MissingFiles,
     Part,
     PrepareServer,
     PrepareWorker,
@@ -40,9 +41,11 @@ from millpond.train.protocol import (
     Work,
 )
 from millpond.train.state.layout import Tensor
+from millpond.train.worker.start import WorkerFiles
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure, Message, Ok
 
+from ..job_files import no_contents, written
 from .steps import zero_state
 
 SIZE = 6
@@ -97,7 +100,9 @@ class Board:
 
     def _prepare(self, host: Channel) -> None:
         request = host.receive(soon()).message
-        host.send(Ok() if isinstance(request, WarmUp) else Ready((10,), token=b"the token"), soon())
+        host.send(Ok() if isinstance(request, WarmUp) else MissingFiles(()), soon())
+        if not isinstance(request, WarmUp):
+            host.send(Ready((10,), token=b"the token"), soon())
 
     def _exchange(self, host: Channel) -> None:
         request = host.receive(soon()).message
@@ -153,7 +158,7 @@ def request_of(_deadline: Deadline) -> PrepareWorker:
 
 
 def device_worker(board: Board) -> DeviceWorker:
-    return DeviceWorker(cast(Device, board), request_of)
+    return DeviceWorker(cast(Device, board), request_of, no_contents)
 
 
 def event_of(
@@ -277,8 +282,9 @@ def start(folder: Path, tmp_path: Path, states: memory.SharedBuffer, zygote: Zyg
         arguments = {"fail": fail} if fail else {}
         work = replace(WORK, model=ModelSpec("net:build", ("net.py",), arguments))
         folders = (Folder(str(folder), "csd0", public=True),)
-        request = PrepareWorker(work, "host", folders, {"net.py": NET}, NET_TENSORS, states=3)
-        made.append(LocalWorker(request, [folder], tmp_path / "host.log", zygote, states.descriptor))
+        request = PrepareWorker(work, "host", folders, {}, NET_TENSORS, states=3)
+        files = WorkerFiles(written({"net.py": NET}, tmp_path / "code"))
+        made.append(LocalWorker(request, files, [folder], tmp_path / "host.log", zygote, states.descriptor))
         return made[-1]
 
     yield process
@@ -359,9 +365,10 @@ def test_another_model_than_the_hosts_is_refused(start: Start, tmp_path: Path) -
 @pytest.fixture
 def server(folder: Path, tmp_path: Path, zygote: Zygote) -> Iterator[ParameterServer]:
     optimizer = OptimizerSpec("sgd", 0.05, 0.9)
-    request = PrepareServer(WORK, optimizer, {"net.py": NET}, states=3)
+    request = PrepareServer(WORK, optimizer, states=3)
     states = memory.make("states")
-    process = ParameterServer(request, [folder], tmp_path / "log", zygote, states)
+    files = WorkerFiles(written({"net.py": NET}, tmp_path / "code"))
+    process = ParameterServer(request, files, [folder], tmp_path / "log", zygote, states)
     try:
         process.prepare(soon())
         assert process.tensors == NET_TENSORS

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.gate import Gate, LedgerCounters, ledger
+from millpond.agent.job_files import LaidOutFiles
 from millpond.agent.job_worker import JobWorker
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import StateAnswers, check_job
@@ -31,8 +32,11 @@ from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
 from millpond.train.protocol import PART_VALUES, Fetch, Folder, Part, PrepareWorker, Ready, Update, Work
 from millpond.train.state import layout
 from millpond.train.state.layout import Tensor
+from millpond.train.worker.start import WorkerFiles
 from millpond.wire.channel import Buffer, Channel
 from millpond.wire.messages import Kind
+
+from ..job_files import written
 
 DIGITS = Folder("private/digits", "csd0")
 SIDE, CLASSES, SAMPLES = 8, 8, 50
@@ -159,7 +163,7 @@ class Device:
         own = OptimizerSpec("sgd", 0.1)
         spec = ModelSpec("net:Net", ("net.py",))
         work = WorkSpec("attack", spec, seed=seed, optimizer=own, passes=passes, batch=batch)
-        request = PrepareWorker(work, "csd0", tuple(folders), code or model(), tensors)
+        request = PrepareWorker(work, "csd0", tuple(folders), {}, tensors)
         check_job(policy, "csd0", request)
         self.gate = Gate((), LedgerCounters.in_memory())
         self.left = Leaving(self.gate)
@@ -167,7 +171,8 @@ class Device:
         self.size, self.seed = layout.size(tensors), seed
         answers = answers or StateAnswers(policy.answers_per_state)
         draws = SecretDraws(base / "state" / "draws.key")
-        self.worker = JobWorker(config, request, zygote, answers, draws)
+        files = LaidOutFiles(WorkerFiles(written(code or model(), base / "code")), ("net.py",))
+        self.worker = JobWorker(config, request, files, zygote, answers, draws)
         near, far = socket.socketpair()
         try:
             with Channel(near, "csd0"), Channel(far, "host") as control:

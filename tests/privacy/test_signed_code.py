@@ -16,6 +16,8 @@ from millpond.train.job import file
 from millpond.train.job.signed_code import NAMESPACE, digest
 from millpond.train.protocol import PrepareWorker
 
+from ..job_files import described
+
 JOB = """
 name = "signed"
 [data]
@@ -46,9 +48,9 @@ def owner(tmp_path: Path) -> Path:
 
 def request(folder: Path) -> PrepareWorker:
     """The host's request, as ``WorkerGroup`` makes it of the job."""
-    job, code = file.read(folder / "job.toml")
-    signature = code.pop(job.model.signature)
-    return PrepareWorker(job.work, "csd0", (), code, (), signature=signature)
+    job, paths = file.read(folder / "job.toml")
+    signature = paths.pop(job.model.signature).read_text()
+    return PrepareWorker(job.work, "csd0", (), file.describe(paths, "job"), (), signature=signature)
 
 
 def refusal(owners: list[str], asked: PrepareWorker) -> str:
@@ -65,15 +67,18 @@ def test_an_owner_signs_without_the_hosts_data(tmp_path: Path, owner: Path) -> N
 
 def test_an_owner_signs_code(tmp_path: Path, owner: Path) -> None:
     path, found = sign(tmp_path / "job.toml", owner)
-    assert path == tmp_path / "net.sig" and found == digest("net:Net", {"net.py": "def Net(): ..."})
+    assert path == tmp_path / "net.sig" and found == digest(
+        "net:Net", described({"net.py": "def Net(): ..."})
+    )
     check_signature([public(new_key(tmp_path, "other")), public(owner)], request(tmp_path))
 
 
 def test_other_code_is_not_signed(tmp_path: Path, owner: Path) -> None:
     sign(tmp_path / "job.toml", owner)
     asked = request(tmp_path)
-    for code in ({**asked.code, "torch.py": ""}, {"net.py": "def Net(): 1"}, {}):
-        assert "no owner of the device has signed" in refusal([public(owner)], replace(asked, code=code))
+    empty = described({"torch.py": ""})
+    for files in ({**asked.files, **empty}, described({"net.py": "def Net(): 1"}), {}):
+        assert "no owner of the device has signed" in refusal([public(owner)], replace(asked, files=files))
     model = replace(asked.work.model, factory="timeit:timeit")
     assert "no owner" in refusal([public(owner)], replace(asked, work=replace(asked.work, model=model)))
     assert "is not signed; its digest is" in refusal([public(owner)], replace(asked, signature=""))
@@ -87,7 +92,7 @@ def test_other_keys_sign_nothing(tmp_path: Path, owner: Path) -> None:
 
 def test_a_signature_of_something_else_does_not_count(tmp_path: Path, owner: Path) -> None:
     (tmp_path / "net.sig").write_text("")
-    text = digest("net:Net", {"net.py": "def Net(): ..."}).encode()
+    text = digest("net:Net", described({"net.py": "def Net(): ..."})).encode()
     for namespace, accepted in (("git", False), (NAMESPACE, True)):
         command = ["ssh-keygen", "-q", "-Y", "sign", "-f", owner, "-n", namespace]
         made = subprocess.run(command, input=text, capture_output=True, check=True).stdout.decode()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from millpond.train.job.spec import (
     check_work,
     longer,
 )
+
+from ..job_files import described, written
 
 EXAMPLES = Path(__file__).parents[2] / "agent" / "examples"
 GOOD = """
@@ -47,16 +50,39 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "job"
 
 
-def read(folder: Path, text: str) -> tuple[Job, dict[str, str]]:
+def read(folder: Path, text: str) -> tuple[Job, dict[str, Path]]:
     (folder / "job.toml").write_text(text)
     return file.read(folder / "job.toml")
 
 
 def test_a_job_and_its_code(folder: Path) -> None:
-    job, code = read(folder, GOOD)
+    job, paths = read(folder, GOOD)
     assert (job.name, job.data.test) == ("digits", str(folder / "test"))
-    assert code == {"mymodel.py": "# mine", "parts/head.py": "# head"}
+    assert paths == {name: folder / name for name in ("mymodel.py", "parts/head.py")}
+    files = {"mymodel.py": "# mine", "parts/head.py": "# head"}
+    assert file.describe(paths, "job") == described(files)
     assert load(Job, msgpack.unpackb(msgpack.packb(dump(job))), "job") == job
+
+
+def test_a_folder_is_all_that_lies_in_it(folder: Path) -> None:
+    written(
+        {".git/config": "", "lib/__pycache__/x.pyc": "", "lib/.hidden": "", "lib/a/b.bin": b"\xff"}, folder
+    )
+    (folder / "lib/again").symlink_to("..")  # without an end
+    (folder / "lib/link").symlink_to("../mymodel.py")
+    (folder / "lib/folder").symlink_to("../parts")
+    _, paths = read(folder, edited('"./mymodel.py", "parts/head.py"', '"lib"'))
+    again = {name for name in paths if name.startswith("lib/again/")}
+    assert paths.keys() - again == {"lib/a/b.bin", "lib/link", "lib/folder/head.py"}
+    assert again == {f"lib/again/{name}" for name in ("job.toml", "mymodel.py", "parts/head.py")}
+    (folder / "lib/out").symlink_to("../../secret.py")
+    with pytest.raises(ConfigError, match=r"files: lib/out: leads out of the job file's folder"):
+        file.read(folder / "job.toml")
+
+
+def test_a_file_that_goes_away_is_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"digits: gone\.py: No such file"):
+        file.describe({"gone.py": folder / "gone.py"}, "digits")
 
 
 def test_a_synchronous_job_is_one_that_has_the_table(folder: Path) -> None:
@@ -162,12 +188,11 @@ ERRORS = [
     (edited("[model]", "[model"), "job.toml: Expected ']'"),
     (edited('"test"', '"tset"'), "job.toml: data: test: missing data: there is no folder "),
     (edited("./mymodel.py", "mymodl.py"), "job.toml: model: files: mymodl.py: no such file"),
-    (edited("./mymodel.py", "parts"), "job.toml: model: files: parts: no such file"),
     (edited("./mymodel.py", "../secret.py"), "job.toml: model: files: ../secret.py: must be below"),
     (edited("./mymodel.py", "/etc/hosts"), "job.toml: model: files: /etc/hosts: must be below"),
     (edited("./mymodel.py", "link.py"), "job.toml: model: files: link.py: leads out of"),
-    (edited("./mymodel.py", "latin.py"), "job.toml: model: files: latin.py: not a text file in UTF-8"),
-    (edited("./mymodel.py", "large.py"), "job.toml: model: files: parts/head.py: the model's files are over"),
+    (edited("./mymodel.py", "."), "job.toml: model: files: .: must be below"),
+    (edited("./mymodel.py", "pipe"), "job.toml: model: files: pipe: neither a file nor a folder"),
     (edited("[1, 2]", "[1, 2026-01-02]"), "job.toml: model: arguments.layers[1]: a date cannot be"),
 ]
 SYNCHRONOUS = [
@@ -199,8 +224,7 @@ ERRORS += [(f"{GOOD}[synchronous]\n{text}", f"job.toml: synchronous: {error}") f
 @pytest.mark.parametrize(("text", "error"), ERRORS)
 def test_what_is_wrong_is_said_and_where(folder: Path, text: str, error: str) -> None:
     (folder / "link.py").symlink_to(folder.parent / "secret.py")
-    (folder / "latin.py").write_bytes(b"# \xe4\xff")
-    (folder / "large.py").write_bytes(b"#" * file.CODE_LIMIT)
+    os.mkfifo(folder / "pipe")
     with pytest.raises(ConfigError) as caught:
         read(folder, text)
     assert str(caught.value).startswith(error)

@@ -28,6 +28,8 @@ from millpond.train.worker import user_code
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Ok
 
+from ..job_files import written
+
 DIGITS = WorkSpec(
     "digits",
     ModelSpec("millpond.train.zoo.models:digits_cnn"),
@@ -87,7 +89,7 @@ class Started:
 
     def prepare(self, work: WorkSpec, *folders: str, code: str = NETS, worker: str = "csd1") -> Ready:
         """Declare the model that the code makes here, where it can be made here."""
-        user_code.write_code({"nets.py": code}, self.code_dir)
+        written({"nets.py": code}, self.code_dir)
         try:
             tensors = flat.describe(user_code.build(work.model, self.code_dir, work.seed))
         except (Exception, SyntaxError):  # noqa: BLE001 - of the user's code
@@ -97,7 +99,7 @@ class Started:
         for descriptor in self.shared if self.size else ():
             os.truncate(descriptor, 4 * self.size)
         found = tuple(Folder(folder, worker) for folder in folders)
-        request = PrepareWorker(work, worker, found, {"nets.py": code}, tensors)
+        request = PrepareWorker(work, worker, found, {}, tensors)
         return self.channel.call(request, Ready, soon())
 
     @property
@@ -122,7 +124,8 @@ def started(zygote: Zygote | None, root: Path, log: Path, *options: str) -> Iter
     """Start a fork of the zygote; without one, a process of its own."""
     ours, theirs = socket.socketpair()
     shared = [memory.make(name) for name in ("state", "values")]
-    options = ("--root", str(root), *options)
+    code_dir = written({}, log.parent / f"{log.name}.code")
+    options = ("--root", str(root), "--code", str(code_dir), *options)
     process: Child | subprocess.Popen[bytes]
     with theirs, log.open("wb") as output:
         numbers = [theirs.fileno(), *shared]
@@ -133,8 +136,6 @@ def started(zygote: Zygote | None, root: Path, log: Path, *options: str) -> Iter
             given = [str(numbers[0]), "--shared", str(numbers[1]), str(numbers[2]), *options]
             argv = [sys.executable, "-m", "millpond.train.worker.process", *given]
             process = subprocess.Popen(argv, pass_fds=numbers, stdout=output, stderr=output)
-    code_dir = log.parent / f"{log.name}.code"
-    code_dir.mkdir()
     try:
         with Channel(ours, "worker") as channel:
             yield Started(process, channel, log, shared, code_dir)
@@ -276,11 +277,6 @@ def test_a_request_that_is_not_a_workers(worker: Started) -> None:
     for request in (Ok(), GetMomentum(), Evaluate("held-out")):
         with pytest.raises(Refused, match=f"does not serve '{request.NAME}'"):
             worker.channel.call(request, Ready, soon())
-
-
-def test_code_of_a_file_that_leads_outside(worker: Started) -> None:
-    with pytest.raises(Refused, match=r"'\.\./nets\.py' is not a relative file name"):
-        worker.channel.call(PrepareWorker(nets(), "csd1", (), {"../nets.py": ""}, ()), Ready, soon())
 
 
 def test_two_fresh_processes_train_to_the_same_bits(root: Path, tmp_path: Path, zygote: Zygote) -> None:

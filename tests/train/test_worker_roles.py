@@ -48,6 +48,8 @@ from millpond.train.worker import user_code
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Message, Ok
 
+from ..job_files import written
+
 NETS = """
 import os
 import torch
@@ -123,15 +125,13 @@ class Process:
     def __init__(self, zygote: Zygote, root: Path, log: Path) -> None:
         ours, theirs = socket.socketpair()
         self.shared = [memory.make(f"{what} of the tests") for what in ("states", "values")]
-        options = ["3", "--root", str(root), "--shared", "4", "5"]
+        self._code_dir = written({"nets.py": NETS}, log.parent / f"{log.name}.code")
+        options = ["3", "--root", str(root), "--shared", "4", "5", "--code", str(self._code_dir)]
         with theirs, log.open("wb") as output:
             passed = [theirs.fileno(), *self.shared]
             self.process = zygote.start(Sandbox(), options, passed, output.fileno())
         self.channel = Channel(ours, "worker")
         self.state = self.values = np.empty(0, np.float32)
-        self._code_dir = log.parent / f"{log.name}.code"
-        self._code_dir.mkdir()
-        user_code.write_code({"nets.py": NETS}, self._code_dir)
 
     def prepare(self, work: WorkSpec = WORK, folders: tuple[Folder, ...] = FOLDERS) -> Ready:
         tensors = flat.describe(user_code.build(work.model, self._code_dir, work.seed))
@@ -140,12 +140,12 @@ class Process:
         self.state, self.values = (
             np.frombuffer(memory.map_first(shared, size).data, np.float32) for shared in self.shared
         )
-        ready = self.call(PrepareWorker(work, "csd1", folders, {"nets.py": NETS}, tensors), Ready)
+        ready = self.call(PrepareWorker(work, "csd1", folders, {}, tensors), Ready)
         assert isinstance(ready, Ready)
         return ready
 
     def prepare_server(self, work: WorkSpec = WORK) -> tuple[Tensor, ...]:
-        ready = self.call(PrepareServer(work, OPTIMIZER, {"nets.py": NETS}), ServerReady)
+        ready = self.call(PrepareServer(work, OPTIMIZER), ServerReady)
         assert isinstance(ready, ServerReady)
         size = 4 * layout.size(ready.tensors)
         self.state, self.values = (
@@ -389,7 +389,7 @@ def test_a_model_of_float64_is_refused_and_one_of_float16_learns(
     root: Path, tmp_path: Path, zygote: Zygote
 ) -> None:
     with started(zygote, root, tmp_path / "a") as worker:
-        request = PrepareWorker(of("double"), "csd1", FOLDERS, {"nets.py": NETS}, ())
+        request = PrepareWorker(of("double"), "csd1", FOLDERS, {}, ())
         code, found = worker.refused(request)
         assert code == "model" and found.startswith("the model's tensor '1.weight' is float64")
     with started(zygote, root, tmp_path / "b") as server:

@@ -25,6 +25,8 @@ from millpond.train.protocol import PrepareWorker, Ready
 from millpond.train.state.layout import Tensor
 from millpond.wire.channel import Channel
 
+from ..job_files import written
+
 WORK = WorkSpec("draws", ModelSpec("draws:build", ("draws.py",)))
 DRAWS = """
 import random
@@ -45,7 +47,9 @@ def worker(zygote: Zygote, log: Path) -> Iterator[tuple[Child, Channel]]:
         with theirs, log.open("wb") as output:
             shared = memory.make("memory")
             descriptors = [theirs.fileno(), shared, shared]
-            child = zygote.start(Sandbox(), ["3", "--shared", "4", "5"], descriptors, output.fileno())
+            code = written({"draws.py": DRAWS}, log.with_suffix(".code"))
+            options = ["3", "--shared", "4", "5", "--code", str(code)]
+            child = zygote.start(Sandbox(), options, descriptors, output.fileno())
             os.close(shared)
         try:
             yield child, channel
@@ -74,7 +78,7 @@ def test_workers_draw_other_numbers_until_they_are_seeded(zygote: Zygote, tmp_pa
         log = tmp_path / f"{number}.log"
         with worker(zygote, log) as (child, channel):
             with contextlib.suppress(Refused):  # its memory has no size; the code was run before
-                request = PrepareWorker(WORK, "csd0", (), {"draws.py": DRAWS}, (Tensor("w", (2,), "int8"),))
+                request = PrepareWorker(WORK, "csd0", (), {}, (Tensor("w", (2,), "int8"),))
                 channel.call(request, Ready, Deadline.after(60))
             channel.close()
             assert child.wait(30) == 0

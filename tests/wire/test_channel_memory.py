@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, DeadlineExceeded, RemoteError
 from millpond.linux import memory
 from millpond.linux.memory import SharedSlice
-from millpond.wire.channel import Channel
+from millpond.wire.channel import Channel, FileSlice
 from millpond.wire.framing import encode
 from millpond.wire.messages import Kind, Ok
 
@@ -87,6 +88,33 @@ def test_the_outlet_sees_shared_memory_as_well(stretch: SharedSlice, searches: b
     assert outlet.seen[Kind.PARAMETERS] == SIZE
     assert all(isinstance(part, bytes) for part in seen) is searches
     assert b"".join(bytes(part) for part in seen) == stretch.data  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("searches", [False, True])
+def test_a_file_is_sent_and_received_in_parts(tmp_path: Path, searches: bool) -> None:
+    """No more of it than a part is in memory at one time, also where it cannot be sent from its pages."""
+    data, sizes = os.urandom(SIZE), list[int]()
+
+    class Recording(Count):
+        def passing(self, kind: Kind, data: bytes | bytearray | memoryview, payload: bool) -> None:
+            super().passing(kind, data, payload)
+            sizes.append(len(data))
+
+    (tmp_path / "file").write_bytes(data)
+    made = Pair(*over_tcp())
+    made.near = Channel(made.near.sock, "csd0", outlet=Recording(searches=searches))
+    try:
+        with (tmp_path / "file").open("rb") as file:
+            piece = FileSlice(file.fileno(), START, SIZE - START)
+            made.run(lambda: (made.near.send(Parameters(), soon(), piece), made.near.send(Ok(), soon())))
+            made.far.expect(Parameters, soon(), payload=None)
+            assert made.far.payload_left == SIZE - START
+            received = [bytes(part) for part in made.far.receive_parts(soon())]
+            assert b"".join(received) == data[START:]
+            assert max(map(len, received)) <= 1 << 18 and max(sizes) <= 1 << 18
+            assert made.far.expect(Ok, soon()) == Ok()
+    finally:
+        made.close()
 
 
 def test_an_outlet_stops_shared_memory_before_it_is_sent(stretch: SharedSlice) -> None:

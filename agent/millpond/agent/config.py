@@ -71,6 +71,8 @@ class AgentConfig:
     """The agent's configuration. Paths are absolute.
 
     ``public_quota`` is how many bytes of the flash the host may fill with public files; None for all.
+    ``files_cache`` is how many bytes of files of jobs are kept for the next job that has them, at least as
+    many as of one job.
     ``watts`` are the board's declared power, for where nothing measures it. The sensors that an "emulated"
     ``board`` sees are of the machine that it shares. ``zygote_idle`` is the seconds from the end of the last
     worker to that of the zygote, which holds torch.
@@ -88,6 +90,7 @@ class AgentConfig:
     board: Literal["emulated", "real"] = "real"
     watts: Watts | None = None
     public_quota: int | None = None
+    files_cache: int = 8 << 30
     zygote_idle: float = 600.0
 
 
@@ -100,6 +103,8 @@ def read(path: Path) -> AgentConfig:
         raise ConfigError(f"{path.name}: link: either socket or ivshmem")
     if config.public_quota is not None and config.public_quota <= 0:
         raise ConfigError(f"{path.name}: public_quota must be a number of bytes above 0")
+    if config.files_cache < config.policy.largest_files:
+        raise ConfigError(f"{path.name}: files_cache must not be less than policy.largest_files")
     check_policy(config.policy, f"{path.name}: policy")
     if not 1 <= config.zygote_idle <= 86400:
         raise ConfigError(f"{path.name}: zygote_idle must be 1 to 86400 seconds")

@@ -14,6 +14,7 @@ from pathlib import Path
 from millpond.agent import gate as gates
 from millpond.agent import load
 from millpond.agent.config import AgentConfig
+from millpond.agent.job_files import JobFiles, LaidOutFiles
 from millpond.agent.job_worker import JobWorker
 from millpond.agent.launched_script import LaunchedScripts
 from millpond.agent.log_lines import LogLines
@@ -23,9 +24,10 @@ from millpond.agent.policy.rules import StateAnswers, check_job
 from millpond.agent.tickets import Tickets
 from millpond.agent.volume import VolumeServer
 from millpond.base.deadline import NEVER, Deadline
-from millpond.base.errors import ConfigError, ConnectionLost, ProtocolError, Refused
+from millpond.base.errors import ConfigError, ConnectionLost, LocalError, ProtocolError, Refused
 from millpond.fs.store.usage import private_bytes
 from millpond.train.job import spec
+from millpond.train.job.files import check_job_files
 from millpond.train.protocol import PrepareWorker, WarmUp
 from millpond.train.worker.start import workers_zygote
 from millpond.wire.channel import Channel
@@ -77,6 +79,7 @@ class AgentService:
         self._meter = load.meter(config)
         self._answers = StateAnswers(config.policy.answers_per_state)
         self._draws = SecretDraws(Path(config.state, "draws.key"))
+        self._files = JobFiles(config)
         self._lock = threading.Lock()
         self._workers: list[JobWorker] = []
         self._greeted = False
@@ -166,32 +169,37 @@ class AgentService:
 
     def _run_job(self, request: PrepareWorker, host: Channel) -> None:
         """Run a job's worker for as long as the host holds this connection."""
-        worker = None
         try:
             spec.check_work(request.work, "the job")
+            check_job_files(request.files, "the job: files")
             check_job(self.config.policy, self.config.name, request)
             if self.config.policy.code == "signed":
                 signatures.check_signature(self.config.policy.owners, request)
-            worker = JobWorker(self.config, request, self.zygote, self._answers, self._draws)
-            self._workers.append(worker)
-            log.info("job %s: worker started", worker.name)
-            ready = worker.prepare(host)
-            ticket = self.issue(Purpose(worker), request.tls)
-            host.send(replace(ready, token=ticket.token, tls=ticket.tls), Deadline.after(REPLY_SECONDS))
-            self._wait_for_end(host)
+            with self._files.laid_out(request.files, host) as files:
+                self._run_worker(request, files, host)
         except Refused as error:
             host.send(Failure(error.code, error.text), Deadline.after(REPLY_SECONDS))
         except ConfigError as error:
             host.send(Failure("model", str(error)), Deadline.after(REPLY_SECONDS))
-        except OSError as error:  # a full flash, most likely
-            text = f"the worker cannot be started: {error.strerror or error}"
+        except (OSError, LocalError) as error:  # a full flash, most likely
+            reason = (error.strerror if isinstance(error, OSError) else "") or error
+            text = f"the worker cannot be started: {reason}"
             log.error("job %s: %s", request.work.name, text)
             host.send(Failure("device", text), Deadline.after(REPLY_SECONDS))
+
+    def _run_worker(self, request: PrepareWorker, files: LaidOutFiles, host: Channel) -> None:
+        worker = JobWorker(self.config, request, files, self.zygote, self._answers, self._draws)
+        self._workers.append(worker)
+        log.info("job %s: worker started", worker.name)
+        try:
+            ready = worker.prepare(host)
+            ticket = self.issue(Purpose(worker), request.tls)
+            host.send(replace(ready, token=ticket.token, tls=ticket.tls), Deadline.after(REPLY_SECONDS))
+            self._wait_for_end(host)
         finally:
-            if worker:
-                self._workers.remove(worker)
-                worker.stop()
-                log.info("job %s: worker ended", worker.name)
+            self._workers.remove(worker)
+            worker.stop()
+            log.info("job %s: worker ended", worker.name)
 
     def _wait_for_end(self, host: Channel) -> None:
         try:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from millpond.agent.config import AgentConfig
+from millpond.agent.job_files import LaidOutFiles
 from millpond.agent.policy import error_reports
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
@@ -60,20 +61,21 @@ class HostLeft(ConnectionLost):
 
 
 class JobWorker:
-    """The worker process of one job, a fork of ``zygote``. ``prepare`` comes first; then ``relay`` relays
-    each bulk request. The state and the values of updates lie in memory that the agent shares with the
-    worker. Answers at one state are counted in ``answers``; models draw from ``draws``.
+    """The worker process of one job with ``files``, a fork of ``zygote``. ``prepare`` comes first; then
+    ``relay`` relays each bulk request. The state and the values of updates lie in memory that the agent
+    shares with the worker. Answers at one state are counted in ``answers``; models draw from ``draws``.
     """
 
     def __init__(
         self,
         config: AgentConfig,
         request: PrepareWorker,
+        files: LaidOutFiles,
         zygote: Zygote,
         answers: StateAnswers,
         draws: SecretDraws,
     ) -> None:
-        self.name, self._request = request.work.name, request
+        self.name, self._request, self._files = request.work.name, request, files
         self._place = Path("/", os.urandom(8).hex())  # of private folders, in the worker's sandbox
         self._config, self._answers, self._draws = config, answers, draws
         self._guard: ExchangeGuard | None = None
@@ -91,7 +93,7 @@ class JobWorker:
             log_file = Path(config.state, "jobs", f"{self.name}.log")
             options = ["--root", config.volume, "--errors", config.privacy.errors]
             self._process = start_worker(
-                zygote, self._sandbox(), log_file, theirs.fileno(), self._shared, *options
+                zygote, self._sandbox(), files.worker, log_file, theirs.fileno(), self._shared, *options
             )
             failed.pop_all()
 
@@ -123,7 +125,7 @@ class JobWorker:
             replace(f, group=1) if f.public else replace(f, path=str(self._place / f.path), group=group)
             for f in request.folders
         )
-        return replace(request, folders=tuple(found))
+        return replace(request, folders=tuple(found), files={})
 
     def relay(self, host: Channel) -> None:
         """Serve the exchanges of the host until it closes. Raises RemoteError."""
@@ -187,7 +189,7 @@ class JobWorker:
             return Failure(failure.code[:20], failure.text[:_LONGEST_TEXT])
         request = self._request
         names = {request.worker, *(f.path for f in request.folders), *(t.name for t in request.tensors)}
-        return error_reports.rebuilt(failure, names, request.code)
+        return error_reports.rebuilt(failure, names, self._files.sources())
 
     def _send_parts(self, request: Fetch, host: Channel) -> None:
         stop = 4 * request.stop

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from millpond.train.balance.ranges import Ranges
+from millpond.train.job.files import JobFile
 from millpond.train.job.spec import OptimizerSpec, WorkSpec
 from millpond.train.state.layout import Tensor
 from millpond.wire.messages import Kind, Message, message
@@ -43,21 +44,36 @@ class WarmUp(Message):
 @dataclass(frozen=True, slots=True)
 class PrepareWorker(Message):
     """Build the model, whose state must be of ``tensors`` and whose frozen parameters must have the checksum
-    ``frozen``, and load the samples of ``folders``; answered by
-    Ready. ``code`` has the files of the user's model by name, ``signature`` is one of them all by an owner of
-    the device. A worker on the host has ``states`` states in
-    its shared memory.
+    ``frozen``, and load the samples of ``folders``; answered by Ready, and by an agent by MissingFiles
+    before. An agent needs ``files``, the job's by name, and ``signature``, one of them all by an owner of
+    the device. A worker on the host has ``states`` states in its shared memory.
     """
 
     work: WorkSpec
     worker: str
     folders: tuple[Folder, ...]
-    code: dict[str, str]
+    files: dict[str, JobFile]
     tensors: tuple[Tensor, ...]
     frozen: int = 0
     tls: bool = False
     states: int = 1
     signature: str = ""
+
+
+@message("files.missing")
+@dataclass(frozen=True, slots=True)
+class MissingFiles(Message):
+    """The digests of the contents that are not here; each is to be sent, in this order, as FileContents."""
+
+    digests: tuple[str, ...]
+
+
+@message("file")
+@dataclass(frozen=True, slots=True)
+class FileContents(Message):
+    """Payload: the contents of a file, whose SHA-256 is given in hexadecimal digits; answered by Ok."""
+
+    sha256: str
 
 
 @message("ready", Kind.METRICS)
@@ -161,7 +177,6 @@ class PrepareServer(Message):
 
     work: WorkSpec
     optimizer: OptimizerSpec
-    code: dict[str, str]
     states: int = 1
     test: str = ""
 

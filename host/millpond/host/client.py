@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,15 +16,19 @@ from millpond.host.api.launch import LaunchEnded, LaunchOutput, StartLaunch
 from millpond.host.fleet import directory as fleet
 from millpond.host.fleet.directory import Fleet
 from millpond.linux import sockets
+from millpond.train.job.file import describe
+from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job
+from millpond.train.protocol import FileContents, MissingFiles
 from millpond.wire import tls
-from millpond.wire.channel import Channel
+from millpond.wire.channel import Channel, FileSlice
 from millpond.wire.control_messages import Attach, Ledger, Log, LogPosition
 from millpond.wire.framing import Limits
 from millpond.wire.messages import Failure, Message, Ok
 
 R = TypeVar("R", bound=Message)
 ANSWER_SECONDS = 30.0
+SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 _LIMITS = Limits(head=64 << 20, payload=0)
 
 
@@ -75,9 +80,26 @@ class DaemonClient:
         """Return all jobs."""
         return self._call(daemon.GetJobs(), daemon.JobList, self._deadline).jobs
 
-    def submit(self, job: Job, code: dict[str, str]) -> int:
-        """Start a job and return its number."""
-        return self._call(daemon.Submit(job, code), daemon.Submitted, self._deadline).id
+    def submit(self, job: Job, paths: Mapping[str, Path]) -> int:
+        """Start a job whose files lie at ``paths``, by name, and return its number."""
+        files = describe(paths, job.name)
+        known = {file.sha256: (file, paths[name]) for name, file in files.items()}
+        for digest in self._call(daemon.AnnounceFiles(files), MissingFiles, self._deadline).digests:
+            self._send_file(*known[digest])
+        return self._call(daemon.Submit(job, files), daemon.Submitted, self._deadline).id
+
+    def _send_file(self, file: JobFile, path: Path) -> None:
+        deadline = Deadline.after(ANSWER_SECONDS + file.size / SLOWEST)
+        try:
+            with path.open("rb") as opened:
+                if os.fstat(opened.fileno()).st_size != file.size:
+                    raise LocalError(f"{path}: it has changed meanwhile; submit the job again")
+                contents = FileSlice(opened.fileno(), 0, file.size)
+                self._channel.call(FileContents(file.sha256), Ok, deadline, contents)
+        except OSError as error:
+            raise LocalError(f"{path}: {error.strerror}") from None
+        except Refused as error:
+            raise Refused("", error.code, f"{path}: {error.text}") from None
 
     def watch(self, job: int) -> Iterator[daemon.JobProgress]:
         """Follow a job until it has ended."""

@@ -28,6 +28,7 @@ from millpond.host.store.store import Store
 from millpond.images.boards import EMULATED
 from millpond.linux.file_lock import locked
 from millpond.linux.notify import notify, watchdog_interval
+from millpond.train.job.file_cache import FileCache
 from millpond.train.worker.start import workers_zygote
 from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 
@@ -75,6 +76,9 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
         worker_zygote = workers_zygote(fleet.config.zygote_idle)
         stack.callback(worker_zygote.close)
 
+        files = FileCache(fleet.files)
+        files.keep([file for row in store.jobs() for file in row.files.values()])
+
         def make_context(changed: Callable[[], None]) -> JobContext:
             return JobContext(
                 fleet,
@@ -85,13 +89,14 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
                 meters.read,
                 changed,
                 worker_zygote,
+                files,
             )
 
         jobs = JobService(store, make_context)
         stack.callback(jobs.close)
         jobs.resume()
         launches = LaunchService(fleet, devices, forwarding)
-        server = DaemonServer(fleet, devices, jobs, launches, lambda: traffic(fleet))
+        server = DaemonServer(fleet, devices, jobs, files, launches, lambda: traffic(fleet))
         stack.callback(server.close)
         yield devices
 

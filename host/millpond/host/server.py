@@ -27,7 +27,10 @@ from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.jobs.service import JobService
 from millpond.host.launch.service import LaunchService
 from millpond.linux import sockets
+from millpond.train.job.file_cache import FileCache
+from millpond.train.job.files import JobFile, check_job_files, contents
 from millpond.train.job.spec import check
+from millpond.train.protocol import FileContents, MissingFiles
 from millpond.wire.acceptor import Acceptor
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import (
@@ -45,6 +48,7 @@ from millpond.wire.messages import Failure, Message, Ok
 
 log = logging.getLogger(__name__)
 REPLY_SECONDS = 10.0
+SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 COMMANDS = 256
 Traffic = Callable[[], dict[str, tuple[int, int]]]
 
@@ -57,11 +61,12 @@ class DaemonServer:
         fleet: Fleet,
         devices: Mapping[str, Device],
         jobs: JobService,
+        files: FileCache,
         launches: LaunchService,
         traffic: Traffic,
     ) -> None:
         self._fleet, self._devices, self._jobs, self._traffic = fleet, devices, jobs, traffic
-        self._launches = launches
+        self._files, self._launches = files, launches
         server = sockets.listen(fleet.socket)
         self._acceptor = Acceptor(server, self._serve, places=COMMANDS, name="commands")
 
@@ -71,10 +76,13 @@ class DaemonServer:
         self._fleet.socket.unlink(missing_ok=True)
 
     def _serve(self, connection: socket.socket) -> None:
-        with Channel(connection, "a command", limits=Limits(head=4 << 20, payload=0)) as client:
+        with Channel(connection, "a command", limits=Limits(head=4 << 20, payload=1 << 44)) as client:
             try:
                 while True:
-                    self._answer(client, client.receive(NEVER).message)
+                    head = client.receive(NEVER)
+                    if head.payload_size and not isinstance(head.message, FileContents):
+                        raise ProtocolError(f"'{head.message.NAME}' has no payload")
+                    self._answer(client, head.message)
             except RemoteError as error:
                 log.debug("connection ended: %s", error)
 
@@ -148,8 +156,32 @@ class DaemonServer:
                     ledgers[name] = agent.call(GetLedger(), Ledger, deadline)
         client.send(daemon.Ledgers(ledgers), Deadline.after(REPLY_SECONDS))
 
+    def _announce_files(self, client: Channel, request: daemon.AnnounceFiles, deadline: Deadline) -> None:
+        check_job_files(request.files, "files")
+        with self._files.held(request.files.values()):  # there is room for them
+            missing = [
+                digest for digest, file in contents(request.files).items() if not self._files.has(file)
+            ]
+        client.send(MissingFiles(tuple(missing)), deadline)
+
+    def _take_file(self, client: Channel, request: FileContents, _deadline: Deadline) -> None:
+        size = client.payload_left
+        parts = client.receive_parts(Deadline.after(REPLY_SECONDS + size / SLOWEST))
+        try:
+            file = JobFile(request.sha256, size)
+            check_job_files({"file": file}, "files")
+            self._files.add(file, parts)
+        finally:
+            for _ in parts:
+                pass  # else the bytes would be taken for the next message
+        client.send(Ok(), Deadline.after(REPLY_SECONDS))
+
     def _submit(self, client: Channel, request: daemon.Submit, deadline: Deadline) -> None:
-        number = self._jobs.submit(check(request.job, request.job.name), request.code)
+        check_job_files(request.files, "files")
+        for name, file in request.files.items():
+            if not self._files.has(file):
+                raise Refused("", "files", f"the contents of '{name}' are not here; submit the job again")
+        number = self._jobs.submit(check(request.job, request.job.name), request.files)
         client.send(daemon.Submitted(number), deadline)
 
     def _get_jobs(self, client: Channel, _request: daemon.GetJobs, deadline: Deadline) -> None:
@@ -194,6 +226,8 @@ class DaemonServer:
         daemon.Dial: _dial,
         daemon.GetVolume: _get_volume,
         daemon.GetLedgers: _get_ledgers,
+        daemon.AnnounceFiles: _announce_files,
+        FileContents: _take_file,
         daemon.Submit: _submit,
         daemon.GetJobs: _get_jobs,
         daemon.Watch: _watch,

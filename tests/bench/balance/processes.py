@@ -24,7 +24,7 @@ from millpond.train.balance.profiling import Probe, Profile
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, SynchronousSpec, TrainingSpec
 from millpond.train.protocol import Folder, PrepareServer, PrepareWorker, Score
-from millpond.train.worker.start import workers_zygote
+from millpond.train.worker.start import WorkerFiles, workers_zygote
 
 _PREPARE_SECONDS = 120.0
 PUBLIC = "public"
@@ -67,10 +67,9 @@ class Processes:
         self._zygote = workers_zygote(60.0)
         self._states = memory.make("states")
         weakref.finalize(self, os.close, self._states)
-        request = PrepareServer(work.job.work, work.job.server, {}, states=count + 1)
-        self.server = ParameterServer(
-            request, [work.test], logs / "parameter-server.log", self._zygote, self._states
-        )
+        request = PrepareServer(work.job.work, work.job.server, states=count + 1)
+        files, log = WorkerFiles(logs), logs / "parameter-server.log"
+        self.server = ParameterServer(request, files, [work.test], log, self._zygote, self._states)
         self.server.prepare(Deadline.after(_PREPARE_SECONDS))
         self.locals = [self._start(rank) for rank in range(count)]
         self._ready = [worker.prepare(Deadline.after(_PREPARE_SECONDS)) for worker in self.locals]
@@ -90,7 +89,8 @@ class Processes:
         request = PrepareWorker(
             self.work.job.work, name, folders, {}, self.server.tensors, states=len(self.work.private) + 1
         )
-        return LocalWorker(request, readable, self._logs / f"{name}.log", self._zygote, self._states)
+        files, log = WorkerFiles(self._logs), self._logs / f"{name}.log"
+        return LocalWorker(request, files, readable, log, self._zygote, self._states)
 
     def _shards(self, rank: int) -> list[Shard]:
         private, public = self._ready[rank].parts

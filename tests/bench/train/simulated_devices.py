@@ -14,7 +14,7 @@ import numpy as np
 
 from millpond.base.deadline import NEVER
 from millpond.base.errors import ConnectionLost
-from millpond.train.protocol import PART_VALUES, Fetch, Part, PrepareWorker, Ready, Update, Work
+from millpond.train.protocol import PART_VALUES, Fetch, MissingFiles, Part, PrepareWorker, Ready, Update, Work
 from millpond.train.state import layout
 from millpond.train.task.sums import LOSS
 from millpond.wire.channel import Channel
@@ -45,6 +45,7 @@ class Agents:
     def _answer(self, message: Message, channel: Channel) -> None:
         if isinstance(message, PrepareWorker):
             self._size = layout.size(message.tensors)
+            channel.send(MissingFiles(()), NEVER)
             channel.send(Ready((SAMPLES,)), NEVER)
         elif isinstance(message, Work):
             norm = float(np.linalg.norm(self._update[: self._size]))

@@ -32,12 +32,12 @@ from millpond.linux import memory
 from millpond.linux.zygote.client import Zygote
 from millpond.train.job.spec import DataSpec, Job, ModelSpec
 from millpond.train.protocol import Folder, PrepareServer, PrepareWorker
-from millpond.train.worker.start import workers_zygote
+from millpond.train.worker.start import WorkerFiles, workers_zygote
 from millpond.wire.channel import Channel
 
 MODEL = ModelSpec("millpond.train.zoo.models:cifar_cnn", arguments={"side": 40})
 VALUES = 3_602_506
-TINY_CODE = {"tiny.py": "from torch import nn\n\n\ndef build():\n    return nn.Linear(2, 1)\n"}
+TINY_CODE = "from torch import nn\n\n\ndef build():\n    return nn.Linear(2, 1)\n"
 TINY = ModelSpec("tiny:build", ("tiny.py",))
 _PREPARE_SECONDS = 120.0
 
@@ -61,15 +61,15 @@ class SimulatedDevice:
 class Rounds:
     """A job's rounds with one simulated device for each pair of ``descriptors``."""
 
-    def __init__(
-        self, job: Job, code: dict[str, str], folder: Path, zygote: Zygote, descriptors: Sequence[int]
-    ) -> None:
+    def __init__(self, job: Job, folder: Path, zygote: Zygote, descriptors: Sequence[int]) -> None:
         count = len(descriptors) // 2
         self._folder, self._job = folder, job
         self._undo = ExitStack()
         states = memory.make("states")
-        request = PrepareServer(job.work, job.server, code, count + 1)
-        self._server = ParameterServer(request, [folder], folder / "server.log", zygote, states)
+        request = PrepareServer(job.work, job.server, count + 1)
+        self._server = ParameterServer(
+            request, WorkerFiles(folder), [folder], folder / "server.log", zygote, states
+        )
         self._undo.callback(self._server.close)
         self._server.prepare(Deadline.after(_PREPARE_SECONDS))
         self._shards = Shards(count)
@@ -84,7 +84,9 @@ class Rounds:
     def _join(self, rank: int, device: SimulatedDevice) -> None:
         folder = Folder("private/digits", device.name)
         request = PrepareWorker(self._job.work, device.name, (folder,), {}, self._server.tensors)
-        worker = DeviceWorker(cast(Device, device), lambda _deadline: request)
+        worker = DeviceWorker(
+            cast(Device, device), lambda _deadline: request, lambda file: self._folder / file.sha256
+        )
         worker.prepare(Deadline.after(_PREPARE_SECONDS))
         dispatcher = Dispatcher(rank, worker, self._engine.events)
         self._undo.callback(worker.close)
@@ -121,12 +123,13 @@ def main() -> None:
     count, rounds, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     descriptors = [int(text) for text in sys.argv[4:]]
     data, zygote = DataSpec("private/digits", str(folder)), workers_zygote(600.0)
-    tiny = Rounds(Job("tiny", data, TINY), TINY_CODE, folder, zygote, descriptors[: 2 * count])
+    (folder / "tiny.py").write_text(TINY_CODE)
+    tiny = Rounds(Job("tiny", data, TINY), folder, zygote, descriptors[: 2 * count])
     tiny.run(3)
     tiny.save()
     _tell("building")
     tiny.close()
-    large = Rounds(Job("large", data, MODEL), {}, folder, zygote, descriptors[2 * count :])
+    large = Rounds(Job("large", data, MODEL), folder, zygote, descriptors[2 * count :])
     _tell("rounds")
     large.run(rounds)
     _tell("saving")

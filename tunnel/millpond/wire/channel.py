@@ -183,13 +183,22 @@ class Channel:
 
     def _send_slice(self, kind: Kind, piece: SharedSlice | FileSlice, deadline: Deadline) -> None:
         if not self._sends_pages:
-            self._send_chunks(kind, memoryview(piece.data), deadline)
+            self._send_copies(kind, piece, deadline)
             return
         shared = piece.data if isinstance(piece, SharedSlice) else None
         for start in range(0, piece.size, _CHUNK):
             size = min(_CHUNK, piece.size - start)
             part = _UNREAD[:size] if shared is None else shared[start : start + size]
             self._send_pages(kind, part, piece.descriptor, piece.start + start, deadline)
+
+    def _send_copies(self, kind: Kind, piece: SharedSlice | FileSlice, deadline: Deadline) -> None:
+        """Send copies of parts, of a file each when its turn comes: it may be larger than the memory."""
+        if isinstance(piece, SharedSlice):
+            self._send_chunks(kind, memoryview(piece.data), deadline)
+            return
+        for start in range(0, piece.size, _CHUNK):
+            part = FileSlice(piece.descriptor, piece.start + start, min(_CHUNK, piece.size - start))
+            self._send_bytes(kind, part.data, deadline, payload=True)
 
     @property
     def _sends_pages(self) -> bool:
@@ -297,6 +306,19 @@ class Channel:
         self.receive_into(data, deadline)
         return data
 
+    @property
+    def payload_left(self) -> int:
+        """The bytes of the last message's payload that were not received yet."""
+        return self._payload_left
+
+    def receive_parts(self, deadline: Deadline) -> Iterator[memoryview]:
+        """Yield the payload of the last message in parts, each valid until the next is asked for."""
+        buffer = memoryview(bytearray(min(_CHUNK, self._payload_left)))
+        while self._payload_left:
+            count = self._receive_some(buffer[: self._payload_left], deadline)
+            self._payload_left -= count
+            yield buffer[:count]
+
     def expect(self, reply: type[R], deadline: Deadline, payload: int | None = 0) -> R:
         """Return the next message, a ``reply`` with ``payload`` bytes (None: any number). Raises Refused."""
         head = self.receive(deadline)
@@ -312,7 +334,9 @@ class Channel:
             )
         return head.message
 
-    def call(self, request: Message, reply: type[R], deadline: Deadline, payload: Buffer = b"") -> R:
+    def call(
+        self, request: Message, reply: type[R], deadline: Deadline, payload: Buffer | FileSlice = b""
+    ) -> R:
         """Send ``request`` and return the ``reply``, which has no payload."""
         self.send(request, deadline, payload)
         return self.expect(reply, deadline)

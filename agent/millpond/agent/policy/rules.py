@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from millpond.agent.policy.settings import Policy
 from millpond.base.errors import Refused
 from millpond.train.balance.ranges import Ranges
+from millpond.train.job.files import total_size
 from millpond.train.job.signed_code import digest
 from millpond.train.protocol import Folder, PrepareWorker, Work
 from millpond.train.state import layout
@@ -47,7 +48,9 @@ def check_job(policy: Policy, device: str, request: PrepareWorker) -> None:
         )
     if size < 1:
         raise Refused("", "model", "the model has no values")
-    found = digest(request.work.model.factory, request.code) if policy.code == "listed" else ""
+    if (size := total_size(request.files)) > policy.largest_files:
+        raise refused("largest_files", f"files of {size} bytes; at most {policy.largest_files} are allowed")
+    found = digest(request.work.model.factory, request.files) if policy.code == "listed" else ""
     if found and found not in policy.listed:
         raise refused("code", f"the job's code is not listed; its digest is {found}")
 

@@ -17,7 +17,7 @@ _SECONDS = 10.0
 
 def check_signature(owners: Sequence[str], request: PrepareWorker) -> None:
     """Raise Refused unless one of ``owners``, public keys as OpenSSH writes them, has signed the code."""
-    text = digest(request.work.model.factory, request.code)
+    text = digest(request.work.model.factory, request.files)
     if not request.signature:
         raise refused("code", f"the job's code is not signed; its digest is {text}")
     with tempfile.TemporaryDirectory(prefix="millpond-") as name:

@@ -1,34 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: a job's TOML file, and the files of the user's model that it names."""
+"""Edge: a job's TOML file, and the files beside it that the job names."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from millpond.base import toml
 from millpond.base.errors import ConfigError
+from millpond.linux.files import sha256_of
+from millpond.train.job.files import MOST_FILES, JobFile, check_job_files
 from millpond.train.job.spec import DataSpec, Job, check
 
-CODE_LIMIT = (1 << 20) - (64 << 10)  # bytes; code and job cross the tunnel in one head of at most 1 MiB
 
-
-def read(path: Path) -> tuple[Job, dict[str, str]]:
-    """Return the job, its test folder made absolute, and its model's files by name, with their signature if
+def read(path: Path) -> tuple[Job, dict[str, Path]]:
+    """Return the job, its test folder made absolute, and where its files lie by name, with its signature if
     there is one. Raises ConfigError.
     """
-    job, code = read_unsigned(path)
+    job, files = read_unsigned(path)
     if job.code.signature:
-        code |= _read_code((job.code.signature,), path)
-    return dataclasses.replace(job, data=_with_test_folder(job.data, path)), code
+        files |= _find((job.code.signature,), path, "signature")
+    return dataclasses.replace(job, data=_with_test_folder(job.data, path)), files
 
 
-def read_unsigned(path: Path) -> tuple[Job, dict[str, str]]:
-    """Return the job, and its model's files by name. Raises ConfigError."""
+def read_unsigned(path: Path) -> tuple[Job, dict[str, Path]]:
+    """Return the job, and where its files lie by name. Raises ConfigError."""
     job = check(toml.read(Job, path), path.name)
     _check_plain(job.code.arguments, f"{path.name}: model: arguments")
-    return job, _read_code(job.code.files, path)
+    first = (job.code.initial,) if job.code.initial else ()
+    return job, _find(job.code.files, path, "files") | _find(first, path, "initial")
+
+
+def describe(files: Mapping[str, Path], where: str) -> dict[str, JobFile]:
+    """Return what is known of the contents of files, which are read for that. Raises ConfigError."""
+    found = {}
+    for name, path in files.items():
+        try:
+            found[name] = JobFile(sha256_of(path), path.stat().st_size)
+        except OSError as error:
+            raise ConfigError(f"{where}: {name}: {error.strerror}") from None
+    check_job_files(found, where)
+    return found
 
 
 def _with_test_folder(data: DataSpec, path: Path) -> DataSpec:
@@ -61,31 +74,40 @@ def _check_plain(value: object, where: str) -> None:
         raise ConfigError(f"{where}: a {type(value).__name__} cannot be an argument; write it as text")
 
 
-def _read_code(names: tuple[str, ...], path: Path) -> dict[str, str]:
-    code: dict[str, str] = {}
-    left = CODE_LIMIT
-    for name in names:
-        where = f"{path.name}: model: files: {name}"
-        file = _own_file(path.parent, name, where)
-        left -= file.stat().st_size
-        if left < 0:
-            raise ConfigError(f"{where}: the model's files are over {CODE_LIMIT} bytes together")
+def _find(names: tuple[str, ...], path: Path, key: str) -> dict[str, Path]:
+    """Return the files that are named, and those in folders that are. Raises ConfigError."""
+    folder, where, found = path.parent, f"{path.name}: model: {key}", dict[str, Path]()
+    for given in names:
+        name = PurePosixPath(given)
+        if name.is_absolute() or ".." in name.parts or not name.parts:
+            raise ConfigError(f"{where}: {given}: must be below the job file's folder")
         try:
-            code[PurePosixPath(name).as_posix()] = file.read_text(encoding="utf-8")
+            for each in _files_in(folder, name, where, ()):
+                found[each.as_posix()] = folder / each
+                if len(found) > MOST_FILES:
+                    raise ConfigError(f"{where}: more than {MOST_FILES} files; put them into an archive")
         except OSError as error:
-            raise ConfigError(f"{where}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"{where}: not a text file in UTF-8") from None
-    return code
+            raise ConfigError(f"{where}: {error.filename}: {error.strerror}") from None
+    return found
 
 
-def _own_file(folder: Path, name: str, where: str) -> Path:
-    """Return the file behind ``name``. Raises ConfigError if it is not in ``folder``, links followed."""
-    file = (folder / name).resolve()
-    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-        raise ConfigError(f"{where}: must be below the job file's folder")
-    if not file.is_file():
-        raise ConfigError(f"{where}: no such file")
-    if not file.is_relative_to(folder.resolve()):
-        raise ConfigError(f"{where}: leads out of the job file's folder")
-    return file
+def _files_in(
+    folder: Path, name: PurePosixPath, where: str, around: tuple[Path, ...]
+) -> Iterator[PurePosixPath]:
+    """Yield the names of a file, or of those in a folder except for hidden ones and what Python has compiled.
+    ``around`` are the folders around it. Raises ConfigError for a link that leads out of ``folder``.
+    """
+    try:
+        place = (folder / name).resolve(strict=True)
+    except (FileNotFoundError, NotADirectoryError, RuntimeError):  # the last for links in a circle
+        raise ConfigError(f"{where}: {name}: no such file") from None
+    if not place.is_relative_to(folder.resolve()):
+        raise ConfigError(f"{where}: {name}: leads out of the job file's folder")
+    if place.is_file():
+        yield name
+    elif not place.is_dir():
+        raise ConfigError(f"{where}: {name}: neither a file nor a folder")
+    elif place not in around:  # a link to a folder around it would have no end
+        for entry in sorted(place.iterdir()):
+            if not entry.name.startswith(".") and entry.name != "__pycache__":
+                yield from _files_in(folder, name / entry.name, where, (*around, place))

@@ -7,12 +7,15 @@ import hashlib
 import json
 from collections.abc import Mapping
 
+from millpond.train.job.files import JobFile
+
 NAMESPACE = "millpond-code"
 """The namespace of signatures, see ssh-keygen(1): a signature for another purpose is none for code."""
 
 
-def digest(factory: str, code: Mapping[str, str]) -> str:
-    """Return the SHA-256 of a job's factory and files, in hexadecimal. The factory counts: Python itself has
-    callables that run what their arguments say.
+def digest(factory: str, files: Mapping[str, JobFile]) -> str:
+    """Return the SHA-256, in hexadecimal, of a job's factory and of the names and digests of all its files.
+    The factory counts: Python itself has callables that run what their arguments say.
     """
-    return hashlib.sha256(json.dumps([factory, sorted(code.items())]).encode()).hexdigest()
+    found = sorted((name, file.sha256) for name, file in files.items())
+    return hashlib.sha256(json.dumps([factory, found]).encode()).hexdigest()

@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 import signal
 import socket
 import sys
-import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,12 +38,10 @@ class WorkerProcess:
     """Serves one channel. Failures contain messages of exceptions only if ``full``."""
 
     def __init__(
-        self, channel: Channel, root: Path, scratch: Path, *, full: bool, shared: Sequence[int]
+        self, channel: Channel, root: Path, code_dir: Path, *, full: bool, shared: Sequence[int]
     ) -> None:
-        self._channel, self._root, self._scratch = channel, root, scratch
+        self._channel, self._root, self._code_dir = channel, root, code_dir
         self._full, self._shared = full, shared
-        self._jobs = 0
-        self._code_dir = scratch / "0"
         self._session: WorkerRole | None = None
 
     def serve(self) -> int:
@@ -94,10 +92,6 @@ class WorkerProcess:
 
         self._session = None
         user_code.forget(self._code_dir)
-        self._jobs += 1
-        self._code_dir = self._scratch / str(self._jobs)
-        self._code_dir.mkdir()
-        user_code.write_code(prepare.code, self._code_dir)
         shared = roles.Descriptors(*self._shared)
         self._session = roles.make(prepare, self._root, self._code_dir, shared)
         return self._session.ready()
@@ -114,12 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # Ctrl-C is for the coordinator, which then closes the channel
     sock = socket.socket(fileno=options.fd)
     sock.set_inheritable(False)
-    with (
-        Channel(sock, "the coordinator") as channel,
-        tempfile.TemporaryDirectory(prefix="millpond-") as scratch,
-    ):
-        full, folder = options.errors == "full", Path(scratch).resolve()
-        return WorkerProcess(channel, options.root, folder, full=full, shared=options.shared).serve()
+    root, code_dir, full = options.root.absolute(), options.code.resolve(), options.errors == "full"
+    os.chdir(code_dir)
+    with Channel(sock, "the coordinator") as channel:
+        return WorkerProcess(channel, root, code_dir, full=full, shared=options.shared).serve()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,6 +128,9 @@ def _parser() -> argparse.ArgumentParser:
         help="descriptors of memory for the states, and for the values of updates (or means)",
     )
     parser.add_argument("--root", type=Path, default=Path(), help="where relative data folders lie")
+    parser.add_argument(
+        "--code", type=Path, required=True, help="the job's files; also the working directory"
+    )
     parser.add_argument(
         "--errors",
         choices=("full", "location"),

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from millpond.linux.confinement.sandbox import Sandbox
+from millpond.linux.confinement.sandbox import Bind, Sandbox
 from millpond.linux.logs import BoundedLog
 from millpond.linux.zygote.client import Child, Zygote
+
+_CODE = Path("/code")
 
 
 def workers_zygote(idle: float) -> Zygote:
@@ -16,13 +19,35 @@ def workers_zygote(idle: float) -> Zygote:
     return Zygote("millpond.train.worker.process", "millpond.train.worker.preloaded", idle=idle)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerFiles:
+    """A folder with the files of a job, which its workers see as ``/code``."""
+
+    folder: Path
+
+    def shown_in(self, sandbox: Sandbox) -> Sandbox:
+        """Return the sandbox with the files in it."""
+        return replace(sandbox, binds=(*(sandbox.binds or ()), Bind(self.folder, _CODE)))
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of the worker's process."""
+        return ("--code", str(_CODE))
+
+
 def start_worker(
-    zygote: Zygote, sandbox: Sandbox, log: Path, channel: int, shared: Sequence[int], *options: str
+    zygote: Zygote,
+    sandbox: Sandbox,
+    files: WorkerFiles,
+    log: Path,
+    channel: int,
+    shared: Sequence[int],
+    *options: str,
 ) -> Child:
     """Start a worker on its end of a channel and its two shared memories. Raises OSError."""
-    arguments = ["3", "--shared", "4", "5", *options]
+    arguments = ["3", "--shared", "4", "5", *files.options, *options]
     output = BoundedLog(log)
     try:
-        return zygote.start(sandbox, arguments, [channel, *shared], output.writer)
+        return zygote.start(files.shown_in(sandbox), arguments, [channel, *shared], output.writer)
     finally:
         output.close_writer()

@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,17 +18,6 @@ from millpond.base.errors import LocalError
 from millpond.train.determinism import generators
 from millpond.train.job.spec import ModelSpec, WorkSpec
 from millpond.train.task.task import Task, is_task
-
-
-def write_code(code: dict[str, str], folder: Path) -> None:
-    """Write the user's files by name below ``folder``. Raises LocalError for a name that leads outside."""
-    for name, text in code.items():
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-            raise LocalError(f"model: files: '{name}' is not a relative file name")
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
 
 
 def build(work: WorkSpec, code_dir: Path) -> tuple[Task, nn.Module]:

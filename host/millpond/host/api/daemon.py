@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from millpond.host.model.jobs import Round
 from millpond.train.balance.profiling import Profile
+from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job
 from millpond.tunnel.datapath.stats import PacketStats
 from millpond.wire.control_messages import Ledger, Load, LogPosition, Welcome
@@ -115,13 +116,21 @@ class Ledgers(Message):
     ledgers: dict[str, Ledger]
 
 
+@message("api.files")
+@dataclass(frozen=True, slots=True)
+class AnnounceFiles(Message):
+    """Announce the files of a job, by name; answered by MissingFiles, whose contents are to follow."""
+
+    files: dict[str, JobFile]
+
+
 @message("api.submit")
 @dataclass(frozen=True, slots=True)
 class Submit(Message):
-    """Start a job, with the user's source files by name; answered by Submitted."""
+    """Start a job with ``files`` by name, whose contents the daemon has; answered by Submitted."""
 
     job: Job
-    code: dict[str, str]
+    files: dict[str, JobFile]
 
 
 @message("api.submitted")

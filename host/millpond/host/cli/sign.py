@@ -35,13 +35,14 @@ def sign(job_file: Path, key: Path) -> tuple[Path, str]:
     """Write the signature that a job file names. Returns its path and the digest of the code. Raises
     ConfigError, LocalError.
     """
-    job, code = file.read_unsigned(job_file)
+    job, files = file.read_unsigned(job_file)
     if not job.code.signature:
         raise ConfigError(f'{job_file.name}: model: there is no signature; write signature = "model.sig"')
     path = job_file.parent / job.code.signature
-    if path.resolve().parent != job_file.parent.resolve() or job.code.signature in code:
+    if path.resolve().parent != job_file.parent.resolve() or job.code.signature in files:
         raise ConfigError(f"{job_file.name}: model: signature: must be a file of its own beside the job file")
-    found, fresh = digest(job.code.factory, code), path.with_name(f".{path.name}.new")
+    found = digest(job.code.factory, file.describe(files, job_file.name))
+    fresh = path.with_name(f".{path.name}.new")
     command = ["ssh-keygen", "-q", "-Y", "sign", "-f", str(key), "-n", NAMESPACE]
     try:
         signed = subprocess.run(command, input=found.encode(), capture_output=True, check=False)

@@ -122,6 +122,11 @@ class Fleet:
         """Return the directory of a job's checkpoints, model and log."""
         return self.directory / "jobs" / str(job)
 
+    @property
+    def files(self) -> Path:
+        """The folder of the contents of jobs' files."""
+        return self.directory / "files"
+
     def mountpoint(self, name: str) -> Path:
         """Return the folder where the host daemon mounts a device's volume for jobs."""
         return self.directory / "volumes" / name

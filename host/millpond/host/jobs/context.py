@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from millpond.host.jobs.energy import Readings
     from millpond.host.store.store import Store
     from millpond.linux.zygote.client import Zygote
+    from millpond.train.job.file_cache import FileCache
 
 Traffic = dict[str, tuple[int, int]]
 
@@ -33,6 +34,7 @@ class JobContext:
     """The parts of the daemon that a job uses. ``mount`` returns the folder of a device's volume on the host,
     ``traffic`` the bytes (to, from) that crossed each device's tunnel, ``energy`` the meters' readings;
     ``changed`` is to be called when the job has made progress. Workers on the host are forks of ``zygote``.
+    ``files`` has the contents of jobs' files.
     """
 
     fleet: Fleet
@@ -43,6 +45,7 @@ class JobContext:
     energy: Callable[[], Readings]
     changed: Callable[[], None]
     zygote: Zygote
+    files: FileCache
 
 
 def since(before: Traffic, now: Traffic) -> Traffic:

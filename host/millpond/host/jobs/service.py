@@ -17,6 +17,7 @@ from millpond.host.jobs.training.trainer import Trainer
 from millpond.host.model.jobs import JobRow, JobState
 from millpond.host.store.profiles import read_curves
 from millpond.host.store.store import Store
+from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job, longer
 from millpond.wire.control_messages import LogPosition
 
@@ -84,9 +85,9 @@ class JobService:
                 with contextlib.suppress(LocalError):  # the store has it as failed
                     self._start(row)
 
-    def submit(self, job: Job, code: dict[str, str]) -> int:
+    def submit(self, job: Job, files: dict[str, JobFile]) -> int:
         """Start a job and return its number."""
-        number = self._store.add_job(job, code)
+        number = self._store.add_job(job, files)
         self._start(self._row(number))
         return number
 

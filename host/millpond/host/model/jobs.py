@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job
 
 
@@ -31,11 +32,11 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as stored; ``code`` maps file names to the user's source, times are Unix seconds."""
+    """A job as stored; ``files`` are by name, times are Unix seconds."""
 
     id: int
     job: Job
-    code: dict[str, str]
+    files: dict[str, JobFile]
     plan: JobPlan | None
     state: JobState
     error: str

@@ -15,13 +15,14 @@ from millpond.base import schema
 from millpond.base.errors import LocalError
 from millpond.host.model.jobs import JobPlan, JobRow, JobState, Round
 from millpond.train.balance.profiling import Profile
+from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS devices (
     name TEXT PRIMARY KEY, boot TEXT NOT NULL, software TEXT NOT NULL, seen REAL NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS jobs (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, job TEXT NOT NULL, code TEXT NOT NULL,
+    id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, job TEXT NOT NULL, files TEXT NOT NULL,
     plan TEXT NOT NULL DEFAULT '', state TEXT NOT NULL, error TEXT NOT NULL DEFAULT '',
     model TEXT NOT NULL DEFAULT '',
     created REAL NOT NULL, ended REAL) STRICT;
@@ -31,8 +32,10 @@ CREATE TABLE IF NOT EXISTS results (
 CREATE TABLE IF NOT EXISTS profiles (
     worker TEXT NOT NULL, work TEXT NOT NULL, profile TEXT NOT NULL, PRIMARY KEY (worker, work)) STRICT;
 """
-# Rounds of version 1, which had one score: of accuracy and loss, on the host.
+# Of version 1, whose jobs had the text of their files, and whose rounds had one score, on the host.
 _MIGRATION = """
+ALTER TABLE jobs RENAME code TO files;
+UPDATE jobs SET files = '{}';
 INSERT OR IGNORE INTO results SELECT job, round, json_set(detail, '$.round', round, '$.seconds', seconds,
     '$.samples', samples, '$.scores', json_object('host', json_object('accuracy', accuracy, 'loss', loss)))
     FROM rounds;
@@ -85,12 +88,13 @@ class Store:
                 "INSERT OR REPLACE INTO devices VALUES (?, ?, ?, ?)", (name, boot, software, time.time())
             )
 
-    def add_job(self, job: Job, code: dict[str, str]) -> int:
+    def add_job(self, job: Job, files: dict[str, JobFile]) -> int:
         """Store a new running job; returns its number."""
+        dumped = (json.dumps(schema.dump(each)) for each in (job, files))
         with self._transaction() as db:
             cursor = db.execute(
-                "INSERT INTO jobs (name, job, code, state, created) VALUES (?, ?, ?, ?, ?)",
-                (job.name, json.dumps(schema.dump(job)), json.dumps(code), JobState.RUNNING, time.time()),
+                "INSERT INTO jobs (name, job, files, state, created) VALUES (?, ?, ?, ?, ?)",
+                (job.name, *dumped, JobState.RUNNING, time.time()),
             )
             return int(cursor.lastrowid or 0)
 
@@ -167,15 +171,18 @@ class Store:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """Open the database at ``path``, made if need be. Raises sqlite3.Error, and leaves nothing open."""
+    """Open the database at ``path``, made if need be. Raises sqlite3.Error, and leaves nothing open. Jobs of
+    version 1 lose their files, whose texts were in their rows.
+    """
     with contextlib.ExitStack() as unless_it_opens:
         database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         unless_it_opens.callback(database.close)
         database.row_factory = sqlite3.Row
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
+        first = database.execute("PRAGMA user_version").fetchone()[0] == 1
         database.executescript(_SCHEMA)
-        if database.execute("PRAGMA user_version").fetchone()[0] == 1:
+        if first:
             database.executescript(_MIGRATION)
         database.execute(f"PRAGMA user_version = {_VERSION}")
         unless_it_opens.pop_all()
@@ -183,10 +190,14 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _job_row(row: sqlite3.Row) -> JobRow:
+    files = {
+        name: schema.load(JobFile, file, f"job {row['id']}: {name}", strict=False)
+        for name, file in json.loads(row["files"]).items()
+    }
     return JobRow(
         id=row["id"],
         job=schema.load(Job, json.loads(row["job"]), f"job {row['id']}", strict=False),
-        code=json.loads(row["code"]),
+        files=files,
         plan=schema.load(JobPlan, json.loads(row["plan"]), "plan", strict=False) if row["plan"] else None,
         state=JobState(row["state"]),
         error=row["error"],

@@ -31,6 +31,7 @@ from millpond.train.reduce.exact import Vector
 from millpond.train.state import layout
 from millpond.train.state.layout import Tensor
 from millpond.train.task.sums import Sums
+from millpond.train.worker.start import WorkerFiles
 from millpond.wire.messages import Ok
 
 PARAMETER_SERVER = "parameter-server"
@@ -47,9 +48,15 @@ class ParameterServer(HostProcess):
     tensors: tuple[Tensor, ...]
 
     def __init__(
-        self, request: PrepareServer, readable: Sequence[Path], log: Path, zygote: Zygote, states: int
+        self,
+        request: PrepareServer,
+        files: WorkerFiles,
+        readable: Sequence[Path],
+        log: Path,
+        zygote: Zygote,
+        states: int,
     ) -> None:
-        super().__init__(PARAMETER_SERVER, request, readable, log, zygote, states)
+        super().__init__(PARAMETER_SERVER, request, files, readable, log, zygote, states)
         self._count = request.states
 
     def prepare(self, deadline: Deadline) -> None:

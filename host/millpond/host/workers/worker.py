@@ -24,8 +24,11 @@ from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, syst
 from millpond.linux.confinement.sandboxed_process import end
 from millpond.linux.progress import HANG_SECONDS, HangDetector
 from millpond.linux.zygote.client import Zygote
+from millpond.train.job.files import JobFile, contents
 from millpond.train.protocol import (
     Fetch,
+    FileContents,
+    MissingFiles,
     Part,
     PrepareServer,
     PrepareWorker,
@@ -37,12 +40,13 @@ from millpond.train.protocol import (
 from millpond.train.reduce.exact import Vector
 from millpond.train.state import layout
 from millpond.train.task.sums import LOSS, is_declared
-from millpond.train.worker.start import start_worker
-from millpond.wire.channel import Buffer, Channel
+from millpond.train.worker.start import WorkerFiles, start_worker
+from millpond.wire.channel import Buffer, Channel, FileSlice
 from millpond.wire.framing import Limits
 from millpond.wire.messages import Message, Ok
 
 REPLY_SECONDS = 60.0
+SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 LOCAL_LIMITS = Limits(head=4 << 20, payload=1 << 34)
 R = TypeVar("R", bound=Message)
 
@@ -94,10 +98,17 @@ class Worker(Protocol):
 class DeviceWorker:
     """A worker on a device. The agent ends the worker when the control connection ends."""
 
-    def __init__(self, device: Device, request: Callable[[Deadline], PrepareWorker]) -> None:
-        """Prepare a worker on ``device`` with ``request``, which is called when the agent loads torch."""
+    def __init__(
+        self,
+        device: Device,
+        request: Callable[[Deadline], PrepareWorker],
+        contents: Callable[[JobFile], Path],
+    ) -> None:
+        """Prepare a worker on ``device`` with ``request``, which is called when the agent loads torch.
+        ``contents`` returns where the contents of a job's file lie.
+        """
         self.name = device.name
-        self._device, self._request = device, request
+        self._device, self._request, self._contents = device, request, contents
         self._control: Channel | None = None
         self._channel: Channel | None = None
         self._next = 0  # of the values that were asked for
@@ -109,10 +120,25 @@ class DeviceWorker:
         self._control = self._device.control(deadline)
         self._check_open()
         self._control.call(WarmUp(), Ok, deadline)
-        ready = self._control.call(self._request(deadline), Ready, deadline)
+        request = self._request(deadline)
+        missing = self._control.call(request, MissingFiles, deadline)
+        left = deadline.remaining()
+        self._send_files(self._control, request, missing)
+        deadline = Deadline.after(left)  # files have deadlines of their own
+        ready = self._control.expect(Ready, deadline)
         self._channel = self._device.bulk(ready.token, ready.tls, deadline)
         self._check_open()
         return ready
+
+    def _send_files(self, agent: Channel, request: PrepareWorker, missing: MissingFiles) -> None:
+        known = contents(request.files)
+        if not known.keys() >= set(missing.digests) or len(missing.digests) > len(known):
+            raise ProtocolError(f"{self.name} asks for a file that the job does not have")
+        for digest in missing.digests:
+            size = known[digest].size
+            deadline = Deadline.after(REPLY_SECONDS + size / SLOWEST)
+            with self._contents(known[digest]).open("rb") as file:
+                agent.call(FileContents(digest), Ok, deadline, FileSlice(file.fileno(), 0, size))
 
     def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
         """See Worker."""
@@ -154,14 +180,15 @@ class DeviceWorker:
 
 class HostProcess:
     """A process of a job on the host, a fork of ``zygote``. It runs a user's model, so it can read only
-    ``readable`` and programs, and has no network and no capabilities. ``states`` is the descriptor of the
-    memory in which the parameter server has its states.
+    ``readable``, the job's ``files`` and programs, and has no network and no capabilities. ``states`` is the
+    descriptor of the memory in which the parameter server has its states.
     """
 
     def __init__(
         self,
         name: str,
         request: PrepareWorker | PrepareServer,
+        files: WorkerFiles,
         readable: Sequence[Path],
         log: Path,
         zygote: Zygote,
@@ -175,7 +202,7 @@ class HostProcess:
             self._shared = (states, memory.make(f"values of {name}"))
             weakref.finalize(self, os.close, self._shared[1])
             self._process = start_worker(
-                zygote, _sandbox(readable), log, theirs.fileno(), self._shared, "--errors", "full"
+                zygote, _sandbox(readable), files, log, theirs.fileno(), self._shared, "--errors", "full"
             )
             failed.pop_all()
         self._channel = Channel(ours, f"the worker '{name}' on the host", limits=LOCAL_LIMITS)
@@ -218,9 +245,15 @@ class LocalWorker(HostProcess):
     """A worker on the host."""
 
     def __init__(
-        self, request: PrepareWorker, readable: Sequence[Path], log: Path, zygote: Zygote, states: int
+        self,
+        request: PrepareWorker,
+        files: WorkerFiles,
+        readable: Sequence[Path],
+        log: Path,
+        zygote: Zygote,
+        states: int,
     ) -> None:
-        super().__init__(request.worker, request, readable, log, zygote, states)
+        super().__init__(request.worker, request, files, readable, log, zygote, states)
         self.holds = False
         self._next = 0
         size = 4 * layout.size(request.tensors)

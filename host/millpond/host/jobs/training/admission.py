@@ -248,7 +248,7 @@ class Admission:
         software = welcome.software if welcome else VERSION
         data = [job.data.private, job.data.public]
         work = replace(job.work, name="", seed=0, total=0)
-        key = [schema.dump(work), self._row.code, data, software]
+        key = [schema.dump(work), schema.dump(self._row.files), data, software]
         return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
     def _memory_limit(self, rank: int) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 import weakref
 from pathlib import Path
@@ -24,6 +25,7 @@ from millpond.train.balance.equal_time import LEAST_BATCH
 from millpond.train.job.spec import Job
 from millpond.train.protocol import Folder, PrepareServer, PrepareWorker, Ready
 from millpond.train.state.layout import Tensor
+from millpond.train.worker.start import WorkerFiles
 
 START_SECONDS = 30.0
 
@@ -35,6 +37,7 @@ class WorkerGroup:
         self._row, self._job, self._context = row, row.job, context
         self._stop, self._log = stop, log
         self._directory = context.fleet.job_directory(row.id)
+        self._files = WorkerFiles(self._directory / "code")
         self.names = ((HOST,) if host_trains(row.job) else ()) + tuple(context.devices)
         self._members = [self._new_supervisor(name) for name in self.names]
         self._host_folders: tuple[Folder, ...] = ()
@@ -54,6 +57,7 @@ class WorkerGroup:
         self._sources = self._row.plan.sources if self._row.plan else present
         if self._row.plan is None:
             self._context.store.set_plan(self._row.id, JobPlan(present))
+        self._lay_out_files()
         for supervisor in self._members:
             supervisor.start()
         server = self._start_server()
@@ -62,16 +66,21 @@ class WorkerGroup:
                 self._wait_prepared(supervisor)
         return server
 
+    def _lay_out_files(self) -> None:
+        """Lay the job's files out for the workers on the host. Raises LocalError."""
+        shutil.rmtree(self._files.folder, ignore_errors=True)
+        self._context.files.link(self._row.files, self._files.folder)
+
     def _start_server(self) -> ParameterServer:
         job = self._job
         readable = [Path(job.data.test)] if job.data.test else []
         for folder in readable:
             if not folder.is_dir():
                 raise JobFailed(f"missing data: there is no folder {folder}")
-        request = PrepareServer(job.work, job.server, self._row.code, self._state_count, job.data.test)
+        request = PrepareServer(job.work, job.server, self._state_count, job.data.test)
         log = self._directory / f"{PARAMETER_SERVER}.log"
         try:
-            server = ParameterServer(request, readable, log, self._context.zygote, self._states)
+            server = ParameterServer(request, self._files, readable, log, self._context.zygote, self._states)
         except OSError as error:  # its zygote has died, or a resource of the host is short
             raise RemoteError(f"the parameter server cannot be started: {error}") from None
         self._server = server
@@ -95,7 +104,8 @@ class WorkerGroup:
         device = self._context.devices[name]
         if not device.wait_ready(Deadline.after(0.1)):
             return None
-        return DeviceWorker(device, lambda deadline: self._request_of(device, deadline))
+        contents = self._context.files.path
+        return DeviceWorker(device, lambda deadline: self._request_of(device, deadline), contents)
 
     def _request_of(self, device: Device, deadline: Deadline) -> PrepareWorker:
         """Wait for the parameter server's model, and return the request to a worker on a device."""
@@ -104,13 +114,14 @@ class WorkerGroup:
                 raise ConnectionLost("the job has ended")
             deadline.remaining()
         tls = device.config.encrypt == "always"
-        folders, code = self._folders_of(device.name), dict(self._row.code)
-        signature = code.pop(self._job.code.signature, "")
+        folders, files = self._folders_of(device.name), dict(self._row.files)
+        signed = files.pop(self._job.code.signature, None)
+        signature = self._context.files.path(signed).read_text(errors="replace") if signed else ""
         return PrepareWorker(
             self._job.work,
             device.name,
             folders,
-            code,
+            files,
             self._tensors,
             self._frozen,
             tls,
@@ -123,17 +134,11 @@ class WorkerGroup:
             return None
         self._host_folders = folders
         request = PrepareWorker(
-            self._job.work,
-            HOST,
-            folders,
-            self._row.code,
-            self._tensors,
-            self._frozen,
-            states=self._state_count,
+            self._job.work, HOST, folders, {}, self._tensors, self._frozen, states=self._state_count
         )
         readable = [self._context.fleet.mountpoint(folder.source) for folder in folders]
         log = self._directory / f"{HOST}.log"
-        return LocalWorker(request, readable, log, self._context.zygote, self._states)
+        return LocalWorker(request, self._files, readable, log, self._context.zygote, self._states)
 
     def _admit(self, name: str, ready: Ready) -> str:
         """Return "" to admit a prepared worker, or the reason for refusing it."""
@@ -250,6 +255,7 @@ class WorkerGroup:
             supervisor.stop()
         if self._server:
             self._server.close()
+        shutil.rmtree(self._files.folder, ignore_errors=True)
 
 
 def host_trains(job: Job) -> bool:

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: contents of files by their digest, in one folder, each whole and durable or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from millpond.base.errors import LocalError
+from millpond.linux.files import sync_folder
+from millpond.train.job.files import JobFile
+
+KEPT_FREE = 64 << 20
+"""Bytes of the disk that no file takes: others need some, too."""
+_UNFINISHED = ".new-"
+
+
+class DamagedFile(LocalError):
+    """Contents that are not those of their digest."""
+
+
+class FileCache:
+    """Keeps contents in ``folder``, at most ``most`` bytes of them: then the least recently used that nobody
+    holds go first. Without ``most`` none goes by itself. Safe to use from several threads of one process.
+    """
+
+    def __init__(self, folder: Path, most: int | None = None) -> None:
+        self._folder, self._most = folder, most
+        self._lock = threading.Lock()
+        self._holds: Counter[JobFile] = Counter()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in folder.glob(f"{_UNFINISHED}*"):
+            path.unlink()
+
+    def path(self, file: JobFile) -> Path:
+        """Return where the contents of ``file`` lie, or would."""
+        return self._folder / file.sha256
+
+    def has(self, file: JobFile) -> bool:
+        """Return whether the contents of ``file`` are there."""
+        try:
+            return self.path(file).stat().st_size == file.size
+        except FileNotFoundError:
+            return False
+
+    @contextlib.contextmanager
+    def held(self, files: Collection[JobFile]) -> Iterator[None]:
+        """Keep what is there of ``files``, and the room for the others. Raises LocalError without room."""
+        wanted = set(files)
+        with self._lock:
+            self._holds.update(wanted)
+            try:
+                self._make_room()
+            except BaseException:
+                self._release(wanted)
+                raise
+        try:
+            for file in wanted:
+                with contextlib.suppress(FileNotFoundError):
+                    os.utime(self.path(file))
+            yield
+        finally:
+            with self._lock:
+                self._release(wanted)
+
+    def _release(self, files: Iterable[JobFile]) -> None:
+        self._holds.subtract(files)
+        self._holds = +self._holds
+
+    def _make_room(self) -> None:
+        """Remove contents that nobody holds until there is room for what is held and not there yet. Raises
+        LocalError.
+        """
+        present = self._present()
+        coming = sum(file.size for file in self._holds if file.sha256 not in present)
+        if not coming:
+            return
+        used = sum(found.st_size for found in present.values())
+        free = _free(self._folder) - KEPT_FREE
+        held = {file.sha256 for file in self._holds}
+        idle = sorted((present[name].st_mtime_ns, name) for name in present.keys() - held)
+        most = used + coming if self._most is None else self._most
+        while used + coming > most or coming > max(free, 0):
+            if self._most is None or not idle:
+                room = min(max(free, 0), most - used)
+                raise LocalError(f"there is room for {max(room, 0)} more bytes of files; {coming} are needed")
+            _, name = idle.pop(0)
+            (self._folder / name).unlink()
+            used, free = used - present[name].st_size, free + present[name].st_size
+
+    def _present(self) -> dict[str, os.stat_result]:
+        with os.scandir(self._folder) as entries:
+            return {each.name: each.stat() for each in entries if not each.name.startswith(_UNFINISHED)}
+
+    def add(self, file: JobFile, parts: Iterable[bytes | memoryview]) -> None:
+        """Store contents, all of which are read whatever happens. Raises DamagedFile if they are not those of
+        ``file``, and LocalError, for example at a full disk.
+        """
+        parts = iter(parts)
+        try:
+            descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=_UNFINISHED)
+            with contextlib.ExitStack() as unless_whole, os.fdopen(descriptor, "wb") as out:
+                unless_whole.callback(os.unlink, name)
+                found = hashlib.sha256()
+                for part in parts:
+                    found.update(part)
+                    out.write(part)
+                if found.hexdigest() != file.sha256 or out.tell() != file.size:
+                    raise DamagedFile("it came with another SHA-256 than announced: it has changed meanwhile")
+                out.flush()
+                os.fchmod(descriptor, 0o444)  # a worker has another uid
+                os.fsync(descriptor)
+                Path(name).replace(self.path(file))
+                unless_whole.pop_all()
+            sync_folder(self._folder)
+        except OSError as error:
+            raise LocalError(f"a file cannot be stored: {error.strerror}") from None
+        finally:
+            for _ in parts:
+                pass
+
+    def link(self, files: Mapping[str, JobFile], folder: Path) -> None:
+        """Make ``folder``, with ``files`` under their names. Raises LocalError."""
+        try:
+            folder.mkdir(mode=0o755)
+            for name, file in files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+                os.link(self.path(file), folder / name)
+        except OSError as error:
+            raise LocalError(f"a job's files cannot be laid out: {error.strerror}") from None
+
+    def keep(self, files: Collection[JobFile]) -> None:
+        """Remove all other contents."""
+        with self._lock:
+            for name in self._present().keys() - {file.sha256 for file in files}:
+                (self._folder / name).unlink()
+
+
+def _free(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contents of files by digest: whole or not there, and no more of them than there may be."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from millpond.base.errors import ConfigError, LocalError
+from millpond.train.job.file_cache import DamagedFile, FileCache
+from millpond.train.job.files import MOST_FILES, JobFile, check_job_files, total_size
+
+from ..job_files import described
+
+
+def content(number: int, size: int = 1000) -> bytes:
+    return bytes([number]) * size
+
+
+def file(number: int, size: int = 1000) -> JobFile:
+    return described({"": content(number, size)})[""]
+
+
+def add(cache: FileCache, *numbers: int) -> None:
+    for number in numbers:
+        with cache.held([file(number)]):
+            cache.add(file(number), [content(number)])
+        os.utime(cache.path(file(number)), (number, number))
+
+
+def expect_no_room(cache: FileCache, file: JobFile, text: str) -> None:
+    with pytest.raises(LocalError, match=text), cache.held([file]):
+        raise AssertionError
+
+
+def present(cache: FileCache, *numbers: int) -> list[int]:
+    return [number for number in numbers if cache.has(file(number))]
+
+
+def test_contents_are_kept_under_their_digest(tmp_path: Path) -> None:
+    cache = FileCache(tmp_path / "files")
+    assert not cache.has(file(1))
+    cache.add(file(1), [content(1, 600), memoryview(content(1, 400))])
+    assert cache.has(file(1)) and cache.path(file(1)).read_bytes() == content(1)
+    assert cache.path(file(1)).stat().st_mode & 0o777 == 0o444
+    assert [path.name for path in (tmp_path / "files").iterdir()] == [file(1).sha256]
+    cache.path(file(1)).chmod(0o600)
+    cache.path(file(1)).write_bytes(b"cut off")
+    assert not cache.has(file(1))
+
+
+@pytest.mark.parametrize("said", [content(2), content(1, 999), content(1, 1001), b""])
+def test_other_contents_than_the_announced_are_not_kept(tmp_path: Path, said: bytes) -> None:
+    cache = FileCache(tmp_path / "files")
+    with pytest.raises(DamagedFile, match="another SHA-256"):
+        cache.add(file(1), [said])
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+def test_a_full_disk_takes_all_parts_and_leaves_nothing(tmp_path: Path) -> None:
+    cache = FileCache(tmp_path / "files")
+    (tmp_path / "files").rmdir()
+    parts = iter([content(1, 500), content(1, 500)])
+    with pytest.raises(LocalError, match="a file cannot be stored: No such file or directory"):
+        cache.add(file(1), parts)
+    assert list(parts) == []
+
+
+def test_what_a_dead_process_left_unfinished_goes(tmp_path: Path) -> None:
+    cache = FileCache(tmp_path)
+    add(cache, 1)
+    (tmp_path / ".new-1").write_bytes(b"half")
+    FileCache(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [file(1).sha256]
+
+
+def test_the_least_recently_used_that_nobody_holds_go_first(tmp_path: Path) -> None:
+    cache = FileCache(tmp_path, 3000)
+    add(cache, 1, 2, 3)
+    with cache.held([file(1)]):  # which is so the most recently used
+        add(cache, 4)
+        assert present(cache, 1, 2, 3, 4) == [1, 3, 4]
+        with cache.held([file(4), file(5)]):
+            assert present(cache, 1, 3, 4, 5) == [1, 4]
+            expect_no_room(cache, file(6), "room for 1000 more bytes of files; 2000 are needed")
+        assert present(cache, 1, 4) == [1, 4]
+        with cache.held([file(6)]):  # the room for 5 is given back
+            pass
+    expect_no_room(cache, file(7, 3001), "room for 3000 more bytes of files; 3001 are needed")
+
+
+def test_more_than_the_disk_has_is_refused_before_it_comes(tmp_path: Path) -> None:
+    for most in (None, 1 << 62):
+        cache, text = FileCache(tmp_path, most), r"room for \d+ more bytes of files; 1152921504606846976 are"
+        expect_no_room(cache, JobFile("0" * 64, 1 << 60), text)
+
+
+def test_all_but_the_kept_go(tmp_path: Path) -> None:
+    cache = FileCache(tmp_path)
+    add(cache, 1, 2, 3)
+    cache.keep([file(2)])
+    assert present(cache, 1, 2, 3) == [2]
+
+
+def test_files_are_laid_out_under_their_names(tmp_path: Path) -> None:
+    cache = FileCache(tmp_path / "files")
+    add(cache, 1, 2)
+    files = {"a.py": file(1), "deep/er/b.bin": file(2), "deep/er/c.bin": file(1)}
+    cache.link(files, tmp_path / "code")
+    found = {name: (tmp_path / "code" / name).read_bytes() for name in files}
+    assert found == {"a.py": content(1), "deep/er/b.bin": content(2), "deep/er/c.bin": content(1)}
+    assert (tmp_path / "code/deep/er").stat().st_mode & 0o777 == 0o755
+    with pytest.raises(LocalError, match="files cannot be laid out: No such file"):
+        cache.link({"gone": file(9)}, tmp_path / "other")
+
+
+FILE = JobFile("0" * 64, 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc/x", "../x", "a/../x", "", ".", "a//b", "./a", "a\0", "a\nb", "a" * 256]
+)
+def test_names_that_are_none_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="is not a relative file name"):
+        check_job_files({name: FILE}, "job")
+
+
+@pytest.mark.parametrize(
+    ("files", "error"),
+    [
+        ({"a": JobFile("../../etc/passwd", 1)}, "a: '../../etc/passwd' and 1 bytes are no file"),
+        ({"a": JobFile("0" * 64 + "\n", 1)}, "are no file"),
+        ({"a": JobFile("0" * 64, -1)}, "-1 bytes are no file"),
+        ({"a": FILE, "b": JobFile("0" * 64, 2)}, "b: its contents are of two sizes"),
+        ({"a": FILE, "a/b": FILE}, "'a' is a file and a folder"),
+        ({str(number): FILE for number in range(MOST_FILES + 1)}, "4097 files are too many"),
+        ({f"{number:0250}": FILE for number in range(MOST_FILES)}, "4096 files are too many"),
+    ],
+)
+def test_files_that_are_none_are_refused(files: dict[str, JobFile], error: str) -> None:
+    with pytest.raises(ConfigError, match=f"^job: .*{error}|^job: {error}"):
+        check_job_files(files, "job")
+
+
+def test_contents_count_once() -> None:
+    files = {"a": file(1), "b": file(1), "c": file(2)}
+    check_job_files(files, "job")
+    assert total_size(files) == 2000
+    assert file(1).sha256 == hashlib.sha256(content(1)).hexdigest()
