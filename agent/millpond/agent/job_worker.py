@@ -23,7 +23,7 @@ from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
-from millpond.fs.store.layout import PUBLIC
+from millpond.fs.store.layout import PRIVATE, PUBLIC
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end
@@ -53,6 +53,7 @@ _DIED = "the worker process died; the job's log on the device may say why"
 _STRANGE = "the worker process sent what is no answer"
 _HANGS = "the worker process hangs: it neither computes nor reads"
 _PART = 4 * PART_VALUES
+_STATE = Path("/state")
 _LONGEST_TEXT = 1000
 
 
@@ -92,6 +93,8 @@ class JobWorker:
             self._state, self._values = (memory.map_first(d, self._size) for d in self._shared)
             log_file = Path(config.state, "jobs", f"{self.name}.log")
             options = ["--root", config.volume, "--errors", config.privacy.errors]
+            self._kept = _state_folder(config, self.name)
+            options += ["--state", str(_STATE)] if self._kept else []
             self._process = start_worker(
                 zygote, self._sandbox(), files.worker, log_file, theirs.fileno(), self._shared, *options
             )
@@ -239,8 +242,10 @@ class JobWorker:
         }
         found[volume / PUBLIC] = volume / PUBLIC
         within = [path for path in found if path.is_dir() and path.resolve() == path]
+        kept = [Bind(self._kept, _STATE, read_only=False)] if self._kept else []
+        folders = (Bind(path, found[path]) for path in sorted(within))
         return Sandbox(
-            binds=(*system_binds(), *python_binds(), *(Bind(path, found[path]) for path in sorted(within))),
+            binds=(*system_binds(), *python_binds(), *folders, *kept),
             own_network=True,
             own_pids=True,
             uid=self._config.users.worker,
@@ -251,7 +256,25 @@ class JobWorker:
         self._channel.close()
         self._close_shared()
         end(self._process)
+        if self._kept:
+            with contextlib.suppress(OSError):  # a state lies there: the next worker goes on with it
+                self._kept.rmdir()
 
     def _close_shared(self) -> None:
         for descriptor in self._shared:
             os.close(descriptor)
+
+
+def _state_folder(config: AgentConfig, job: str) -> Path | None:
+    """Return the folder in the private part where the tasks of a job keep their state, None if there is no
+    room for one.
+    """
+    folder = Path(config.volume, PRIVATE, ".millpond", job)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(PermissionError):  # there is one user alone
+            os.chown(folder, config.users.worker, config.users.worker)
+    except OSError as error:
+        log.warning("job %s: no state can be kept: %s", job, error.strerror)
+        return None
+    return folder

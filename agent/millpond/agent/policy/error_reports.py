@@ -54,6 +54,7 @@ _TEMPLATES = (
     f"{_NAME} builds (?:another model|other frozen parameters) than the host",
     "each of the task's metrics must be a sum and a count",
     "the task's loss must return a sum, a tensor of one value, and its count",
+    "the task's state must have a state_dict of tensors by name",
     "the task's dataset is no map-style Dataset: it has no length or no items",
     "a batch of one sample has tensors whose first dimension is not 1",
     "the samples of several folders are in batches that cannot be joined",

@@ -34,6 +34,7 @@ from millpond.train.balance.curve import Ints
 from millpond.train.data import labelled_images
 from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import LabelledImages, described
+from millpond.train.state.private_state import Stateful
 from millpond.train.task.sums import LOSS, Sums, checked, means
 
 Batch = Any
@@ -141,6 +142,14 @@ class Task:
         """Return the task's scheduler, None without one."""
         hook = self._hook("scheduler")
         return hook(optimizer, total) if hook else None
+
+    def state(self) -> Stateful | None:
+        """Return what the device keeps for itself, None without such a hook. Raises LocalError."""
+        hook = self._hook("state")
+        found = hook() if hook else None
+        if found is not None and not (hasattr(found, "state_dict") and hasattr(found, "load_state_dict")):
+            raise LocalError("the task's state must have a state_dict of tensors by name")
+        return found
 
     def check(self, parts: Sequence[SampleSet], model: nn.Module) -> None:
         """Raise DataError for images whose shapes differ, or whose labels the model cannot have."""

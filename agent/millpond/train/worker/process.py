@@ -38,9 +38,16 @@ class WorkerProcess:
     """Serves one channel. Failures contain messages of exceptions only if ``full``."""
 
     def __init__(
-        self, channel: Channel, root: Path, code_dir: Path, *, full: bool, shared: Sequence[int]
+        self,
+        channel: Channel,
+        root: Path,
+        code_dir: Path,
+        *,
+        full: bool,
+        shared: Sequence[int],
+        state: Path | None = None,
     ) -> None:
-        self._channel, self._root, self._code_dir = channel, root, code_dir
+        self._channel, self._root, self._code_dir, self._state = channel, root, code_dir, state
         self._full, self._shared = full, shared
         self._session: WorkerRole | None = None
 
@@ -93,7 +100,7 @@ class WorkerProcess:
         self._session = None
         user_code.forget(self._code_dir)
         shared = roles.Descriptors(*self._shared)
-        self._session = roles.make(prepare, self._root, self._code_dir, shared)
+        self._session = roles.make(prepare, self._root, self._code_dir, shared, self._state)
         return self._session.ready()
 
 
@@ -111,7 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     root, code_dir, full = options.root.absolute(), options.code.resolve(), options.errors == "full"
     os.chdir(code_dir)
     with Channel(sock, "the coordinator") as channel:
-        return WorkerProcess(channel, root, code_dir, full=full, shared=options.shared).serve()
+        shared, state = options.shared, options.state
+        return WorkerProcess(channel, root, code_dir, full=full, shared=shared, state=state).serve()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -131,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--code", type=Path, required=True, help="the job's files; also the working directory"
     )
+    parser.add_argument("--state", type=Path, help="where the task's own state is kept")
     parser.add_argument(
         "--errors",
         choices=("full", "location"),

@@ -30,6 +30,7 @@ from millpond.train.protocol import PrepareServer, PrepareWorker, Ready, Score, 
 from millpond.train.state import flat, initial, layout
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
+from millpond.train.state.private_state import PrivateState
 from millpond.train.task.sums import Sums
 from millpond.train.task.task import Task
 from millpond.train.worker import user_code
@@ -66,20 +67,31 @@ class Descriptors:
 
 
 def make(
-    prepare: PrepareWorker | PrepareServer, root: Path, code_dir: Path, shared: Descriptors
+    prepare: PrepareWorker | PrepareServer,
+    root: Path,
+    code_dir: Path,
+    shared: Descriptors,
+    private: Path | None = None,
 ) -> WorkerRole:
     """Build the model and load the samples. Raises LocalError, and any exception of the user's code."""
     generators.diverge()
     generators.be_deterministic(prepare.work.threads)
     if isinstance(prepare, PrepareServer):
         return ParameterServerRole(prepare, root, code_dir, shared)
-    return TrainingRole(prepare, root, code_dir, shared)
+    return TrainingRole(prepare, root, code_dir, shared, private)
 
 
 class TrainingRole:
-    """Trains from the states in shared memory."""
+    """Trains from the states in shared memory. The task's own state lies in the folder ``private``."""
 
-    def __init__(self, prepare: PrepareWorker, root: Path, code_dir: Path, shared: Descriptors) -> None:
+    def __init__(
+        self,
+        prepare: PrepareWorker,
+        root: Path,
+        code_dir: Path,
+        shared: Descriptors,
+        private: Path | None = None,
+    ) -> None:
         work = prepare.work
         task, model = user_code.build(work, code_dir)
         _initialize(model, work, code_dir)
@@ -98,6 +110,8 @@ class TrainingRole:
         parameters = FlatParameters(model, sums=np.frombuffer(values.data, np.float32))
         self._samples = SampleFolders(task, work.seed, prepare.folders, parts, work.held_out)
         self._trainer = LocalTrainer(parameters, task, self._samples, work)
+        kept = task.state() if private else None
+        self._private = PrivateState(kept, private) if kept is not None and private else None
 
     def ready(self) -> Ready:
         """Implement ``WorkerRole``."""
@@ -111,7 +125,10 @@ class TrainingRole:
         """Implement ``WorkerRole``."""
         if not isinstance(message, protocol.Work):
             return None
-        return self._trainer.run(message, _numbered(self._mapped(), message.state)), b""
+        update = self._trainer.run(message, _numbered(self._mapped(), message.state))
+        if self._private and not (message.held_out or message.synthetic):
+            self._private.save()
+        return update, b""
 
     def _mapped(self) -> list[Vector]:
         """Map the states at the first exchange: before it their owner may not have made them."""
