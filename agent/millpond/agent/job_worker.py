@@ -191,7 +191,12 @@ class JobWorker:
         if self._config.privacy.errors == "full":
             return Failure(failure.code[:20], failure.text[:_LONGEST_TEXT])
         request = self._request
-        names = {request.worker, *(f.path for f in request.folders), *(t.name for t in request.tensors)}
+        names = {
+            request.worker,
+            request.work.model.factory,
+            *(f.path for f in request.folders),
+            *(t.name for t in request.tensors),
+        }
         return error_reports.rebuilt(failure, names, self._files.sources())
 
     def _send_parts(self, request: Fetch, host: Channel) -> None:

@@ -69,7 +69,8 @@ _TEMPLATES = (
 )
 _OWN = tuple(re.compile(template) for template in _TEMPLATES)
 _PLACE = re.compile(
-    r"([A-Za-z_]\w*) (?:at (\S+):([1-9][0-9]{0,5})(?: in (\S+))?|outside of the model's files); .*"
+    r"([A-Za-z_]\w*) (?:at (\S+):([1-9][0-9]{0,5})(?: in (\S+))?|in the model that (\S+) makes"
+    r"|outside of the model's files); .*"
 )
 OWN_FILES = tuple(
     f"millpond/train/{name}.py"
@@ -102,7 +103,7 @@ def rebuilt(failure: Failure, names: Collection[str], code: Mapping[str, str]) -
     """
     found = failure.code if failure.code in CODES else "model"
     text = failure.text if len(failure.text) <= _LONGEST else ""
-    return Failure(found, (text if _is_own(text, names) else _place(text, code)) or _HIDDEN)
+    return Failure(found, (text if _is_own(text, names) else _place(text, names, code)) or _HIDDEN)
 
 
 def _is_own(text: str, names: Collection[str]) -> bool:
@@ -111,13 +112,15 @@ def _is_own(text: str, names: Collection[str]) -> bool:
     return any((match := own.fullmatch(text)) and known.issuperset(match.groups()) for own in _OWN)
 
 
-def _place(text: str, code: Mapping[str, str]) -> str:
+def _place(text: str, names: Collection[str], code: Mapping[str, str]) -> str:
     if not (match := _PLACE.fullmatch(text)):
         return ""
-    kind, file, line, function = match.groups()
+    kind, file, line, function, factory = match.groups()
     known = "\n".join(code.values())
     if not (_is_exception(kind) or _is_word(kind, known)):
         kind = "an exception"
+    if factory in names:
+        return f"{kind} in the model that {factory} makes; its message stays on the device"
     if file is None:
         return f"{kind} outside of the model's files; its message stays on the device"
     lines = code[file].count("\n") + 1 if file in code else 999_999 if file in OWN_FILES else 0

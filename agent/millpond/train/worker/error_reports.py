@@ -15,17 +15,18 @@ from millpond.train.data.errors import TRANSIENT, DataError
 from millpond.wire.messages import Failure
 
 _HERE = Path(__file__).parents[1]
+_MODULE_FILE = "torch/nn/modules/module.py"
 
 
-def failure(error: BaseException, code_dir: Path, *, full: bool) -> Failure:
+def failure(error: BaseException, code_dir: Path, factory: str, *, full: bool) -> Failure:
     """Report an error: code ``data``, ``io`` (which another try may mend) or ``model``, and one line of text;
-    with any message if ``full``.
+    with any message if ``full``. ``factory`` makes the task or the model.
     """
     if isinstance(error, LocalError) and _is_ours(error):
         if isinstance(error, DataError):
             return Failure("io" if error.transient else "data", str(error) if full else error.discreet)
         return Failure("model", str(error))
-    place = _users_place(error, code_dir) or _own_place(error)
+    place = _users_place(error, code_dir) or _place_in_model(error, factory) or _own_place(error)
     code = "io" if isinstance(error, OSError) and error.errno in TRANSIENT else "model"
     if full:
         message = " ".join("".join(traceback.format_exception_only(error)).split())
@@ -50,8 +51,16 @@ def _users_place(error: BaseException, code_dir: Path) -> str | None:
     return None
 
 
+def _place_in_model(error: BaseException, factory: str) -> str | None:
+    """Return the model as the place if the error went through a torch module: its layers are torch's, but the
+    user has put them together.
+    """
+    called = any(frame.filename.endswith(_MODULE_FILE) for frame in traceback.extract_tb(error.__traceback__))
+    return f"in the model that {factory} makes" if called and factory else None
+
+
 def _own_place(error: BaseException) -> str:
-    """Return the last place in millpond: an installed model failed, or the samples do not fit the model."""
+    """Return the last place in millpond."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if name := _below(frame.filename, _HERE):
             return f"at millpond/train/{name}:{frame.lineno} in {frame.name}"

@@ -50,6 +50,7 @@ class WorkerProcess:
         self._channel, self._root, self._code_dir, self._state = channel, root, code_dir, state
         self._full, self._shared = full, shared
         self._session: WorkerRole | None = None
+        self._factory = ""
 
     def serve(self) -> int:
         """Answer until the channel ends. Returns the exit code: 1 if the coordinator broke the protocol."""
@@ -83,7 +84,7 @@ class WorkerProcess:
             return self._answer(message)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
             traceback.print_exception(error)
-            return failure(error, self._code_dir, full=self._full), b""
+            return failure(error, self._code_dir, self._factory, full=self._full), b""
 
     def _answer(self, message: Message) -> Answer:
         if isinstance(message, (protocol.PrepareWorker, protocol.PrepareServer)):
@@ -97,7 +98,7 @@ class WorkerProcess:
         # torch takes seconds; the process must already be tied to its parent
         from millpond.train.worker import roles, user_code
 
-        self._session = None
+        self._session, self._factory = None, prepare.work.model.factory
         user_code.forget(self._code_dir)
         shared = roles.Descriptors(*self._shared)
         self._session = roles.make(prepare, self._root, self._code_dir, shared, self._state)
