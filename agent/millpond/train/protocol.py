@@ -46,7 +46,8 @@ class PrepareWorker(Message):
     """Build the model, whose state must be of ``tensors`` and whose frozen parameters must have the checksum
     ``frozen``, and load the samples of ``folders``; answered by Ready, and by an agent by MissingFiles
     before. An agent needs ``files``, the job's by name, and ``signature``, one of them all by an owner of
-    the device. A worker on the host has ``states`` states in its shared memory.
+    the device. A worker on the host computes with ``accelerator``, and has ``states`` states in its shared
+    memory.
     """
 
     work: WorkSpec
@@ -58,6 +59,7 @@ class PrepareWorker(Message):
     tls: bool = False
     states: int = 1
     signature: str = ""
+    accelerator: Literal["auto", "cpu", "cuda"] = "cpu"
 
 
 @message("files.missing")
@@ -179,6 +181,7 @@ class PrepareServer(Message):
     optimizer: OptimizerSpec
     states: int = 1
     test: str = ""
+    accelerator: Literal["auto", "cpu", "cuda"] = "cpu"
 
 
 @message("server.ready", Kind.METRICS)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from millpond.train.balance.curve import Ints
+from millpond.train.compute.accelerator import device_of, moved
 from millpond.train.compute.evaluation import autocast
 from millpond.train.compute.optimizers import trainable
 from millpond.train.compute.prefetch import prefetched
@@ -49,8 +50,9 @@ class BatchLoop:
         return loss, count
 
     def _backward(self, batch: Batch) -> tuple[float, float]:
-        with autocast(self._work):
-            loss, count = self._task.loss(self._model, batch)
+        device = device_of(self._model)
+        with autocast(self._work, device):
+            loss, count = self._task.loss(self._model, moved(batch, device))
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.item(), count
 

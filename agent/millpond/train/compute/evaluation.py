@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from millpond.train.balance.curve import Ints
+from millpond.train.compute.accelerator import device_of, moved
 from millpond.train.compute.prefetch import prefetched
 from millpond.train.job.spec import WorkSpec
 from millpond.train.task.sums import Sums, add
@@ -34,13 +35,13 @@ def evaluate(model: nn.Module, task: Task, samples: Samples, work: WorkSpec) -> 
     model.eval()
     size = min(_BATCH, work.batch or _BATCH)
     places = [np.arange(start, min(start + size, len(samples))) for start in range(0, len(samples), size)]
-    sums: Sums = {}
+    sums, device = Sums(), device_of(model)
     for _, batch in prefetched(places, samples.batch, work.prefetch):
-        with autocast(work):
-            add(sums, task.metrics(model, batch))
+        with autocast(work, device):
+            add(sums, task.metrics(model, moved(batch, device)))
     return sums
 
 
-def autocast(work: WorkSpec) -> torch.autocast:
-    """Return the context in which a job's model computes."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=work.precision == "bfloat16")
+def autocast(work: WorkSpec, device: torch.device) -> torch.autocast:
+    """Return the context in which a job's model computes on a device."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=work.precision == "bfloat16")

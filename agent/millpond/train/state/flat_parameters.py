@@ -2,8 +2,9 @@
 """Edge (torch): a model whose state and gradients are views of two flat vectors, which are sent as they are.
 
 Both are float32 and laid out as ``flat.describe`` says. Parameters are views of ``state``, their gradients of
-``sums``. Parameters of another dtype, and running statistics, which also change in training, are copied: to
-``state`` as they are, to ``sums`` as their gradient or their change. Frozen parameters are in neither.
+``sums``. Parameters of another dtype or on a GPU, and running statistics, which also change in training, are
+copied: to ``state`` as they are, to ``sums`` as their gradient or their change. Frozen parameters are in
+neither.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class FlatParameters:
         self.state = state
         values = torch.from_numpy(state)
         for name, parameter in self._parameters.items():
-            if parameter.dtype == torch.float32:
+            if parameter.dtype == torch.float32 and parameter.is_cpu:
                 self._views[name] = values[self._spans[name]].view(parameter.shape)
                 parameter.data = self._views[name]
 
@@ -162,7 +163,7 @@ class FlatParameters:
 
 
 def _float32(value: torch.Tensor) -> Vector:
-    found: Vector = value.detach().reshape(-1).to(torch.float32).numpy()
+    found: Vector = value.detach().reshape(-1).to("cpu", torch.float32).numpy()
     return found
 
 

@@ -18,6 +18,8 @@ from torch import nn
 from millpond.base.errors import LocalError
 from millpond.linux import memory
 from millpond.train import protocol
+from millpond.train.compute import accelerator
+from millpond.train.compute.accelerator import device_of, moved
 from millpond.train.compute.evaluation import autocast, evaluate
 from millpond.train.compute.local_trainer import LocalTrainer
 from millpond.train.compute.optimizers import Schedule, make_optimizer
@@ -107,6 +109,7 @@ class TrainingRole:
             if not len(part):
                 raise DataError(f"missing data: {folder.path} holds no samples")
         task.check(parts, model)
+        model = accelerator.place(model, prepare.accelerator)
         parameters = FlatParameters(model, sums=np.frombuffer(values.data, np.float32))
         self._samples = SampleFolders(task, work.seed, prepare.folders, parts, work.held_out)
         self._trainer = LocalTrainer(parameters, task, self._samples, work)
@@ -156,10 +159,13 @@ class ParameterServerRole:
         # The server's parameters are float32 whatever the model's are, so that small means are not lost. The
         # model is scored as the workers have it: its forward may need its own types.
         self._scored = None
-        if any(tensor.dtype in layout.FLOATS[1:] for tensor in self._tensors + self._frozen):
+        own_types = any(tensor.dtype in layout.FLOATS[1:] for tensor in self._tensors + self._frozen)
+        if own_types or prepare.accelerator != "cpu":
             _, own = user_code.build(work, code_dir)
             _initialize(own, work, code_dir)
-            self._scored = FlatParameters(own, self._states[0], mean)
+            own = accelerator.place(own, prepare.accelerator)
+            if own_types or device_of(own).type != "cpu":
+                self._scored = FlatParameters(own, self._states[0], mean)
         self._parameters = FlatParameters(model.float(), self._states[0], mean)
         self._work = work
         optimizer = make_optimizer(model, prepare.optimizer, self._task)
@@ -186,7 +192,9 @@ class ParameterServerRole:
         parameters = self._scored or self._parameters
         before, batch = parameters.state.copy(), samples.batch(np.arange(min(_TRIED, len(samples))))
         parameters.model.train()
-        with autocast(self._work):
+        device = device_of(parameters.model)
+        batch = moved(batch, device)
+        with autocast(self._work, device):
             loss, count = self._task.loss(parameters.model, batch)
         found = loss.item()
         if not count > 0 or not math.isfinite(found):
@@ -195,7 +203,7 @@ class ParameterServerRole:
             raise LocalError("the task's loss does not depend on a parameter that may be trained")
         loss.backward()  # type: ignore[no-untyped-call]
         parameters.model.eval()
-        with torch.no_grad(), autocast(self._work):
+        with torch.no_grad(), autocast(self._work, device):
             self._task.summary(self._task.metrics(parameters.model, batch))
         parameters.load(before)
         parameters.model.zero_grad()

@@ -36,6 +36,13 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HostConfig:
+    """The host as a worker: "auto" computes with a GPU where torch finds one, "cuda" with nothing else."""
+
+    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
 class FleetConfig:
     """The contents of ``fleet.toml``. ``network`` is cut into one /30 for each device, in order. ``watts``
     declares the host's power, for hosts without a meter. ``zygote_idle`` is the seconds from the end of the
@@ -47,6 +54,7 @@ class FleetConfig:
     device: tuple[DeviceConfig, ...] = field(default_factory=tuple)
     watts: Watts | None = None
     zygote_idle: float = 600.0
+    host: HostConfig = field(default_factory=HostConfig)
 
 
 @dataclass(frozen=True, slots=True)

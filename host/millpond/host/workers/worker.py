@@ -282,8 +282,9 @@ class LocalWorker(HostProcess):
 
 
 def _sandbox(readable: Sequence[Path]) -> Sandbox:
+    gpus = (Bind(path, path, read_only=False) for path in sorted(Path("/dev").glob("nvidia*")))
     return Sandbox(
-        binds=(*system_binds(), *python_binds(), *(Bind(path, path) for path in readable)),
+        binds=(*system_binds(), *python_binds(), *gpus, *(Bind(path, path) for path in readable)),
         own_network=True,
         own_pids=True,
         capabilities=False,

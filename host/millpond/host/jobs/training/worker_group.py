@@ -9,6 +9,7 @@ import shutil
 import threading
 import weakref
 from pathlib import Path
+from typing import Literal
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, RemoteError
@@ -77,7 +78,7 @@ class WorkerGroup:
         for folder in readable:
             if not folder.is_dir():
                 raise JobFailed(f"missing data: there is no folder {folder}")
-        request = PrepareServer(job.work, job.server, self._state_count, job.data.test)
+        request = PrepareServer(job.work, job.server, self._state_count, job.data.test, self._accelerator)
         log = self._directory / f"{PARAMETER_SERVER}.log"
         try:
             server = ParameterServer(request, self._files, readable, log, self._context.zygote, self._states)
@@ -89,6 +90,10 @@ class WorkerGroup:
         self._tensors, self._frozen = server.tensors, server.ready.checksum
         self._model_known.set()
         return server
+
+    @property
+    def _accelerator(self) -> Literal["auto", "cpu", "cuda"]:
+        return self._context.fleet.config.host.accelerator
 
     @property
     def _state_count(self) -> int:
@@ -134,7 +139,14 @@ class WorkerGroup:
             return None
         self._host_folders = folders
         request = PrepareWorker(
-            self._job.work, HOST, folders, {}, self._tensors, self._frozen, states=self._state_count
+            self._job.work,
+            HOST,
+            folders,
+            {},
+            self._tensors,
+            self._frozen,
+            states=self._state_count,
+            accelerator=self._accelerator,
         )
         readable = [self._context.fleet.mountpoint(folder.source) for folder in folders]
         log = self._directory / f"{HOST}.log"

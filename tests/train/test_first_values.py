@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's first values from a file, its frozen parameters, and the state that a task keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from millpond.base.errors import LocalError
+from millpond.train.state import flat, initial, layout
+from millpond.train.state.checkpoint import Checkpoint, save
+from millpond.train.state.flat_parameters import FlatParameters
+from millpond.train.state.private_state import PrivateState
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def test_a_checkpoint_of_millpond_is_taken(tmp_path: Path) -> None:
+    first, second = model(), model()
+    parameters = FlatParameters(first)
+    save(tmp_path / "model.safetensors", Checkpoint(parameters.state, parameters.tensors, "job", 1))
+    assert initial.load(second, tmp_path / "model.safetensors").startswith("9 tensors of the model are from")
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name])
+
+
+def test_a_file_may_have_more_and_less_than_the_model(tmp_path: Path) -> None:
+    save_file({"0.weight": torch.ones(4, 3), "head": torch.ones(2)}, tmp_path / "base.safetensors")
+    found = model()
+    told = initial.load(found, tmp_path / "base.safetensors")
+    assert "1 tensors of the model" in told and "such as 0.bias" in told and "such as head" in told
+    assert torch.equal(found[0].weight, torch.ones(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "text"),
+    [
+        ({"other": torch.ones(1)}, "has no tensor of the model"),
+        ({"0.bias": torch.ones(5)}, r"\(5,\), the model's is"),
+    ],
+)
+def test_a_file_of_another_model_is_refused(
+    tensors: dict[str, torch.Tensor], text: str, tmp_path: Path
+) -> None:
+    save_file(tensors, tmp_path / "base.safetensors")
+    with pytest.raises(LocalError, match=text):
+        initial.load(model(), tmp_path / "base.safetensors")
+
+
+def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "base.safetensors").write_bytes(b"pickle")
+    with pytest.raises(LocalError, match="cannot be read"):
+        initial.load(model(), tmp_path / "base.safetensors")
+
+
+def test_frozen_parameters_are_neither_sent_nor_changed() -> None:
+    torch.manual_seed(0)
+    tuned = model()
+    tuned[0].requires_grad_(False)
+    names = [tensor.name for tensor in flat.describe(tuned)]
+    assert "0.weight" not in names and "2.weight" in names and "1.running_mean" in names
+    assert [tensor.name for tensor in flat.describe_frozen(tuned)] == ["0.weight", "0.bias"]
+    before = tuned[0].weight.clone()
+    parameters = FlatParameters(tuned)
+    assert len(parameters.state) == layout.size(parameters.tensors) == 4 * 4 + 1 + 10
+    parameters.clear()
+    tuned(torch.randn(5, 3)).sum().backward()
+    parameters.gather_gradients(5.0)
+    parameters.load(np.zeros_like(parameters.state))
+    assert torch.equal(tuned[0].weight, before) and not tuned[2].weight.any()
+
+
+def test_the_checksum_is_of_frozen_parameters_alone() -> None:
+    torch.manual_seed(0)
+    tuned = model()
+    assert flat.checksum(tuned) == 0
+    tuned[0].requires_grad_(False)
+    found = flat.checksum(tuned)
+    with torch.no_grad():
+        tuned[2].weight.add_(1)
+    assert found and flat.checksum(tuned) == found
+    with torch.no_grad():
+        tuned[0].weight.add_(1)
+    assert flat.checksum(tuned) != found
+
+
+def test_a_tasks_state_is_found_again(tmp_path: Path) -> None:
+    head = nn.Linear(2, 2)
+    PrivateState(head, tmp_path).save()
+    again = nn.Linear(2, 2)
+    PrivateState(again, tmp_path)
+    assert torch.equal(head.weight, again.weight)
+    assert [path.name for path in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_a_state_that_is_not_of_tensors_is_refused(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters())
+    with pytest.raises(LocalError, match="tensors by name"):
+        PrivateState(optimizer, tmp_path)
