@@ -37,6 +37,8 @@ class LocalTrainer:
         self, parameters: FlatParameters, task: Task, samples: SampleFolders, work: WorkSpec
     ) -> None:
         self.parameters, self._task, self._samples, self._work = parameters, task, samples, work
+        # Gradients of a mean are rounded less often than sums that are divided, which counts in bfloat16.
+        self._means = work.passes > 0 and work.accumulate == 1
         self._schedule: Schedule | None = None
         self._exchanges = 0
         self._process = psutil.Process()
@@ -96,10 +98,12 @@ class LocalTrainer:
         return loss, count
 
     def _backward(self, batch: Batch) -> tuple[float, float]:
-        """Add the gradients of the summed loss of a batch. Returns that sum and its count."""
+        """Add the gradients of the summed loss of a batch, or of its mean in local training by whole batches.
+        Returns that sum and its count.
+        """
         with autocast(self._work):
             loss, count = self._task.loss(self.parameters.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss / count if self._means and count else loss).backward()  # type: ignore[no-untyped-call]
         return loss.item(), count
 
     def _train(self, chosen: Selection | Synthetic, request: Work) -> tuple[float, float]:
@@ -125,11 +129,12 @@ class LocalTrainer:
         return total / work.passes, counted / work.passes
 
     def _step(self, optimizer: torch.optim.Optimizer, count: float) -> None:
-        """Take a step with the sums of gradients over ``count``."""
+        """Take a step with the gradients of a batch that counts ``count``."""
         trained = trainable(self.parameters.model)
         gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
         if count and gradients:
-            torch._foreach_mul_(gradients, 1 / count)
+            if not self._means:
+                torch._foreach_mul_(gradients, 1 / count)
             if self._work.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(trained, self._work.clip_norm)
             optimizer.step()
