@@ -18,7 +18,7 @@ from millpond.host.model.jobs import JobEvent, JobPlan, JobState, Round
 from millpond.host.store.store import Store
 from millpond.train.job.spec import DataSpec, Job, ModelSpec
 
-JOB = Job("digits", DataSpec("private/x", "/test"), ModelSpec("m:build", ("m.py",), {"width": 3}))
+JOB = Job("digits", DataSpec("private/x", "/test"), ModelSpec("m:build", ("m.py",), arguments={"width": 3}))
 CODE = {"m.py": "def build(width): ...\n"}
 ROUND = Round(
     1,
