@@ -28,6 +28,8 @@ from millpond.train.protocol import (
     Apply,
     Evaluate,
     Folder,
+    Frozen,
+    GetFrozen,
     GetMomentum,
     Momentum,
     PrepareServer,
@@ -94,8 +96,24 @@ def vectors(what):
     links = {name: "/proc/self/fd/" + name for name in os.listdir("/proc/self/fd")}
     return next(int(n) for n, link in links.items() if os.path.lexists(link) and what in os.readlink(link))
 
+def frozen(value=0.5):
+    net = Net()
+    net.own = nn.Parameter(torch.full((3,), value), requires_grad=False)
+    net.layers[1].bias.requires_grad_(False)
+    return net
+
 def double(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).double()
 def half(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).half()
+
+class Task:
+    def __init__(self, loss): self.loss = loss
+    def model(self): return Net()
+
+def total(model, batch): return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+def infinite(): return Task(lambda model, batch: (total(model, batch) * torch.inf, 2))
+def nothing(): return Task(lambda model, batch: (total(model, batch) * 0 + 1, 0))
+def constant(): return Task(lambda model, batch: (torch.ones(()), 2))
+def wrong(): return Task(lambda model, batch: total(model, batch))
 
 class Casts(nn.Module):
     def __init__(self):
@@ -130,19 +148,20 @@ class Process:
         self._code_dir.mkdir()
         user_code.write_code({"nets.py": NETS}, self._code_dir)
 
-    def prepare(self, work: WorkSpec = WORK, folders: tuple[Folder, ...] = FOLDERS) -> Ready:
+    def prepare(self, work: WorkSpec = WORK, folders: tuple[Folder, ...] = FOLDERS, frozen: int = 0) -> Ready:
         tensors = flat.describe(user_code.build(work, self._code_dir)[1])
         user_code.forget(self._code_dir)
         size = 4 * layout.size(tensors)
         self.state, self.values = (
             np.frombuffer(memory.map_first(shared, size).data, np.float32) for shared in self.shared
         )
-        ready = self.call(PrepareWorker(work, "csd1", folders, {"nets.py": NETS}, tensors), Ready)
+        request = PrepareWorker(work, "csd1", folders, {"nets.py": NETS}, tensors, frozen)
+        ready = self.call(request, Ready)
         assert isinstance(ready, Ready)
         return ready
 
-    def prepare_server(self, work: WorkSpec = WORK) -> tuple[Tensor, ...]:
-        ready = self.call(PrepareServer(work, OPTIMIZER, {"nets.py": NETS}), ServerReady)
+    def prepare_server(self, work: WorkSpec = WORK, test: str = "") -> tuple[Tensor, ...]:
+        ready = self.call(PrepareServer(work, OPTIMIZER, {"nets.py": NETS}, test=test), ServerReady)
         assert isinstance(ready, ServerReady)
         size = 4 * layout.size(ready.tensors)
         self.state, self.values = (
@@ -258,8 +277,8 @@ def gradient_sums(root: Path, state: Vector, epoch: int, ranges: tuple[Ranges, .
 
 
 def test_a_worker_counts_its_samples_by_folder(worker: Process) -> None:
-    assert worker.prepare() == Ready((30, 20))
-    assert worker.prepare(folders=FOLDERS[:1]) == Ready((30,))
+    assert worker.prepare() == Ready((30, 20), (0, 0))
+    assert worker.prepare(folders=FOLDERS[:1]) == Ready((30,), (0,))
 
 
 def test_sums_over_the_samples_of_both_folders(worker: Process, root: Path) -> None:
@@ -295,7 +314,7 @@ def test_an_exchange_that_cannot_be_is_said_and_the_worker_lives_on(worker: Proc
     for ranges, text in asked.items():
         assert worker.refused(Work(1, 5, 1, ranges)) == ("data", text)
     code, text = worker.refused(Work(1, RAISES, 1, (((1, 2),), ())))
-    assert code == "model" and text.startswith("ValueError at nets.py:19 in forward; its message stays")
+    assert code == "model" and text.startswith("ValueError at nets.py:18 in forward; its message stays")
     worker.call(Work(1, 5, 1, (((1, 2),), ((2, 3),))), Update)
 
 
@@ -344,6 +363,68 @@ def test_a_parameter_that_is_another_is_seen(
         assert process.refused(Work(1, how, 1, (((1, 3),), ()))) == ("model", told)
 
 
+def test_frozen_parameters_stay_where_they_are(root: Path, tmp_path: Path, zygote: Zygote) -> None:
+    """The host has them for the model that it saves, and each worker builds the same."""
+    with started(zygote, root, tmp_path / "a") as server, started(zygote, root, tmp_path / "b") as worker:
+        found = server.call(PrepareServer(of("frozen"), OPTIMIZER, {"nets.py": NETS}), ServerReady)
+        assert isinstance(found, ServerReady) and found.checksum
+        assert [(tensor.name, tensor.shape) for tensor in found.tensors] == [("layers.1.weight", (8, 64))]
+        assert [tensor.name for tensor in found.frozen] == ["own", "layers.1.bias"]
+        server.channel.send(GetFrozen(), soon())
+        frozen = server.channel.expect(Frozen, soon(), payload=4 * 11)
+        values = np.frombuffer(server.channel.receive_payload(4 * 11, soon()), np.float32)
+        assert (frozen.tensors, frozen.size) == (found.frozen, 11)
+        assert (values[:3] == 0.5).all() and values[3:].any()
+
+        worker.prepare(of("frozen"), frozen=found.checksum)
+        worker.state[:] = state_of(1, 512)
+        update = worker.call(Work(1, 5, 1, (((0, 3),), ())), Update)
+        assert isinstance(update, Update) and len(worker.values) == 512 and worker.values.any()
+        other = replace(WORK, model=ModelSpec("nets:frozen", ("nets.py",), arguments={"value": 0.25}))
+        with pytest.raises(Refused, match="csd1 builds other frozen parameters than the host"):
+            worker.prepare(other, frozen=found.checksum)
+
+
+def test_samples_that_are_held_out_are_scored_and_never_trained_on(
+    root: Path, tmp_path: Path, zygote: Zygote
+) -> None:
+    with started(zygote, root, tmp_path / "log") as worker:
+        assert worker.prepare(replace(WORK, held_out=0.2)) == Ready((24, 20), (6, 0))
+        state = worker.state[:] = state_of(1, 520)
+        update = worker.call(Work(1, 5, 1, (), held_out=True), Update)
+        assert isinstance(update, Update) and (update.samples, update.weight, update.largest) == (6, 0, 0)
+        assert {name: count for name, (_, count) in update.metrics.items()} == {"accuracy": 6, "loss": 6}
+        whole = worker.call(Work(2, 5, 1, (((0, 24),), ())), Update)
+        assert isinstance(whole, Update)
+        every, loss = gradient_sums(root, state, 1, (((0, 30),), ()))
+        assert whole.metrics["loss"][0] + update.metrics["loss"][0] == pytest.approx(loss, rel=1e-5)
+        assert not np.allclose(worker.values, every, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("factory", "told"),
+    [
+        ("infinite", "the task's loss is inf over a count of 2"),
+        ("nothing", "the task's loss is 1 over a count of 0"),
+        ("constant", "the task's loss does not depend on a parameter that may be trained"),
+        ("wrong", "the task's loss must return a sum, a tensor of one value, and its count"),
+    ],
+)
+def test_a_task_that_cannot_work_is_told_before_any_worker_is_asked(
+    server: Process, factory: str, told: str
+) -> None:
+    work = replace(WORK, model=ModelSpec(f"nets:{factory}", ("nets.py",)), task=True)
+    request = PrepareServer(work, OPTIMIZER, {"nets.py": NETS}, test="held-out")
+    assert server.refused(request) == ("model", told)
+
+
+def test_a_model_that_was_tried_is_as_it_was(server: Process) -> None:
+    before = server.state.copy()
+    server.prepare_server(test="held-out")
+    assert np.array_equal(server.state, before)
+    assert np.allclose(server.apply(state_of(1, 520)), before - 0.5 * state_of(1, 520), atol=1e-6)
+
+
 def test_a_model_that_changes_while_it_is_scored_is_refused(
     root: Path, tmp_path: Path, zygote: Zygote
 ) -> None:
@@ -357,7 +438,7 @@ def test_a_model_that_changes_while_it_is_scored_is_refused(
 def test_a_worker_cannot_take_the_memory_away(worker: Process) -> None:
     worker.state[:] = 0.25
     code, text = worker.refused(Work(1, SHRINKS, 1, (((1, 2),), ())))
-    assert code == "model" and text.startswith("PermissionError at nets.py:17 in forward")
+    assert code == "model" and text.startswith("PermissionError at nets.py:16 in forward")
     assert (worker.state == 0.25).all()
     assert os.fstat(worker.shared[1]).st_size == 4 * 520
 
@@ -402,7 +483,7 @@ def of(factory: str) -> WorkSpec:
 
 
 def test_a_worker_of_one_role_does_nothing_of_another(worker: Process, server: Process) -> None:
-    for request in (Apply(1.0), GetMomentum(), Evaluate("held-out")):
+    for request in (Apply(1.0), GetMomentum(), GetFrozen(), Evaluate("held-out")):
         assert worker.refused(request) == ("protocol", f"this worker does not serve '{request.NAME}'")
     other = Work(1, 5, 1, (((1, 2),), ()))
     assert server.refused(other) == ("protocol", "this worker does not serve 'work'")
@@ -463,10 +544,18 @@ def test_a_keeper_scores_the_state_in_memory(server: Process) -> None:
         model.weight.data = rows.view(8, 64)
         flat.read(model, server.state)
         score = server.call(Evaluate("held-out"), Score)
-        assert isinstance(score, Score) and score.samples == 40
-        scores.append(score)
-    assert scores[1].accuracy > 0.9 > scores[0].accuracy
-    assert scores[1].loss < scores[0].loss == pytest.approx(np.log(8), rel=1e-4)
+        assert isinstance(score, Score) and not score.devices
+        scores.append(score.host)
+    assert scores[1]["accuracy"] > 0.9 > scores[0]["accuracy"]
+    assert scores[1]["loss"] < scores[0]["loss"] == pytest.approx(np.log(8), rel=1e-4)
+
+
+def test_a_keeper_summarizes_the_sums_of_devices(server: Process) -> None:
+    sums = {"accuracy": (3.0, 4.0), "loss": (5.0, 10.0), "odd": (0.0, 0.0)}
+    score = server.call(Evaluate("", sums), Score)
+    assert isinstance(score, Score) and score.host == {}
+    assert {name: score.devices[name] for name in ("accuracy", "loss")} == {"accuracy": 0.75, "loss": 0.5}
+    assert np.isnan(score.devices["odd"])
 
 
 def test_a_model_that_casts_to_its_own_types_is_scored_and_keeps_small_steps(
@@ -485,7 +574,7 @@ def test_a_model_that_casts_to_its_own_types_is_scored_and_keeps_small_steps(
             rows[range(8), range(8)] = -1.0
             after = server.apply(mean, 4.0)
             score = server.call(Evaluate("held-out"), Score)
-            assert isinstance(score, Score) and score.accuracy > 0.9
+            assert isinstance(score, Score) and score.host["accuracy"] > 0.9
         assert 0 < 1 - float(after[spans["scale"]].max()) < 1e-4  # which bfloat16 could not tell from 1
 
 
