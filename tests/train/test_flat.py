@@ -112,7 +112,7 @@ def test_frozen_parameters_are_not_exchanged_but_compared() -> None:
 
 
 def test_a_model_without_parameters_is_refused() -> None:
-    with pytest.raises(LocalError, match="^the model has no parameter that may be trained$"):
+    with pytest.raises(LocalError, match=r"^the model has no parameter that may be trained$"):
         flat.describe(nn.ReLU())
 
 
