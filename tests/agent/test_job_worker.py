@@ -155,7 +155,7 @@ class Agent:
         self.log = base / "state" / "jobs" / "steps.log"
         self.log.parent.mkdir(parents=True)
         self.outlet = Watched(self.gate)
-        work = WorkSpec("steps", ModelSpec("net:Net", ("net.py",), {"classes": classes}))
+        work = WorkSpec("steps", ModelSpec("net:Net", ("net.py",), arguments={"classes": classes}))
         folders = (Folder("private/digits", "csd0"),)
         shapes = {"layers.1.weight": (classes, 64), "layers.1.bias": (classes,)}
         tensors = tuple(Tensor(name, shape, "float32") for name, shape in shapes.items())

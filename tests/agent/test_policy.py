@@ -174,7 +174,9 @@ def test_code_that_is_not_listed_is_named_by_its_digest() -> None:
 def test_listed_code_is_run_as_it_was_listed(factory: str) -> None:
     """Python's own callables run what their arguments say, whatever the job's files are."""
     listed = Policy(code="listed", listed=(digest("net:Net", FILES),))
-    error = refusal(listed, work=replace(JOB.work, model=ModelSpec(factory, (), {"stmt": "print(1)"})))
+    error = refusal(
+        listed, work=replace(JOB.work, model=ModelSpec(factory, (), arguments={"stmt": "print(1)"}))
+    )
     assert error.text.startswith("policy.code: ")
 
 

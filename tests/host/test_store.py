@@ -16,16 +16,15 @@ import pytest
 from millpond.base.errors import LocalError
 from millpond.host.model.jobs import JobEvent, JobPlan, JobState, Round
 from millpond.host.store.store import Store
-from millpond.train.job.spec import DataSpec, Job, ModelSpec
+from millpond.train.job.spec import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, check
 
 from ..job_files import described
 
-JOB = Job("digits", DataSpec("private/x", "/test"), ModelSpec("m:build", ("m.py",), {"width": 3}))
+JOB = Job("digits", DataSpec("private/x", "/test"), ModelSpec("m:build", ("m.py",), arguments={"width": 3}))
 FILES = described({"m.py": "def build(width): ...\n"})
 ROUND = Round(
     1,
-    0.5,
-    1.25,
+    {"host": {"accuracy": 0.5, "loss": 1.25}},
     2.0,
     10,
     {"csd0": 10},
@@ -89,9 +88,9 @@ def test_rounds_from_before_energy_was_known_load(path: Path) -> None:
     assert store.rounds(number) == [METERED]
     store.close()
     with sqlite3.connect(path) as db:
-        detail = json.loads(db.execute("SELECT detail FROM rounds").fetchone()[0])
-        older = {key: value for key, value in detail.items() if key not in ("joules", "energy")}
-        db.execute("UPDATE rounds SET detail = ?", (json.dumps(older),))
+        result = json.loads(db.execute("SELECT result FROM results").fetchone()[0])
+        older = {key: value for key, value in result.items() if key not in ("joules", "energy")}
+        db.execute("UPDATE results SET result = ?", (json.dumps(older),))
     db.close()
     again = Store(path)
     assert again.rounds(number) == [ROUND]
@@ -104,8 +103,69 @@ def test_rounds_are_in_order_and_of_their_job(store: Store) -> None:
         store.add_round(one, dataclasses.replace(ROUND, round=number))
     assert [result.round for result in store.rounds(one)] == [1, 2, 3]
     assert store.rounds(two) == []
-    store.add_round(one, dataclasses.replace(ROUND, round=3, accuracy=0.9))
-    assert [result.accuracy for result in store.rounds(one)] == [0.5, 0.5, 0.9]
+    assert store.last_round(two) is None and store.scores(two) == []
+    scores: dict[str, dict[str, float | None]] = {"devices": {"loss": None}}
+    store.add_round(one, dataclasses.replace(ROUND, round=3, scores=scores))
+    assert [result.scores for result in store.rounds(one)] == [ROUND.scores, ROUND.scores, scores]
+    assert store.scores(one) == [(1, ROUND.scores), (2, ROUND.scores), (3, scores)]
+    assert [result.round for result in store.rounds(one, after=1)] == [2, 3]
+    last = store.last_round(one)
+    assert last is not None and last.round == 3
+
+
+VERSION_1 = """
+CREATE TABLE jobs (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, job TEXT NOT NULL, code TEXT NOT NULL,
+    plan TEXT NOT NULL DEFAULT '', state TEXT NOT NULL, error TEXT NOT NULL DEFAULT '',
+    model TEXT NOT NULL DEFAULT '', created REAL NOT NULL, ended REAL) STRICT;
+CREATE TABLE rounds (
+    job INTEGER NOT NULL REFERENCES jobs (id), round INTEGER NOT NULL, accuracy REAL NOT NULL, loss REAL,
+    seconds REAL NOT NULL, samples INTEGER NOT NULL, detail TEXT NOT NULL, PRIMARY KEY (job, round)) STRICT;
+PRAGMA user_version = 1;
+"""
+
+
+@pytest.mark.parametrize("kind", ["rounds", "steps"])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_jobs_and_rounds_of_version_1_are_those_of_today(path: Path, kind: str, name: str) -> None:
+    server = {"optimizer": name, "learning_rate": 0.25, "momentum": 0.5}
+    found = {
+        "name": "digits",
+        "data": {"private": "private/x", "test": "/test", "public": None, "format": "npy", "classes": []},
+        "model": {"factory": "m:build", "files": ["m.py"], "arguments": {"width": 3}, "signature": ""},
+        "seed": 0,
+        "train": {"optimizer": name, "learning_rate": 0.1, "momentum": 0.9, "batch": 8, "epochs": 1},
+        "federated": {"rounds": 7, "target": 0.7, "quorum": 0.5, "server": server},
+        "synchronous": {"epochs": 9, "target": 0.8} if kind == "steps" else None,
+        "limits": {"wait": 300.0, "clip": None},
+    }
+    detail = {"workers": {"csd0": 10}, "missing": {"csd1": "gone"}, "tunnel": {"csd0": [1, 2]}}
+    with sqlite3.connect(path) as db:
+        db.executescript(VERSION_1)
+        db.execute(
+            "INSERT INTO jobs (name, job, code, state, created) VALUES ('digits', ?, '{}', 'running', 1.0)",
+            (json.dumps(found),),
+        )
+        for number, loss in ((1, 1.25), (2, None)):
+            values = (number, loss, json.dumps(detail))
+            db.execute("INSERT INTO rounds VALUES (1, ?, 0.5, ?, 2.0, 10, ?)", values)
+    db.close()
+    for _ in range(2):  # what was migrated is not migrated again
+        store = Store(path)
+        (row,) = store.jobs()
+        first = Round(1, ROUND.scores, 2.0, 10, {"csd0": 10}, {"csd1": "gone"}, {"csd0": (1, 2)})
+        second = dataclasses.replace(first, round=2, scores={"host": {"accuracy": 0.5, "loss": None}})
+        assert store.rounds(1) == [first, second]
+        store.close()
+        job = check(row.job, "the job")
+        assert (job.code.arguments, job.evaluate) == (
+            {"width": 3},
+            EvaluationSpec(target=0.8 if kind == "steps" else 0.7),
+        )
+        if kind == "rounds":
+            momentum = {"momentum": 0.5} if name == "sgd" else {}
+            assert job.server == OptimizerSpec(name, 0.25, momentum)
+        assert job.work.optimizer == OptimizerSpec(name, 0.1, {"momentum": 0.9} if name == "sgd" else {})
 
 
 def test_a_round_of_no_job_is_refused_or_of_no_consequence(store: Store) -> None:
@@ -130,7 +190,7 @@ def test_many_threads_may_write(store: Store) -> None:
 def test_a_failed_transaction_leaves_nothing(store: Store) -> None:
     number = store.add_job(JOB, {})
     with pytest.raises(LocalError, match="NOT NULL"):
-        store.add_round(number, dataclasses.replace(ROUND, accuracy=None))  # type: ignore[arg-type]
+        store.add_round(number, dataclasses.replace(ROUND, round=None))  # type: ignore[arg-type]
     assert store.rounds(number) == []
     store.add_round(number, ROUND)
 

@@ -95,8 +95,24 @@ def test_large_whole_numbers_are_refused() -> None:
         read(model)
 
 
+def test_frozen_parameters_are_not_exchanged_but_compared() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2).bfloat16())
+    every, none = flat.describe(model), flat.checksum(model)
+    model[0].requires_grad_(False)
+    model[2].weight.requires_grad_(False)
+    frozen = flat.describe_frozen(model)
+    assert [tensor.name for tensor in frozen] == ["0.weight", "0.bias", "2.weight"]
+    assert flat.describe(model) == tuple(tensor for tensor in every if tensor not in frozen)
+    found = flat.checksum(model)
+    assert none == 0 != found == flat.checksum(model)
+    model[1].weight.data.add_(1)
+    assert flat.checksum(model) == found
+    model[2].weight.data[0, 0] += 1
+    assert flat.checksum(model) != found
+
+
 def test_a_model_without_parameters_is_refused() -> None:
-    with pytest.raises(LocalError, match="no parameters"):
+    with pytest.raises(LocalError, match=r"^the model has no parameter that may be trained$"):
         flat.describe(nn.ReLU())
 
 

@@ -15,10 +15,12 @@ from millpond.base.errors import ConfigError
 from millpond.base.schema import dump, load
 from millpond.train.job import file
 from millpond.train.job.spec import (
+    EvaluationSpec,
     Job,
     LimitsSpec,
     ModelSpec,
     OptimizerSpec,
+    SchedulerSpec,
     SynchronousSpec,
     WorkSpec,
     check_work,
@@ -90,14 +92,14 @@ def test_a_synchronous_job_is_one_that_has_the_table(folder: Path) -> None:
     assert read(folder, GOOD + "[synchronous]")[0].synchronous == SynchronousSpec()
     text = 'epochs = 0\npolicy = "stannis"\npatience = 0\nglobal_batch = 48\nscaling = "sqrt"\nhost = false'
     job, _ = read(folder, f"{GOOD}[synchronous]\n{text}")
-    assert job.synchronous == SynchronousSpec(0, None, "stannis", 0, 48, scaling="sqrt", host=False)
+    assert job.synchronous == SynchronousSpec(0, "stannis", 0, 48, scaling="sqrt", host=False)
     assert load(Job, msgpack.unpackb(msgpack.packb(dump(job))), "job") == job
 
 
 def test_what_workers_and_the_server_do_follows_from_the_kind_of_job(folder: Path) -> None:
     """Rounds and local steps exchange differences, and the server's own optimizer applies them."""
     train = "[train]\nlearning_rate = 0.1\nbatch = 8\nepochs = 3\n"
-    own, average = OptimizerSpec("sgd", 0.1, 0.9), OptimizerSpec("sgd", 1.0, 0.0)
+    own, average = OptimizerSpec("", 0.1, {"momentum": 0.9}), OptimizerSpec("SGD")
 
     def shown(text: str) -> tuple[bool, int, int, int, OptimizerSpec]:
         job = read(folder, GOOD + train + text)[0]
@@ -105,25 +107,77 @@ def test_what_workers_and_the_server_do_follows_from_the_kind_of_job(folder: Pat
         return job.exchanges_differences, job.work.passes, job.work.batch, job.work.steps, job.server
 
     assert shown("") == (True, 3, 8, 1, average)
-    adam = '[federated.server]\noptimizer = "adam"\nlearning_rate = 0.01'
-    assert shown(adam) == (True, 3, 8, 1, OptimizerSpec("adam", 0.01))
+    adam = '[federated.server]\nname = "adam"\nlearning_rate = 0.01\nbetas = [0.8, 0.9]'
+    assert shown(adam) == (True, 3, 8, 1, OptimizerSpec("adam", 0.01, {"betas": [0.8, 0.9]}))
+    momentum = "[federated.server]\nmomentum = 0.5"
+    assert shown(momentum) == (True, 3, 8, 1, OptimizerSpec("SGD", 1.0, {"momentum": 0.5}))
     assert shown("[synchronous]") == (False, 0, 0, 1, own)
     assert shown("[synchronous]\nlocal_steps = 4") == (True, 1, 0, 4, average)
 
 
-def test_the_quorum_and_the_target_are_those_of_the_kind_of_job(folder: Path) -> None:
-    both = "[federated]\nquorum = 0.25\ntarget = 0.7\n"
+@pytest.mark.parametrize(
+    ("train", "optimizer", "scheduler"),
+    [
+        ("", OptimizerSpec("", 0.05, {"momentum": 0.9}), SchedulerSpec()),
+        ('optimizer = "sgd"\nmomentum = 0', OptimizerSpec("sgd", 0.05, {"momentum": 0.0}), SchedulerSpec()),
+        ('optimizer = "AdamW"', OptimizerSpec("AdamW", 0.05), SchedulerSpec()),
+        (
+            'learning_rate = 0.1\noptimizer = { name = "SGD", momentum = 0.5, nesterov = true }\n'
+            'scheduler = { name = "CosineAnnealingLR", T_max = "total" }',
+            OptimizerSpec("SGD", 0.1, {"momentum": 0.5, "nesterov": True}),
+            SchedulerSpec("CosineAnnealingLR", {"T_max": "total"}),
+        ),
+        ('scheduler = "ConstantLR"', OptimizerSpec("", 0.05, {"momentum": 0.9}), SchedulerSpec("ConstantLR")),
+    ],
+)
+def test_optimizers_and_schedulers_are_names_or_tables(
+    folder: Path, train: str, optimizer: OptimizerSpec, scheduler: SchedulerSpec
+) -> None:
+    work = read(folder, f"{GOOD}[train]\n{train}")[0].work
+    assert (work.optimizer, work.scheduler) == (optimizer, scheduler)
+    assert load(WorkSpec, msgpack.unpackb(msgpack.packb(dump(work))), "work") == work
+
+
+def test_the_kind_of_job_has_its_quorum_and_every_kind_its_evaluation(folder: Path) -> None:
+    both = "[federated]\nquorum = 0.25\n[evaluate]\ntarget = 0.7\npatience = 3\n"
     rounds = read(folder, GOOD + both)[0]
-    steps = read(folder, f"{GOOD}{both}[synchronous]\nquorum = 0.75\ntarget = 0.8")[0]
-    assert [(job.quorum, job.target) for job in (rounds, steps)] == [(0.25, 0.7), (0.75, 0.8)]
-    assert [longer(job, 99).target for job in (rounds, steps)] == [None, None]
+    steps = read(folder, f"{GOOD}{both}[synchronous]\nquorum = 0.75")[0]
+    assert [job.quorum for job in (rounds, steps)] == [0.25, 0.75]
+    for job in (rounds, steps):
+        assert job.evaluate == EvaluationSpec(target=0.7, patience=3)
+        assert longer(job, 99).evaluate == EvaluationSpec()
+        assert longer(job, 99).total == 99
     assert longer(rounds, 99).federated.rounds == 99
 
 
+def test_samples_are_held_out_only_to_score_devices(folder: Path) -> None:
+    assert read(folder, f"{GOOD}[evaluate]\nheld_out = 0.2")[0].work.held_out == 0.0
+    devices = read(folder, f'{GOOD}[evaluate]\non = ["devices"]\nheld_out = 0.2')[0]
+    assert devices.work.held_out == 0.2
+    without = GOOD.replace('test = "test"\n', "")
+    assert read(folder, f'{without}[evaluate]\non = ["devices"]')[0].data.test == ""
+
+
+def test_a_task_takes_the_place_of_a_model(folder: Path) -> None:
+    job = read(folder, edited("[model]", "[task]"))[0]
+    assert job.work.task and job.code is job.task and job.model is None
+    assert read(folder, edited("mymodel:build", "mymodel").replace("[model]", "[task]"))[0].work.task
+
+
+def test_pictures_have_the_classes_of_the_test_folder(folder: Path) -> None:
+    for name in ("dog", "cat", ".hidden"):
+        (folder / "test" / name).mkdir()
+    data = GOOD.replace("[data]", '[data]\nformat = "images"')
+    assert read(folder, data)[0].work.classes == ("cat", "dog")
+    own = data.replace("[data]", '[data]\nclasses = ["dog", "cat", "ant"]')
+    assert read(folder, own)[0].work.classes == ("dog", "cat", "ant")
+    assert read(folder, GOOD)[0].work.classes == ()
+
+
 def test_the_limits_of_a_job(folder: Path) -> None:
-    assert read(folder, GOOD)[0].limits == LimitsSpec(300.0, 1 << 24, 1.0, None)
-    text = "wait = 5\nmost_samples = 100\nmost_share = 0.5\nclip = 2.5"
-    assert read(folder, f"{GOOD}[limits]\n{text}")[0].limits == LimitsSpec(5.0, 100, 0.5, 2.5)
+    assert read(folder, GOOD)[0].limits == LimitsSpec(300.0, 1 << 24, 1.0, 65536.0, None)
+    text = "wait = 5\nmost_samples = 100\nmost_share = 0.5\nmost_count = 7\nclip = 2.5"
+    assert read(folder, f"{GOOD}[limits]\n{text}")[0].limits == LimitsSpec(5.0, 100, 0.5, 7.0, 2.5)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +192,10 @@ def test_the_limits_of_a_job(folder: Path) -> None:
         ({"name": "../a"}, "name: '../a' must be of letters"),
         ({"name": ".a"}, "name: '.a' must be of letters"),
         ({"model": ModelSpec("nets")}, "model: factory: 'nets' is not module:callable"),
+        ({"model": ModelSpec("nets:"), "task": True}, "task: factory: 'nets:' is not module:callable"),
+        ({"prefetch": 65}, "train: prefetch: 65 is not between 0 and 64"),
+        ({"held_out": 1.0}, "a share of the samples or a number of parts makes no sense"),
+        ({"accumulate": 0}, "a share of the samples or a number of parts makes no sense"),
     ],
 )
 def test_work_that_an_agent_would_not_take(change: dict[str, Any], error: str) -> None:
@@ -166,17 +224,51 @@ ERRORS = [
     (GOOD + "[federated]\nround = 3", "job.toml: federated: unknown key 'round'; did you mean 'rounds'?"),
     (GOOD + "[train]\nbatch = 0", "job.toml: train: batch: 0 is not greater than 0"),
     *(
-        (f"{GOOD}{table}momentum = {bad}", f"job.toml: {where}momentum: {float(bad)} is not between 0 and 1")
-        for table, where in (("[train]\n", "train: "), ("[federated.server]\n", "federated: server: "))
+        (
+            f"{GOOD}[train]\nmomentum = {bad}",
+            f"job.toml: train: momentum: {float(bad)} is not between 0 and 1",
+        )
         for bad in ("nan", "-5", "1.5")
     ),
+    (
+        f'{GOOD}[train]\noptimizer = {{ name = "sgd", lr = 1 }}',
+        "job.toml: train: optimizer: write learning_rate, not lr",
+    ),
+    (
+        f"{GOOD}[federated.server]\nlr = 1",
+        "job.toml: federated: server: write learning_rate, not lr",
+    ),
+    (
+        f'{GOOD}[train]\nscheduler = {{ name = "StepLR", step_size = 2026-01-02 }}',
+        "job.toml: train: scheduler.step_size: a date cannot be an argument",
+    ),
+    (f"{GOOD}[task]\nfactory = 'a:b'", "job.toml: a job has one of the tables [task] and [model]"),
+    (GOOD.partition("[model]")[0], "job.toml: a job has one of the tables [task] and [model]"),
+    (edited('test = "test"', ""), 'job.toml: evaluate: on: "host" needs a folder of the host: data.test'),
+    (f'{GOOD}[evaluate]\non = ["disk"]', "job.toml: evaluate: on"),
+    (f'{GOOD}[evaluate]\non = ["host", "host"]', "job.toml: evaluate: on: a place is named twice"),
+    (
+        f'{GOOD}[evaluate]\non = ["devices"]\nheld_out = 1',
+        "job.toml: evaluate: held_out: 1.0 holds no samples out, or all",
+    ),
+    (f"{GOOD}[evaluate]\nheld_out = 1.5", "job.toml: evaluate: held_out: 1.5 is not between 0 and 1"),
+    (
+        f"{GOOD}[evaluate]\non = []\ntarget = 0.5",
+        "job.toml: evaluate: without a place in 'on' there is nothing to end the job early",
+    ),
+    (f"{GOOD}[evaluate]\nevery = 0", "job.toml: evaluate: every: 0 is not greater than 0"),
+    (f"{GOOD}[evaluate]\npatience = 0", "job.toml: evaluate: patience: 0 is not greater than 0"),
+    (f'{GOOD}[evaluate]\nmode = "most"', "job.toml: evaluate: mode: "),
+    (f"{GOOD}[evaluate]\ntarget = nan", "job.toml: evaluate: target: nan is never reached"),
     *(
         (f"{GOOD}[{table}]\n{key} = {bad}", f"job.toml: {where}: {key}: {bad} is not greater than 0")
         for table, where, key in (
             ("train", "train", "learning_rate"),
+            ("train", "train", "clip_norm"),
             ("federated.server", "federated: server", "learning_rate"),
             ("limits", "limits", "wait"),
             ("limits", "limits", "most_share"),
+            ("limits", "limits", "most_count"),
             ("limits", "limits", "clip"),
         )
         for bad in ("nan", "-0.5", "inf")
@@ -199,8 +291,7 @@ SYNCHRONOUS = [
     ("epoch = 3", "unknown key 'epoch'; did you mean 'epochs'?"),
     ("epochs = -1", "epochs: -1 is not between 0 and 1000000000"),
     ("epochs = 1.5", "epochs: expected a whole number"),
-    ("target = 1.01", "target: 1.01 is not between 0 and 1"),
-    ("target = nan", "target: nan is not between 0 and 1"),
+    ("target = 0.9", "unknown key 'target'"),
     ('policy = "balanced"', "policy: "),
     ("patience = 0.9", "patience: 0.9 is neither 0 nor at least 1"),
     ("patience = -1", "patience: -1.0 is neither 0 nor at least 1"),

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from millpond.train.job.spec import ModelSpec
+from millpond.train.job.spec import ModelSpec, WorkSpec
 from millpond.train.state import flat, layout
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.worker import user_code
@@ -125,5 +125,6 @@ def test_the_state_survives_the_flat_vector(name: str) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_a_job_names_them_as_module_and_callable(name: str, tmp_path: Path) -> None:
     arguments = {"classes": 4, "side": 32}
-    made = user_code.build(ModelSpec(f"millpond.train.zoo.models:{name}", arguments=arguments), tmp_path, 0)
+    spec = ModelSpec(f"millpond.train.zoo.models:{name}", arguments=arguments)
+    _, made = user_code.build(WorkSpec("tests", spec), tmp_path)
     assert made.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 4)

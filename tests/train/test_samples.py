@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples from folders, in each format, and the errors of bad files."""
+"""Labelled images from folders, in each format, read as needed, and the errors of bad files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import nn
 
-from millpond.train.data import samples as datasets
+from millpond.train.data import rows
 from millpond.train.data.errors import DataError
+from millpond.train.data.labelled_images import LabelledImages, load, of_arrays
+from millpond.train.task.task import Task
 
 PIXELS = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
 LABELS = np.array([7, 0, 2], np.uint8)
+
+
+def images(dataset: LabelledImages) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = dataset.__getitems__(range(len(dataset)))[0].numpy()
+    return found
 
 
 def write_npy(
@@ -36,17 +45,21 @@ def write_idx(folder: Path, name: str, array: NDArray[np.uint8], *, packed: bool
 
 def test_npy_bytes_are_scaled(tmp_path: Path) -> None:
     write_npy(tmp_path / "private/digits", PIXELS, LABELS)
-    samples = datasets.load(tmp_path, ["private/digits"], "npy")
-    assert samples.images.dtype == np.float32
-    assert samples.images.shape == (3, 1, 4, 5)
-    assert (samples.images[:, 0] == PIXELS.astype(np.float32) / 255).all()
-    assert samples.labels.dtype == np.int64
-    assert samples.labels.tolist() == [7, 0, 2]
+    samples = load(tmp_path, "private/digits", "npy")
+    assert samples.shape == (1, 4, 5)
+    found, labels = samples.__getitems__([2, 0])
+    assert (found.dtype, labels.dtype) == (torch.float32, torch.int64)
+    assert found.shape == (2, 1, 4, 5)
+    assert (found[:, 0].numpy() == PIXELS[[2, 0]].astype(np.float32) / 255).all()
+    assert labels.tolist() == [2, 7]
+    assert torch.equal(samples[-1][0], found[0]) and int(samples[-1][1]) == 2
+    with pytest.raises(IndexError):
+        samples[3]
 
 
 def test_npy_floats_are_kept(tmp_path: Path) -> None:
     write_npy(tmp_path, PIXELS.astype(np.float64), LABELS)
-    assert (datasets.load(tmp_path, ["."], "npy").images[:, 0] == PIXELS).all()
+    assert (images(load(tmp_path, ".", "npy"))[:, 0] == PIXELS).all()
 
 
 @pytest.mark.parametrize(
@@ -59,9 +72,12 @@ def test_npy_floats_are_kept(tmp_path: Path) -> None:
     ],
 )
 def test_channels_come_first(tmp_path: Path, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    write_npy(tmp_path, np.zeros(shape, np.uint8), np.zeros((2, 1), np.int32))
-    samples = datasets.load(tmp_path, ["."], "npy")
-    assert samples.images.shape == (2, *expected)
+    stored = np.random.default_rng(0).integers(0, 255, shape).astype(np.uint8)
+    write_npy(tmp_path, stored, np.zeros((2, 1), np.int32))
+    samples = load(tmp_path, ".", "npy")
+    assert images(samples).shape == (2, *samples.shape) == (2, *expected)
+    pixels = stored if shape[1:] == expected else stored.transpose(0, 3, 1, 2)
+    assert np.array_equal(images(samples), pixels.astype(np.float32) / 255) and pixels.any()
     assert samples.labels.shape == (2,)
 
 
@@ -72,19 +88,37 @@ def test_bytes_behind_an_array_are_ignored(tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         path.write_bytes(path.read_bytes() + b"canary 0123456789")
     for format_ in ("npy", "idx"):
-        assert len(datasets.load(tmp_path, ["."], format_)) == 3
+        assert len(load(tmp_path, ".", format_)) == 3
 
 
-def test_shards_and_folders_are_joined_in_order(tmp_path: Path) -> None:
+def test_shards_are_joined_in_order(tmp_path: Path) -> None:
     write_npy(tmp_path / "a", PIXELS, np.full(3, 2), "-0002")
-    write_npy(tmp_path / "a", PIXELS, np.full(3, 1), "-0001")
-    write_npy(tmp_path / "b", PIXELS, np.full(3, 3))
-    samples = datasets.load(tmp_path, ["a", str(tmp_path / "b")], "npy")
-    assert samples.labels.tolist() == [1] * 3 + [2] * 3 + [3] * 3
+    write_npy(tmp_path / "a", 100 + PIXELS, np.full(3, 1), "-0001")
+    samples = load(Path("nowhere"), str(tmp_path / "a"), "npy")
+    assert samples.labels.tolist() == [1] * 3 + [2] * 3
+    found, labels = samples.__getitems__([4, 0, 3, 2])
+    expected = np.stack([PIXELS[1], 100 + PIXELS[0], PIXELS[0], 100 + PIXELS[2]]).astype(np.float32) / 255
+    assert np.array_equal(found[:, 0].numpy(), expected) and labels.tolist() == [2, 1, 2, 1]
 
 
-def test_no_folders_are_no_samples(tmp_path: Path) -> None:
-    assert len(datasets.load(tmp_path, [], "npy")) == 0
+@pytest.mark.parametrize("name", ["images.npy", "t-images-idx3-ubyte"])
+def test_rows_of_a_large_file_are_read_when_they_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    write_npy(tmp_path / "npy", PIXELS.astype(">f4"), LABELS)
+    write_idx(tmp_path / "idx", "t-images-idx3-ubyte", PIXELS)
+    write_idx(tmp_path / "idx", "t-labels-idx1-ubyte", LABELS)
+    (path,) = tmp_path.rglob(name)
+    small = load(tmp_path, path.parent.name, path.parent.name)
+    monkeypatch.setattr(rows, "IN_MEMORY", 10)
+    large = load(tmp_path, path.parent.name, path.parent.name)
+    assert np.array_equal(images(large), images(small)) and images(small).any()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert len(large.__getitems__([0, 1])[0]) == 2
+    with pytest.raises(DataError, match=f"^{path.parent.name}/{name} is shorter than it was$"):
+        large.__getitems__([0, 2])
+    with pytest.raises(DataError, match="is not a whole "):
+        load(tmp_path, path.parent.name, path.parent.name)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -92,8 +126,8 @@ def test_idx(tmp_path: Path, packed: bool) -> None:
     gz = ".gz" if packed else ""
     write_idx(tmp_path, f"train-images-idx3-ubyte{gz}", PIXELS, packed=packed)
     write_idx(tmp_path, f"train-labels-idx1-ubyte{gz}", LABELS, packed=packed)
-    samples = datasets.load(tmp_path, ["."], "idx")
-    assert (samples.images[:, 0] == PIXELS.astype(np.float32) / 255).all()
+    samples = load(tmp_path, ".", "idx")
+    assert (images(samples)[:, 0] == PIXELS.astype(np.float32) / 255).all()
     assert samples.labels.tolist() == [7, 0, 2]
 
 
@@ -101,7 +135,7 @@ def test_idx_beside_its_packed_copy_is_read_once(tmp_path: Path) -> None:
     for gz in ("", ".gz"):
         write_idx(tmp_path, f"train-images-idx3-ubyte{gz}", PIXELS, packed=bool(gz))
         write_idx(tmp_path, f"train-labels-idx1-ubyte{gz}", LABELS, packed=bool(gz))
-    assert len(datasets.load(tmp_path, ["."], "idx")) == 3
+    assert len(load(tmp_path, ".", "idx")) == 3
 
 
 def save_picture(path: Path, mode: str, size: tuple[int, int] = (5, 4), value: int = 51) -> None:
@@ -114,62 +148,60 @@ def test_images_have_a_folder_per_class(tmp_path: Path) -> None:
     save_picture(tmp_path / "cat/1.PNG", "RGB")
     save_picture(tmp_path / "cat/2.jpeg", "RGB")
     (tmp_path / "cat/notes.txt").write_text("not a picture")
-    samples = datasets.load(tmp_path, ["."], "images")
-    assert samples.images.shape == (3, 3, 4, 5)
+    samples = load(tmp_path, ".", "images")
+    assert images(samples).shape == (3, 3, 4, 5)
     assert samples.labels.tolist() == [0, 0, 1]
-    assert samples.images[0, :, 0, 0].tolist() == pytest.approx([0.2, 0, 0])
+    assert images(samples)[0, :, 0, 0].tolist() == pytest.approx([0.2, 0, 0])
 
 
 def test_grey_pictures_have_one_channel(tmp_path: Path) -> None:
     save_picture(tmp_path / "zero/1.png", "L")
-    assert datasets.load(tmp_path, ["."], "images").images.shape == (1, 1, 4, 5)
+    assert images(load(tmp_path, ".", "images")).shape == (1, 1, 4, 5)
 
 
 def test_classes_of_the_job_give_the_labels(tmp_path: Path) -> None:
     save_picture(tmp_path / "a/dog/1.png", "L")
-    assert datasets.load(tmp_path, ["a"], "images", ("cat", "dog")).labels.tolist() == [1]
+    assert load(tmp_path, "a", "images", ("cat", "dog")).labels.tolist() == [1]
     with pytest.raises(DataError, match="a/dog is not one of the job's classes"):
-        datasets.load(tmp_path, ["a"], "images", ("cat",))
+        load(tmp_path, "a", "images", ("cat",))
 
 
-def test_folders_of_one_worker_share_their_classes(tmp_path: Path) -> None:
-    save_picture(tmp_path / "a/dog/1.png", "L")
-    save_picture(tmp_path / "b/cat/1.png", "L")
-    assert datasets.load(tmp_path, ["a", "b"], "images").labels.tolist() == [1, 0]
-
-
-def test_each_folder_by_itself_has_the_labels_of_all_together(tmp_path: Path) -> None:
-    save_picture(tmp_path / "a/cat/1.png", "L")
-    save_picture(tmp_path / "b/ant/1.png", "L")
-    save_picture(tmp_path / "b/cat/1.png", "L")
-    found = datasets.load_each(tmp_path, ["a", "b"], "images")
-    assert [part.labels.tolist() for part in found] == [[1], [0, 1]]
-    assert [len(part) for part in datasets.load_each(tmp_path, ["a", "b"], "images", ["cat", "ant"])] == [
-        1,
-        2,
-    ]
-
-
-def test_folders_of_other_shapes_are_named_also_by_a_device(tmp_path: Path) -> None:
+def test_folders_of_other_shapes_are_told(tmp_path: Path) -> None:
     write_npy(tmp_path / "private/digits", PIXELS, LABELS)
     write_npy(tmp_path / "public/digits", PIXELS[:, :, 1:], LABELS)
+    parts = [load(tmp_path, folder, "npy") for folder in ("private/digits", "public/digits")]
     with pytest.raises(DataError) as caught:
-        datasets.load_each(tmp_path, ["private/digits", "public/digits"], "npy")
-    text = "public/digits holds samples of 1x4x4, private/digits of 1x4x5"
+        linear(8).check(parts, linear(8).model())
+    text = "one folder holds samples of 1x4x4, another of 1x4x5"
     assert (str(caught.value), caught.value.discreet) == (text, text)
+
+
+def linear(classes: int) -> Task:
+    class User:
+        def model(self) -> nn.Module:
+            return nn.Sequential(nn.Flatten(), nn.Linear(20, classes))
+
+    return Task(User())
+
+
+def test_labels_that_the_model_has_no_output_for() -> None:
+    part = of_arrays(PIXELS, LABELS)
+    linear(8).check([part, part], linear(8).model())
+    with pytest.raises(DataError, match=r"^there is a label 7, and the model tells 7 classes apart$"):
+        linear(7).check([part], linear(7).model())
 
 
 def test_pictures_of_two_sizes_are_refused(tmp_path: Path) -> None:
     save_picture(tmp_path / "a/cat/1.png", "L")
     save_picture(tmp_path / "a/cat/2.png", "RGB", (6, 4))
     with pytest.raises(DataError, match=r"^a/cat/2\.png is 6x4 RGB; the images before it are 5x4 grey$"):
-        datasets.load(tmp_path, ["a"], "images")
+        load(tmp_path, "a", "images")
 
 
 @pytest.mark.parametrize("format_", ["npy", "idx", "images"])
 def test_a_missing_folder_is_named(tmp_path: Path, format_: str) -> None:
     with pytest.raises(DataError, match=r"^missing data: there is no folder private/digits$"):
-        datasets.load(tmp_path, ["private/digits"], format_)
+        load(tmp_path, "private/digits", format_)
 
 
 @pytest.mark.parametrize(
@@ -179,14 +211,14 @@ def test_a_missing_folder_is_named(tmp_path: Path, format_: str) -> None:
 def test_an_empty_folder_is_named(tmp_path: Path, format_: str, missing: str) -> None:
     (tmp_path / "private/digits").mkdir(parents=True)
     with pytest.raises(DataError, match=f"^missing data: private/digits has {missing}$"):
-        datasets.load(tmp_path, ["private/digits"], format_)
+        load(tmp_path, "private/digits", format_)
 
 
 def test_missing_labels_are_named(tmp_path: Path) -> None:
     write_npy(tmp_path / "a", PIXELS, LABELS, "-1")
     (tmp_path / "a/labels-1.npy").unlink()
     with pytest.raises(DataError, match=r"^missing data: a has no labels-1\.npy$"):
-        datasets.load(tmp_path, ["a"], "npy")
+        load(tmp_path, "a", "npy")
 
 
 BAD_ARRAYS = [
@@ -195,8 +227,8 @@ BAD_ARRAYS = [
     (PIXELS, LABELS.astype(int) - 3, "a label is negative"),
     (PIXELS[0], LABELS, "holds uint8 of shape"),
     (PIXELS[:0], LABELS[:0], "missing data: a/images.npy holds no samples"),
-    (PIXELS * np.nan, LABELS, "values that are not finite"),
-    (PIXELS * 1e300, LABELS, "values that are not finite"),
+    (PIXELS.astype(np.int64), LABELS, "holds int64: images are uint8 or floats; read other data in a task's"),
+    (PIXELS.astype(">u2"), LABELS, "holds >u2: images are uint8 or floats"),
     (PIXELS.astype("U3"), LABELS, "not images"),
 ]
 
@@ -207,21 +239,32 @@ def test_arrays_that_are_not_samples(
 ) -> None:
     write_npy(tmp_path / "a", images, labels)
     with pytest.raises(DataError, match=text):
-        datasets.load(tmp_path, ["a"], "npy")
+        load(tmp_path, "a", "npy")
+
+
+@pytest.mark.parametrize("factor", [np.nan, 1e300])
+def test_values_that_are_not_finite_are_found_when_they_are_read(tmp_path: Path, factor: float) -> None:
+    write_npy(tmp_path / "a", PIXELS.astype(float), LABELS, "-1")
+    write_npy(tmp_path / "a", PIXELS * factor, LABELS, "-2")
+    found = load(tmp_path, "a", "npy")
+    assert len(found.__getitems__([0, 2])[0]) == 2
+    with pytest.raises(DataError, match=r"^a/images-2\.npy holds values that are not finite$") as caught:
+        found.__getitems__([0, 4])
+    assert caught.value.discreet == "a file of the samples holds values that are not finite"
 
 
 def test_shapes_that_differ_name_both_files(tmp_path: Path) -> None:
-    write_npy(tmp_path / "a", PIXELS, LABELS)
-    write_npy(tmp_path / "b", PIXELS[:, :3], LABELS)
-    with pytest.raises(DataError, match=r"b/images.npy holds samples of 1x3x5, a/images.npy of 1x4x5"):
-        datasets.load(tmp_path, ["a", "b"], "npy")
+    write_npy(tmp_path / "a", PIXELS, LABELS, "-1")
+    write_npy(tmp_path / "a", PIXELS[:, :3], LABELS, "-2")
+    with pytest.raises(DataError, match=r"a/images-2.npy holds samples of 1x3x5, a/images-1.npy of 1x4x5"):
+        load(tmp_path, "a", "npy")
 
 
 def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     write_npy(tmp_path / "a", PIXELS, LABELS)
     np.save(tmp_path / "a/images.npy", np.array([{}], object), allow_pickle=True)
     with pytest.raises(DataError, match=r"a/images\.npy is not a whole \.npy file of numbers"):
-        datasets.load(tmp_path, ["a"], "npy")
+        load(tmp_path, "a", "npy")
 
 
 @pytest.mark.parametrize("name", ["images.npy", "t-images-idx3-ubyte", "t-images-idx3-ubyte.gz", "cat/1.png"])
@@ -236,14 +279,14 @@ def test_a_file_cut_short_is_named(tmp_path: Path, name: str) -> None:
     path.write_bytes(path.read_bytes()[:40])
     folder = path.relative_to(tmp_path).parts[0]
     with pytest.raises(DataError, match=f"^{folder}/{name} is not a"):
-        datasets.load(tmp_path, [folder], "idx" if folder == "gz" else folder)
+        load(tmp_path, folder, "idx" if folder == "gz" else folder)
 
 
 def test_names_found_on_a_device_can_be_left_out(tmp_path: Path) -> None:
     write_npy(tmp_path / "private/digits", PIXELS, LABELS - 1, suffix="-of-a-patient")
     (tmp_path / "private/digits/labels-of-a-patient.npy").write_bytes(b"no array")
     with pytest.raises(DataError) as caught:
-        datasets.load(tmp_path, ["private/digits"], "npy")
+        load(tmp_path, "private/digits", "npy")
     assert "labels-of-a-patient.npy" in str(caught.value)
     assert caught.value.discreet == "a file of the samples is not a whole .npy file of numbers"
 
@@ -252,5 +295,5 @@ def test_names_that_every_device_has_are_told(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         write_npy(tmp_path / "private/digits", PIXELS, LABELS)
         (tmp_path / "private/digits/labels.npy").unlink()
-        datasets.load(tmp_path, ["private/digits"], "npy")
+        load(tmp_path, "private/digits", "npy")
     assert caught.value.discreet == "missing data: private/digits has no labels.npy"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from millpond.base.errors import LocalError
-from millpond.train.job.spec import ModelSpec
+from millpond.train.job.spec import ModelSpec, WorkSpec
 from millpond.train.worker import user_code
 
 from ..job_files import written
@@ -25,6 +25,10 @@ constant = 5
 """
 
 
+def build(model: ModelSpec, code: Path, seed: int = 0, *, task: bool = False) -> nn.Module:
+    return user_code.build(WorkSpec("tests", model, task, seed=seed), code)[1]
+
+
 @pytest.fixture
 def code(tmp_path: Path) -> Iterator[Path]:
     written({"user_model.py": CODE, "helper_of_model.py": "width = 4"}, tmp_path)
@@ -33,24 +37,24 @@ def code(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_users_files_are_imported(code: Path) -> None:
-    made = user_code.build(ModelSpec("user_model:build", arguments={"classes": 3}), code, 0)
+    made = build(ModelSpec("user_model:build", arguments={"classes": 3}), code)
     assert isinstance(made, nn.Linear)
     assert made.weight.shape == (3, 4)
 
 
 def test_the_seed_decides_the_start(code: Path) -> None:
     model = ModelSpec("torch.nn:Linear", arguments={"in_features": 2, "out_features": 2})
-    first, same, other = (user_code.build(model, code, seed).state_dict()["weight"] for seed in (1, 1, 2))
+    first, same, other = (build(model, code, seed).state_dict()["weight"] for seed in (1, 1, 2))
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
 
 
 def test_another_jobs_module_takes_the_name(code: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    user_code.build(ModelSpec("user_model:build", arguments={"classes": 3}), code, 0)
+    build(ModelSpec("user_model:build", arguments={"classes": 3}), code)
     user_code.forget(code)
     second = tmp_path_factory.mktemp("second")
     written({"user_model.py": "import torch\ndef build(): return torch.nn.Tanh()"}, second)
-    assert isinstance(user_code.build(ModelSpec("user_model:build"), second, 0), nn.Tanh)
+    assert isinstance(build(ModelSpec("user_model:build"), second), nn.Tanh)
     user_code.forget(second)
 
 
@@ -71,18 +75,18 @@ def test_another_jobs_module_takes_the_name(code: Path, tmp_path_factory: pytest
 )
 def test_what_is_wrong_is_said(code: Path, model: ModelSpec, text: str) -> None:
     with pytest.raises(LocalError, match=text):
-        user_code.build(model, code, 0)
+        build(model, code)
 
 
 def test_a_module_that_the_users_file_needs_is_the_users_error(tmp_path: Path) -> None:
     written({"needy.py": "import not_installed_anywhere"}, tmp_path)
     with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
-        user_code.build(ModelSpec("needy:build"), tmp_path, 0)
+        build(ModelSpec("needy:build"), tmp_path)
     user_code.forget(tmp_path)
 
 
 def test_a_file_named_like_a_module_in_use(tmp_path: Path) -> None:
     written({"json.py": "build = 1"}, tmp_path)
     with pytest.raises(LocalError, match=r"json.py has the name of a module in use"):
-        user_code.build(ModelSpec("json:dumps", arguments={}), tmp_path, 0)
+        build(ModelSpec("json:dumps", arguments={}), tmp_path)
     user_code.forget(tmp_path)

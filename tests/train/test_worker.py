@@ -34,7 +34,7 @@ DIGITS = WorkSpec(
     "digits",
     ModelSpec("millpond.train.zoo.models:digits_cnn"),
     seed=3,
-    optimizer=OptimizerSpec("sgd", 0.05, 0.9),
+    optimizer=OptimizerSpec("sgd", 0.05, {"momentum": 0.9}),
     passes=1,
     batch=32,
 )
@@ -56,6 +56,8 @@ class Net(nn.Module):
 
     def forward(self, images):
         print("forward", flush=True)
+        if not self.training:  # as the worker tries it before it answers that it is ready
+            return torch.zeros(len(images), 10)
         if self.fail == "forward":
             raise ValueError(f"patient-4711 {images[0, 0, 0]}")
         if self.fail == "exit":
@@ -91,7 +93,7 @@ class Started:
         """Declare the model that the code makes here, where it can be made here."""
         written({"nets.py": code}, self.code_dir)
         try:
-            tensors = flat.describe(user_code.build(work.model, self.code_dir, work.seed))
+            tensors = flat.describe(user_code.build(work, self.code_dir)[1])
         except (Exception, SyntaxError):  # noqa: BLE001 - of the user's code
             tensors = ()
         user_code.forget(self.code_dir)
@@ -170,13 +172,13 @@ def worker(root: Path, tmp_path: Path, zygote: Zygote) -> Iterator[Started]:
 
 
 def nets(function: str = "Net", **arguments: object) -> WorkSpec:
-    return replace(DIGITS, model=ModelSpec(f"nets:{function}", ("nets.py",), dict(arguments)))
+    return replace(DIGITS, model=ModelSpec(f"nets:{function}", ("nets.py",), arguments=dict(arguments)))
 
 
 def test_rounds_of_local_training_answer_with_differences(worker: Started, root: Path) -> None:
     ready = worker.prepare(DIGITS, "private/digits", str(root / "public/digits"))
     assert (ready.parts, ready.samples, worker.size) == ((120, 40), 160, 85066)
-    model = user_code.build(DIGITS.model, worker.code_dir, DIGITS.seed)
+    _, model = user_code.build(DIGITS, worker.code_dir)
     state = worker.state
     flat.read(model, state)
     losses = []
@@ -188,7 +190,8 @@ def test_rounds_of_local_training_answer_with_differences(worker: Started, root:
             np.linalg.norm(values), rel=1e-5
         )
         state -= values / update.samples
-        losses.append(update.metrics["loss"])
+        losses.append(update.metrics["loss"][0])
+        assert update.metrics["loss"][1] == update.weight == 160
     assert losses == sorted(losses, reverse=True)
 
 
@@ -205,18 +208,18 @@ def test_folders_whose_samples_differ_in_shape_are_refused_at_once(worker: Start
     np.save(tmp_path / "labels.npy", np.arange(4))
     with pytest.raises(Refused) as caught:
         worker.prepare(DIGITS, "private/digits", str(tmp_path))
-    text = f"{tmp_path} holds samples of 1x9x8, private/digits of 1x8x8"
+    text = "one folder holds samples of 1x9x8, another of 1x8x8"
     assert (caught.value.code, caught.value.text) == ("data", text)
 
 
 @pytest.mark.parametrize(
     ("fail", "text"),
     [
-        ("forward", "ValueError at nets.py:18 in forward; its message stays on the device"),
-        ("disguised", "LocalError at nets.py:23 in forward; its message stays on the device"),
-        ("hidden", "LocalError at nets.py:25 in forward; its message stays on the device"),
-        ("torch", "RuntimeError at nets.py:27 in forward; its message stays on the device"),
-        ("exit", "SystemExit at nets.py:20 in forward; its message stays on the device"),
+        ("forward", "ValueError at nets.py:20 in forward; its message stays on the device"),
+        ("disguised", "LocalError at nets.py:25 in forward; its message stays on the device"),
+        ("hidden", "LocalError at nets.py:27 in forward; its message stays on the device"),
+        ("torch", "RuntimeError at nets.py:29 in forward; its message stays on the device"),
+        ("exit", "SystemExit at nets.py:22 in forward; its message stays on the device"),
     ],
 )
 def test_a_model_that_raises_tells_only_where(worker: Started, fail: str, text: str) -> None:
@@ -259,17 +262,17 @@ def test_another_model_than_the_declared_one_is_refused(worker: Started) -> None
 
 
 def test_labels_that_the_model_has_no_output_for(worker: Started) -> None:
-    worker.prepare(nets("few"), "private/digits")
     with pytest.raises(Refused) as caught:
-        worker.train(0, 100)
-    assert caught.value.text.startswith("IndexError at millpond/train/compute/local_trainer.py:")
+        worker.prepare(nets("few"), "private/digits")
+    told = ("data", "there is a label 7, and the model tells 2 classes apart")
+    assert (caught.value.code, caught.value.text) == told
 
 
 def test_not_a_number_is_sent_for_the_host_to_refuse(worker: Started) -> None:
     worker.prepare(DIGITS, "private/digits")
     worker.state[:] = np.nan
     update = worker.train(0, 120)
-    assert np.isnan(update.largest) and np.isnan(update.metrics["loss"])
+    assert np.isnan(update.largest) and np.isnan(update.metrics["loss"][0])
 
 
 def test_a_request_that_is_not_a_workers(worker: Started) -> None:
@@ -297,7 +300,7 @@ def test_two_fresh_processes_train_to_the_same_bits(root: Path, tmp_path: Path, 
         assert np.frombuffer(results[0][1], np.float32).any()
 
         second.prepare(nets(fail="forward"), "private/digits")
-        with pytest.raises(Refused, match=rf"ValueError: {CANARY} tensor.* \(at nets.py:18 in forward\)"):
+        with pytest.raises(Refused, match=rf"ValueError: {CANARY} tensor.* \(at nets.py:20 in forward\)"):
             second.train(0, 120)
     assert (first.process.returncode, second.process.returncode) == (0, 0)
     assert "forward" in first.log.read_text()

@@ -28,6 +28,8 @@ from millpond.train.protocol import (
     Apply,
     Evaluate,
     Folder,
+    Frozen,
+    GetFrozen,
     GetMomentum,
     Momentum,
     PrepareServer,
@@ -61,7 +63,6 @@ class Net(nn.Module):
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
         if fail == "more":
             self.square = nn.Parameter(torch.eye(8) + torch.ones(8, 8).triu())
-            self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
         self.fail = fail
 
     def forward(self, images):
@@ -87,20 +88,34 @@ class Net(nn.Module):
         if how == 19:
             self.square.data = self.square.data.t()
         if how == 20:
-            self.frozen.data.add_(1)
-        if how == 21:
             before = weight.data.clone()
             weight.data.mul_(2)
             weight.data.copy_(before)
-        if how == 22:
+        if how == 21:
             os.pwrite(vectors("states"), bytes(4), 0)
 
 def vectors(what):
     links = {name: "/proc/self/fd/" + name for name in os.listdir("/proc/self/fd")}
     return next(int(n) for n, link in links.items() if os.path.lexists(link) and what in os.readlink(link))
 
+def frozen(value=0.5):
+    net = Net()
+    net.own = nn.Parameter(torch.full((3,), value), requires_grad=False)
+    net.layers[1].bias.requires_grad_(False)
+    return net
+
 def double(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).double()
 def half(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).half()
+
+class Task:
+    def __init__(self, loss): self.loss = loss
+    def model(self): return Net()
+
+def total(model, batch): return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+def infinite(): return Task(lambda model, batch: (total(model, batch) * torch.inf, 2))
+def nothing(): return Task(lambda model, batch: (total(model, batch) * 0 + 1, 0))
+def constant(): return Task(lambda model, batch: (torch.ones(()), 2))
+def wrong(): return Task(lambda model, batch: total(model, batch))
 
 class Casts(nn.Module):
     def __init__(self):
@@ -111,11 +126,11 @@ class Casts(nn.Module):
         return self.linear(images.flatten(1).bfloat16()).float() * self.scale
 """
 WORK = WorkSpec("steps", ModelSpec("nets:Net", ("nets.py",)))
-OPTIMIZER = OptimizerSpec("sgd", 0.5, 0.9)
+OPTIMIZER = OptimizerSpec("sgd", 0.5, {"momentum": 0.9})
 FOLDERS = (Folder("private/digits", "csd1"), Folder("public/digits", "csd1", public=True))
 COUNTS = (30, 20)
-SHRINKS, RAISES, REPLACES, CLAMPS, ADDS, RENEWS, TURNS, FROZEN, RESTORES, WRITES = range(
-    13, 23
+SHRINKS, RAISES, REPLACES, CLAMPS, ADDS, RENEWS, TURNS, RESTORES, WRITES = range(
+    13, 22
 )  # what the model does when a step's seed says so
 
 
@@ -133,19 +148,20 @@ class Process:
         self.channel = Channel(ours, "worker")
         self.state = self.values = np.empty(0, np.float32)
 
-    def prepare(self, work: WorkSpec = WORK, folders: tuple[Folder, ...] = FOLDERS) -> Ready:
-        tensors = flat.describe(user_code.build(work.model, self._code_dir, work.seed))
+    def prepare(self, work: WorkSpec = WORK, folders: tuple[Folder, ...] = FOLDERS, frozen: int = 0) -> Ready:
+        tensors = flat.describe(user_code.build(work, self._code_dir)[1])
         user_code.forget(self._code_dir)
         size = 4 * layout.size(tensors)
         self.state, self.values = (
             np.frombuffer(memory.map_first(shared, size).data, np.float32) for shared in self.shared
         )
-        ready = self.call(PrepareWorker(work, "csd1", folders, {}, tensors), Ready)
+        request = PrepareWorker(work, "csd1", folders, {}, tensors, frozen)
+        ready = self.call(request, Ready)
         assert isinstance(ready, Ready)
         return ready
 
-    def prepare_server(self, work: WorkSpec = WORK) -> tuple[Tensor, ...]:
-        ready = self.call(PrepareServer(work, OPTIMIZER), ServerReady)
+    def prepare_server(self, work: WorkSpec = WORK, test: str = "") -> tuple[Tensor, ...]:
+        ready = self.call(PrepareServer(work, OPTIMIZER, test=test), ServerReady)
         assert isinstance(ready, ServerReady)
         size = 4 * layout.size(ready.tensors)
         self.state, self.values = (
@@ -261,8 +277,8 @@ def gradient_sums(root: Path, state: Vector, epoch: int, ranges: tuple[Ranges, .
 
 
 def test_a_worker_counts_its_samples_by_folder(worker: Process) -> None:
-    assert worker.prepare() == Ready((30, 20))
-    assert worker.prepare(folders=FOLDERS[:1]) == Ready((30,))
+    assert worker.prepare() == Ready((30, 20), (0, 0))
+    assert worker.prepare(folders=FOLDERS[:1]) == Ready((30,), (0,))
 
 
 def test_sums_over_the_samples_of_both_folders(worker: Process, root: Path) -> None:
@@ -279,7 +295,8 @@ def test_sums_over_the_samples_of_both_folders(worker: Process, root: Path) -> N
         assert isinstance(update, Update)
         sums, loss = gradient_sums(root, state, epoch, ranges)
         assert (update.exchange, update.samples) == (number, request.samples)
-        assert update.metrics["loss"] == pytest.approx(loss, rel=1e-5)
+        assert update.metrics == {"loss": (pytest.approx(loss, rel=1e-5), request.samples)}
+        assert update.weight == request.samples
         assert np.allclose(worker.values, sums, rtol=1e-4, atol=1e-5) and sums.any()
         assert update.largest == np.abs(worker.values).max()
         assert update.norm == pytest.approx(np.linalg.norm(worker.values), rel=1e-5)
@@ -297,7 +314,7 @@ def test_an_exchange_that_cannot_be_is_said_and_the_worker_lives_on(worker: Proc
     for ranges, text in asked.items():
         assert worker.refused(Work(1, 5, 1, ranges)) == ("data", text)
     code, text = worker.refused(Work(1, RAISES, 1, (((1, 2),), ())))
-    assert code == "model" and text.startswith("ValueError at nets.py:19 in forward; its message stays")
+    assert code == "model" and text.startswith("ValueError at nets.py:18 in forward; its message stays")
     worker.call(Work(1, 5, 1, (((1, 2),), ((2, 3),))), Update)
 
 
@@ -334,11 +351,11 @@ def test_a_model_that_changes_its_own_parameters_is_refused(
         worker.call(replace(request, seed=RESTORES), Update)  # what is as it was again does not matter
 
 
-@pytest.mark.parametrize(("how", "name"), [(RENEWS, "layers.1.bias"), (TURNS, "square"), (FROZEN, "frozen")])
-def test_a_parameter_that_is_another_or_frozen_is_seen(
+@pytest.mark.parametrize(("how", "name"), [(RENEWS, "layers.1.bias"), (TURNS, "square")])
+def test_a_parameter_that_is_another_is_seen(
     root: Path, tmp_path: Path, zygote: Zygote, how: int, name: str
 ) -> None:
-    more = replace(WORK, model=ModelSpec("nets:Net", ("nets.py",), {"fail": "more"}))
+    more = replace(WORK, model=ModelSpec("nets:Net", ("nets.py",), arguments={"fail": "more"}))
     with started(zygote, root, tmp_path / "log") as process:
         process.prepare(more)
         process.state[:] = state_of(1, len(process.state))
@@ -346,10 +363,72 @@ def test_a_parameter_that_is_another_or_frozen_is_seen(
         assert process.refused(Work(1, how, 1, (((1, 3),), ()))) == ("model", told)
 
 
+def test_frozen_parameters_stay_where_they_are(root: Path, tmp_path: Path, zygote: Zygote) -> None:
+    """The host has them for the model that it saves, and each worker builds the same."""
+    with started(zygote, root, tmp_path / "a") as server, started(zygote, root, tmp_path / "b") as worker:
+        found = server.call(PrepareServer(of("frozen"), OPTIMIZER, {"nets.py": NETS}), ServerReady)
+        assert isinstance(found, ServerReady) and found.checksum
+        assert [(tensor.name, tensor.shape) for tensor in found.tensors] == [("layers.1.weight", (8, 64))]
+        assert [tensor.name for tensor in found.frozen] == ["own", "layers.1.bias"]
+        server.channel.send(GetFrozen(), soon())
+        frozen = server.channel.expect(Frozen, soon(), payload=4 * 11)
+        values = np.frombuffer(server.channel.receive_payload(4 * 11, soon()), np.float32)
+        assert (frozen.tensors, frozen.size) == (found.frozen, 11)
+        assert (values[:3] == 0.5).all() and values[3:].any()
+
+        worker.prepare(of("frozen"), frozen=found.checksum)
+        worker.state[:] = state_of(1, 512)
+        update = worker.call(Work(1, 5, 1, (((0, 3),), ())), Update)
+        assert isinstance(update, Update) and len(worker.values) == 512 and worker.values.any()
+        other = replace(WORK, model=ModelSpec("nets:frozen", ("nets.py",), arguments={"value": 0.25}))
+        with pytest.raises(Refused, match="csd1 builds other frozen parameters than the host"):
+            worker.prepare(other, frozen=found.checksum)
+
+
+def test_samples_that_are_held_out_are_scored_and_never_trained_on(
+    root: Path, tmp_path: Path, zygote: Zygote
+) -> None:
+    with started(zygote, root, tmp_path / "log") as worker:
+        assert worker.prepare(replace(WORK, held_out=0.2)) == Ready((24, 20), (6, 0))
+        state = worker.state[:] = state_of(1, 520)
+        update = worker.call(Work(1, 5, 1, (), held_out=True), Update)
+        assert isinstance(update, Update) and (update.samples, update.weight, update.largest) == (6, 0, 0)
+        assert {name: count for name, (_, count) in update.metrics.items()} == {"accuracy": 6, "loss": 6}
+        whole = worker.call(Work(2, 5, 1, (((0, 24),), ())), Update)
+        assert isinstance(whole, Update)
+        every, loss = gradient_sums(root, state, 1, (((0, 30),), ()))
+        assert whole.metrics["loss"][0] + update.metrics["loss"][0] == pytest.approx(loss, rel=1e-5)
+        assert not np.allclose(worker.values, every, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("factory", "told"),
+    [
+        ("infinite", "the task's loss is inf over a count of 2"),
+        ("nothing", "the task's loss is 1 over a count of 0"),
+        ("constant", "the task's loss does not depend on a parameter that may be trained"),
+        ("wrong", "the task's loss must return a sum, a tensor of one value, and its count"),
+    ],
+)
+def test_a_task_that_cannot_work_is_told_before_any_worker_is_asked(
+    server: Process, factory: str, told: str
+) -> None:
+    work = replace(WORK, model=ModelSpec(f"nets:{factory}", ("nets.py",)), task=True)
+    request = PrepareServer(work, OPTIMIZER, {"nets.py": NETS}, test="held-out")
+    assert server.refused(request) == ("model", told)
+
+
+def test_a_model_that_was_tried_is_as_it_was(server: Process) -> None:
+    before = server.state.copy()
+    server.prepare_server(test="held-out")
+    assert np.array_equal(server.state, before)
+    assert np.allclose(server.apply(state_of(1, 520)), before - 0.5 * state_of(1, 520), atol=1e-6)
+
+
 def test_a_model_that_changes_while_it_is_scored_is_refused(
     root: Path, tmp_path: Path, zygote: Zygote
 ) -> None:
-    scoring = replace(WORK, model=ModelSpec("nets:Net", ("nets.py",), {"fail": "scores"}))
+    scoring = replace(WORK, model=ModelSpec("nets:Net", ("nets.py",), arguments={"fail": "scores"}))
     with started(zygote, root, tmp_path / "log") as process:
         process.prepare_server(scoring)
         told = ("model", "the model changes a parameter while it is scored")
@@ -359,7 +438,7 @@ def test_a_model_that_changes_while_it_is_scored_is_refused(
 def test_a_worker_cannot_take_the_memory_away(worker: Process) -> None:
     worker.state[:] = 0.25
     code, text = worker.refused(Work(1, SHRINKS, 1, (((1, 2),), ())))
-    assert code == "model" and text.startswith("PermissionError at nets.py:17 in forward")
+    assert code == "model" and text.startswith("PermissionError at nets.py:16 in forward")
     assert (worker.state == 0.25).all()
     assert os.fstat(worker.shared[1]).st_size == 4 * 520
 
@@ -382,7 +461,7 @@ def test_a_state_that_there_is_not_is_refused(worker: Process, server: Process) 
     for number in (1, -1):
         told = ("model", f"there are 1 states, and none with number {number}")
         assert worker.refused(Work(1, 5, 1, (((1, 2),), ()), state=number)) == told
-        assert server.refused(Apply(1.0, number)) == told
+        assert server.refused(Apply(1.0, state=number)) == told
 
 
 def test_a_model_of_float64_is_refused_and_one_of_float16_learns(
@@ -404,7 +483,7 @@ def of(factory: str) -> WorkSpec:
 
 
 def test_a_worker_of_one_role_does_nothing_of_another(worker: Process, server: Process) -> None:
-    for request in (Apply(1.0), GetMomentum(), Evaluate("held-out")):
+    for request in (Apply(1.0), GetMomentum(), GetFrozen(), Evaluate("held-out")):
         assert worker.refused(request) == ("protocol", f"this worker does not serve '{request.NAME}'")
     other = Work(1, 5, 1, (((1, 2),), ()))
     assert server.refused(other) == ("protocol", "this worker does not serve 'work'")
@@ -413,7 +492,7 @@ def test_a_worker_of_one_role_does_nothing_of_another(worker: Process, server: P
 def test_the_first_state_is_that_of_the_seed(server: Process, tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(NETS)
     expected = np.empty(520, np.float32)
-    flat.read(user_code.build(WORK.model, tmp_path, WORK.seed), expected)
+    flat.read(user_code.build(WORK, tmp_path)[1], expected)
     user_code.forget(tmp_path)
     assert np.array_equal(server.state, expected) and expected.any()
 
@@ -465,10 +544,18 @@ def test_a_keeper_scores_the_state_in_memory(server: Process) -> None:
         model.weight.data = rows.view(8, 64)
         flat.read(model, server.state)
         score = server.call(Evaluate("held-out"), Score)
-        assert isinstance(score, Score) and score.samples == 40
-        scores.append(score)
-    assert scores[1].accuracy > 0.9 > scores[0].accuracy
-    assert scores[1].loss < scores[0].loss == pytest.approx(np.log(8), rel=1e-4)
+        assert isinstance(score, Score) and not score.devices
+        scores.append(score.host)
+    assert scores[1]["accuracy"] > 0.9 > scores[0]["accuracy"]
+    assert scores[1]["loss"] < scores[0]["loss"] == pytest.approx(np.log(8), rel=1e-4)
+
+
+def test_a_keeper_summarizes_the_sums_of_devices(server: Process) -> None:
+    sums = {"accuracy": (3.0, 4.0), "loss": (5.0, 10.0), "odd": (0.0, 0.0)}
+    score = server.call(Evaluate("", sums), Score)
+    assert isinstance(score, Score) and score.host == {}
+    assert {name: score.devices[name] for name in ("accuracy", "loss")} == {"accuracy": 0.75, "loss": 0.5}
+    assert np.isnan(score.devices["odd"])
 
 
 def test_a_model_that_casts_to_its_own_types_is_scored_and_keeps_small_steps(
@@ -487,7 +574,7 @@ def test_a_model_that_casts_to_its_own_types_is_scored_and_keeps_small_steps(
             rows[range(8), range(8)] = -1.0
             after = server.apply(mean, 4.0)
             score = server.call(Evaluate("held-out"), Score)
-            assert isinstance(score, Score) and score.accuracy > 0.9
+            assert isinstance(score, Score) and score.host["accuracy"] > 0.9
         assert 0 < 1 - float(after[spans["scale"]].max()) < 1e-4  # which bfloat16 could not tell from 1
 
 

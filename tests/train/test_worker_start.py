@@ -100,7 +100,7 @@ PREPARES = """
     before = set(sys.modules)
     work = WorkSpec("digits", ModelSpec("millpond.train.zoo.models:digits_cnn"))
     folder, shared = Path(sys.argv[1]), [memory.make(name) for name in ("states", "values")]
-    tensors = flat.describe(user_code.build(work.model, folder, 0))
+    tensors = flat.describe(user_code.build(work, folder)[1])
     for descriptor in shared:
         os.truncate(descriptor, 4 * layout.size(tensors))
     prepare = PrepareWorker(work, "csd0", (Folder("private", "csd0"),), {}, tensors)

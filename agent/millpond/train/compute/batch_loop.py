@@ -24,6 +24,8 @@ class BatchLoop:
 
     def __init__(self, task: Task, model: nn.Module, work: WorkSpec) -> None:
         self._task, self._model, self._work = task, model, work
+        # Gradients of a mean are rounded less often than sums that are divided, which counts in bfloat16.
+        self._means = work.accumulate == 1
 
     def run(
         self, optimizer: torch.optim.Optimizer, samples: Selection | Synthetic, shuffle: torch.Generator
@@ -33,7 +35,7 @@ class BatchLoop:
         optimizer.zero_grad()
         parts = _parts(batches(samples.groups, work.batch, work.steps, shuffle), work.accumulate)
         for (_, last), batch in prefetched(parts, lambda part: samples.batch(part[0]), work.prefetch):
-            loss, count = self._backward(batch)
+            loss, count = self._backward(batch, mean=self._means)
             total, counted, whole = total + loss, counted + count, whole + count
             if last:
                 self._step(optimizer, whole)
@@ -45,23 +47,27 @@ class BatchLoop:
         loss = count = 0.0
         parts = _split(np.arange(len(samples)), self._work.accumulate)
         for _, batch in prefetched(parts, samples.batch, self._work.prefetch):
-            part, counted = self._backward(batch)
+            part, counted = self._backward(batch, mean=False)
             loss, count = loss + part, count + counted
         return loss, count
 
-    def _backward(self, batch: Batch) -> tuple[float, float]:
+    def _backward(self, batch: Batch, *, mean: bool) -> tuple[float, float]:
+        """Add the gradients of the summed loss of a batch, or of its ``mean``. Returns that sum and its
+        count.
+        """
         device = device_of(self._model)
         with autocast(self._work, device):
             loss, count = self._task.loss(self._model, moved(batch, device))
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss / count if mean and count else loss).backward()  # type: ignore[no-untyped-call]
         return loss.item(), count
 
     def _step(self, optimizer: torch.optim.Optimizer, count: float) -> None:
-        """Take a step with the sums of gradients over ``count``."""
+        """Take a step with the gradients of a batch that counts ``count``."""
         trained = trainable(self._model)
         gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
         if count and gradients:
-            torch._foreach_mul_(gradients, 1 / count)
+            if not self._means:
+                torch._foreach_mul_(gradients, 1 / count)
             if self._work.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(trained, self._work.clip_norm)
             optimizer.step()

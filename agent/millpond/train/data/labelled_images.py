@@ -21,8 +21,8 @@ class LabelledImages:
     and int64 ``labels`` [N]. ``shape`` is [C, H, W].
     """
 
-    def __init__(self, parts: Sequence[Rows], labels: NDArray[np.int64], name: str = "") -> None:
-        self._parts, self.labels, self._name = parts, labels, name
+    def __init__(self, parts: Sequence[Rows], labels: NDArray[np.int64], names: Sequence[str]) -> None:
+        self._parts, self.labels, self._names = parts, labels, names
         self._ends = np.cumsum([len(part) for part in parts])
         self._last = _is_channels_last(parts[0].shape)
         self.shape = _shape(parts[0].shape)
@@ -41,16 +41,18 @@ class LabelledImages:
         wanted = np.asarray(indices, np.int64)
         labels = torch.from_numpy(self.labels[wanted])
         if len(self._parts) == 1:
-            return torch.from_numpy(np.ascontiguousarray(self._scaled(self._parts[0].read(wanted)))), labels
+            return torch.from_numpy(np.ascontiguousarray(self._read(0, wanted))), labels
         images: NDArray[np.float32] = np.empty((len(wanted), *self.shape), np.float32)
         which = np.searchsorted(self._ends, wanted, side="right")
         for number in np.unique(which).tolist():
-            part = self._parts[number]
             places = np.flatnonzero(which == number)
-            images[places] = self._scaled(part.read(wanted[places] - (self._ends[number] - len(part))))
+            start = self._ends[number] - len(self._parts[number])
+            images[places] = self._read(number, wanted[places] - start)
         return torch.from_numpy(images), labels
 
-    def _scaled(self, stored: Array) -> Array:
+    def _read(self, number: int, indices: NDArray[np.int64]) -> Array:
+        """Return some images of a part, scaled, [N, C, H, W]."""
+        stored, name = self._parts[number].read(indices), self._names[number]
         found = stored[:, None] if stored.ndim == 3 else stored
         found = found.transpose(0, 3, 1, 2) if self._last else found
         if stored.dtype == np.uint8:
@@ -58,7 +60,7 @@ class LabelledImages:
         with np.errstate(over="ignore"):  # a float64 too large becomes infinite, and is refused below
             found = found.astype(np.float32)
         if not np.isfinite(found).all():
-            raise DataError(f"{self._name} holds values that are not finite", self._name)
+            raise DataError(f"{name} holds values that are not finite", name)
         return found
 
 
@@ -78,9 +80,8 @@ def _joined(parts: list[tuple[str, Rows, NDArray[np.int64]]]) -> LabelledImages:
         if first != other:
             text = f"{name} holds samples of {described(other)}, {parts[0][0]} of {described(first)}"
             raise DataError(text, name, parts[0][0])
-    return LabelledImages(
-        [part for _, part, _ in parts], np.concatenate([labels for _, _, labels in parts]), parts[0][0]
-    )
+    names, images, labels = zip(*parts, strict=True)
+    return LabelledImages(images, np.concatenate(labels), names)
 
 
 def _checked(name: str, images: Rows, labels: Array) -> tuple[str, Rows, NDArray[np.int64]]:

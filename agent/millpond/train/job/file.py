@@ -27,7 +27,10 @@ def read(path: Path) -> tuple[Job, dict[str, Path]]:
 def read_unsigned(path: Path) -> tuple[Job, dict[str, Path]]:
     """Return the job, and where its files lie by name. Raises ConfigError."""
     job = check(toml.read(Job, path), path.name)
-    _check_plain(job.code.arguments, f"{path.name}: model: arguments")
+    _check_plain(job.code.arguments, f"{path.name}: {'task' if job.task else 'model'}: arguments")
+    _check_plain(job.train.optimizer, f"{path.name}: train: optimizer")
+    _check_plain(job.train.scheduler, f"{path.name}: train: scheduler")
+    _check_plain(job.federated.server, f"{path.name}: federated: server")
     first = (job.code.initial,) if job.code.initial else ()
     return job, _find(job.code.files, path, "files") | _find(first, path, "initial")
 

@@ -323,12 +323,12 @@ def check(job: Job, where: str) -> Job:
     }.items():
         if "lr" in given and not isinstance(given, str):
             raise ConfigError(f"{where}: {key}: write learning_rate, not lr")
-    check_work(job.work, where)
     if "/" in job.code.signature:
         raise ConfigError(f"{where}: model: signature: '{job.code.signature}' must be beside the job file")
     _check_evaluation(job, f"{where}: evaluate")
     if job.synchronous:
         _check_synchronous(job.synchronous, f"{where}: synchronous")
+    check_work(job.work, where)
     return job
 
 
@@ -363,6 +363,8 @@ def _check_evaluation(job: Job, where: str) -> None:
         raise ConfigError(f"{where}: held_out: {evaluate.held_out} holds no samples out, or all")
     if len(set(evaluate.on)) < len(evaluate.on):
         raise ConfigError(f"{where}: on: a place is named twice")
+    if evaluate.target is not None and not math.isfinite(evaluate.target):
+        raise ConfigError(f"{where}: target: {evaluate.target} is never reached")
     if not evaluate.on and (evaluate.target is not None or evaluate.patience is not None):
         raise ConfigError(f"{where}: without a place in 'on' there is nothing to end the job early")
 

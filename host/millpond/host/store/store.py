@@ -32,14 +32,25 @@ CREATE TABLE IF NOT EXISTS results (
 CREATE TABLE IF NOT EXISTS profiles (
     worker TEXT NOT NULL, work TEXT NOT NULL, profile TEXT NOT NULL, PRIMARY KEY (worker, work)) STRICT;
 """
-# Of version 1, whose jobs had the text of their files, and whose rounds had one score, on the host.
+# Of version 1, whose jobs had the text of their files, a target for each kind of job and an optimizer of the
+# server with other keys, and whose rounds had one score, of accuracy and loss on the host.
 _MIGRATION = """
+BEGIN;
 ALTER TABLE jobs RENAME code TO files;
 UPDATE jobs SET files = '{}';
 INSERT OR IGNORE INTO results SELECT job, round, json_set(detail, '$.round', round, '$.seconds', seconds,
     '$.samples', samples, '$.scores', json_object('host', json_object('accuracy', accuracy, 'loss', loss)))
     FROM rounds;
 DROP TABLE rounds;
+UPDATE jobs SET job = json_set(job, '$.federated.server', json(json_remove(json_object(
+        'name', job ->> '$.federated.server.optimizer',
+        'learning_rate', job ->> '$.federated.server.learning_rate',
+        'momentum', job ->> '$.federated.server.momentum'),
+        iif(job ->> '$.federated.server.optimizer' = 'adam', '$.momentum', '$.none'))),
+    '$.evaluate', json_object('target',
+        iif(job ->> '$.synchronous' IS NULL, job ->> '$.federated.target', job ->> '$.synchronous.target')));
+PRAGMA user_version = 2;
+COMMIT;
 """
 _VERSION = 2
 
