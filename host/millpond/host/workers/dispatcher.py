@@ -117,7 +117,7 @@ class Dispatcher:
             ):
                 text = f"a value is not finite, or beyond {BOUND:g} per sample"
                 raise RefusedUpdate(self.worker.name, text)
-            if not 0 <= update.weight <= self.most_count * task.samples:
+            if not 0 <= update.weight <= self.most_count * max(task.samples, 1):
                 text = f"its loss counts {update.weight:g} of {task.samples} samples (limits.most_count)"
                 raise RefusedUpdate(self.worker.name, text)
             if not all(map(math.isfinite, (update.seconds, *itertools.chain(*update.metrics.values())))):
