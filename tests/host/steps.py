@@ -82,11 +82,11 @@ class CountingWorker:
         largest = max(1.0, float(self.values.max()) + (poison if told else 0.0))
         self.values[0] += poison
         norm = float(np.linalg.norm(self.values))
-        metrics = {"loss": 2.0 * samples}
+        metrics = {"loss": (2.0 * samples, float(samples))}
         self.holds = False
         seconds = time.monotonic() - began
         largest = math.nan if told and not math.isfinite(poison) else largest
-        return Update(exchange, samples, largest, norm, seconds, math.nan, 1000 * samples, metrics)
+        return Update(exchange, samples, samples, largest, norm, seconds, math.nan, 1000 * samples, metrics)
 
     def fetch(self, stop: int, deadline: Deadline) -> None:
         self._next = 0
