@@ -56,7 +56,9 @@ def saved(step: int, *, momentum: bool = True) -> SavedCheckpoint:
     shards.begin(3)
     shards.add(0, [Shard("csd0", False, 40), Shard("csd0", True, 25)])
     shards.deal([5 + step % 7, 0])
-    progress = TrainingProgress(step, shards.epoch_position, {"csd0": step, "host": 2}, 1.25 * step, 0.5)
+    progress = TrainingProgress(
+        step, shards.epoch_position, {"csd0": step, "host": 2}, 1.25 * step, 2.0 * step, 0.5
+    )
     state = np.full(16, step, np.float32)
     if not momentum:
         return SavedCheckpoint(state, (), np.empty(0, np.float32), progress)
