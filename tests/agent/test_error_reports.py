@@ -237,6 +237,38 @@ def test_errors_of_models_pass_with_names_that_the_host_knows() -> None:
         assert rebuilt(Failure("model", text), NAMES, CODE).text == text
 
 
+class Wrong:
+    """A task whose hooks return these things."""
+
+    def __init__(self, loss: object = None, metrics: object = None, dataset: object = None) -> None:
+        self.loss = lambda *_: loss
+        self.metrics, self.dataset = lambda *_: metrics, lambda *_: dataset
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize("metrics", [3, {"a": 3}, {"a": (1, torch.zeros(2))}, {"a b": (1, 1)}])
+def test_errors_of_metrics_pass_as_they_are(metrics: object) -> None:
+    with pytest.raises(LocalError) as caught:
+        Task(Wrong(metrics=metrics)).metrics(nn.Linear(1, 1), None)
+    expect_unchanged(caught.value, "model")
+
+
+@pytest.mark.parametrize("loss", [3, (3, 3), (torch.zeros(2), 2), (torch.zeros(()), 1, 1)])
+def test_errors_of_losses_pass_as_they_are(loss: object) -> None:
+    with pytest.raises(LocalError) as caught:
+        Task(Wrong(loss)).loss(nn.Linear(1, 1), None)
+    expect_unchanged(caught.value, "model")
+
+
+@pytest.mark.parametrize("items", [3, iter(range(3)), {1, 2}])
+def test_errors_of_data_sets_pass_as_they_are(tmp_path: Path, items: object) -> None:
+    with pytest.raises(LocalError) as caught:
+        Task(Wrong(dataset=items)).dataset(tmp_path, ".", "train")
+    expect_unchanged(caught.value, "model")
+
+
 def raised(file: Path) -> Iterator[tuple[str, re.Pattern[str]]]:
     """Yield the line of each DataError that a module raises, and what its text looks like."""
     for node in ast.walk(ast.parse(file.read_text())):
