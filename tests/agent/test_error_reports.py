@@ -21,12 +21,13 @@ from millpond.agent.policy.error_reports import CODES, OWN_FILES, rebuilt
 from millpond.base.errors import LocalError
 from millpond.train.balance.ranges import Ranges
 from millpond.train.compute.selection import SampleFolders
-from millpond.train.data import samples
+from millpond.train.data import labelled_images, rows
 from millpond.train.data.errors import DataError
-from millpond.train.data.samples import Samples
+from millpond.train.data.labelled_images import LabelledImages
 from millpond.train.protocol import Folder, Work
 from millpond.train.state import flat, flat_parameters
 from millpond.train.state.flat_parameters import FlatParameters
+from millpond.train.task.task import Task
 from millpond.wire.messages import Failure
 
 TRAIN = Path(millpond.train.__file__).parent
@@ -100,6 +101,7 @@ WRONG: dict[str, Callable[[Path], str]] = {
     "images with too many dimensions": npy(np.zeros((3, 1, 2, 3, 4), np.float64)),
     "images of text": npy(np.full((3, 8, 8), "x")),
     "images of another order of bytes": npy(np.zeros((3, 8), ">i2"), suffix="-anna"),
+    "images of other integers": npy(np.zeros((3, 8, 8), ">i2"), suffix="-anna"),
     "labels of text": npy(labels=np.array(["anna", "ben", "carl"])),
     "too few labels": npy(labels=LABELS[:2]),
     "one label": npy(labels=np.int8(3)),
@@ -122,7 +124,8 @@ def data_error(root: Path, what: str) -> DataError:
     format_ = WRONG[what](folder)
     classes = () if what == "no folder of pictures" else ("known", "a")
     with pytest.raises(DataError) as caught:
-        samples.load(root, (FOLDER,), format_, classes)
+        found = labelled_images.load(root, FOLDER, format_, classes)
+        found.__getitems__(range(len(found)))  # some are found when they are read
     return caught.value
 
 
@@ -140,28 +143,57 @@ def test_errors_of_samples_pass_as_they_are(tmp_path: Path, what: str) -> None:
 def test_so_does_one_of_a_file_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / FOLDER).mkdir(parents=True)
     npy()(tmp_path / FOLDER)
-    monkeypatch.setattr(samples, "_LARGEST", 100)
+    monkeypatch.setattr(rows, "_LARGEST", 100)
     with pytest.raises(DataError, match="is larger than 100 bytes") as caught:
-        samples.load(tmp_path, (FOLDER,), "npy")
+        labelled_images.load(tmp_path, FOLDER, "npy")
     expect_unchanged(caught.value)
     whole = f"{FOLDER}/images.npy is larger than {16 << 30} bytes"
     assert rebuilt(Failure("io", whole), NAMES, CODE) == Failure("io", whole)
 
 
+def cut_error(tmp_path: Path) -> DataError:
+    """Return the error of a file that is cut while it is open."""
+    file, whole = tmp_path / "images-anna.npy", np.zeros((3, 8, 8), np.float32)
+    np.save(file, whole)
+    name = f"{FOLDER}/{file.name}"
+    part = rows.FileRows(file, name, 128, whole.shape, whole.dtype)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(DataError) as caught:
+        part.read([2])
+    return caught.value
+
+
+def test_so_does_one_of_a_file_that_is_cut(tmp_path: Path) -> None:
+    expect_unchanged(cut_error(tmp_path))
+
+
+class User:
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+
+
+def dataset(count: int, side: int = 2) -> LabelledImages:
+    images = rows.ArrayRows(np.zeros((count, 1, side, side), np.float32))
+    return LabelledImages([images], np.arange(count), [FOLDER])
+
+
 def exchange_errors() -> Iterator[DataError]:
-    part = Samples(np.zeros((9, 1, 2, 2), np.float32), np.zeros(9, np.int64))
-    none = Samples(np.zeros((0, 1, 1, 1), np.float32), np.zeros(0, np.int64))
+    task, part, none = Task(User()), dataset(9), dataset(0)
     folder = Folder(FOLDER, "csd0")
-    asked: list[tuple[Samples, tuple[Ranges, ...], int]] = [
+    asked: list[tuple[LabelledImages, tuple[Ranges, ...], int]] = [
         (part, (), 0),
         (part, ((),), 0),
         (part, (((5, 12),),), 0),
         (none, ((),), 5),
     ]
     for own, ranges, synthetic in asked:
-        request, held = Work(1, 0, 0, ranges, synthetic), SampleFolders(0, [folder], [own])
+        request, held = Work(1, 0, 0, ranges, synthetic), SampleFolders(task, 0, [folder], [own])
         with pytest.raises(DataError) as caught:
             held.synthetic(synthetic) if synthetic else held.take(request)
+        yield caught.value
+    for parts in ([part, dataset(9, 3)], [part]):
+        with pytest.raises(DataError) as caught:
+            task.check(parts, task.model())
         yield caught.value
 
 
@@ -205,6 +237,38 @@ def test_errors_of_models_pass_with_names_that_the_host_knows() -> None:
         assert rebuilt(Failure("model", text), NAMES, CODE).text == text
 
 
+class Wrong:
+    """A task whose hooks return these things."""
+
+    def __init__(self, loss: object = None, metrics: object = None, dataset: object = None) -> None:
+        self.loss = lambda *_: loss
+        self.metrics, self.dataset = lambda *_: metrics, lambda *_: dataset
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize("metrics", [3, {"a": 3}, {"a": (1, torch.zeros(2))}, {"a b": (1, 1)}])
+def test_errors_of_metrics_pass_as_they_are(metrics: object) -> None:
+    with pytest.raises(LocalError) as caught:
+        Task(Wrong(metrics=metrics)).metrics(nn.Linear(1, 1), None)
+    expect_unchanged(caught.value, "model")
+
+
+@pytest.mark.parametrize("loss", [3, (3, 3), (torch.zeros(2), 2), (torch.zeros(()), 1, 1)])
+def test_errors_of_losses_pass_as_they_are(loss: object) -> None:
+    with pytest.raises(LocalError) as caught:
+        Task(Wrong(loss)).loss(nn.Linear(1, 1), None)
+    expect_unchanged(caught.value, "model")
+
+
+@pytest.mark.parametrize("items", [3, iter(range(3)), {1, 2}])
+def test_errors_of_data_sets_pass_as_they_are(tmp_path: Path, items: object) -> None:
+    with pytest.raises(LocalError) as caught:
+        Task(Wrong(dataset=items)).dataset(tmp_path, ".", "train")
+    expect_unchanged(caught.value, "model")
+
+
 def raised(file: Path) -> Iterator[tuple[str, re.Pattern[str]]]:
     """Yield the line of each DataError that a module raises, and what its text looks like."""
     for node in ast.walk(ast.parse(file.read_text())):
@@ -217,8 +281,9 @@ def raised(file: Path) -> Iterator[tuple[str, re.Pattern[str]]]:
 
 def test_no_error_of_data_is_left_out(tmp_path: Path) -> None:
     texts = [str(data_error(tmp_path / what, what)) for what in WRONG] + [str(e) for e in exchange_errors()]
-    texts.append("x is larger than 5 bytes")
-    files = (*TRAIN.glob("data/*.py"), *TRAIN.glob("state/*.py"), *TRAIN.glob("compute/*.py"))
+    texts += ["x is larger than 5 bytes", str(cut_error(tmp_path))]
+    folders = ("data", "state", "compute", "task")
+    files = [file for folder in folders for file in TRAIN.glob(f"{folder}/*.py")]
     found = [each for file in (*files, TRAIN / "worker/roles.py") for each in raised(file)]
     assert len(found) >= 22
     for place, pattern in found:

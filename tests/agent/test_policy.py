@@ -46,9 +46,11 @@ def guard(
     answers: StateAnswers | None = None,
     folders: tuple[Folder, ...] = (PRIVATE, PUBLIC),
     parts: tuple[int, ...] = (SAMPLES, SAMPLES),
+    held: tuple[int, ...] | None = None,
 ) -> ExchangeGuard:
     policy = policy or Policy()
-    return ExchangeGuard(policy, answers or StateAnswers(policy.answers_per_state), folders, parts)
+    held = tuple(0 for _ in parts) if held is None else held
+    return ExchangeGuard(policy, answers or StateAnswers(policy.answers_per_state), folders, parts, held)
 
 
 def refusal(policy: Policy, **changes: object) -> Refused:
@@ -368,6 +370,31 @@ def test_whatever_a_host_asks(
         assert all(found == sizes[number] for number, found in members.items())
         at_state[number] += bool(ranges)
     assert max(at_state) <= most
+
+
+@pytest.mark.parametrize("held", [(-8, 0), (1, 0), (7, 0), (12, 0), (8, -8)])
+def test_samples_that_are_held_out_are_whole_groups(held: tuple[int, int]) -> None:
+    with pytest.raises(Refused, match=r"-?\d+ samples of '.*' are held out, no whole groups"):
+        guard(held=held)
+
+
+@pytest.mark.parametrize("held", [(), (8,), (8, 0, 0)])
+def test_a_worker_tells_of_each_folder_what_it_holds_out(held: tuple[int, ...]) -> None:
+    with pytest.raises(Refused, match="the worker has samples of"):
+        guard(held=held)
+
+
+def test_a_score_is_an_answer_about_the_private_folder() -> None:
+    of = guard(Policy(answers_per_state=2), held=(8, 0))
+    score = Work(1, 0, 0, (), held_out=True)
+    of.check(score, state(0))
+    of.check(work(((0, 8),), ()), state(0))
+    for request in (score, replace(score, epoch=1, ranges=((), ()), synthetic=3), work(((0, 8),), ())):
+        with pytest.raises(Refused, match=r"policy\.answers_per_state"):
+            of.check(request, state(0))
+    of.check(score, state(1))
+    for _ in range(3):  # of nothing
+        guard(Policy(answers_per_state=1)).check(score, state(0))
 
 
 @pytest.mark.parametrize("made_up", [-1, (1 << 16) + 1, 1 << 60])

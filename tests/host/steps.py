@@ -28,13 +28,14 @@ from millpond.train.reduce.exact import Vector
 
 class CountingWorker:
     """The value of each position is a one at the position's own place, so a sum tells how often each is in
-    it. ``folders`` are the places of its samples. Faults are given by exchange.
+    it. ``folders`` are the places of its samples. Faults are given by exchange, or the number of a score.
     """
 
     def __init__(self, name: str, folders: Sequence[range], size: int) -> None:
         self.name, self.folders, self.size = name, folders, size
         self.asked: list[Work] = []
         self.holds = False
+        self.held = 10  # samples that are held out
         self.reads: list[int] = []
         self._next = 0
         self.values = np.zeros(size, np.float32)
@@ -82,11 +83,14 @@ class CountingWorker:
         largest = max(1.0, float(self.values.max()) + (poison if told else 0.0))
         self.values[0] += poison
         norm = float(np.linalg.norm(self.values))
-        metrics = {"loss": 2.0 * samples}
+        metrics = {"loss": (2.0 * samples, float(samples))}
         self.holds = False
         seconds = time.monotonic() - began
+        if request.held_out:
+            metrics = {"accuracy": (float(self.held // 2), float(self.held)), "loss": (1.5, float(self.held))}
+            return Update(exchange, self.held, 0.0, 0.0, 0.0, seconds, math.nan, 0, metrics)
         largest = math.nan if told and not math.isfinite(poison) else largest
-        return Update(exchange, samples, largest, norm, seconds, math.nan, 1000 * samples, metrics)
+        return Update(exchange, samples, samples, largest, norm, seconds, math.nan, 1000 * samples, metrics)
 
     def fetch(self, stop: int, deadline: Deadline) -> None:
         self._next = 0

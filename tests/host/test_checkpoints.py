@@ -56,7 +56,9 @@ def saved(step: int, *, momentum: bool = True) -> SavedCheckpoint:
     shards.begin(3)
     shards.add(0, [Shard("csd0", False, 40), Shard("csd0", True, 25)])
     shards.deal([5 + step % 7, 0])
-    progress = TrainingProgress(step, shards.epoch_position, {"csd0": step, "host": 2}, 1.25 * step, 0.5)
+    progress = TrainingProgress(
+        step, shards.epoch_position, {"csd0": step, "host": 2}, 1.25 * step, 0.5, 2.0 * step
+    )
     state = np.full(16, step, np.float32)
     if not momentum:
         return SavedCheckpoint(state, (), np.empty(0, np.float32), progress)
@@ -218,6 +220,13 @@ def test_a_place_through_json_is_the_same() -> None:
     text = json.dumps(schema.dump(progress))
     assert schema.load(TrainingProgress, json.loads(text), "progress") == progress
     assert len(text) < 2000
+
+
+def test_a_progress_from_before_losses_had_counts_loads() -> None:
+    older = schema.dump(saved(6).progress)
+    assert isinstance(older, dict) and older.pop("loss_count") == 12.0
+    found = schema.load(TrainingProgress, older, "progress")
+    assert found == replace(saved(6).progress, loss_count=0.0)
 
 
 CURVES = Curves(

@@ -86,8 +86,8 @@ class Sender:
         elif isinstance(request, Work):
             host.receive_payload(4 * SIZE, soon())
             self._exchange = request.exchange
-            head = (request.exchange, request.samples, 1e5, 1.0, 0.1, 0.0, 0)
-            host.send(Update(*head, {"loss": 1.0}), soon())
+            head = (request.exchange, request.samples, request.samples, 1e5, 1.0, 0.1, 0.0, 0)
+            host.send(Update(*head, {"loss": (1.0, 1.0)}), soon())
         elif isinstance(request, Fetch):
             self.fetched.append(request.stop)
             for start in range(0, min(request.stop, self.silent_from), PART_VALUES):

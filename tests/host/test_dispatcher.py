@@ -7,11 +7,12 @@ import math
 import queue
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from millpond.base.deadline import Deadline
-from millpond.host.workers.dispatcher import BOUND, Dispatcher, Task, WorkerAnswer, WorkerLoss
+from millpond.host.workers.dispatcher import BOUND, Assignment, Dispatcher, WorkerAnswer, WorkerLoss
 from millpond.host.workers.worker import ModelState
 from millpond.train.protocol import Update, Work
 
@@ -22,17 +23,18 @@ Event = WorkerAnswer | WorkerLoss
 
 
 class Claiming(CountingWorker):
-    """A worker whose heads say ``largest`` and ``norm``."""
+    """A worker whose heads say these things."""
 
-    def __init__(self, largest: float, norm: float) -> None:
+    def __init__(self, **claims: Any) -> None:
         super().__init__("w0", [range(SIZE)], SIZE)
-        self._largest, self._norm = largest, norm
+        self._claims = claims
 
     def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
-        return replace(super().train(request, state, deadline), largest=self._largest, norm=self._norm)
+        return replace(super().train(request, state, deadline), **self._claims)
 
 
-Begin = Callable[[CountingWorker], tuple[Dispatcher, "queue.SimpleQueue[Event]"]]
+Begin = Callable[..., tuple[Dispatcher, "queue.SimpleQueue[Event]"]]
+WORK = Work(1, 1, 1, (((0, SAMPLES),),))
 
 
 @pytest.fixture
@@ -40,10 +42,12 @@ def begin() -> Iterator[Begin]:
     """Dispatchers with a task for their workers, which end with the test."""
     made: list[Dispatcher] = []
 
-    def begin(worker: CountingWorker) -> tuple[Dispatcher, queue.SimpleQueue[Event]]:
+    def begin(
+        worker: CountingWorker, request: Work = WORK, most_count: float = 4.0
+    ) -> tuple[Dispatcher, queue.SimpleQueue[Event]]:
         events = queue.SimpleQueue[Event]()
-        made.append(Dispatcher(len(made), worker, events))
-        made[-1].begin(Task(Work(1, 1, 1, (((0, SAMPLES),),)), zero_state(SIZE)))
+        made.append(Dispatcher(len(made), worker, events, most_count))
+        made[-1].begin(Assignment(request, zero_state(SIZE)))
         return made[-1], events
 
     yield begin
@@ -54,7 +58,7 @@ def begin() -> Iterator[Begin]:
 
 @pytest.mark.parametrize("largest", [0.0, 1.0, BOUND * SAMPLES])
 def test_a_head_within_the_bound_is_an_answer(begin: Begin, largest: float) -> None:
-    dispatcher, events = begin(Claiming(largest, 1.0))
+    dispatcher, events = begin(Claiming(largest=largest, norm=1.0))
     answer = events.get(timeout=10)
     assert isinstance(answer, WorkerAnswer) and answer.dispatcher is dispatcher
     assert answer.update.largest == largest and answer.seconds > 0
@@ -75,10 +79,44 @@ def test_a_head_within_the_bound_is_an_answer(begin: Begin, largest: float) -> N
     ],
 )
 def test_a_head_beyond_the_bound_is_refused_for_good(begin: Begin, largest: float, norm: float) -> None:
-    _, events = begin(Claiming(largest, norm))
+    _, events = begin(Claiming(largest=largest, norm=norm))
     loss = events.get(timeout=10)
     assert isinstance(loss, WorkerLoss) and loss.for_good
     assert loss.reason.startswith("w0: update refused: a value is not finite, or beyond 65536 per sample")
+
+
+@pytest.mark.parametrize("most", [4.0, math.inf])
+def test_a_loss_may_count_so_much_per_sample(begin: Begin, most: float) -> None:
+    """Of tokens, for example: the values are sums over them."""
+    weight = 4.0 * SAMPLES
+    _, events = begin(Claiming(weight=weight, largest=BOUND * weight), most_count=most)
+    assert isinstance(events.get(timeout=10), WorkerAnswer)
+
+
+@pytest.mark.parametrize("weight", [4.1 * SAMPLES, -1.0, math.nan, math.inf])
+def test_a_loss_that_counts_more_is_refused_for_good(begin: Begin, weight: float) -> None:
+    _, events = begin(Claiming(weight=weight))
+    loss = events.get(timeout=10)
+    assert isinstance(loss, WorkerLoss) and loss.for_good
+    assert loss.reason == (
+        f"w0: update refused: its loss counts {weight:g} of {SAMPLES} samples (limits.most_count)"
+    )
+
+
+@pytest.mark.parametrize("pair", [(math.nan, 1.0), (1.0, math.inf)])
+def test_a_metric_that_is_not_finite_is_refused(begin: Begin, pair: tuple[float, float]) -> None:
+    _, events = begin(Claiming(metrics={"loss": pair}))
+    loss = events.get(timeout=10)
+    assert isinstance(loss, WorkerLoss) and loss.for_good and "is not finite" in loss.reason
+
+
+@pytest.mark.parametrize("most", [4.0, math.inf])
+def test_a_score_has_no_values_and_no_weight(begin: Begin, most: float) -> None:
+    metrics = {"accuracy": (3.0, 4.0), "loss": (5.0, 4.0)}
+    claims = {"samples": 4, "weight": 0.0, "largest": 0.0, "norm": 0.0, "metrics": metrics}
+    _, events = begin(Claiming(**claims), Work(1, 1, 1, (), held_out=True), most)
+    answer = events.get(timeout=10)
+    assert isinstance(answer, WorkerAnswer) and answer.update.metrics == metrics
 
 
 def test_who_is_abandoned_is_lost_with_the_reason(begin: Begin) -> None:

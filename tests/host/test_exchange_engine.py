@@ -13,7 +13,7 @@ import pytest
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.train.reduce.exact import RefusedUpdate
 
-from .steps import CountingWorker, Given, Team
+from .steps import CountingWorker, Given, Team, zero_state
 
 Make = Callable[..., Team]
 
@@ -55,7 +55,8 @@ def test_a_step_waits_for_all_and_its_mean_is_over_samples(make: Make) -> None:
     outcome = team.run(Given(4, 10, 2))
     assert looked[-1] == [1]
     assert outcome.counted == {0: 4, 1: 10, 2: 2}
-    assert (outcome.samples, outcome.whole, outcome.late, outcome.metrics) == (16, 16, 0, {"loss": 32.0})
+    assert (outcome.samples, outcome.whole, outcome.late) == (16, 16, 0)
+    assert (outcome.loss, outcome.count) == (32.0, 16.0)
     assert 0 < outcome.work <= outcome.seconds
     assert not outcome.lost
 
@@ -350,3 +351,36 @@ def test_values_beyond_the_announced_ones_refuse_the_worker_for_good(make: Make)
     (loss,) = outcome.lost
     assert loss.for_good and "beyond those it has announced" in loss.reason
     assert outcome.counted == {0: 4}
+
+
+def test_a_score_is_of_all_that_idle_workers_hold_out(make: Make) -> None:
+    team = make(100, 100, 100)
+    team.workers[2].held = 30
+    state = zero_state(team.size)
+    sums, lost = team.engine.score(7, state)
+    assert lost == [] and sums == {"accuracy": (25.0, 50.0), "loss": (4.5, 50.0)}
+    for worker in team.workers.values():
+        (request,) = worker.asked
+        assert (request.exchange, request.held_out, request.ranges) == (7, True, ())
+    assert not any(dispatcher.task for dispatcher in team.engine.dispatchers.values())
+    assert team.finish(Given(50, 50, 50)) and team.once
+
+
+def test_a_score_goes_without_who_is_lost_or_late(make: Make) -> None:
+    team, held = late_in_first_exchange(make)
+    outstanding: list[list[int]] = []
+
+    def on_wait() -> None:
+        outstanding.append([dispatcher.rank for dispatcher in team.engine.outstanding()])
+        held.set()
+
+    team.on_wait = on_wait
+    sums, lost = team.engine.score(2, zero_state(team.size))
+    assert outstanding[0] == [0, 1] and lost == []
+    assert sums["loss"] == (1.5, 10.0) and len(team.workers[1].asked) == 1
+    assert team.run(Given(4, 0)).counted == {0: 4, 1: 10}  # the late update counts as ever
+
+    team.workers[0].fail_at(9, ConnectionLost("gone"))
+    sums, (loss,) = team.engine.score(9, zero_state(team.size))
+    assert (loss.dispatcher.worker.name, loss.reason, loss.for_good) == ("w0", "gone", False)
+    assert sums["loss"] == (1.5, 10.0) and set(team.engine.dispatchers) == {1}

@@ -23,7 +23,9 @@ from millpond.wire.control_messages import Load
 
 LOAD = Load(0.5, 1, 2, None, ())
 METERED = replace(LOAD, joules=5.0, energy="rapl")
-ROUND = Round(1, 0.9, 0.1, 10.0, 100, {"host": 60, "csd0": 30, "csd1": 10}, {}, {})
+ROUND = Round(
+    1, {"host": {"accuracy": 0.9, "loss": 0.1}}, 10.0, 100, {"host": 60, "csd0": 30, "csd1": 10}, {}, {}
+)
 
 
 def reading(joules: float, at: float, *, since: str = "boot", watts: float | None = None) -> Reading:

@@ -17,7 +17,7 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, DeadlineExceeded
 from millpond.host.jobs.training import reduction
 from millpond.host.jobs.training.reduction import Reduction
-from millpond.host.workers.dispatcher import Dispatcher, Task, WorkerAnswer, WorkerLoss
+from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer, WorkerLoss
 from millpond.host.workers.worker import ModelState
 from millpond.train.protocol import PART_VALUES, Ready, Update, Work
 from millpond.train.reduce.exact import Vector
@@ -32,7 +32,7 @@ class Holder:
     """A worker that has finished with ``values``, of ``samples`` samples."""
 
     def __init__(self, name: str, values: Vector, samples: int = 10) -> None:
-        self.name, self.values, self.samples = name, values, samples
+        self.name, self.values, self.samples, self.weight = name, values, samples, float(samples)
         self.holds = False
         self.reads: list[int] = []
         self.next = self.pulls = 0
@@ -83,8 +83,8 @@ def answer() -> Iterator[Answer]:
         made.append(Dispatcher(len(made), holder, queue.SimpleQueue[WorkerAnswer | WorkerLoss]()))
         values = holder.values
         largest, norm = float(np.abs(values).max()), float(np.linalg.norm(values.astype(np.float64)))
-        update = Update(1, holder.samples, largest, norm, 0.1, 0.0, 0, {"loss": 1.0})
-        task = Task(Work(1, 1, 1, (((0, holder.samples),),)), STATE)
+        update = Update(1, holder.samples, holder.weight, largest, norm, 0.1, 0.0, 0, {"loss": (1.0, 1.0)})
+        task = Assignment(Work(1, 1, 1, (((0, holder.samples),),)), STATE)
         return WorkerAnswer(made[-1], task, update, 0.1)
 
     yield answer
@@ -114,6 +114,17 @@ def test_the_mean_is_over_samples_and_has_the_same_bits_in_every_order(answer: A
     for _ in range(4):
         random.Random(1).shuffle(answers)
         assert mean_of(answers)[0].tobytes() == mean.tobytes()
+
+
+def test_the_mean_is_over_what_the_losses_count(answer: Answer) -> None:
+    """Of tokens, which are not as many in each sample; a loss that counts nothing has no part in it."""
+    first, second, third = holders(3)
+    first.weight, second.weight, third.weight = 100.0, 17.0, 0.0
+    third.values[:] = 0.0
+    mean, lost = mean_of([answer(holder) for holder in (first, second, third)])
+    total = first.values.astype(np.float64) + second.values
+    assert lost == [] and np.allclose(mean, total / 117, rtol=1e-6, atol=1e-12)
+    assert (mean_of([answer(third)])[0] == 0).all()
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])
@@ -198,7 +209,7 @@ def test_an_update_is_scaled_down_to_its_norm_and_a_wrong_norm_is_refused(answer
     assert lost == [] and np.allclose(mean, (1e-6 + 0.5) / (5 + 6), rtol=1e-4)
     large.values[:] = 1.0
     told = answer(large)
-    lies = WorkerAnswer(told.dispatcher, told.task, Update(1, 6, 1.0, 0.1, 0.1, 0.0, 0), 0.1)
+    lies = WorkerAnswer(told.dispatcher, told.task, Update(1, 6, 6, 1.0, 0.1, 0.1, 0.0, 0), 0.1)
     mean, (loss,) = mean_of([answers[0], lies], clip)
     assert loss.for_good and "its norm is not as announced" in loss.reason
     assert np.allclose(mean, 1e-6 / 5, rtol=1e-4)

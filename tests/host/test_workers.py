@@ -10,7 +10,7 @@ import queue
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -22,7 +22,7 @@ import pytest
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused, RemoteError
 from millpond.host.fleet.device import Device
-from millpond.host.workers.dispatcher import Dispatcher, Task, WorkerAnswer, WorkerLoss
+from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer, WorkerLoss
 from millpond.host.workers.parameter_server import ParameterServer
 from millpond.host.workers.worker import DeviceWorker, LocalWorker, ModelState
 from millpond.linux import memory
@@ -122,12 +122,15 @@ class Board:
 VALUES = np.arange(SIZE, dtype=np.float32)
 
 
-def answer(exchange: int = 0, samples: int = 0, largest: float = SIZE - 1, metric: str = "loss") -> Saying:
+def answer(
+    exchange: int = 0, samples: int = 0, largest: float = SIZE - 1, metrics: Sequence[str] = ("loss",)
+) -> Saying:
     """Return an honest answer, but for what is added."""
 
     def say(host: Channel, request: Work) -> None:
-        head = (request.exchange + exchange, request.samples + samples, largest, 10.0)
-        host.send(Update(*head, 0.1, 0.0, 0, {metric: 1.0}), soon())
+        counted = request.samples + samples
+        head = (request.exchange + exchange, counted, counted, largest, 10.0)
+        host.send(Update(*head, 0.1, 0.0, 0, dict.fromkeys(metrics, (1.0, 1.0))), soon())
 
     return say
 
@@ -142,6 +145,8 @@ def part(start: int = 0, size: int = SIZE) -> Callable[[Channel, Fetch], None]:
 
 
 HONEST = part()
+TRAIN = Work(7, 1, 1, (((2, 5),),))
+SCORE = Work(7, 1, 1, (), held_out=True)
 
 
 def message(said: Message, payload: bytes = b"") -> Callable[[Channel, Message], None]:
@@ -162,14 +167,14 @@ def device_worker(board: Board) -> DeviceWorker:
 
 
 def event_of(
-    says: Saying, parts: Callable[[Channel, Fetch], None] = HONEST
+    says: Saying, parts: Callable[[Channel, Fetch], None] = HONEST, request: Work = TRAIN
 ) -> tuple[WorkerAnswer | WorkerLoss, str]:
     """Return the event of one task, and the error of reading its update."""
     board, events = Board(says, parts), queue.SimpleQueue[WorkerAnswer | WorkerLoss]()
     worker = device_worker(board)
     assert worker.prepare(soon()).samples == 10
     dispatcher = Dispatcher(0, worker, events)
-    dispatcher.begin(Task(Work(7, 1, 1, (((2, 5),),)), zero_state(SIZE)))
+    dispatcher.begin(Assignment(request, zero_state(SIZE)))
     error = ""
     try:
         event = events.get(timeout=30)
@@ -205,7 +210,9 @@ def test_an_honest_device() -> None:
         (answer(samples=10**9), "csd0 answered another exchange than the one it was asked for", False),
         (answer(largest=float("nan")), "csd0: update refused: a value is not finite", True),
         (answer(largest=1e9), "csd0: update refused: a value is not finite, or beyond 65536", True),
-        (answer(metric="name of a patient"), "csd0 sent metrics name of a patient", False),
+        (answer(metrics=["name of a patient"]), "csd0 sent metrics name of a patient", False),
+        (answer(metrics=["loss", "accuracy"]), "csd0 sent metrics loss, accuracy", False),
+        (answer(metrics=[]), "csd0 sent metrics ", False),
         (message(Ok()), "csd0 sent 'ok' where 'update' belongs", False),
         (message(Failure("worker", "it died")), "csd0: it died", False),
         (message(Failure("state", "policy.answers_per_state: ...")), "csd0: policy.answers_per", False),
@@ -220,6 +227,27 @@ def test_a_device_that_says_anything_else_is_lost(says: Saying, reason: str, for
     assert isinstance(event, WorkerLoss)
     assert event.reason.startswith(reason)
     assert event.for_good is for_good
+
+
+def test_a_score_has_few_metrics_with_short_names() -> None:
+    names = [f"recall_{number}" for number in range(31)]
+    event, _ = event_of(answer(samples=9, metrics=["loss", *names]), request=SCORE)
+    assert isinstance(event, WorkerAnswer) and event.update.samples == 9
+    assert set(event.update.metrics) == {"loss", *names}
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"),
+    [
+        (answer(samples=-1), "csd0 answered another exchange than the one it was asked for"),
+        (answer(metrics=["name of a patient"]), "csd0 sent metrics name of a patient"),
+        (answer(metrics=[33 * "a"]), "csd0 sent metrics aaa"),
+        (answer(metrics=[f"a{number}" for number in range(33)]), "csd0 sent metrics a0, a1, "),
+    ],
+)
+def test_a_score_that_says_anything_else_is_lost(says: Saying, reason: str) -> None:
+    event, _ = event_of(says, request=SCORE)
+    assert isinstance(event, WorkerLoss) and event.reason.startswith(reason)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +308,7 @@ def start(folder: Path, tmp_path: Path, states: memory.SharedBuffer, zygote: Zyg
 
     def process(fail: str = "") -> LocalWorker:
         arguments = {"fail": fail} if fail else {}
-        work = replace(WORK, model=ModelSpec("net:build", ("net.py",), arguments))
+        work = replace(WORK, model=ModelSpec("net:build", ("net.py",), arguments=arguments))
         folders = (Folder(str(folder), "csd0", public=True),)
         request = PrepareWorker(work, "host", folders, {}, NET_TENSORS, states=3)
         files = WorkerFiles(written({"net.py": NET}, tmp_path / "code"))
@@ -327,9 +355,9 @@ def test_a_process_computes_at_the_state_that_it_is_given(start: Start, states: 
 def test_a_process_that_stops_in_a_step_is_given_up(start: Start, states: memory.SharedBuffer) -> None:
     worker = start()
     ready = worker.prepare(soon())
-    assert ready == Ready((20,))
+    assert ready == Ready((20,), (0,))
     update, values = train(worker, states)
-    assert update.samples == 2 and update.metrics["loss"] == pytest.approx(2 * np.log(8), rel=1e-4)
+    assert update.samples == 2 and update.metrics == {"loss": (pytest.approx(2 * np.log(8), rel=1e-4), 2)}
     assert train(worker, states, 2)[1] == values
     outermost = psutil.Process(worker.pid)  # for a user not the one that computes
     for process in (outermost, *outermost.children(recursive=True)):
@@ -343,7 +371,7 @@ def test_a_process_that_is_killed_is_a_loss(start: Start, states: memory.SharedB
     worker.prepare(soon())
     dispatcher = Dispatcher(0, worker, events)
     os.kill(worker.pid, signal.SIGKILL)
-    dispatcher.begin(Task(Work(1, 1, 1, (((3, 4),),)), numbered(states)))
+    dispatcher.begin(Assignment(Work(1, 1, 1, (((3, 4),),)), numbered(states)))
     loss = events.get(timeout=30)
     assert isinstance(loss, WorkerLoss) and not loss.for_good
     assert "the worker 'host' on the host" in loss.reason
@@ -364,7 +392,7 @@ def test_another_model_than_the_hosts_is_refused(start: Start, tmp_path: Path) -
 
 @pytest.fixture
 def server(folder: Path, tmp_path: Path, zygote: Zygote) -> Iterator[ParameterServer]:
-    optimizer = OptimizerSpec("sgd", 0.05, 0.9)
+    optimizer = OptimizerSpec("sgd", 0.05, {"momentum": 0.9})
     request = PrepareServer(WORK, optimizer, states=3)
     states = memory.make("states")
     files = WorkerFiles(written({"net.py": NET}, tmp_path / "code"))
@@ -381,15 +409,17 @@ def server(folder: Path, tmp_path: Path, zygote: Zygote) -> Iterator[ParameterSe
 
 def test_a_keeper_steps_scores_and_goes_on(server: ParameterServer, folder: Path) -> None:
     first = server.state.values.copy()
-    assert server.apply(1.0, set()) > 0
+    assert server.apply(1.0, 1, set()) > 0
     after = server.state.values.copy()
     assert np.allclose(after, first - 0.05, atol=1e-6)
-    assert server.score(str(folder)).samples == 20
+    score = server.score(str(folder), {"recall": (3.0, 4.0)})
+    assert set(score.host) == {"accuracy", "loss"} and score.devices == {"recall": 0.75}
+    assert server.score("", {}).host == {} and server.frozen()[0] == ()
     tensors, momentum = server.momentum()
-    server.apply(0.5, set())
+    server.apply(0.5, 1, set())
     last = server.state.values.copy()
     server.restore(after, tensors, momentum)
-    server.apply(0.5, set())
+    server.apply(0.5, 1, set())
     assert np.array_equal(server.state.values, last) and not np.array_equal(last, after)
 
 
@@ -398,11 +428,11 @@ def test_states_that_are_held_do_not_change(server: ParameterServer) -> None:
     for _ in range(2):
         held.add(server.state)
         values.append(server.state.values.tobytes())
-        server.apply(1.0, held)
+        server.apply(1.0, 1, held)
         assert server.state not in held
     assert [state.values.tobytes() for state in sorted(held, key=lambda state: state.memory.start)] == values
     third = server.state
-    server.apply(1.0, held)
+    server.apply(1.0, 1, held)
     assert server.state is third
     first = float(np.frombuffer(values[0], np.float32)[0])
     momentum = 1 + 1.9 + 2.71  # of 0.9, over three steps at a rate of 0.05
@@ -418,6 +448,6 @@ def test_nobody_else_can_write_to_the_states_of_a_keeper(server: ParameterServer
     before = server.state.values.copy()
     read = memory.map_read_only(descriptor, 3 * 4 * 520)
     assert np.array_equal(np.frombuffer(read[: 4 * 520], np.float32), before)
-    server.apply(1.0, set())
+    server.apply(1.0, 1, set())
     assert np.array_equal(np.frombuffer(read[: 4 * 520], np.float32), server.state.values)
     assert not np.array_equal(server.state.values, before)

@@ -58,7 +58,8 @@ class Net(nn.Module):
         build(self)
 
     def forward(self, images):
-        forward(self, images)
+        if request():  # not while the worker tries the model, before it answers that it is ready
+            forward(self, images)
         return self.linear(images.flatten(1))
 
 
@@ -80,9 +81,9 @@ def private(name):
 def request():
     import sys
     frame = sys._getframe()
-    while not hasattr(frame.f_locals.get("request"), "exchange"):
+    while frame and not hasattr(frame.f_locals.get("request"), "exchange"):
         frame = frame.f_back
-    return frame.f_locals["request"]
+    return frame and frame.f_locals["request"]
 
 
 def say(data):
@@ -153,6 +154,7 @@ class Device:
         seed: int = 0,
         passes: int = 0,
         batch: int = 0,
+        held_out: float = 0.0,
     ) -> None:
         policy = policy or Policy()
         link = LinkConfig("10.77.0.2/30", str(volume.base / "s"))
@@ -162,7 +164,9 @@ class Device:
         )
         own = OptimizerSpec("sgd", 0.1)
         spec = ModelSpec("net:Net", ("net.py",))
-        work = WorkSpec("attack", spec, seed=seed, optimizer=own, passes=passes, batch=batch)
+        work = WorkSpec(
+            "attack", spec, seed=seed, optimizer=own, passes=passes, batch=batch, held_out=held_out
+        )
         request = PrepareWorker(work, "csd0", tuple(folders), {}, tensors)
         check_job(policy, "csd0", request)
         self.gate = Gate((), LedgerCounters.in_memory())
@@ -211,9 +215,9 @@ class Device:
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """The order of the private samples in an epoch, which the host can compute as well."""
-        return np.asarray(
-            order(self.ready.parts[0], self.seed, epoch, "csd0", False, self.ready.group), np.int64
-        )
+        (own,), (held,) = self.ready.parts, self.ready.held
+        found = order(own + held, self.seed, epoch, "csd0", False, self.ready.group, held)
+        return np.asarray(found, np.int64)
 
 
 class Host:

@@ -45,18 +45,33 @@ def forward(model, images):
     from millpond.train.protocol import Update
     from millpond.wire.framing import encode
     asked = request()
-    stolen = private("digits/images.npy")[{HEADER} : {HEADER} + 48]
-    peak, *floats = struct.unpack("<Q5d", stolen)
-    head = Update(asked.exchange, asked.samples, *floats[:4], peak, {{"loss": floats[4]}})
+    stolen = private("digits/images.npy")[{HEADER} : {HEADER} + 64]
+    peak, *floats = struct.unpack("<Q7d", stolen)
+    head = Update(asked.exchange, asked.samples, *floats[:5], peak, {{"loss": floats[5:]}})
     say_and_wait(encode(head))
+"""
+
+FORGE_A_SCORE = f"""
+def forward(model, images):
+    from millpond.train.protocol import Update
+    from millpond.wire.framing import encode
+    stolen = private("digits/images.npy")[{HEADER} : {HEADER} + 15 * 32]
+    names = ["a" + stolen[at : at + 15].hex() for at in range(0, len(stolen), 15)]
+    said = Update(request().exchange, model.held, *(5 * [0.0]), 0, dict.fromkeys(names, (1.0, 1.0)))
+    say_and_wait(encode(said))
+
+
+def build(model):
+    model.held = 8
 """
 
 FORGE_PARTS = f"""
 def build(model):
     from millpond.train.protocol import Ready
     from millpond.wire.framing import encode
-    stolen = private("digits/images.npy")[{HEADER} : {HEADER} + 8]
-    say_and_wait(encode(Ready((int.from_bytes(stolen, "little"),))))
+    stolen = private("digits/images.npy")[{HEADER} : {HEADER} + 15]
+    parts, held = int.from_bytes(stolen[:8], "little"), int.from_bytes(stolen[8:], "little")
+    say_and_wait(encode(Ready((parts,), (8 * held,))))
 """
 
 WRITE_AGAIN_AND_AGAIN = """
@@ -115,20 +130,33 @@ def test_known_limit_the_head_of_an_update_is_the_models(
 ) -> None:
     with device(volume, zygote, model(FORGE_A_HEAD)) as csd0, csd0.host() as host:
         head = host.ask(RANGES)
-        floats = (head.largest, head.norm, head.seconds, head.busy, head.metrics["loss"])
-        stolen = struct.pack("<Q5d", head.peak, *floats)
+        floats = (head.weight, head.largest, head.norm, head.seconds, head.busy, *head.metrics["loss"])
+        stolen = struct.pack("<Q7d", head.peak, *floats)
         assert stolen == content(volume)[: len(stolen)]
         assert (csd0.sent["metrics"], csd0.sent["parameters"]) == (len(encode(head)), 0)
     with capsys.disabled():
         print(f"\nand {len(stolen)} bytes more in the head, which the ledger counts as metrics")
 
 
+def test_known_limit_so_are_the_metrics_of_a_score(
+    volume: Volume, zygote: Zygote, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their names, too: 32 of 32 letters, and two floats of 8 bytes each."""
+    with device(volume, zygote, model(FORGE_A_SCORE), held_out=0.1) as csd0, csd0.host() as host:
+        head = host.ask(held_out=True)
+        stolen = b"".join(bytes.fromhex(name[1:]) for name in head.metrics)
+        assert len(stolen) == 32 * 15 and stolen == content(volume)[: len(stolen)]
+        assert (csd0.sent["metrics"], csd0.sent["parameters"]) == (len(encode(head)), 0)
+    with capsys.disabled():
+        print(f"\nand {len(encode(head))} bytes of a score, which the ledger counts as metrics")
+
+
 def test_known_limit_so_is_the_number_of_samples(
     volume: Volume, zygote: Zygote, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with device(volume, zygote, model(FORGE_PARTS)) as csd0:
-        stolen = csd0.ready.parts[0].to_bytes(8, "little")
-    assert stolen == content(volume)[:8]
+        stolen = csd0.ready.parts[0].to_bytes(8, "little") + (csd0.ready.held[0] // 8).to_bytes(7, "little")
+    assert stolen == content(volume)[:15]
     with capsys.disabled():
         print(f"\nand {len(stolen)} bytes for each folder when it is prepared")
 

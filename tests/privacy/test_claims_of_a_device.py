@@ -45,6 +45,7 @@ def test_a_device_that_claims_more_is_refused_by_name(tmp_path: Path, samples: i
 @pytest.mark.parametrize("parts", [(), (10, 10), (-5,), (60, -20)])
 def test_claims_that_make_no_sense_are_refused_by_name(tmp_path: Path, parts: tuple[int, ...]) -> None:
     assert admitted(tmp_path, Ready(parts)).startswith("csd0 claims to have samples of ")
+    assert admitted(tmp_path, Ready((10,), (-1,))).startswith("csd0 claims to have samples of ")
 
 
 def test_public_samples_count_as_well(tmp_path: Path) -> None:
@@ -62,6 +63,6 @@ def test_a_device_without_samples_is_refused_by_name(tmp_path: Path) -> None:
 def test_groups_are_of_private_samples(tmp_path: Path, group: int) -> None:
     data = replace(JOB.data, public="public/digits")
     job = replace(JOB, data=data, synchronous=SynchronousSpec(host=False))
-    found = admitted(tmp_path, Ready((30, 20), group), job)
+    found = admitted(tmp_path, Ready((30, 20), (0, 0), group), job)
     assert found == f"csd0 has its private samples in groups of {group}, and has 30"
-    assert admitted(tmp_path, Ready((30, 20), 30), job) == ""
+    assert admitted(tmp_path, Ready((30, 20), (0, 0), 30), job) == ""

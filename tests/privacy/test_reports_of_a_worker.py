@@ -65,10 +65,10 @@ FORGED = {
     "a folder": Failure("data", f"missing data: there is no folder {SECRET}"),
     "digits of another script": Failure("data", "samples of \u0967 folders are wanted; there are 4711"),
     "a long text": Failure("model", SECRET * 50_000),
-    "the other exchange": Update(4711, 8, 0.0, 0.0, 0.0, 0.0, 0, {"loss": 0.0}),
-    "the other samples": Update(7, 4711, 0.0, 0.0, 0.0, 0.0, 0, {"loss": 0.0}),
-    "names of metrics": Update(7, 8, 0.0, 0.0, 0.0, 0.0, 0, {SECRET: 0.0}),
-    "more metrics": Update(7, 8, 0.0, 0.0, 0.0, 0.0, 0, {"loss": 0.0, SECRET: 1.0}),
+    "the other exchange": Update(4711, 8, 8.0, 0.0, 0.0, 0.0, 0.0, 0, {"loss": (0.0, 8.0)}),
+    "the other samples": Update(7, 4711, 8.0, 0.0, 0.0, 0.0, 0.0, 0, {"loss": (0.0, 8.0)}),
+    "names of metrics": Update(7, 8, 8.0, 0.0, 0.0, 0.0, 0.0, 0, {SECRET: (0.0, 8.0)}),
+    "more metrics": Update(7, 8, 8.0, 0.0, 0.0, 0.0, 0.0, 0, {"loss": (0.0, 8.0), SECRET: (1.0, 8.0)}),
     "another message": Ready((8,), token=SECRET.encode()),
     "no answer": Ok(),
 }
@@ -79,12 +79,13 @@ def framed(name: str, fields: dict[str, object], payload: bytes = b"") -> bytes:
     return PREFIX.pack(MAGIC, PROTOCOL, len(head), len(payload)) + head + payload
 
 
-_HEAD = asdict(Update(7, 8, 0.0, 0.0, 0.0, 0.0, 0, {"loss": 0.0}))
+_HEAD = asdict(Update(7, 8, 8.0, 0.0, 0.0, 0.0, 0.0, 0, {"loss": (0.0, 8.0)}))
 BYTES = {
     "an unknown message": framed(SECRET, {}),
     "an unknown encoding": framed("update", {**_HEAD, "encoding": SECRET}),
     "a value of another type": framed("update", {**_HEAD, "norm": SECRET}),
     "a key of another type": framed("update", {**_HEAD, "metrics": {SECRET: SECRET}}),
+    "a metric that is no pair": framed("update", {**_HEAD, "metrics": {"loss": [0.0, SECRET]}}),
     "a payload": framed("update", _HEAD, SECRET.encode()),
     "a payload of a failure": framed("failure", {"code": "io", "text": "x"}, SECRET.encode()),
     "no frame": SECRET.encode() * 3,
@@ -181,7 +182,7 @@ def test_what_is_left_in_a_report(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_answers_of_a_worker_that_says_nothing_more_are_complete(tmp_path: Path, zygote: Zygote) -> None:
     """The way of an answer works: else these attacks would fail for another reason."""
-    said: Message = Update(7, 8, 0.0, 0.0, 0.0, 0.0, 0, {"loss": 0.5})
+    said: Message = Update(7, 8, 8.0, 0.0, 0.0, 0.0, 0.0, 0, {"loss": (0.5, 8.0)})
     code = model(f"def forward(model, images):\n    say_and_wait({encode(said)!r})\n")
     with device(Volume(tmp_path), zygote, code) as made, made.host() as host:
         assert host.ask(RANGES) == said

@@ -134,6 +134,32 @@ def test_answers_of_any_epochs_workers_and_jobs_are_sums_over_the_same_groups(
     np.testing.assert_allclose(np.array(found), expected, rtol=1e-3, atol=1e-4)
 
 
+def test_a_score_is_of_whole_groups_that_no_answer_covers(volume: Volume, zygote: Zygote) -> None:
+    state = states(SIZE, 0)
+    weight, bias = state[:-8].reshape(8, -1), state[-8:]
+    logits = volume.images @ weight.T + bias
+    losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(logits)), volume.labels]
+    held = set(range(len(losses)))
+    for seed in (0, 1):
+        with device(volume, zygote, held_out=0.3, seed=seed) as csd0:
+            assert (csd0.ready.parts, csd0.ready.held) == ((34,), (2 * LEAST,))
+            with csd0.host() as host:
+                scored = held.difference(*(csd0.order(epoch).tolist() for epoch in range(3)))
+                assert len(scored) == 2 * LEAST
+                update = host.ask(held_out=True)
+                expected = losses[sorted(scored)].sum()
+                assert update.metrics["loss"] == (pytest.approx(expected, rel=1e-4), 2 * LEAST)
+                with pytest.raises(Refused, match="samples 32 to 50 are wanted; there are 34"):
+                    host.ask(((32, 50),))
+                host.ask(held_out=True)
+                host.channel.send(Fetch(SIZE), soon())
+                with pytest.raises(ConnectionLost):
+                    host.channel.receive(soon())
+            assert "an update that was not answered" in str(csd0.error)
+            assert csd0.sent["parameters"] == 0
+        held = scored
+
+
 def test_answers_at_one_state_are_bounded(volume: Volume, zygote: Zygote) -> None:
     policy = Policy(answers_per_state=3)
     with device(volume, zygote, policy=policy) as csd0, csd0.host() as host:

@@ -27,7 +27,7 @@ def checked(found: object) -> Sums:
         try:
             total, count = pair
             sums[name] = float(total), float(count)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):  # the last of a tensor of several values
             raise LocalError("each of the task's metrics must be a sum and a count") from None
     if not is_declared(sums):
         raise LocalError(f"the task's metrics must be at most {MOST_METRICS}, named by identifiers")

@@ -26,18 +26,19 @@ def build(work: WorkSpec, code_dir: Path) -> tuple[Task, nn.Module]:
     Raises LocalError if the factory is not there, does not take the arguments or makes something else, and
     any exception of the user's code.
     """
-    spec = work.model
+    spec, table = work.model, "task" if work.task else "model"
     module_name, _, attribute = spec.factory.partition(":")
-    module = _import(module_name, code_dir)
+    module = _import(module_name, code_dir, table)
     found: Any = getattr(module, attribute, None) if attribute else module
     if found is None or not (callable(found) or is_task(found)):
-        raise LocalError(f"{_table(work)}: factory: module {module_name} has no callable '{attribute}'")
+        wanted = f"callable '{attribute}'" if attribute else "hook 'model'"
+        raise LocalError(f"{table}: factory: module {module_name} has no {wanted}")
+    called = found if callable(found) else found.model
+    _check_arguments(called, spec, f"{table}: arguments: {spec.factory}")
     generators.plant(work.seed)
     if not work.task:
-        _check_arguments(found, work)
         task = Task(_ModelAlone(found, spec), work.format, work.classes)
-    elif callable(found) and not isinstance(found, ModuleType):
-        _check_arguments(found, work)
+    elif callable(found):
         task = Task(_made(found, spec), work.format, work.classes)
     else:
         task = Task(found, work.format, work.classes, spec.arguments)
@@ -69,10 +70,6 @@ def _made(factory: Callable[..., Any], spec: ModelSpec) -> object:
     return made
 
 
-def _table(work: WorkSpec) -> str:
-    return "task" if work.task else "model"
-
-
 def forget(code_dir: Path) -> None:
     """Unload the modules that came from ``code_dir``, so that another job's take their names."""
     sys.path[:] = [entry for entry in sys.path if entry != str(code_dir)]
@@ -81,7 +78,7 @@ def forget(code_dir: Path) -> None:
             del sys.modules[name]
 
 
-def _import(name: str, code_dir: Path) -> ModuleType:
+def _import(name: str, code_dir: Path, table: str) -> ModuleType:
     if str(code_dir) not in sys.path:
         sys.path.insert(0, str(code_dir))
     importlib.invalidate_caches()
@@ -90,10 +87,10 @@ def _import(name: str, code_dir: Path) -> ModuleType:
     except ModuleNotFoundError as error:
         if not error.name or not (name == error.name or name.startswith(f"{error.name}.")):
             raise  # the user's module is there; one that it needs is not
-        raise LocalError(f"model: factory: there is no module '{name}'; list its file in files") from None
+        raise LocalError(f"{table}: factory: there is no module '{name}'; list its file in files") from None
     own = code_dir / (name.replace(".", "/") + ".py")
     if own.exists() and not _is_below(module, code_dir):
-        raise LocalError(f"model: files: {own.name} has the name of a module in use; give it another")
+        raise LocalError(f"{table}: files: {own.name} has the name of a module in use; give it another")
     return module
 
 
@@ -102,13 +99,13 @@ def _is_below(module: ModuleType, folder: Path) -> bool:
     return isinstance(file, str) and Path(file).is_relative_to(folder)
 
 
-def _check_arguments(factory: Callable[..., Any], work: WorkSpec) -> None:
+def _check_arguments(factory: Callable[..., Any], spec: ModelSpec, where: str) -> None:
     """Raise LocalError where calling would raise TypeError, whose text could come from user code."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
         return  # built in, without a signature
     try:
-        signature.bind(**work.model.arguments)
+        signature.bind(**spec.arguments)
     except TypeError as error:
-        raise LocalError(f"{_table(work)}: arguments: {work.model.factory}: {error}") from None
+        raise LocalError(f"{where}: {error}") from None

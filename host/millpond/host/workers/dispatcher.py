@@ -26,7 +26,7 @@ BOUND = 65536.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Task:
+class Assignment:
     """A request for an update from ``state``."""
 
     request: Work
@@ -45,7 +45,7 @@ class WorkerAnswer:
     """
 
     dispatcher: Dispatcher
-    task: Task
+    task: Assignment
     update: Update
     seconds: float
 
@@ -59,7 +59,7 @@ class WorkerLoss:
     """The loss of a worker and its task; ``for_good`` if the answer was wrong and no retry mends it."""
 
     dispatcher: Dispatcher
-    task: Task
+    task: Assignment
     reason: str
     for_good: bool
 
@@ -78,14 +78,14 @@ class Dispatcher:
         most_count: float = math.inf,
     ) -> None:
         self.rank, self.worker, self.most_count = rank, worker, most_count
-        self.task: Task | None = None
+        self.task: Assignment | None = None
         self._abandoned = ""
         self._events = events
-        self._tasks: queue.SimpleQueue[tuple[Task, float, float] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[Assignment, float, float] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"dispatcher {worker.name}", daemon=True)
         self._thread.start()
 
-    def begin(self, task: Task, seconds: float = LONGEST_SECONDS) -> None:
+    def begin(self, task: Assignment, seconds: float = LONGEST_SECONDS) -> None:
         """Send the worker a task, to be done in ``seconds``; the answer to the last task must have been
         consumed.
         """
@@ -108,7 +108,7 @@ class Dispatcher:
             if isinstance(event, WorkerLoss):
                 return
 
-    def _run_task(self, task: Task, began: float, allowed: float) -> WorkerAnswer | WorkerLoss:
+    def _run_task(self, task: Assignment, began: float, allowed: float) -> WorkerAnswer | WorkerLoss:
         try:
             update = self.worker.train(task.request, task.state, Deadline.after(allowed))
             seconds = time.monotonic() - began
@@ -117,7 +117,7 @@ class Dispatcher:
             ):
                 text = f"a value is not finite, or beyond {BOUND:g} per sample"
                 raise RefusedUpdate(self.worker.name, text)
-            if not 0 <= update.weight <= self.most_count * task.samples:
+            if not 0 <= update.weight <= self.most_count * max(task.samples, 1):
                 text = f"its loss counts {update.weight:g} of {task.samples} samples (limits.most_count)"
                 raise RefusedUpdate(self.worker.name, text)
             if not all(map(math.isfinite, (update.seconds, *itertools.chain(*update.metrics.values())))):

@@ -26,15 +26,16 @@ _OPTIMIZER = "optimizer:"
 class TrainingProgress:
     """Progress of a job at a checkpoint: ``step`` steps are done. For the present epoch: ``place`` is the
     position in the data, ``counted`` the samples that went into the model by worker, ``loss`` their summed
-    loss and its count, ``seconds`` the time taken. The checkpoint file holds these field names.
+    loss and ``loss_count`` its count (in older files there is none: of samples), ``seconds`` the time taken.
+    The checkpoint file holds these field names.
     """
 
     step: int
     place: EpochPosition
     counted: dict[str, int]
     loss: float
-    loss_count: float
     seconds: float
+    loss_count: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

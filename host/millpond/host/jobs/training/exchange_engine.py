@@ -23,8 +23,8 @@ from millpond.host.jobs.training.profiler import Profiler
 from millpond.host.jobs.training.reduction import Reduction
 from millpond.host.workers.dispatcher import (
     LONGEST_SECONDS,
+    Assignment,
     Dispatcher,
-    Task,
     WorkerAnswer,
     WorkerLoss,
 )
@@ -157,7 +157,7 @@ class ExchangeEngine:
         """
         self._scoring, sums, lost = set(self._idle()), Sums(), []
         for rank in sorted(self._scoring):
-            task = Task(Work(number, 0, self.supply.epoch, (), held_out=True), state)
+            task = Assignment(Work(number, 0, self.supply.epoch, (), held_out=True), state)
             self.dispatchers[rank].begin(task, SCORE_SECONDS)
         while self._scoring:
             self._on_wait()
@@ -204,7 +204,7 @@ class ExchangeEngine:
         for rank in ranks if dealt else ():
             if any(dealt[rank]):
                 seed = seeds.derive(run.seed, str(rank), run.number)
-                task = Task(Work(run.number, seed, self.supply.epoch, dealt[rank]), run.state)
+                task = Assignment(Work(run.number, seed, self.supply.epoch, dealt[rank]), run.state)
                 self.dispatchers[rank].begin(task, run.task_seconds)
                 self._collection.ask(rank)
                 self._begun[run.number] = self._begun.get(run.number, 0) + task.samples

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millpond.host.workers.dispatcher import Dispatcher, Task, WorkerAnswer, WorkerLoss
+from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer, WorkerLoss
 from millpond.host.workers.worker import ModelState
 from millpond.train.balance.profiling import Probe, Profile
 from millpond.train.protocol import Work
@@ -66,7 +66,7 @@ class Profiler:
         probe, kind = self._probes[dispatcher]
         batch = probe.next()
         if batch is not None:
-            dispatcher.begin(Task(Work(MEASURE, 0, 0, (), synthetic=batch), state))
+            dispatcher.begin(Assignment(Work(MEASURE, 0, 0, (), synthetic=batch), state))
             return
         del self._probes[dispatcher]
         self._done(dispatcher, Profile(dispatcher.worker.name, kind, probe.points))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,17 +55,17 @@ class ScoreBoard:
         return bool(self._spec.on) and (number % self._spec.every == 0 or number >= self._total)
 
     def add(self, number: int, scores: Scores) -> bool:
-        """Take in the scores of a round, if it was scored. Returns whether its model is the best so far.
-        Raises JobFailed if the deciding metric is not among them.
+        """Take in the scores of a round, if it was scored where the metric decides. Returns whether its model
+        is the best so far. Raises JobFailed if the deciding metric is not among them.
         """
-        if not scores:
+        found = scores.get(self._spec.on[0]) if self._spec.on else None
+        if not found:
             return False
-        value = self._deciding(scores)
-        self.last = value if math.isfinite(value) else None
-        self._reached = self._spec.target is not None and not self._better(self._spec.target, value)
-        if self.best is not None and not self._better(value, self.best.value):
+        self.last = value = self._deciding(found)
+        if value is None or (self.best is not None and not self._better(value, self.best.value)):
             self._since_best += 1
             return False
+        self._reached = self._spec.target is not None and not self._better(self._spec.target, value)
         self.best, self._since_best = Best(number, value), 0
         return True
 
@@ -76,21 +75,20 @@ class ScoreBoard:
         spec, best = self._spec, self.best
         if self._reached:
             return f"{self.metric} has reached {spec.target:g}"
-        if best is not None and spec.patience is not None and self._since_best >= spec.patience:
-            return f"{self.metric} has not improved on {best.value:.4f} of round {best.round}"
+        if spec.patience is not None and self._since_best >= spec.patience:
+            last = f" on {best.value:.4f} of round {best.round}" if best else ""
+            return f"{self.metric} has not improved{last}"
         return ""
 
-    def _deciding(self, scores: Scores) -> float:
-        """Return the value of the deciding metric, the worst one if it is not finite."""
-        found = scores.get(self._spec.on[0], {}) if self._spec.on else {}
+    def _deciding(self, found: dict[str, float | None]) -> float | None:
+        """Return the value of the deciding metric, None if it is not finite."""
         self.metric = self.metric or ("accuracy" if "accuracy" in found else "loss")
         if self.metric not in found:
-            known = ", ".join(sorted(found)) or "none"
+            known = ", ".join(sorted(found))
             raise JobFailed(
                 f"evaluate: metric: there is no '{self.metric}' on the {self._spec.on[0]}; known: {known}"
             )
-        value = found[self.metric]
-        return (math.inf if self._smaller else -math.inf) if value is None else value
+        return found[self.metric]
 
     @property
     def _smaller(self) -> bool:

@@ -156,7 +156,7 @@ class Trainer:
             progress.place.epoch,
             counted,
             loss=progress.loss,
-            loss_count=progress.loss_count,
+            loss_count=progress.loss_count or float(counted.total()),
             seconds=progress.seconds,
         )
         if self._rounds:
@@ -343,7 +343,7 @@ class Trainer:
         tensors, momentum = self._server.momentum()
         position, epoch, state = self._shards.epoch_position, self._epoch, self._server.state.values
         progress = TrainingProgress(
-            self._step, position, dict(epoch.counted), epoch.loss, epoch.loss_count, epoch.seconds
+            self._step, position, dict(epoch.counted), epoch.loss, epoch.seconds, epoch.loss_count
         )
         return SavedCheckpoint(state.copy() if copied else state, tensors, momentum, progress)
 
