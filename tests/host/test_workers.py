@@ -362,7 +362,7 @@ def test_a_process_that_stops_in_a_step_is_given_up(start: Start, states: memory
     outermost = psutil.Process(worker.pid)  # for a user not the one that computes
     for process in (outermost, *outermost.children(recursive=True)):
         process.suspend()
-    with pytest.raises(ConnectionLost, match="the worker 'host' hangs: it does not use its processor"):
+    with pytest.raises(ConnectionLost, match="the worker 'host' hangs: it neither computes nor reads"):
         train(worker, states)
 
 

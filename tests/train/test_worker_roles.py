@@ -366,7 +366,7 @@ def test_a_parameter_that_is_another_is_seen(
 def test_frozen_parameters_stay_where_they_are(root: Path, tmp_path: Path, zygote: Zygote) -> None:
     """The host has them for the model that it saves, and each worker builds the same."""
     with started(zygote, root, tmp_path / "a") as server, started(zygote, root, tmp_path / "b") as worker:
-        found = server.call(PrepareServer(of("frozen"), OPTIMIZER, {"nets.py": NETS}), ServerReady)
+        found = server.call(PrepareServer(of("frozen"), OPTIMIZER), ServerReady)
         assert isinstance(found, ServerReady) and found.checksum
         assert [(tensor.name, tensor.shape) for tensor in found.tensors] == [("layers.1.weight", (8, 64))]
         assert [tensor.name for tensor in found.frozen] == ["own", "layers.1.bias"]
@@ -414,7 +414,7 @@ def test_a_task_that_cannot_work_is_told_before_any_worker_is_asked(
     server: Process, factory: str, told: str
 ) -> None:
     work = replace(WORK, model=ModelSpec(f"nets:{factory}", ("nets.py",)), task=True)
-    request = PrepareServer(work, OPTIMIZER, {"nets.py": NETS}, test="held-out")
+    request = PrepareServer(work, OPTIMIZER, test="held-out")
     assert server.refused(request) == ("model", told)
 
 
