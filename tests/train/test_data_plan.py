@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from millpond.base.schema import dump, load
-from millpond.train.balance.data_plan import DataPlan, Pool, PoolShare, Position, Share, order
+from millpond.train.balance.data_plan import (
+    DataPlan,
+    Pool,
+    PoolShare,
+    Position,
+    Share,
+    held_count,
+    held_out,
+    order,
+)
 from millpond.train.balance.ranges import Ranges, count, split
 
 WORKERS = 4
@@ -241,6 +250,41 @@ def test_groups_are_the_same_in_all_epochs_and_jobs() -> None:
     assert sorted(order(48, 0, 0, "csd0", False, 8).tolist()) == list(range(48))
     found_here = order(20, 1, 2, "csd0", False, 8).tolist()
     assert found_here[:8] == [15, 9, 1, 7, 18, 14, 4, 10]  # on every processor
+
+
+def groups_of(found: Sequence[int], group: int) -> set[frozenset[int]]:
+    """Return the groups of an order; the last one has the rest, too."""
+    last = (len(found) // group - 1) * group
+    return {frozenset(found[start : start + group]) for start in range(0, last, group)} | {
+        frozenset(found[last:])
+    }
+
+
+@given(
+    some.integers(1, 60),
+    some.integers(1, 9),
+    some.floats(0.01, 0.99),
+    some.tuples(some.integers(0, 5), some.integers(0, 5)),
+)
+def test_samples_that_are_held_out_are_the_same_whole_groups_always_and_are_never_dealt(
+    samples: int, group: int, share: float, job: tuple[int, int]
+) -> None:
+    """So the difference of two scores, or of a score and an update, tells of groups as well."""
+    held = held_count(samples, share, group)
+    assert held_count(samples, 0.0, group) == 0 and held % group == 0
+    assert held_out(50, "csd0", 25).tolist() != held_out(50, "csd1", 25).tolist()
+    if samples < 2 * group:
+        assert held == 0
+        return
+    assert group <= held <= samples - group
+    assert abs(held - share * samples) <= group or held in (group, (samples // group - 1) * group)
+    out = held_out(samples, "csd0", held).tolist()
+    own = order(samples, *job, "csd0", False, group, held).tolist()
+    assert sorted(out + own) == list(range(samples))
+    more = held_out(samples, "csd0", min(held + group, (samples // group) * group)).tolist()
+    assert more[:held] == out
+    if group > 1:  # the groups are those of jobs that hold out nothing
+        assert groups_of(own, group) <= groups_of(order(samples, 0, 0, "csd0", False, group).tolist(), group)
 
 
 def test_a_large_epoch_ends_for_all_at_about_the_same_time() -> None:

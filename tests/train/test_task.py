@@ -129,6 +129,18 @@ def test_metrics_are_sums_and_counts_and_a_summary_of_their_means() -> None:
         assert figures["next"] == each["next"][0] / int(tokens)
 
 
+def test_samples_that_are_held_out_are_private_ones_in_whole_groups() -> None:
+    found = []
+    for seed, group in ((0, 4), (1, 4), (0, 1)):
+        folders = [replace(FOLDERS[0], group=group), FOLDERS[1]]
+        made = SampleFolders(Task(Language()), seed, folders, PARTS, 0.3)
+        assert (made.held, made.counts) == (((8, 0), (12, 12)) if group == 4 else ((6, 0), (14, 12)))
+        found.append(sorted(map(tuple, made.held_out().batch(np.arange(made.held[0]))["tokens"].tolist())))
+    assert found[0] == found[1] != found[2]
+    few = SampleFolders(Task(Language()), 0, [replace(FOLDERS[0], group=11)], PARTS[:1], 0.3)
+    assert (few.held, few.counts) == ((0,), (20,))
+
+
 def test_made_up_samples_are_like_the_real_ones() -> None:
     one = trainer(Language())
     before = one.run(Work(1, 5, 1, (), synthetic=7), one.parameters.state.copy())

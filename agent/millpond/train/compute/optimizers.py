@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -51,8 +52,9 @@ def make_optimizer(model: nn.Module, spec: OptimizerSpec, task: Task | None = No
     }
     make = _known(known, spec.name or "SGD", "optimizer")
     arguments = {"lr": spec.learning_rate, **spec.arguments}
-    _check_arguments(make, arguments, "optimizer")
-    made: torch.optim.Optimizer = make(parameters, **arguments)
+    with _told("optimizer", make):
+        inspect.signature(make).bind(None, **arguments)
+        made: torch.optim.Optimizer = make(parameters, **arguments)
     return made
 
 
@@ -69,18 +71,25 @@ class Schedule:
         stand_in = make(groups)
         self._optimizer, self._scheduler = stand_in, _make_scheduler(stand_in, spec, total, task)
         self._rates = [_rates(stand_in)]
+        if spec.name:
+            with _told("scheduler", type(self._scheduler)):  # some arguments are of no use at the first step
+                self._go_on(min(2, total))
 
     def set(self, optimizer: torch.optim.Optimizer, epoch: int) -> None:
         """Set the learning rates for a round or epoch, from 1."""
         if self._scheduler is None:
             return
+        self._go_on(epoch)
+        for group, rate in zip(optimizer.param_groups, self._rates[max(epoch, 1) - 1], strict=True):
+            group["lr"] = rate
+
+    def _go_on(self, epoch: int) -> None:
+        assert self._scheduler is not None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # it misses the steps of the stand-in
             while len(self._rates) < epoch:
                 self._scheduler.step()
                 self._rates.append(_rates(self._optimizer))
-        for group, rate in zip(optimizer.param_groups, self._rates[max(epoch, 1) - 1], strict=True):
-            group["lr"] = rate
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> list[float]:
@@ -99,8 +108,9 @@ def _make_scheduler(
     }
     make = _known(known, spec.name, "scheduler")
     arguments = {key: total if value == "total" else value for key, value in spec.arguments.items()}
-    _check_arguments(make, arguments, "scheduler")
-    made: lr_scheduler.LRScheduler = make(optimizer, **arguments)
+    with _told("scheduler", make):
+        inspect.signature(make).bind(None, **arguments)
+        made: lr_scheduler.LRScheduler = make(optimizer, **arguments)
     return made
 
 
@@ -111,10 +121,11 @@ def _known(known: Mapping[str, type[Any]], name: str, what: str) -> Callable[...
     return found
 
 
-def _check_arguments(make: Callable[..., Any], arguments: Mapping[str, Any], what: str) -> None:
-    """Raise LocalError where calling would raise TypeError."""
+@contextlib.contextmanager
+def _told(what: str, make: Callable[..., Any]) -> Iterator[None]:
+    """Raise LocalError for the errors of torch about arguments that it does not take."""
     try:
-        inspect.signature(make).bind(None, **arguments)
-    except TypeError as error:
+        yield
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         name = getattr(make, "__name__", what)
-        raise LocalError(f"train: {what}: {name}: {error}") from None
+        raise LocalError(f"train: {what}: {name}: {' '.join(str(error).split())}") from None
