@@ -9,6 +9,8 @@ import json
 import os
 import shutil
 import struct
+import subprocess
+import sys
 import tempfile
 import threading
 import zipfile
@@ -19,6 +21,8 @@ from pathlib import Path
 
 from millpond.base.errors import ConfigError, LocalError
 from millpond.base.text import printable
+from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandboxed_process import end, start
 from millpond.linux.files import open_folders, sync_folder
 from millpond.linux.syscalls import sync_file_system
 from millpond.train.job import wheels
@@ -28,6 +32,13 @@ from millpond.train.job.files import JobFile
 _UNFINISHED = ".new-"
 _CHUNK = 1 << 18
 _TAIL = 42
+_COMPILE_SECONDS = 120.0
+_COMPILES = """
+import compileall, os, py_compile, sys
+os.umask(0o022)
+compileall.compile_dir(sys.argv[1], quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+"""
+_INSIDE = Path("/wheels")
 _NO_TREE = (FileExistsError, IsADirectoryError, NotADirectoryError)
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, NotImplementedError, *_NO_TREE)
 
@@ -79,6 +90,8 @@ class Overlays:
                 with contextlib.ExitStack() as unless_whole:
                     unless_whole.callback(shutil.rmtree, place, ignore_errors=True)
                     self._unpack({name: contents(file) for name, file in wheels.items()}, place, largest)
+                    open_folders(place)
+                    _compile(place)
                     _make_durable(place)
                     place.rename(overlay)
                     unless_whole.pop_all()
@@ -96,7 +109,7 @@ class Overlays:
             size = sum(entry.file_size for entries in listed.values() for entry in entries.values())
             if largest is not None and size > largest:
                 raise ConfigError(f"wheels: {size} bytes unpacked; policy.largest_files allows {largest}")
-            self._make_room(size)
+            self._make_room(size + sum(map(_compiled_size, listed.values())))
             for name, entries in listed.items():
                 with _damage_named(name):
                     for target, entry in entries.items():
@@ -144,8 +157,31 @@ def _write(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path) -> No
         os.fchmod(out.fileno(), 0o444)
 
 
+def _compiled_size(entries: Mapping[str, zipfile.ZipInfo]) -> int:
+    """Return what the modules take once more when they are compiled, about."""
+    return sum(entry.file_size for name, entry in entries.items() if name.endswith(".py"))
+
+
+def _compile(folder: Path) -> None:
+    """Compile the modules ahead, in a process that can write to nothing else: these are a stranger's. Workers
+    compile what it leaves out.
+    """
+    sandbox = Sandbox(
+        binds=(*system_binds(), *python_binds(), Bind(folder, _INSIDE, read_only=False)),
+        own_network=True,
+        own_pids=True,
+        capabilities=False,
+    )
+    command = [sys.executable, "-I", "-c", _COMPILES, str(_INSIDE)]
+    process = start(sandbox, command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_COMPILE_SECONDS)
+    finally:
+        end(process)
+
+
 def _make_durable(folder: Path) -> None:
-    open_folders(folder)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         sync_file_system(descriptor)
