@@ -87,7 +87,7 @@ class Agent:
         folder = files.worker.folder
         self.found = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
         self.sources = files.sources()
-        self.wheels = {path.name for path in files.worker.wheels.iterdir()} if files.worker.wheels else set()
+        self.wheels = {path.name for path in (files.worker.wheels or folder).glob("*.py")}
 
     def prepare(self, contents: FileCache) -> Ready:
         worker = DeviceWorker(cast(Device, self), lambda _deadline: self.request, contents.path)
