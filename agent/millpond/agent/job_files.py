@@ -48,16 +48,17 @@ class LaidOutFiles:
 
 
 class JobFiles:
-    """The files of all jobs of the device, in its state directory."""
+    """The files of all jobs of the device, in folders of its state directory or where it is told to."""
 
     def __init__(self, config: AgentConfig) -> None:
-        state = Path(config.state)
-        self._cache = FileCache(state / "files", config.files_cache)
-        self._overlays = Overlays(state / "overlays", config.files_cache)
+        base = Path(config.files or config.state)
+        self._cache = FileCache(base / "files", config.files_cache)
+        self._overlays = Overlays(base / "overlays", config.files_cache)
         self._largest = config.policy.largest_files
-        self._folders = state / "code"
-        shutil.rmtree(self._folders, ignore_errors=True)  # of an agent that was killed
-        self._folders.mkdir(mode=0o700)
+        self._folders = base / "code"
+        self._folders.mkdir(mode=0o700, exist_ok=True)
+        for folder in self._folders.iterdir():  # of an agent that was killed
+            shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def laid_out(self, files: Mapping[str, JobFile], host: Channel) -> Iterator[LaidOutFiles]:
