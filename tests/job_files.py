@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +25,19 @@ def described(files: Mapping[str, str | bytes]) -> dict[str, JobFile]:
     """Return what is known of files without their contents."""
     found = {name: _bytes(content) for name, content in files.items()}
     return {name: JobFile(hashlib.sha256(data).hexdigest(), len(data)) for name, data in found.items()}
+
+
+def packed(files: Mapping[str, str | bytes], **attributes: int) -> bytes:
+    """Return a wheel of these files, all with the attributes of entries in a zip archive that are given."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            entry = zipfile.ZipInfo(name)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            for key, value in attributes.items():
+                setattr(entry, key, value)
+            archive.writestr(entry, _bytes(content))
+    return out.getvalue()
 
 
 def no_contents(file: JobFile) -> Path:

@@ -17,7 +17,7 @@ import pytest
 from millpond.agent.config import AgentConfig, LinkConfig
 from millpond.agent.job_files import JobFiles, LaidOutFiles
 from millpond.base.deadline import Deadline
-from millpond.base.errors import LocalError, ProtocolError, Refused
+from millpond.base.errors import ConfigError, LocalError, ProtocolError, Refused
 from millpond.host.fleet.device import Device
 from millpond.host.workers.worker import DeviceWorker
 from millpond.train.job.file_cache import FileCache
@@ -27,7 +27,7 @@ from millpond.train.protocol import FileContents, MissingFiles, PrepareWorker, R
 from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure, Message, Ok
 
-from ..job_files import described
+from ..job_files import described, packed
 
 SOURCES: dict[str, str | bytes] = {
     "net.py": "def build(): ...\n",
@@ -49,6 +49,7 @@ class Agent:
         self.request = PrepareWorker(WorkSpec("job", ModelSpec("net:build")), "csd0", (), files, ())
         self.found: dict[str, bytes] = {}
         self.sources: dict[str, str] = {}
+        self.wheels: set[str] = set()
         self.asked: tuple[str, ...] = ()
         self.error: Exception | None = None
         self._threads: list[threading.Thread] = []
@@ -75,6 +76,8 @@ class Agent:
                     host.send(Ready((1,)), soon())
             except Refused as error:
                 host.send(Failure(error.code, error.text), soon())
+            except ConfigError as error:
+                host.send(Failure("model", str(error)), soon())
             except (LocalError, ProtocolError) as error:
                 self.error = error
                 host.send(Failure("device", str(error)), soon())
@@ -84,6 +87,7 @@ class Agent:
         folder = files.worker.folder
         self.found = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
         self.sources = files.sources()
+        self.wheels = {path.name for path in (files.worker.wheels or folder).glob("*.py")}
 
     def prepare(self, contents: FileCache) -> Ready:
         worker = DeviceWorker(cast(Device, self), lambda _deadline: self.request, contents.path)
@@ -137,6 +141,28 @@ def test_each_content_comes_once_and_for_the_next_job_not_at_all(tmp_path: Path,
     again = Agent(tmp_path / "state", FILES)
     assert again.prepare(host).parts == (1,)
     assert again.asked == () and again.found == whole
+
+
+def test_wheels_that_fit_come_and_are_unpacked_once(tmp_path: Path) -> None:
+    """Not the others, and when they are unpacked they need not be kept."""
+    fits, other = "w/tiny-1-py3-none-any.whl", "w/tiny-1-cp27-cp27m-win32.whl"
+    files = {"net.py": "import tiny\n", fits: packed({"tiny.py": ""}), other: packed({"tiny.py": "1"})}
+    known, cache = described(files), FileCache(tmp_path / "host")
+    for name, content in files.items():
+        cache.add(known[name], [content.encode() if isinstance(content, str) else content])
+    agent = Agent(tmp_path / "state", known)
+    agent.prepare(cache)
+    assert set(agent.asked) == {known["net.py"].sha256, known[fits].sha256}
+    assert agent.found == {"net.py": b"import tiny\n"} and agent.wheels == {"tiny.py"}
+    for path in (tmp_path / "state/files").iterdir():
+        path.unlink()
+    again = Agent(tmp_path / "state", known)
+    again.prepare(cache)
+    assert again.asked == (known["net.py"].sha256,) and again.wheels == {"tiny.py"}
+    alone = Agent(tmp_path / "state", {other: known[other]})
+    with pytest.raises(Refused, match="wheels: there is none of tiny for Python ") as caught:
+        alone.prepare(cache)
+    assert caught.value.code == "model"
 
 
 def test_a_job_without_files_has_an_empty_folder(tmp_path: Path, host: FileCache) -> None:

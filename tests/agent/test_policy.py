@@ -69,9 +69,10 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
     table = 'least_samples = 20\nanswers_per_state = 0\nfolders = ["private/a", "private/b/c"]\n'
     table += f'code = "listed"\nlisted = ["{digest("net:Net", FILES)}"]\nlargest_model = 1000\n'
+    table += "largest_files = 0\n"
     file.write_text(f"{SMALLEST}[policy]\n{table}")
     listed = (digest("net:Net", FILES),)
-    assert read(file).policy == Policy(20, 0, ("private/a", "private/b/c"), "listed", listed, (), 1000)
+    assert read(file).policy == Policy(20, 0, ("private/a", "private/b/c"), "listed", listed, (), 1000, 0)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,8 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         ("least_samples = -8", "policy: least_samples must be 1 or more"),
         ("answers_per_state = -1", "answers_per_state"),
         ("largest_model = 0", "largest_model"),
+        ("largest_files = -1", "largest_files"),
+        ("largest_files = 8589934593", "files_cache must not be less than policy.largest_files"),
         ('folders = ["public/a"]', "policy: folders: 'public/a' is not a folder in private/"),
         ('folders = ["private/../public"]', "policy: folders: 'private/../public'"),
         ('folders = ["/volume/private/a"]', "policy: folders"),
@@ -100,6 +103,15 @@ def test_a_mistake_is_named(tmp_path: Path, line: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(file)
     assert words in str(caught.value) and "agent.toml" in str(caught.value)
+
+
+def test_files_of_too_many_bytes_are_refused() -> None:
+    sizes = [file.size for file in FILES.values()]
+    check_job(
+        Policy(largest_files=sum(sizes)), "csd0", replace(JOB, files={**FILES, "again": FILES["net.py"]})
+    )
+    text = f"policy.largest_files: files of {sum(sizes)} bytes; at most {sum(sizes) - 1} are allowed"
+    assert refusal(Policy(largest_files=sum(sizes) - 1)).text == text
 
 
 def test_a_job_is_allowed() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sqlite3
@@ -203,3 +204,20 @@ def test_a_file_that_is_no_database_is_named(path: Path) -> None:
     path.write_text("this is no database, whatever its name says" * 100)
     with pytest.raises(LocalError, match=r"fleet\.db"):
         Store(path)
+
+
+def test_jobs_of_the_first_version_are_there_without_their_files(path: Path) -> None:
+    store = Store(path)
+    number = store.add_job(JOB, FILES)
+    store.end_job(number, JobState.DONE)
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        texts = 'ALTER TABLE jobs RENAME files TO code; UPDATE jobs SET code = \'{"m.py": "text"}\';'
+        database.executescript(texts + "PRAGMA user_version = 1;")
+    for _ in range(2):
+        with contextlib.closing(Store(path)) as again:
+            (row,) = again.jobs()
+            assert (row.job, row.files, row.state) == (JOB, {}, JobState.DONE)
+            assert again.add_job(JOB, FILES) and again.jobs()[-1].files == FILES
+            with contextlib.closing(sqlite3.connect(path)) as database, database:
+                database.execute("DELETE FROM jobs WHERE id > 1")

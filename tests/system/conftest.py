@@ -59,9 +59,13 @@ def _switched_on(emulation: Emulation) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulation]:
-    """Three devices with digits, of declared watts; the owner of csd2 shows scripts the private part."""
+    """Three devices with digits, of declared watts; the owner of csd2 shows scripts the private part, and
+    takes no jobs with large files.
+    """
     emulation = create(tmp_path_factory.mktemp("shared"), ("csd0", "csd1", "csd2"))
     provisioning.write_agent_config(emulation.fleet, "csd2", {"launch": "private"} | MARKS)
+    own = emulation.fleet.device_directory("csd2") / "etc" / "agent.toml"
+    own.write_text(f"{own.read_text()}\n[policy]\nlargest_files = 2097152\n")
     set_watts(emulation, WATTS)
     with _switched_on(emulation):
         emulation.wait_ready()

@@ -71,8 +71,8 @@ class AgentConfig:
     """The agent's configuration. Paths are absolute.
 
     ``public_quota`` is how many bytes of the flash the host may fill with public files; None for all.
-    ``files_cache`` is how many bytes of files of jobs are kept for the next job that has them, at least as
-    many as of one job.
+    ``files`` is the directory of the files of jobs, the state directory if empty, and ``files_cache`` how
+    many bytes of them are kept for the next job that has them, at least as many as of one job.
     ``watts`` are the board's declared power, for where nothing measures it. The sensors that an "emulated"
     ``board`` sees are of the machine that it shares. ``zygote_idle`` is the seconds from the end of the last
     worker to that of the zygote, which holds torch.
@@ -90,6 +90,7 @@ class AgentConfig:
     board: Literal["emulated", "real"] = "real"
     watts: Watts | None = None
     public_quota: int | None = None
+    files: str = ""
     files_cache: int = 8 << 30
     zygote_idle: float = 600.0
 

@@ -14,7 +14,9 @@ from millpond.agent.config import AgentConfig
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, ProtocolError, Refused
 from millpond.train.job.file_cache import DamagedFile, FileCache
-from millpond.train.job.files import JobFile, contents
+from millpond.train.job.files import JobFile, contents, laid_out, wheels_of
+from millpond.train.job.overlays import Overlays
+from millpond.train.job.wheels import fitting
 from millpond.train.protocol import FileContents, MissingFiles
 from millpond.train.worker.start import WorkerFiles
 from millpond.wire.channel import Channel
@@ -46,30 +48,39 @@ class LaidOutFiles:
 
 
 class JobFiles:
-    """The files of all jobs of the device, in its state directory."""
+    """The files of all jobs of the device, in folders of its state directory or where it is told to."""
 
     def __init__(self, config: AgentConfig) -> None:
-        state = Path(config.state)
-        self._cache = FileCache(state / "files", config.files_cache)
-        self._folders = state / "code"
-        shutil.rmtree(self._folders, ignore_errors=True)  # of an agent that was killed
-        self._folders.mkdir(mode=0o700)
+        base = Path(config.files or config.state)
+        self._cache = FileCache(base / "files", config.files_cache)
+        self._overlays = Overlays(base / "overlays", config.files_cache)
+        self._largest = config.policy.largest_files
+        self._folders = base / "code"
+        self._folders.mkdir(mode=0o700, exist_ok=True)
+        for folder in self._folders.iterdir():  # of an agent that was killed
+            shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def laid_out(self, files: Mapping[str, JobFile], host: Channel) -> Iterator[LaidOutFiles]:
-        """Have the host send the contents that are not here, and lay all files out for as long as the context
-        lasts. Raises Refused, LocalError, RemoteError.
+        """Have the host send the contents that are needed and not here, unpack wheels that fit the device and
+        lay the other files out, for as long as the context lasts. Raises Refused, LocalError, RemoteError.
         """
+        own, packed = laid_out(files), wheels_of(files)
+        packed = {name: packed[name] for name in fitting(packed)}
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._cache.held(files.values()))
-            self._fetch(files, host)
+            overlay = stack.enter_context(self._overlays.held(packed))
+            needed = own if overlay.exists() else own | packed
+            stack.enter_context(self._cache.held(needed.values()))
+            self._fetch(needed, host)
+            if packed:
+                self._overlays.install(overlay, packed, self._cache.path, self._largest)
             try:
                 place = stack.enter_context(tempfile.TemporaryDirectory(dir=self._folders))
             except OSError as error:
                 raise LocalError(f"a job's files cannot be laid out: {error.strerror}") from None
             folder = Path(place, "code")
-            self._cache.link(files, folder)
-            yield LaidOutFiles(WorkerFiles(folder), tuple(files))
+            self._cache.link(own, folder)
+            yield LaidOutFiles(WorkerFiles(folder, overlay if packed else None), tuple(own))
 
     def _fetch(self, files: Mapping[str, JobFile], host: Channel) -> None:
         missing = {digest: file for digest, file in contents(files).items() if not self._cache.has(file)}

@@ -29,6 +29,7 @@ from millpond.images.boards import EMULATED
 from millpond.linux.file_lock import locked
 from millpond.linux.notify import notify, watchdog_interval
 from millpond.train.job.file_cache import FileCache
+from millpond.train.job.overlays import Overlays
 from millpond.train.worker.start import workers_zygote
 from millpond.tunnel.endpoint.zygote_client import EndpointZygote
 
@@ -90,6 +91,7 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
                 changed,
                 worker_zygote,
                 files,
+                Overlays(fleet.overlays),
             )
 
         jobs = JobService(store, make_context)

@@ -17,6 +17,12 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def open_folders(folder: Path) -> None:
+    """Let every user enter and list ``folder`` and those in it, whatever the umask is. Raises OSError."""
+    for path, _, _ in os.walk(folder):
+        Path(path).chmod(0o755)
+
+
 def write_secret(file: Path, data: bytes) -> None:
     """Write a file that its owner alone may read. It is whole and on disk, or not there. Raises OSError."""
     fresh = file.with_suffix(".new")

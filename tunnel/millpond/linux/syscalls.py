@@ -240,6 +240,11 @@ def allocate(descriptor: int, mode: int, offset: int, length: int) -> None:
     _check(_libc.fallocate(ctypes.c_int(descriptor), ctypes.c_int(mode), *numbers), "fallocate")
 
 
+def sync_file_system(descriptor: int) -> None:
+    """Call syncfs(2): all that was written to the file system of an open file is then on its disk."""
+    _check(_libc.syncfs(ctypes.c_int(descriptor)), "syncfs")
+
+
 def file_system(descriptor: int) -> int:
     """Return the type of the file system of an open file, as its magic number. Raises OSError."""
     found = ctypes.create_string_buffer(256)  # struct statfs, which begins with it

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from millpond.base import toml
 from millpond.base.errors import ConfigError
 from millpond.linux.files import sha256_of
-from millpond.train.job.files import MOST_FILES, JobFile, check_job_files
+from millpond.train.job.files import MOST_FILES, WHEEL, JobFile, check_job_files
 from millpond.train.job.spec import DataSpec, Job, check
 
 
@@ -32,7 +32,8 @@ def read_unsigned(path: Path) -> tuple[Job, dict[str, Path]]:
     _check_plain(job.train.scheduler, f"{path.name}: train: scheduler")
     _check_plain(job.federated.server, f"{path.name}: federated: server")
     first = (job.code.initial,) if job.code.initial else ()
-    return job, _find(job.code.files, path, "files") | _find(first, path, "initial")
+    found = _find(job.code.files, path, "files") | _find(first, path, "initial")
+    return job, found | _find_wheels(job.code.wheels, path)
 
 
 def describe(files: Mapping[str, Path], where: str) -> dict[str, JobFile]:
@@ -92,6 +93,24 @@ def _find(names: tuple[str, ...], path: Path, key: str) -> dict[str, Path]:
         except OSError as error:
             raise ConfigError(f"{where}: {error.filename}: {error.strerror}") from None
     return found
+
+
+def _find_wheels(names: tuple[str, ...], path: Path) -> dict[str, Path]:
+    """Return the wheels that are named, of which a name may be a pattern. Raises ConfigError."""
+    found: dict[str, Path] = {}
+    for given in names:
+        found |= _find(_matching(path.parent, given) or (given,), path, "wheels")
+    for name in found:
+        if not name.endswith(WHEEL):
+            raise ConfigError(f"{path.name}: model: wheels: {name}: a wheel's name ends with {WHEEL}")
+    return found
+
+
+def _matching(folder: Path, pattern: str) -> tuple[str, ...]:
+    name = PurePosixPath(pattern)
+    if "*" not in pattern or name.is_absolute() or ".." in name.parts:
+        return ()
+    return tuple(sorted(match.relative_to(folder).as_posix() for match in folder.glob(pattern)))
 
 
 def _files_in(

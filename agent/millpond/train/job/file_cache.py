@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from millpond.base.errors import LocalError
-from millpond.linux.files import sync_folder
+from millpond.linux.files import open_folders, sync_folder
 from millpond.train.job.files import JobFile
 
 KEPT_FREE = 64 << 20
@@ -82,14 +82,14 @@ class FileCache:
         if not coming:
             return
         used = sum(found.st_size for found in present.values())
-        free = _free(self._folder) - KEPT_FREE
+        free = free_bytes(self._folder)
         held = {file.sha256 for file in self._holds}
         idle = sorted((present[name].st_mtime_ns, name) for name in present.keys() - held)
         most = used + coming if self._most is None else self._most
-        while used + coming > most or coming > max(free, 0):
+        while used + coming > most or coming > free:
             if self._most is None or not idle:
-                room = min(max(free, 0), most - used)
-                raise LocalError(f"there is room for {max(room, 0)} more bytes of files; {coming} are needed")
+                room = max(min(free, most - used), 0)
+                raise LocalError(f"there is room for {room} more bytes of files; {coming} are needed")
             _, name = idle.pop(0)
             (self._folder / name).unlink()
             used, free = used - present[name].st_size, free + present[name].st_size
@@ -128,10 +128,11 @@ class FileCache:
     def link(self, files: Mapping[str, JobFile], folder: Path) -> None:
         """Make ``folder``, with ``files`` under their names. Raises LocalError."""
         try:
-            folder.mkdir(mode=0o755)
+            folder.mkdir()
             for name, file in files.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 os.link(self.path(file), folder / name)
+            open_folders(folder)
         except OSError as error:
             raise LocalError(f"a job's files cannot be laid out: {error.strerror}") from None
 
@@ -142,6 +143,7 @@ class FileCache:
                 (self._folder / name).unlink()
 
 
-def _free(folder: Path) -> int:
+def free_bytes(folder: Path) -> int:
+    """Return the bytes of the disk of ``folder`` that files may take."""
     found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    return max(found.f_bavail * found.f_frsize - KEPT_FREE, 0)

@@ -13,6 +13,7 @@ from millpond.base.errors import ConfigError
 MOST_FILES = 4096
 """The most files of a job: names and digests of all cross the tunnel in one head."""
 _LONGEST_NAMES = MOST_FILES * 128  # bytes
+WHEEL = ".whl"
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -29,7 +30,7 @@ def check_job_files(files: Mapping[str, JobFile], where: str) -> None:
     the job's folder or is another file's folder, for what is no digest, and for too many files.
     """
     for name in files:
-        _check_name(name, where)
+        check_name(name, where)
     if len(files) > MOST_FILES or sum(len(name.encode()) for name in files) > _LONGEST_NAMES:
         raise ConfigError(f"{where}: {len(files)} files are too many; put them into an archive")
     sizes: dict[str, int] = {}
@@ -43,7 +44,8 @@ def check_job_files(files: Mapping[str, JobFile], where: str) -> None:
         raise ConfigError(f"{where}: '{min(both)}' is a file and a folder")
 
 
-def _check_name(name: str, where: str) -> None:
+def check_name(name: str, where: str) -> None:
+    """Raise ConfigError unless ``name`` is that of a file below a folder, as short as can be."""
     path = PurePosixPath(name)
     plain = path.parts and not path.is_absolute() and ".." not in path.parts and str(path) == name
     if not plain or not name.isprintable() or max(len(part.encode()) for part in path.parts) > 255:
@@ -58,3 +60,13 @@ def contents(files: Mapping[str, JobFile]) -> dict[str, JobFile]:
 def total_size(files: Mapping[str, JobFile]) -> int:
     """Return the bytes of all contents, each counted once."""
     return sum(file.size for file in contents(files).values())
+
+
+def wheels_of(files: Mapping[str, JobFile]) -> dict[str, JobFile]:
+    """Return the files that are wheels. Their names say so: what an owner signs covers it."""
+    return {name: file for name, file in files.items() if name.endswith(WHEEL)}
+
+
+def laid_out(files: Mapping[str, JobFile]) -> dict[str, JobFile]:
+    """Return the files that a worker finds under their names: all but the wheels, which are installed."""
+    return {name: file for name, file in files.items() if not name.endswith(WHEEL)}

@@ -30,8 +30,9 @@ class DataSpec:
 class ModelSpec:
     """The user's code, in the job's table ``[task]`` or ``[model]``: ``factory`` is ``module:callable``,
     called with ``arguments``. A task has hooks, see ``train.task``; for ``[model]`` it makes a model alone,
-    which classifies images. ``files`` are its code, and ``signature`` is the file of a signature of it by an
-    owner of devices. ``initial`` is a file of the model's first values, in safetensors.
+    which classifies images. ``files`` are its code and all else that it reads, files and folders; ``wheels``
+    are packages that it imports; ``signature`` is the file of a signature of them by an owner of devices.
+    ``initial`` is a file of the model's first values, in safetensors.
     """
 
     factory: str
@@ -39,6 +40,7 @@ class ModelSpec:
     initial: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
     signature: str = ""
+    wheels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sock.set_inheritable(False)
     root, code_dir, full = options.root.absolute(), options.code.resolve(), options.errors == "full"
     os.chdir(code_dir)
+    if options.wheels:
+        sys.path.insert(0, str(options.wheels))
     with Channel(sock, "the coordinator") as channel:
         shared, state = options.shared, options.state
         return WorkerProcess(channel, root, code_dir, full=full, shared=shared, state=state).serve()
@@ -141,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         "--code", type=Path, required=True, help="the job's files; also the working directory"
     )
     parser.add_argument("--state", type=Path, help="where the task's own state is kept")
+    parser.add_argument("--wheels", type=Path, help="the job's unpacked wheels, which are imported from")
     parser.add_argument(
         "--errors",
         choices=("full", "location"),

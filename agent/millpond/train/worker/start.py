@@ -11,7 +11,7 @@ from millpond.linux.confinement.sandbox import Bind, Sandbox
 from millpond.linux.logs import BoundedLog
 from millpond.linux.zygote.client import Child, Zygote
 
-_CODE = Path("/code")
+_CODE, _WHEELS = Path("/code"), Path("/wheels")
 
 
 def workers_zygote(idle: float) -> Zygote:
@@ -21,18 +21,22 @@ def workers_zygote(idle: float) -> Zygote:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFiles:
-    """A folder with the files of a job, which its workers see as ``/code``."""
+    """A folder with the files of a job, which its workers see as ``/code``, and one with its unpacked wheels,
+    if it has any, which they see as ``/wheels``.
+    """
 
     folder: Path
+    wheels: Path | None = None
 
     def shown_in(self, sandbox: Sandbox) -> Sandbox:
         """Return the sandbox with the files in it."""
-        return replace(sandbox, binds=(*(sandbox.binds or ()), Bind(self.folder, _CODE)))
+        wheels = (Bind(self.wheels, _WHEELS),) if self.wheels else ()
+        return replace(sandbox, binds=(*(sandbox.binds or ()), Bind(self.folder, _CODE), *wheels))
 
     @property
     def options(self) -> tuple[str, ...]:
         """The options of the worker's process."""
-        return ("--code", str(_CODE))
+        return ("--code", str(_CODE), *(("--wheels", str(_WHEELS)) if self.wheels else ()))
 
 
 def start_worker(

@@ -135,6 +135,11 @@ class Fleet:
         """The folder of the contents of jobs' files."""
         return self.directory / "files"
 
+    @property
+    def overlays(self) -> Path:
+        """The folder of jobs' unpacked wheels."""
+        return self.directory / "overlays"
+
     def mountpoint(self, name: str) -> Path:
         """Return the folder where the host daemon mounts a device's volume for jobs."""
         return self.directory / "volumes" / name

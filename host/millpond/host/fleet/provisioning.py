@@ -84,6 +84,8 @@ def write_agent_config(fleet: Fleet, device: str, privacy: dict[str, Any]) -> No
     """Write the device's ``agent.toml``; ``privacy`` as in the agent's configuration."""
     emulated = fleet.device(device).board == EMULATED
     places = {"flash": FLASH, "volume": VOLUME, "state": STATE, "identity": IDENTITY}
+    if not emulated:
+        places["files"] = f"{FLASH}/jobs"  # on boards the state has a small partition of its own
     tables: dict[str, dict[str, Any]] = {
         "": {"name": device, "board": "emulated" if emulated else "real"} | places,
         "link": {

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from millpond.host.store.store import Store
     from millpond.linux.zygote.client import Zygote
     from millpond.train.job.file_cache import FileCache
+    from millpond.train.job.overlays import Overlays
 
 Traffic = dict[str, tuple[int, int]]
 
@@ -34,7 +35,7 @@ class JobContext:
     """The parts of the daemon that a job uses. ``mount`` returns the folder of a device's volume on the host,
     ``traffic`` the bytes (to, from) that crossed each device's tunnel, ``energy`` the meters' readings;
     ``changed`` is to be called when the job has made progress. Workers on the host are forks of ``zygote``.
-    ``files`` has the contents of jobs' files.
+    ``files`` has the contents of jobs' files, ``overlays`` their unpacked wheels.
     """
 
     fleet: Fleet
@@ -46,6 +47,7 @@ class JobContext:
     changed: Callable[[], None]
     zygote: Zygote
     files: FileCache
+    overlays: Overlays
 
 
 def since(before: Traffic, now: Traffic) -> Traffic:

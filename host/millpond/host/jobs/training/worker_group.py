@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import threading
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +25,9 @@ from millpond.host.workers.supervisor import PREPARE_SECONDS, WorkerSupervisor
 from millpond.host.workers.worker import DeviceWorker, LocalWorker, Worker
 from millpond.linux import memory
 from millpond.train.balance.equal_time import LEAST_BATCH
+from millpond.train.job.files import laid_out, wheels_of
 from millpond.train.job.spec import Job
+from millpond.train.job.wheels import fitting
 from millpond.train.protocol import Folder, PrepareServer, PrepareWorker, Ready
 from millpond.train.state.layout import Tensor
 from millpond.train.worker.start import WorkerFiles
@@ -38,7 +42,7 @@ class WorkerGroup:
         self._row, self._job, self._context = row, row.job, context
         self._stop, self._log = stop, log
         self._directory = context.fleet.job_directory(row.id)
-        self._files = WorkerFiles(self._directory / "code")
+        self._files, self._overlay = WorkerFiles(self._directory / "code"), contextlib.ExitStack()
         self.names = ((HOST,) if host_trains(row.job) else ()) + tuple(context.devices)
         self._members = [self._new_supervisor(name) for name in self.names]
         self._host_folders: tuple[Folder, ...] = ()
@@ -68,9 +72,14 @@ class WorkerGroup:
         return server
 
     def _lay_out_files(self) -> None:
-        """Lay the job's files out for the workers on the host. Raises LocalError."""
+        """Lay the job's files out, and install its wheels, for the workers on the host. Raises LocalError."""
         shutil.rmtree(self._files.folder, ignore_errors=True)
-        self._context.files.link(self._row.files, self._files.folder)
+        self._context.files.link(laid_out(self._row.files), self._files.folder)
+        wheels = wheels_of(self._row.files)
+        if wheels := {name: wheels[name] for name in fitting(wheels)}:
+            overlay = self._overlay.enter_context(self._context.overlays.held(wheels))
+            self._context.overlays.install(overlay, wheels, self._context.files.path)
+            self._files = replace(self._files, wheels=overlay)
 
     def _start_server(self) -> ParameterServer:
         job = self._job
@@ -267,6 +276,7 @@ class WorkerGroup:
             supervisor.stop()
         if self._server:
             self._server.close()
+        self._overlay.close()
         shutil.rmtree(self._files.folder, ignore_errors=True)
 
 
