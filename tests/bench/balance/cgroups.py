@@ -66,22 +66,19 @@ class Cgroup:
         """Bytes that the kernel cannot take back now: anonymous memory, and that of files without a disk
         (memfd, tmpfs). What it caches of files is not in it.
         """
-        found = dict(line.split() for line in (self.folder / "memory.stat").read_text().splitlines())
+        found = _table(self.folder / "memory.stat")
         keys = ("anon", "shmem") if self.version == 2 else ("total_rss", "total_shmem")
         return sum(int(found[key]) for key in keys)
 
     def out_of_memory(self) -> int:
         """How many processes the kernel has killed because the limit was not enough."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
-        found = dict(line.split() for line in (self.folder / name).read_text().splitlines())
-        return int(found["oom_kill"])
+        return int(_table(self.folder / name)["oom_kill"])
 
-    def times_full(self) -> int:
-        """How often the limit was reached, and something was dropped from the cache."""
-        if self.version == 2:
-            found = dict(line.split() for line in (self.folder / "memory.events").read_text().splitlines())
-            return int(found["max"])
-        return int((self.folder / "memory.failcnt").read_text())
+    def most_memory(self) -> int:
+        """The most bytes so far, with the kernel's cache. Raises OSError for version 2 before Linux 5.19."""
+        name = "memory.peak" if self.version == 2 else "memory.max_usage_in_bytes"
+        return int((self.folder / name).read_text())
 
     def add(self, pid: int) -> None:
         """Move a process and all below it here, those too that it starts meanwhile."""
@@ -153,6 +150,10 @@ def _hand_out(controller: Controller, parent: Path, home: Path) -> None:
     control = parent / "cgroup.subtree_control"
     if controller not in control.read_text().split():
         control.write_text(f"+{controller}")
+
+
+def _table(path: Path) -> dict[str, str]:
+    return dict(line.split() for line in path.read_text().splitlines())
 
 
 def _hierarchies(controller: Controller) -> list[tuple[int, Path, Path]]:
