@@ -31,6 +31,8 @@ from millpond.base.errors import MillpondError
 from millpond.linux.syscalls import die_with_parent
 
 MILLPOND, CLI = "millpond", "millpond.host.cli.app"
+LATE = ("millpond.host.cli.copy", "millpond.host.cli.volume", "millpond.host.remote.run_many")
+"""What commands import themselves, and takes long."""
 _MOST = 1 << 18
 _STREAMS = 3
 
@@ -264,6 +266,8 @@ def main() -> None:
 
 def _load_late_imports() -> None:
     """Of the command line; there is no such fleet."""
+    for name in LATE:
+        importlib.import_module(name)
     with contextlib.suppress(MillpondError):
         importlib.import_module(CLI).app(["devices", "--fleet", os.devnull], standalone_mode=False)
 

@@ -70,6 +70,40 @@ def test_gzip_runs_in_the_group_and_ends_with_its_context(group: Cgroup) -> None
     assert not any(Path(f"/proc/{process.pid}").exists() for process in running.processes)
 
 
+HOLDS = """
+import sys
+sys.stdin.readline()
+held = b"x" * (32 << 20)
+print(len(held), flush=True)
+sys.stdin.readline()
+held = held + b"x" * (64 << 20)
+"""
+
+
+def test_a_group_tells_what_it_holds_and_ends_what_holds_more_than_its_limit() -> None:
+    argv = [sys.executable, "-c", HOLDS]
+    try:
+        with (
+            cgroup("millpond-test", "memory") as group,
+            subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+        ):
+            assert process.stdin is not None
+            assert process.stdout is not None
+            group.limit_memory(64 << 20)
+            group.add(process.pid)
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            assert process.stdout.readline()
+            assert 32 << 20 <= group.held_memory() < 64 << 20
+            assert group.out_of_memory() == 0
+            process.communicate(b"\n")
+            assert process.returncode == -9
+            assert group.out_of_memory() == 1
+            assert 32 << 20 < group.most_memory() <= 64 << 20
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
 def test_so_many_gzip_take_that_share() -> None:
     assert [load.count_for(share) for share in (0.0, 0.5, 0.75)] == [0, 1, 3]
     assert load.count_for(0.75, threads=2) == 6

@@ -3,84 +3,17 @@
 
 from __future__ import annotations
 
-import argparse
-import functools
 import sys
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from bench.balance import experiment
-from bench.balance.experiment import Experiment, Findings, choose
-from bench.balance.table import table
-from bench.rows import Row, write
+from bench import repeated
 from bench.train import exchange, host_memory, lines, simulated_rounds
-from bench.train.run import Run
 
-_MEASURED: dict[str, tuple[str, Callable[[Run], Findings]]] = {
+_MEASURED: repeated.Measured = {
     "round_over_floor": (exchange.TITLE, exchange.measure),
     "host_models": (host_memory.TITLE, host_memory.measure),
     "sim_rounds_10000": (simulated_rounds.TITLE, simulated_rounds.measure),
     "lines": (lines.TITLE, lines.measure),
 }
 
-
-def main() -> int:
-    """Exit codes: 0 done, 1 an experiment failed, 2 wrong arguments."""
-    parser = _parser()
-    arguments = parser.parse_args()
-    repeats = arguments.repeats or (1 if arguments.quick else 5)
-    experiments = [
-        Experiment(name, title, functools.partial(_measure, measure, repeats))
-        for name, (title, measure) in _MEASURED.items()
-    ]
-    try:
-        chosen = choose(experiments, arguments.only)
-    except ValueError as error:
-        parser.error(str(error))
-    arguments.output.mkdir(exist_ok=True)
-    bench(chosen, quick=arguments.quick, path=arguments.output / "train.json")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="make bench-train", description="What training costs beside its computation."
-    )
-    parser.add_argument("--quick", action="store_true", help="short and coarse: to see that it works")
-    parser.add_argument("--repeats", type=_positive, metavar="N", help="of each measurement: 5, 1 if quick")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="NAME,...", help="do these experiments only"
-    )
-    parser.add_argument("--output", type=Path, default=Path(".bench"), help="folder for train.json")
-    return parser
-
-
-def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise ValueError(text)
-    return int(text)
-
-
-def _measure(measure: Callable[[Run], Findings], repeats: int, run: experiment.Run) -> Findings:
-    return measure(Run(repeats, run.quick, run.say))
-
-
-def bench(chosen: Sequence[Experiment], *, quick: bool, path: Path) -> None:
-    """Do them, print their tables, write what was found after each."""
-    began = time.monotonic()
-
-    def say(line: str) -> None:
-        print(f"[{time.monotonic() - began:4.0f} s] {line}", flush=True)
-
-    rows: list[Row] = []
-    for each in chosen:
-        found = each.measure(experiment.Run(quick, say)).rows
-        rows += found
-        print("", *table(each.title, found), "", sep="\n", flush=True)
-        write(rows, path)
-    say(f"written: {path}")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(repeated.main("train", "What training costs beside its computation.", _MEASURED))

@@ -10,11 +10,12 @@ batches of the whole fleet, and those before it at whose ends the curve bends, w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from millpond.train.balance.curve import Curve
 from millpond.train.balance.equal_time import LEAST_BATCH
+from millpond.train.balance.profile import Point as Point
+from millpond.train.balance.profile import Profile as Profile
 
 REPEATS = 5
 """Measurements of a short batch that count, an odd number; fewer, and odd, where they take more than
@@ -25,24 +26,6 @@ ENOUGH = 0.05
 """Part of the seconds to be spent on a batch: a long one is disturbed less, and is too dear to repeat."""
 BEND = 0.05
 """Relative: by how much a point is off the line between its neighbours for their gaps to be measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One batch: the median of its seconds, and the memory's high-water mark in bytes."""
-
-    batch: int
-    seconds: float
-    peak_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """The measurements of a worker of some kind; points ascend by batch."""
-
-    worker: str
-    kind: str
-    points: tuple[Point, ...]
 
 
 def largest(points: Sequence[Point], samples: int, memory: int | None) -> int:

@@ -8,6 +8,7 @@ kills the process, and mapped pages would count as the worker's memory.
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import os
 import struct
@@ -73,23 +74,38 @@ class FileRows:
         self._size = math.prod(self.shape) * dtype.itemsize
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._file)
+        # Elsewhere, as of a volume, what the kernel reads ahead may not be where a read looks for it.
+        self._on_disk = os.major(os.fstat(self._file).st_dev) != 0
 
     def __len__(self) -> int:
         return self._count
 
     def read(self, indices: Indices) -> Array:
-        """Implement ``Rows``."""
-        found: Array = np.empty((len(indices), *self.shape), self.dtype)
-        view = memoryview(found.data).cast("B") if found.size else memoryview(b"")
-        for place, index in enumerate(indices):
-            row = view[place * self._size : (place + 1) * self._size]
-            try:
-                read = os.preadv(self._file, [row], self._start + int(index) * self._size)
-            except OSError as error:
-                raise unreadable(self._name, error) from None
-            if read < self._size:
-                raise DataError(f"{self._name} is shorter than it was", self._name)
+        """Implement ``Rows``. Neighbours are read at once; of all others the kernel is told ahead, so that a
+        disk has many requests at a time.
+        """
+        wanted = np.asarray(indices, np.int64)
+        found: Array = np.empty((len(wanted), *self.shape), self.dtype)
+        if not found.size:
+            return found
+        places, view = wanted * self._size + self._start, memoryview(found.data).cast("B")
+        cuts = [0, *(np.flatnonzero(np.diff(wanted) != 1) + 1).tolist(), len(wanted)]
+        runs = [(int(places[i]), view[i * self._size : j * self._size]) for i, j in itertools.pairwise(cuts)]
+        try:
+            for place, part in runs if self._on_disk and len(runs) > 1 else ():
+                os.posix_fadvise(self._file, place, len(part), os.POSIX_FADV_WILLNEED)
+            for place, part in runs:
+                self._fill(part, place)
+        except OSError as error:
+            raise unreadable(self._name, error) from None
         return found
+
+    def _fill(self, part: memoryview, place: int) -> None:
+        while part:
+            read = os.preadv(self._file, [part], place)
+            if not read:
+                raise DataError(f"{self._name} is shorter than it was", self._name)
+            part, place = part[read:], place + read
 
 
 class PictureRows:
@@ -159,8 +175,8 @@ def npy(root: Path, name: str) -> Rows:
     whole = math.prod(shape) * dtype.itemsize
     if dtype.hasobject or not shape or start + whole > size:
         raise DataError(f"{name} is not a whole .npy file of numbers", name)
-    if not fortran and whole > IN_MEMORY:
-        return FileRows(root / name, name, start, shape, dtype)
+    if not fortran:
+        return in_memory(FileRows(root / name, name, start, shape, dtype))
     try:
         found = np.lib.format.read_array(io.BytesIO(content(root, name)), allow_pickle=False)
     except (ValueError, EOFError, MemoryError):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from millpond.host.model.jobs import Round
-from millpond.train.balance.profiling import Profile
+from millpond.train.balance.profile import Profile
 from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job
 from millpond.tunnel.datapath.stats import PacketStats

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry: the command line, ``millpond``."""
+"""Entry: the command line, ``millpond``.
+
+A command imports what it alone needs itself: numpy, paramiko and the daemon take longer than most commands.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,12 @@ import typer
 
 from millpond.base.errors import LocalError, MillpondError, Refused, RemoteError
 from millpond.base.schema import dump
-from millpond.fs.fuse import mounts
-from millpond.host import daemon
-from millpond.host.cli import copy, flash, profile_plot, remote, sign, update
-from millpond.host.cli import launch as launch_command
-from millpond.host.cli import simulate as simulate_command
-from millpond.host.cli import tunnel as tunnel_command
-from millpond.host.cli import volume as volume_command
+from millpond.host.cli import flash, remote, sign, update
 from millpond.host.cli.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
 from millpond.host.client import DaemonClient
-from millpond.host.emulation import machine, qemu_devices
-from millpond.host.emulation.demo import prepare, steps
-from millpond.host.fleet import directory, provisioning
-from millpond.host.fleet import mounts as volume_mounts
+from millpond.host.fleet import directory
 from millpond.host.fleet.directory import DeviceConfig
-from millpond.host.remote import ssh
+from millpond.host.remote.errors import SshFailed
 from millpond.host.terminal import tables
 from millpond.train.job import file
 from millpond.train.job.spec import SynchronousSpec
@@ -61,6 +55,8 @@ def init(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Make a fleet: its certificate authority, SSH keys, and devices."""
+    from millpond.host.fleet import provisioning
+
     names = [f"csd{number}" for number in range(devices)]
     made = provisioning.create(fleet_directory, name, names)
     if output is Format.JSON:
@@ -77,6 +73,8 @@ def add(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Add a device to the fleet, and make its identity. The host daemon knows it when it is started again."""
+    from millpond.host.fleet import provisioning
+
     provisioning.add(directory.read(fleet_directory), DeviceConfig(device, board=board))
     if output is Format.JSON:
         tables.print_json({"device": device, "board": board})
@@ -87,6 +85,8 @@ def add(
 @app.command()
 def host(fleet_directory: FleetOption = DEFAULT_FLEET) -> None:
     """Run the host daemon in the foreground (systemd runs it so)."""
+    from millpond.host import daemon
+
     daemon.run(fleet_directory)
 
 
@@ -104,6 +104,9 @@ def emulate(
     ] = None,
 ) -> None:
     """Run a host daemon and the fleet's emulated devices, until Ctrl-C. Makes the fleet if there is none."""
+    from millpond.host.emulation import machine, qemu_devices
+    from millpond.host.fleet import provisioning
+
     if not (fleet_directory / "fleet.toml").exists():
         provisioning.create(fleet_directory, "emulated", [f"csd{number}" for number in range(3)])
     found = qemu_devices.ensure(directory.read(fleet_directory), qemu, image)
@@ -123,12 +126,16 @@ def demonstrate(
     seed: Annotated[int, typer.Option(help="Of the data's division and the training.")] = 7,
 ) -> None:
     """Emulate a fleet and train on its private data: the whole of millpond in a minute."""
+    from millpond.host.emulation.demo import prepare
+
     raise typer.Exit(prepare.run(directory, seed))
 
 
 @app.command("demo-inside", hidden=True)
 def demonstrate_inside(directory: Path, seed: int) -> None:
     """The part of the demo that runs inside the emulated machine."""
+    from millpond.host.emulation.demo import steps
+
     raise typer.Exit(steps.run(directory, seed))
 
 
@@ -154,6 +161,8 @@ def tunnel(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Show the tunnel to a device: its link, and what it carried, dropped and waited for."""
+    from millpond.host.cli import tunnel as tunnel_command
+
     with DaemonClient(fleet_directory) as client:
         if watch:
             ask = functools.partial(client.tunnel, device)
@@ -177,6 +186,8 @@ def mount(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Mount the public part of a device's volume, until 'umount'."""
+    from millpond.host.fleet import mounts as volume_mounts
+
     mountpoint.mkdir(parents=True, exist_ok=True)
     argv = volume_mounts.command(fleet_directory.absolute(), device, mountpoint.absolute())
     process = subprocess.Popen(
@@ -198,6 +209,8 @@ def umount(
     mountpoint: Annotated[Path, typer.Argument(metavar="DIR")], output: FormatOption = Format.TEXT
 ) -> None:
     """Unmount a volume. Never waits, even if the device is gone."""
+    from millpond.fs.fuse import mounts
+
     if not mounts.is_volume(mountpoint):
         raise LocalError(f"no volume is mounted at {mountpoint}")
     mounts.unmount(mountpoint.absolute())
@@ -215,6 +228,8 @@ def volume(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Show a device's volume: its space, its clients and their leases, and this host's mounts."""
+    from millpond.host.cli import volume as volume_command
+
     console = tables.console()
     if not check:
         found = volume_command.ask(fleet_directory, device)
@@ -240,6 +255,8 @@ def cp(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Copy files to or from the public part of a volume. After a failure the same command goes on."""
+    from millpond.host.cli import copy
+
     if len(paths) < 2:
         raise LocalError("a source and a target are needed, such as: millpond cp data.npy csd0:public/")
     console = tables.quiet_console() if output is Format.JSON else tables.console()
@@ -318,6 +335,8 @@ def launch(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Run a torch.distributed script (gloo) across host and devices, as torchrun does. Ctrl-C ends it."""
+    from millpond.host.cli import launch as launch_command
+
     start = launch_command.request(script, arguments or (), files or (), devices, host=host)
     with DaemonClient(fleet_directory) as client:
         ended = launch_command.show(client, start, as_json=output is Format.JSON)
@@ -343,6 +362,8 @@ def profile(
             fail(info.error or f"job {number} was {info.state}", JOB)
         curves = client.curves(number)
     if picture:
+        from millpond.host.cli import profile_plot
+
         profile_plot.draw(curves.profiles, curves.batches, job.name, picture)
     if output is Format.JSON:
         tables.print_json(curves)
@@ -370,6 +391,8 @@ def simulate(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Simulate synchronous training on a fleet whose devices are busy now and then; nothing is trained."""
+    from millpond.host.cli import simulate as simulate_command
+
     found = simulate_command.read(file)
     results = simulate_command.run(found, simulate_command.cohort_of(found, file.name))
     if output is Format.JSON:
@@ -409,7 +432,7 @@ def _json_wanted(arguments: list[str]) -> bool:
 
 
 def _exit_code(error: MillpondError) -> int:
-    if isinstance(error, ssh.SshFailed):
+    if isinstance(error, SshFailed):
         return SSH
     if isinstance(error, flash.Interrupted):
         return INTERRUPTED

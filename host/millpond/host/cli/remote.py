@@ -7,17 +7,19 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from millpond.base.errors import LocalError
 from millpond.host.cli.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
 from millpond.host.client import DaemonClient
-from millpond.host.remote import log_follow, ssh
-from millpond.host.remote.run_many import Ended, OutputLines, ParallelRun, choose
+from millpond.host.remote import log_follow
 from millpond.host.terminal import tables
 from millpond.images.ondevice.sshd_config import ADMIN, USER, SshServer
+
+if TYPE_CHECKING:
+    from millpond.host.remote.run_many import Ended, ParallelRun
 
 OWN_OPTIONS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -65,6 +67,9 @@ def run(
 def _run_on_many(
     directory: Path, names: str, line: str, server: SshServer, timeout: float | None, output: Format
 ) -> None:
+    from millpond.host.remote import ssh  # imports paramiko, which takes long
+    from millpond.host.remote.run_many import ParallelRun, choose
+
     with DaemonClient(directory) as client:
         ssh.key_for(client.fleet, server)  # without the key there is nothing to try
         chosen = choose(client.devices(), names)
@@ -81,6 +86,8 @@ def _run_on_many(
 def _run_on_one(
     directory: Path, device: str, line: str, server: SshServer, timeout: float | None, output: Format
 ) -> None:
+    from millpond.host.remote import ssh
+
     with DaemonClient(directory) as client, client.dial(device, server.port) as sock:
         if output is Format.JSON:
             captured = ssh.capture(client.fleet, device, sock, line, server, timeout)
@@ -96,6 +103,8 @@ def _run_on_one(
 
 def _show(fleet_run: ParallelRun, chosen: dict[str, str]) -> Sequence[Ended]:
     """Print lines as they come. Returns the ends, in the fleet's order."""
+    from millpond.host.remote.run_many import OutputLines
+
     ended: dict[str, Ended] = {}
     for event in fleet_run.follow(chosen):
         if isinstance(event, OutputLines):
@@ -110,6 +119,8 @@ def shell(
     device: DeviceArgument, admin: AdminOption = False, fleet_directory: FleetOption = DEFAULT_FLEET
 ) -> None:
     """Open a shell on a device over SSH."""
+    from millpond.host.remote import ssh
+
     server = ADMIN if admin else USER
     with (
         DaemonClient(fleet_directory) as client,

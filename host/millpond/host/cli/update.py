@@ -8,19 +8,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from millpond.base.errors import LocalError, MillpondError
 from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
 from millpond.host.fleet import directory as fleets
-from millpond.host.remote import bundles
-from millpond.host.remote.device_update import DeviceUpdate, Phase
 from millpond.host.terminal import tables
 from millpond.images.boards import EMULATED
 from millpond.images.format import locate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from millpond.host.remote.device_update import Phase
 
 FAILED = 1
 
@@ -51,6 +53,9 @@ def command(
     """Update devices to an image, and stop at the first failure. A device that does not come back with the
     new one starts what it had before.
     """
+    from millpond.host.remote import bundles  # import cryptography and paramiko, which takes long
+    from millpond.host.remote.device_update import DeviceUpdate
+
     fleet, image = fleets.read(fleet_directory), Path(targets[-1])
     path, manifest = locate.find(image)
     names = _names(fleet, targets[:-1], manifest.board, everybody=everybody)

@@ -22,8 +22,9 @@ from typing import Protocol
 
 import paramiko
 
-from millpond.base.errors import LocalError, RemoteError
+from millpond.base.errors import LocalError
 from millpond.host.fleet.directory import Fleet
+from millpond.host.remote.errors import SshFailed
 from millpond.images.ondevice.sshd_config import ADMIN, USER, SshServer
 
 # Paramiko reports by exceptions and exit codes; without a handler its log would be on stderr, too.
@@ -42,10 +43,6 @@ _SIGNAL_ALL = (
     "read -r all < /proc/$PPID/task/$PPID/children; "
     "for p in $all; do [ $p = $$ ] || kill -s {} -- -$p; done 2>/dev/null"
 )
-
-
-class SshFailed(RemoteError):
-    """No SSH connection; nothing was run."""
 
 
 class Sink(Protocol):

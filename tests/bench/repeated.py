@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry: the command line of a benchmark whose measurements are repeated: tables and one file of rows."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from bench.balance import experiment
+from bench.balance.experiment import Experiment, Findings, choose
+from bench.balance.table import table
+from bench.rows import Row, write
+from bench.train.run import Run
+
+Measured = Mapping[str, tuple[str, Callable[[Run], Findings]]]
+"""Titles and measurements by name."""
+
+
+def main(name: str, description: str, measured: Measured) -> int:
+    """Run the benchmark ``name``. Exit codes: 0 done, 1 an experiment failed, 2 wrong arguments."""
+    parser = _parser(name, description)
+    arguments = parser.parse_args()
+    repeats = arguments.repeats or (1 if arguments.quick else 5)
+    experiments = [
+        Experiment(key, title, functools.partial(_measure, measure, repeats))
+        for key, (title, measure) in measured.items()
+    ]
+    try:
+        chosen = choose(experiments, arguments.only)
+    except ValueError as error:
+        parser.error(str(error))
+    arguments.output.mkdir(exist_ok=True)
+    _bench(chosen, quick=arguments.quick, path=arguments.output / f"{name}.json")
+    return 0
+
+
+def _parser(name: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"make bench-{name}", description=description)
+    parser.add_argument("--quick", action="store_true", help="short and coarse: to see that it works")
+    parser.add_argument("--repeats", type=_positive, metavar="N", help="of each measurement: 5, 1 if quick")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME,...", help="do these experiments only"
+    )
+    parser.add_argument("--output", type=Path, default=Path(".bench"), help=f"folder for {name}.json")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
+def _measure(measure: Callable[[Run], Findings], repeats: int, run: experiment.Run) -> Findings:
+    return measure(Run(repeats, run.quick, run.say))
+
+
+def _bench(chosen: Sequence[Experiment], *, quick: bool, path: Path) -> None:
+    """Do them, print their tables, write what was found after each."""
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - began:4.0f} s] {line}", flush=True)
+
+    rows: list[Row] = []
+    for each in chosen:
+        found = each.measure(experiment.Run(quick, say)).rows
+        rows += found
+        print("", *table(each.title, found), "", sep="\n", flush=True)
+        write(rows, path)
+    say(f"written: {path}")

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry: what tasks of one's own, large data and small models cost, ``make bench-task``: ``task.json``."""
+
+from __future__ import annotations
+
+import sys
+
+from bench import repeated
+from bench.task import big_data, overhead, residence
+
+# A measurement of ``wheels_s`` belongs here, too: the seconds by which preparing the second job with the same
+# wheels takes longer than without any.
+_MEASURED: repeated.Measured = {
+    "task_overhead": (overhead.TITLE, overhead.measure),
+    "big_data": (big_data.TITLE, big_data.measure),
+    "uint8_memory": (residence.TITLE, residence.measure),
+}
+
+if __name__ == "__main__":
+    sys.exit(repeated.main("task", "What tasks, large data and small models cost.", _MEASURED))
