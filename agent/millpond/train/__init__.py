@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training engine that devices and the host's own worker run. ``fit`` trains a task in one process;
-``group`` is for scripts of one's own.
+"""The training engine that devices and the host's own worker run. ``fit`` trains a task in one process,
+``simulate`` a fleet in one process; ``group`` is for scripts of one's own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,3 +43,23 @@ def fit(
     from millpond.train.compute.fit import fit as run  # imports torch, which the daemons do without
 
     return run(task, train, test, epochs=epochs, seed=seed, **training)
+
+
+def simulate(
+    task: object,
+    folders: Sequence[str | Path],
+    test: str | Path = "",
+    *,
+    rounds: int = 20,
+    seed: int = 0,
+    server: dict[str, Any] | None = None,
+    **training: Any,
+) -> Fitted:
+    """Simulate federated averaging in this process alone: each of ``folders`` is the private folder of a
+    device, csd0, csd1, ... A fleet with these folders computes the same, but for random draws of models,
+    which are each device's own. ``server`` is the optimizer of the server, and ``training`` the keys of
+    ``[train]``, as in a job file; otherwise as ``fit``.
+    """
+    from millpond.train.compute.simulate import simulate as run
+
+    return run(task, folders, test, rounds=rounds, seed=seed, server=server, **training)

@@ -47,8 +47,8 @@ def fit(
     generators.be_deterministic(work.threads)
     generators.plant(seed)
     model = hooks.model()
-    samples = _all(hooks, hooks.dataset(Path(), str(train), "train"))
-    held_out = _all(hooks, hooks.dataset(Path(), str(test), "test")) if test else None
+    samples = everything(hooks, hooks.dataset(Path(), str(train), "train"))
+    held_out = everything(hooks, hooks.dataset(Path(), str(test), "test")) if test else None
     optimizer = make_optimizer(model, work.optimizer, hooks)
     schedule = Schedule(optimizer, work.scheduler, epochs, hooks)
     loop, shuffle = BatchLoop(hooks, model, work), torch.Generator().manual_seed(seed)
@@ -65,6 +65,7 @@ def fit(
     return fitted
 
 
-def _all(task: Task, part: SampleSet) -> Selection:
+def everything(task: Task, part: SampleSet) -> Selection:
+    """Return all samples of a data set."""
     every = np.arange(len(part))
     return Selection(task, [part], [every], np.ones_like(every))
