@@ -94,7 +94,8 @@ class TrainingRole:
         for folder, part in zip(prepare.folders, parts, strict=True):
             if not len(part):
                 raise DataError(f"missing data: {folder.path} holds no samples")
-        task.check(parts, model)
+        with autocast(work):
+            task.check(parts, model)
         parameters = FlatParameters(model, sums=np.frombuffer(values.data, np.float32))
         self._samples = SampleFolders(task, work.seed, prepare.folders, parts, work.held_out)
         self._trainer = LocalTrainer(parameters, task, self._samples, work)
