@@ -90,6 +90,8 @@ batch = 64
 [federated]
 rounds = {rounds}
 quorum = {quorum}
+
+[evaluate]
 {target}
 """
 

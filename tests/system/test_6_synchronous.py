@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(240)
 DEVICES = ("csd0", "csd1", "csd2")
 SAMPLES = 1437
 
-ENDLESS = "epochs = 1000\nsteps = 40\ntarget = 0.12"  # until it is told to finish
+ENDLESS = "epochs = 1000\nsteps = 40\n[evaluate]\ntarget = 0.12"  # until it is told to finish
 
 NAN_MODEL = """\
 from torch import nn
@@ -34,7 +34,8 @@ class Nan(nn.Module):
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
     def forward(self, images):
-        return self.layers(images) * float("nan")
+        tried = len(images) < 3  # by the parameter server, which would tell it before any device is asked
+        return self.layers(images) * float(1 if tried else "nan")
 
 
 def build():
@@ -283,7 +284,7 @@ def test_a_device_with_bad_samples_is_out_of_the_job_and_others_learn(fleet: Emu
     assert "csd1" not in rounds[-1].workers and {"host", "csd0", "csd2"} == set(rounds[-1].workers)
     assert len(rounds) == 3 and all(set(r.missing) == {"csd1"} for r in rounds)
     check_samples(rounds)
-    assert rounds[-1].accuracy > 0.5
+    assert (rounds[-1].scores["host"]["accuracy"] or 0.0) > 0.5
 
 
 def test_a_job_is_stopped_in_the_middle_of_an_epoch(fleet: Emulation) -> None:

@@ -46,8 +46,11 @@ batch = 32
 
 [{mode}]
 {length} = 100000
-target = 0.12
 quorum = {quorum}
+{more}
+
+[evaluate]
+target = 0.12
 """
 
 
@@ -57,9 +60,10 @@ def job_file(fleet: Emulation, mode: str, quorum: float) -> Path:
     folder.mkdir(parents=True)
     fleet.write_model(folder, SLOW_MODEL)
     length = "rounds" if mode == "federated" else "epochs"
-    more = "\nsteps = 10\ncheckpoint = 0.5" if mode == "synchronous" else ""
-    text = JOB.format(name=folder.name, test=fleet.base / "test", mode=mode, length=length, quorum=quorum)
-    (folder / "job.toml").write_text(text + more)
+    more = "steps = 10\ncheckpoint = 0.5" if mode == "synchronous" else ""
+    test = fleet.base / "test"
+    text = JOB.format(name=folder.name, test=test, mode=mode, length=length, quorum=quorum, more=more)
+    (folder / "job.toml").write_text(text)
     return folder / "job.toml"
 
 
@@ -118,7 +122,7 @@ def test_a_job_survives_the_death_of_any_of_its_processes(fleet: Emulation, mode
         eventually(lambda: rounds(fleet, number) > before, "another epoch", MOST_BETWEEN, 0.2)
         pace.finish()
         info, results = fleet.wait_for_end(number)
-    print(f"\n{mode}, quorum {quorum}: {dict(killed)}, {len(results)} epochs, accuracy {info.accuracy}")
+    print(f"\n{mode}, quorum {quorum}: {dict(killed)}, {len(results)} epochs, {info.metric} {info.score}")
     assert info.state == "done", f"{info.error}; {killed}\n{fleet.logs()}"
     assert [result.round for result in results] == list(range(1, len(results) + 1))
     needed = 3 if quorum == 1.0 else 2

@@ -105,6 +105,7 @@ def frozen(value=0.5):
     return net
 
 def double(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).double()
+def brief(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8).bfloat16())
 def half(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).half()
 
 class Task:
@@ -476,6 +477,18 @@ def test_a_model_of_float64_is_refused_and_one_of_float16_learns(
         assert {tensor.dtype for tensor in tensors} == {"float16"}
         before = server.state.copy()
         assert np.allclose(server.apply(np.full(520, 1e-6, np.float32)), before - 5e-7, atol=1e-9)
+
+
+def test_autocast_is_there_wherever_a_model_computes(root: Path, tmp_path: Path, zygote: Zygote) -> None:
+    """This one takes no float32 itself."""
+    work = replace(of("brief"), precision="bfloat16")
+    with started(zygote, root, tmp_path / "a") as worker, started(zygote, root, tmp_path / "b") as server:
+        worker.prepare(work)
+        worker.call(Work(1, 5, 1, (((0, 3),), ())), Update)
+        assert worker.values.any()
+        server.prepare_server(work, test="held-out")
+        score = server.call(Evaluate("held-out"), Score)
+        assert isinstance(score, Score) and score.host["loss"] > 0
 
 
 def of(factory: str) -> WorkSpec:

@@ -108,7 +108,8 @@ class TrainingRole:
         for folder, part in zip(prepare.folders, parts, strict=True):
             if not len(part):
                 raise DataError(f"missing data: {folder.path} holds no samples")
-        task.check(parts, model)
+        with autocast(work, device_of(model)):
+            task.check(parts, model)
         model = accelerator.place(model, prepare.accelerator)
         parameters = FlatParameters(model, sums=np.frombuffer(values.data, np.float32))
         self._samples = SampleFolders(task, work.seed, prepare.folders, parts, work.held_out)
