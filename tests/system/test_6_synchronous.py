@@ -267,14 +267,24 @@ def test_profile_measures_once_and_trains_nothing(fleet: Emulation) -> None:
     assert not any("is measured" in line for line in lines(fleet, number + 1))
 
 
-@pytest.mark.parametrize("command", ["train", "profile"])
-def test_a_model_whose_gradients_are_nan_fails_the_job_in_one_line(fleet: Emulation, command: str) -> None:
-    result = fleet.millpond(command, job_file(fleet, f"nan-{command}", "epochs = 2", code=NAN_MODEL))
+def test_a_model_whose_gradients_are_nan_fails_the_job_in_one_line(fleet: Emulation) -> None:
+    result = fleet.millpond("train", job_file(fleet, "nan", "epochs = 2", code=NAN_MODEL))
     assert result.code == 3, result
     (line,) = result.err.splitlines()
     assert "fewer than 2 devices take part" in line
     for name in ("host", *DEVICES):
         assert f"{name}: update refused: a value is not finite" in line
+
+
+@pytest.mark.parametrize("command", ["train", "profile"])
+def test_one_that_the_host_can_tell_fails_it_before_any_device_is_asked(
+    fleet: Emulation, command: str
+) -> None:
+    code = NAN_MODEL.replace("len(images) < 3", "False")
+    result = fleet.millpond(command, job_file(fleet, f"nan-{command}", "epochs = 2", code=code))
+    assert result.code == 3, result
+    (line,) = result.err.splitlines()
+    assert line.endswith("the task's loss is nan over a count of 2")
 
 
 def test_a_device_with_bad_samples_is_out_of_the_job_and_others_learn(fleet: Emulation) -> None:
