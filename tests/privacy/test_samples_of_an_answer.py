@@ -86,16 +86,17 @@ def test_a_private_sample_cannot_pass_for_a_public_one(volume: Volume, zygote: Z
         assert caught.value.code == "data"
 
 
-def test_made_up_samples_show_no_private_data(tmp_path: Path, zygote: Zygote) -> None:
-    found = []
-    for seed in (1, 2):
-        with device(Volume(tmp_path / str(seed), seed=seed), zygote) as csd0, csd0.host() as host:
-            real = host.values(((0, LEAST),))
-            update = host.ask((), synthetic=1)
-            head = update.metrics, update.largest, update.norm
-            found.append((head, host.fetch().tobytes(), real.tobytes()))
-    assert found[0][:2] == found[1][:2]
-    assert found[0][2] != found[1][2]
+def test_made_up_samples_show_no_private_data(volume: Volume, zygote: Zygote) -> None:
+    """They have the shape of a real sample, and a task may put more of it into them: nothing that is computed
+    from them leaves.
+    """
+    with device(volume, zygote) as csd0, csd0.host() as host:
+        update = host.ask((), synthetic=1)
+        assert (update.metrics, update.weight) == ({"loss": (0.0, 1.0)}, 1.0)
+        assert (update.largest, update.norm) == (0.0, 0.0)
+        host.channel.send(Fetch(SIZE), soon())
+        with pytest.raises(ConnectionLost):
+            host.channel.receive(soon())
 
 
 def test_values_leave_with_their_own_update_alone(volume: Volume, zygote: Zygote) -> None:
@@ -232,8 +233,9 @@ def test_known_limit_a_chosen_state_shows_one_sample_of_an_answer(volume: Volume
     np.testing.assert_allclose(image, volume.images[volume.images.sum(1).argmax()], rtol=1e-4)
 
 
-def test_known_limit_a_model_remembers_what_it_saw(volume: Volume, zygote: Zygote) -> None:
-    """What a hostile model has seen leaves with made-up samples, which no rule counts."""
+def test_a_model_cannot_send_what_it_saw_with_samples_that_no_rule_counts(
+    volume: Volume, zygote: Zygote
+) -> None:
     code = model("""
         seen = []
 
@@ -245,5 +247,5 @@ def test_known_limit_a_model_remembers_what_it_saw(volume: Volume, zygote: Zygot
     """)
     with device(volume, zygote, code, policy=Policy(answers_per_state=1)) as csd0, csd0.host() as host:
         host.ask(((0, LEAST),))
-        stolen = host.values((), synthetic=1)[:512].reshape(8, 64)
-        np.testing.assert_array_equal(stolen, volume.images[csd0.order(0)[:8]])
+        with pytest.raises(ConnectionLost):
+            host.values((), synthetic=1)
