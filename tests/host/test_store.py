@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import sqlite3
@@ -144,8 +143,8 @@ def test_jobs_and_rounds_of_version_1_are_those_of_today(path: Path, kind: str, 
     with sqlite3.connect(path) as db:
         db.executescript(VERSION_1)
         db.execute(
-            "INSERT INTO jobs (name, job, code, state, created) VALUES ('digits', ?, '{}', 'running', 1.0)",
-            (json.dumps(found),),
+            "INSERT INTO jobs (name, job, code, state, created) VALUES ('digits', ?, ?, 'running', 1.0)",
+            (json.dumps(found), json.dumps({"m.py": "its text"})),
         )
         for number, loss in ((1, 1.25), (2, None)):
             values = (number, loss, json.dumps(detail))
@@ -154,6 +153,7 @@ def test_jobs_and_rounds_of_version_1_are_those_of_today(path: Path, kind: str, 
     for _ in range(2):  # what was migrated is not migrated again
         store = Store(path)
         (row,) = store.jobs()
+        assert row.files == {}
         first = Round(1, ROUND.scores, 2.0, 10, {"csd0": 10}, {"csd1": "gone"}, {"csd0": (1, 2)})
         second = dataclasses.replace(first, round=2, scores={"host": {"accuracy": 0.5, "loss": None}})
         assert store.rounds(1) == [first, second]
@@ -204,20 +204,3 @@ def test_a_file_that_is_no_database_is_named(path: Path) -> None:
     path.write_text("this is no database, whatever its name says" * 100)
     with pytest.raises(LocalError, match=r"fleet\.db"):
         Store(path)
-
-
-def test_jobs_of_the_first_version_are_there_without_their_files(path: Path) -> None:
-    store = Store(path)
-    number = store.add_job(JOB, FILES)
-    store.end_job(number, JobState.DONE)
-    store.close()
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        texts = 'ALTER TABLE jobs RENAME files TO code; UPDATE jobs SET code = \'{"m.py": "text"}\';'
-        database.executescript(texts + "PRAGMA user_version = 1;")
-    for _ in range(2):
-        with contextlib.closing(Store(path)) as again:
-            (row,) = again.jobs()
-            assert (row.job, row.files, row.state) == (JOB, {}, JobState.DONE)
-            assert again.add_job(JOB, FILES) and again.jobs()[-1].files == FILES
-            with contextlib.closing(sqlite3.connect(path)) as database, database:
-                database.execute("DELETE FROM jobs WHERE id > 1")

@@ -26,18 +26,22 @@ from torch import nn
 HERE = Path(__file__).parents[1]
 
 
-def build(digest):
-    data = (HERE / "data/weights.bin").read_bytes()
-    assert data == Path("data/weights.bin").read_bytes()
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise ValueError("these are other bytes")
-    for path in (HERE / "data/weights.bin", Path(tiny.__file__)):
-        try:
-            path.open("ab")
-        except OSError:
-            continue
-        raise ValueError("it can be written")
-    return nn.Sequential(nn.Flatten(), nn.Linear(tiny.PIXELS, 10))
+class Own:
+    def __init__(self, digest):
+        self._digest = digest
+
+    def model(self):
+        data = (HERE / "data/weights.bin").read_bytes()
+        assert data == Path("data/weights.bin").read_bytes()
+        if hashlib.sha256(data).hexdigest() != self._digest:
+            raise ValueError("these are other bytes")
+        for path in (HERE / "data/weights.bin", Path(tiny.__file__)):
+            try:
+                path.open("ab")
+            except OSError:
+                continue
+            raise ValueError("it can be written")
+        return nn.Sequential(nn.Flatten(), nn.Linear(tiny.PIXELS, 10))
 """
 JOB = """\
 name = "{name}"
@@ -46,8 +50,8 @@ name = "{name}"
 private = "private/digits"
 test = "test"
 
-[model]
-factory = "own.model:build"
+[task]
+factory = "own.model:Own"
 files = ["own", "data"]
 wheels = ["wheels/*"]
 arguments = {{ digest = "{digest}" }}
@@ -61,7 +65,7 @@ FOR_OTHERS = packed({"tiny/__init__.py": "raise ImportError"})
 
 
 def write_job(fleet: Emulation, name: str, data: bytes, wheels: dict[str, bytes]) -> Path:
-    """A job whose model needs these bytes, and the module of a wheel."""
+    """A job whose task reads these bytes, and imports the module of a wheel."""
     files = {"own/__init__.py": "", "own/model.py": MODEL, "data/weights.bin": data, "data/.hidden": "no"}
     folder = written(files, fleet.base / "job-files" / name)
     written(wheels, folder / "wheels")
