@@ -6,14 +6,13 @@ from __future__ import annotations
 import sys
 
 from bench import repeated
-from bench.task import big_data, overhead, residence
+from bench.task import big_data, overhead, residence, wheels
 
-# A measurement of ``wheels_s`` belongs here, too: the seconds by which preparing the second job with the same
-# wheels takes longer than without any.
 _MEASURED: repeated.Measured = {
     "task_overhead": (overhead.TITLE, overhead.measure),
     "big_data": (big_data.TITLE, big_data.measure),
     "uint8_memory": (residence.TITLE, residence.measure),
+    "wheels_s": (wheels.TITLE, wheels.measure),
 }
 
 if __name__ == "__main__":
