@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 
 from bench import repeated
-from bench.task import big_data, overhead, residence
+from bench.task import adapters, big_data, overhead, prepare, residence
 
 # A measurement of ``wheels_s`` belongs here, too: the seconds by which preparing the second job with the same
 # wheels takes longer than without any.
@@ -14,6 +14,8 @@ _MEASURED: repeated.Measured = {
     "task_overhead": (overhead.TITLE, overhead.measure),
     "big_data": (big_data.TITLE, big_data.measure),
     "uint8_memory": (residence.TITLE, residence.measure),
+    "prepare_over_import": (prepare.TITLE, prepare.measure),
+    "lora_bytes": (adapters.TITLE, adapters.measure),
 }
 
 if __name__ == "__main__":
