@@ -123,10 +123,7 @@ class WorkerGroup:
 
     def _request_of(self, device: Device, deadline: Deadline) -> PrepareWorker:
         """Wait for the parameter server's model, and return the request to a worker on a device."""
-        while not self._model_known.wait(0.2):
-            if self._stop.is_set():
-                raise ConnectionLost("the job has ended")
-            deadline.remaining()
+        self._wait_for_model(deadline)
         tls = device.config.encrypt == "always"
         folders, files = self._folders_of(device.name), dict(self._row.files)
         signed = files.pop(self._job.code.signature, None)
@@ -142,8 +139,15 @@ class WorkerGroup:
             signature=signature,
         )
 
+    def _wait_for_model(self, deadline: Deadline) -> None:
+        while not self._model_known.wait(0.2):
+            if self._stop.is_set():
+                raise ConnectionLost("the job has ended")
+            deadline.remaining()
+
     def _new_host_worker(self) -> LocalWorker | None:
-        folders = self._public_folders() if self._model_known.wait(0.5) else None
+        self._wait_for_model(Deadline.after(PREPARE_SECONDS))
+        folders = self._public_folders()
         if folders is None:
             return None
         self._host_folders = folders

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (an emulated fleet): measures what crosses the tunnels when only adapters of a model train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from bench.balance.experiment import Findings
+from bench.fleets import running
+from bench.rows import Row, summary
+from bench.train.run import Run
+from system.support import Emulation, why_not
+
+DEVICES = ("csd0", "csd1")
+TITLE = "Bytes of a round when only adapters train, over those of the whole model"
+_MODEL = """\
+from torch import nn
+
+WIDTH, RANK = 1024, 4
+
+
+class Adapted(nn.Module):
+    def __init__(self, inputs):
+        super().__init__()
+        self.linear = nn.Linear(inputs, WIDTH)
+        self.down, self.up = nn.Linear(inputs, RANK, bias=False), nn.Linear(RANK, WIDTH, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return self.linear(x) + self.up(self.down(x))
+
+
+def build(adapters):
+    layers = Adapted(64), nn.ReLU(), Adapted(WIDTH), nn.ReLU()
+    model = nn.Sequential(nn.Flatten(), *layers, nn.Linear(WIDTH, 10))
+    for layer in layers if adapters else ():
+        for parameter in getattr(layer, "linear", nn.Identity()).parameters():
+            parameter.requires_grad = False
+    return model
+"""
+_ADAPTERS = 64 * 4 + 1024 * 4 + 2 * 1024 * 4 + 1024 * 10 + 10
+_FROZEN = 64 * 1024 + 1024 + 1024 * 1024 + 1024
+SHARE = _ADAPTERS / (_ADAPTERS + _FROZEN)
+_JOB = """\
+name = "adapters"
+
+[data]
+private = "private/digits"
+test = "{test}"
+
+[model]
+factory = "adapters:build"
+files = ["adapters.py"]
+arguments = {{ adapters = {adapters} }}
+
+[federated]
+rounds = {rounds}
+quorum = 1.0
+"""
+_PEER = "the same model and rounds with all parameters trained"
+_WHAT = (
+    f"bytes that cross the interfaces of {len(DEVICES)} tunnels in a federated round, both ways, with TCP's: "
+    f"LoRA of rank 4 at two layers and the head train, {_ADAPTERS} of {_ADAPTERS + _FROZEN} values"
+)
+_EMULATION = (
+    f"a host and {len(DEVICES)} emulated devices on one machine; the tunnels and their bytes are real"
+)
+
+
+def measure(run: Run) -> Findings:
+    """Rows ``lora_bytes``, ``lora_share``, and the bytes of both kinds of rounds."""
+    if complaint := why_not():
+        run.say(f"no fleet: {complaint}")
+        row = summary("lora_bytes", f"not measured: {complaint}", [], "x", peer=_PEER, emulation=None)
+        return Findings((row,))
+    with running(DEVICES, searched=False) as fleet:
+        found = [
+            [_bytes(fleet, run.quick, adapters) for adapters in (True, False)] for _ in range(run.repeats)
+        ]
+    for ours, whole in found:
+        run.say(f"{ours:.0f} bytes per round, of the whole model {whole:.0f}: {ours / whole:.4f}")
+    ratios = [ours / whole for ours, whole in found]
+    return Findings(
+        (
+            summary("lora_bytes", _WHAT, ratios, "x", peer=_PEER, emulation=_EMULATION),
+            Row("lora_share", "trainable values", *3 * (round(SHARE, 5),), "x", "all values", 1, None),
+            _row("lora_round_bytes", [ours for ours, _ in found]),
+            _row("whole_round_bytes", [whole for _, whole in found]),
+        )
+    )
+
+
+def _row(figure: str, values: Sequence[float]) -> Row:
+    return summary(figure, "the round", values, "bytes", peer=None, emulation=_EMULATION)
+
+
+def _bytes(fleet: Emulation, quick: bool, adapters: bool) -> float:
+    """Return the bytes of a round. Raises RuntimeError."""
+    folder = fleet.base / f"adapters-{adapters}"
+    folder.mkdir(exist_ok=True)
+    (folder / "adapters.py").write_text(_MODEL)
+    job = _JOB.format(test=fleet.base / "test", adapters=str(adapters).lower(), rounds=3 if quick else 6)
+    (folder / "job.toml").write_text(job)
+    info, rounds = fleet.wait_for_end(fleet.submit(folder / "job.toml"))
+    if info.state != "done" or any(set(each.workers) != set(DEVICES) for each in rounds):
+        raise RuntimeError(f"the job is {info.state}: {info.error}")
+    # The first round's bytes have those of the preparation among them.
+    return median(sum(to + back for to, back in each.tunnel.values()) for each in rounds[1:])
