@@ -86,12 +86,11 @@ def test_what_workers_and_the_server_do_follows_from_the_kind_of_job(folder: Pat
 
 
 def test_the_quorum_and_the_target_are_those_of_the_kind_of_job(folder: Path) -> None:
-    both = "[federated]\nquorum = 0.25\ntarget = 0.7\n"
-    rounds = read(folder, GOOD + both)[0]
-    steps = read(folder, f"{GOOD}{both}[synchronous]\nquorum = 0.75\ntarget = 0.8")[0]
+    rounds = read(folder, f"{GOOD}[federated]\nquorum = 0.25\ntarget = 0.7")[0]
+    steps = read(folder, f"{GOOD}[synchronous]\nquorum = 0.75\ntarget = 0.8")[0]
     assert [(job.quorum, job.target) for job in (rounds, steps)] == [(0.25, 0.7), (0.75, 0.8)]
     assert [longer(job, 99).target for job in (rounds, steps)] == [None, None]
-    assert longer(rounds, 99).federated.rounds == 99
+    assert longer(rounds, 99).averaging.rounds == 99
 
 
 def test_the_limits_of_a_job(folder: Path) -> None:
@@ -137,6 +136,10 @@ def edited(old: str, new: str) -> str:
 
 
 ERRORS = [
+    (
+        GOOD + "[federated]\n[synchronous]",
+        "job.toml: a job is either federated or synchronous: remove one of",
+    ),
     (GOOD + "[federated]\nround = 3", "job.toml: federated: unknown key 'round'; did you mean 'rounds'?"),
     (GOOD + "[train]\nbatch = 0", "job.toml: train: batch: 0 is not greater than 0"),
     *(

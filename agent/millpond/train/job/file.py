@@ -4,29 +4,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from millpond.base import toml
 from millpond.base.errors import ConfigError
+from millpond.base.schema import load
+from millpond.train.job.overrides import overridden
 from millpond.train.job.spec import DataSpec, Job, check
 
 CODE_LIMIT = (1 << 20) - (64 << 10)  # bytes; code and job cross the tunnel in one head of at most 1 MiB
 
 
-def read(path: Path) -> tuple[Job, dict[str, str]]:
+def read(path: Path, settings: Sequence[str] = ()) -> tuple[Job, dict[str, str]]:
     """Return the job, its test folder made absolute, and its model's files by name, with their signature if
-    there is one. Raises ConfigError.
+    there is one. ``settings`` change the file's keys, see ``overrides``. Raises ConfigError.
     """
-    job, code = read_unsigned(path)
+    job, code = read_unsigned(path, settings)
     if job.model.signature:
         code |= _read_code((job.model.signature,), path)
     return dataclasses.replace(job, data=_with_test_folder(job.data, path)), code
 
 
-def read_unsigned(path: Path) -> tuple[Job, dict[str, str]]:
+def read_unsigned(path: Path, settings: Sequence[str] = ()) -> tuple[Job, dict[str, str]]:
     """Return the job, and its model's files by name. Raises ConfigError."""
-    job = check(toml.read(Job, path), path.name)
+    where = f"{path.name} with --set" if settings else path.name
+    job = check(load(Job, overridden(toml.document(path), settings), where), where)
     _check_plain(job.model.arguments, f"{path.name}: model: arguments")
     return job, _read_code(job.model.files, path)
 

@@ -142,26 +142,31 @@ class WorkSpec:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training job: synchronous if it has such a table, else federated."""
+    """A training job: synchronous if it has such a table, else federated; it never has both tables."""
 
     name: str
     data: DataSpec
     model: ModelSpec
     seed: int = 0
     train: TrainingSpec = field(default_factory=TrainingSpec)
-    federated: FederatedSpec = field(default_factory=FederatedSpec)
+    federated: FederatedSpec | None = None
     synchronous: SynchronousSpec | None = None
     limits: LimitsSpec = field(default_factory=LimitsSpec)
 
     @property
+    def averaging(self) -> FederatedSpec:
+        """The table of a federated job, all of it defaults if the file has none."""
+        return self.federated or FederatedSpec()
+
+    @property
     def quorum(self) -> float:
         """The share of the devices without which the job does not go on."""
-        return self.synchronous.quorum if self.synchronous else self.federated.quorum
+        return self.synchronous.quorum if self.synchronous else self.averaging.quorum
 
     @property
     def target(self) -> float | None:
         """The accuracy at which the job ends early."""
-        return self.synchronous.target if self.synchronous else self.federated.target
+        return self.synchronous.target if self.synchronous else self.averaging.target
 
     @property
     def exchanges_differences(self) -> bool:
@@ -191,7 +196,7 @@ class Job:
     def server(self) -> OptimizerSpec:
         """The optimizer of the parameter server."""
         if self.synchronous is None:
-            return self.federated.server
+            return self.averaging.server
         if self.synchronous.local_steps > 1:
             return OptimizerSpec()
         return self.work.optimizer
@@ -201,7 +206,7 @@ def longer(job: Job, rounds: int) -> Job:
     """Return the same job with ``rounds`` rounds or epochs, and without a target that would end it early."""
     if job.synchronous:
         return replace(job, synchronous=replace(job.synchronous, epochs=rounds, target=None))
-    return replace(job, federated=replace(job.federated, rounds=rounds, target=None))
+    return replace(job, federated=replace(job.averaging, rounds=rounds, target=None))
 
 
 _MOST = 1e9
@@ -209,13 +214,15 @@ _MOST = 1e9
 
 def check(job: Job, where: str) -> Job:
     """Return the same job if its values make sense. Raises ConfigError naming ``where`` and the key."""
+    if job.federated and job.synchronous:
+        raise ConfigError(f"{where}: a job is either federated or synchronous: remove one of the two tables")
     positive = {
         "train: learning_rate": job.train.learning_rate,
         "train: batch": job.train.batch,
         "train: epochs": job.train.epochs,
-        "federated: rounds": job.federated.rounds,
-        "federated: deadline": job.federated.deadline,
-        "federated: server: learning_rate": job.federated.server.learning_rate,
+        "federated: rounds": job.averaging.rounds,
+        "federated: deadline": job.averaging.deadline,
+        "federated: server: learning_rate": job.averaging.server.learning_rate,
         "limits: wait": job.limits.wait,
         "limits: most_samples": job.limits.most_samples,
         "limits: most_share": job.limits.most_share,
@@ -226,11 +233,11 @@ def check(job: Job, where: str) -> Job:
         if not 0 < value <= _MOST:
             raise ConfigError(f"{where}: {key}: {value} is not greater than 0 and at most {_MOST:g}")
     shares = {
-        "federated: quorum": job.federated.quorum,
-        "federated: fraction": job.federated.fraction,
-        "federated: target": job.federated.target,
+        "federated: quorum": job.averaging.quorum,
+        "federated: fraction": job.averaging.fraction,
+        "federated: target": job.averaging.target,
         "train: momentum": job.train.momentum,
-        "federated: server: momentum": job.federated.server.momentum,
+        "federated: server: momentum": job.averaging.server.momentum,
     }
     for key, share in shares.items():
         if share is not None and not 0 <= share <= 1:

@@ -335,7 +335,7 @@ def profile(
     job, code = file.read(job_file)
     only_measured = replace(job.synchronous or SynchronousSpec(), epochs=0)
     with DaemonClient(fleet_directory) as client:
-        number = client.submit(replace(job, synchronous=only_measured), code)
+        number = client.submit(replace(job, federated=None, synchronous=only_measured), code)
         console = tables.quiet_console() if output is Format.JSON else tables.console()
         info, _ = tables.JobView(console, ()).follow(client.watch(number))
         if info.state != "done":

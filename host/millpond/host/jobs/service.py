@@ -246,7 +246,7 @@ class JobService:
             error=row.error,
             model=row.model,
             round=last.round if last else 0,
-            rounds=row.job.synchronous.epochs if row.job.synchronous else row.job.federated.rounds,
+            rounds=row.job.synchronous.epochs if row.job.synchronous else row.job.averaging.rounds,
             unit="epoch" if row.job.synchronous else "round",
             accuracy=last.accuracy if last else None,
             created=row.created,
