@@ -17,15 +17,24 @@ from millpond.host.terminal import tables
 from millpond.train.job import file
 from millpond.train.job.spec import SynchronousSpec
 
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file: train.learning_rate=0.1."),
+]
+
 
 def train(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.toml")],
+    settings: SetOption = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Train a job across the fleet, and show it happening. Ctrl-C leaves the job running."""
-    job, code = file.read(job_file)
+    """Train a job across the fleet, and show it happening. Ctrl-C leaves the job running.
+
+    --set may be repeated; of two for one key the last counts. Its values are TOML's, a bare word is text.
+    """
+    job, code = file.read(job_file, settings or ())
     with DaemonClient(fleet_directory) as client:
         number = client.submit(job, code)
         _follow(client, number, output, detach=detach)
@@ -66,12 +75,13 @@ def _follow(client: DaemonClient, number: int, output: Format, *, detach: bool) 
 
 def profile(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="A synchronous job.")],
+    settings: SetOption = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the curves, too.")] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Measure what steps of a job take each worker, and show the plan; nothing is trained."""
-    job, code = file.read(job_file)
+    job, code = file.read(job_file, settings or ())
     only_measured = replace(job.synchronous or SynchronousSpec(), epochs=0)
     with DaemonClient(fleet_directory) as client:
         number = client.submit(replace(job, federated=None, synchronous=only_measured), code)
