@@ -139,15 +139,15 @@ def test_optimizers_and_schedulers_are_names_or_tables(
 
 
 def test_the_kind_of_job_has_its_quorum_and_every_kind_its_evaluation(folder: Path) -> None:
-    both = "[federated]\nquorum = 0.25\n[evaluate]\ntarget = 0.7\npatience = 3\n"
-    rounds = read(folder, GOOD + both)[0]
-    steps = read(folder, f"{GOOD}{both}[synchronous]\nquorum = 0.75")[0]
+    evaluate = "\n[evaluate]\ntarget = 0.7\npatience = 3\n"
+    rounds = read(folder, f"{GOOD}[federated]\nquorum = 0.25{evaluate}")[0]
+    steps = read(folder, f"{GOOD}[synchronous]\nquorum = 0.75{evaluate}")[0]
     assert [job.quorum for job in (rounds, steps)] == [0.25, 0.75]
     for job in (rounds, steps):
         assert job.evaluate == EvaluationSpec(target=0.7, patience=3)
         assert longer(job, 99).evaluate == EvaluationSpec()
         assert longer(job, 99).total == 99
-    assert longer(rounds, 99).federated.rounds == 99
+    assert longer(rounds, 99).averaging.rounds == 99
 
 
 def test_samples_are_held_out_only_to_score_devices(folder: Path) -> None:
@@ -221,6 +221,10 @@ def edited(old: str, new: str) -> str:
 
 
 ERRORS = [
+    (
+        GOOD + "[federated]\n[synchronous]",
+        "job.toml: a job is either federated or synchronous: remove one of",
+    ),
     (GOOD + "[federated]\nround = 3", "job.toml: federated: unknown key 'round'; did you mean 'rounds'?"),
     (GOOD + "[train]\nbatch = 0", "job.toml: train: batch: 0 is not greater than 0"),
     *(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from millpond.base.errors import ConfigError
 from millpond.base.schema import load
@@ -17,10 +17,14 @@ def read(cls: type[T], path: Path) -> T:
     """Read the dataclass ``cls`` from the TOML file ``path``. Raises ConfigError in one line: for a file that
     cannot be read, for text that is not TOML, and as ``schema.load`` does.
     """
+    return load(cls, document(path), path.name)
+
+
+def document(path: Path) -> dict[str, Any]:
+    """Read the tables of a TOML file. Raises ConfigError as ``read`` does for a file that is not TOML."""
     try:
-        content = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except ValueError as error:  # of TOML or of UTF-8
         raise ConfigError(f"{path.name}: {error}") from None
-    return load(cls, content, path.name)

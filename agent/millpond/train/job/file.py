@@ -4,33 +4,36 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from millpond.base import toml
 from millpond.base.errors import ConfigError
+from millpond.base.schema import load
 from millpond.linux.files import sha256_of
 from millpond.train.job.files import MOST_FILES, WHEEL, JobFile, check_job_files
+from millpond.train.job.overrides import overridden
 from millpond.train.job.spec import DataSpec, Job, check
 
 
-def read(path: Path) -> tuple[Job, dict[str, Path]]:
+def read(path: Path, settings: Sequence[str] = ()) -> tuple[Job, dict[str, Path]]:
     """Return the job, its test folder made absolute, and where its files lie by name, with its signature if
-    there is one. Raises ConfigError.
+    there is one. ``settings`` change the file's keys, see ``overrides``. Raises ConfigError.
     """
-    job, files = read_unsigned(path)
+    job, files = read_unsigned(path, settings)
     if job.code.signature:
         files |= _find((job.code.signature,), path, "signature")
     return dataclasses.replace(job, data=_with_test_folder(job.data, path)), files
 
 
-def read_unsigned(path: Path) -> tuple[Job, dict[str, Path]]:
+def read_unsigned(path: Path, settings: Sequence[str] = ()) -> tuple[Job, dict[str, Path]]:
     """Return the job, and where its files lie by name. Raises ConfigError."""
-    job = check(toml.read(Job, path), path.name)
+    where = f"{path.name} with --set" if settings else path.name
+    job = check(load(Job, overridden(toml.document(path), settings), where), where)
     _check_plain(job.code.arguments, f"{path.name}: {'task' if job.task else 'model'}: arguments")
     _check_plain(job.train.optimizer, f"{path.name}: train: optimizer")
     _check_plain(job.train.scheduler, f"{path.name}: train: scheduler")
-    _check_plain(job.federated.server, f"{path.name}: federated: server")
+    _check_plain(job.averaging.server, f"{path.name}: federated: server")
     first = (job.code.initial,) if job.code.initial else ()
     found = _find(job.code.files, path, "files") | _find(first, path, "initial")
     return job, found | _find_wheels(job.code.wheels, path)

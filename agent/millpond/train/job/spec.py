@@ -203,7 +203,9 @@ class WorkSpec:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training job: synchronous if it has such a table, else federated. It has a task, or a model alone."""
+    """A training job: synchronous if it has such a table, else federated; it never has both tables. It has a
+    task, or a model alone.
+    """
 
     name: str
     data: DataSpec
@@ -211,7 +213,7 @@ class Job:
     task: ModelSpec | None = None
     seed: int = 0
     train: TrainingSpec = field(default_factory=TrainingSpec)
-    federated: FederatedSpec = field(default_factory=FederatedSpec)
+    federated: FederatedSpec | None = None
     synchronous: SynchronousSpec | None = None
     evaluate: EvaluationSpec = field(default_factory=EvaluationSpec)
     limits: LimitsSpec = field(default_factory=LimitsSpec)
@@ -224,14 +226,19 @@ class Job:
         return found
 
     @property
+    def averaging(self) -> FederatedSpec:
+        """The table of a federated job, all of it defaults if the file has none."""
+        return self.federated or FederatedSpec()
+
+    @property
     def quorum(self) -> float:
         """The share of the devices without which the job does not go on."""
-        return self.synchronous.quorum if self.synchronous else self.federated.quorum
+        return self.synchronous.quorum if self.synchronous else self.averaging.quorum
 
     @property
     def total(self) -> int:
         """The number of its rounds or epochs."""
-        return self.synchronous.epochs if self.synchronous else self.federated.rounds
+        return self.synchronous.epochs if self.synchronous else self.averaging.rounds
 
     @property
     def exchanges_differences(self) -> bool:
@@ -268,7 +275,7 @@ class Job:
     def server(self) -> OptimizerSpec:
         """The optimizer of the parameter server."""
         if self.synchronous is None:
-            rest = {"name": "SGD", **self.federated.server}
+            rest = {"name": "SGD", **self.averaging.server}
             return _optimizer({k: v for k, v in rest.items() if k != "learning_rate"}, self.server_rate)
         if self.synchronous.local_steps > 1:
             return OptimizerSpec("SGD")
@@ -277,7 +284,7 @@ class Job:
     @property
     def server_rate(self) -> float:
         """The learning rate of the parameter server in rounds."""
-        rate = self.federated.server.get("learning_rate", 1.0)
+        rate = self.averaging.server.get("learning_rate", 1.0)
         return float(rate) if isinstance(rate, (int, float)) else math.nan
 
 
@@ -299,7 +306,7 @@ def longer(job: Job, rounds: int) -> Job:
     job = replace(job, evaluate=replace(job.evaluate, target=None, patience=None))
     if job.synchronous:
         return replace(job, synchronous=replace(job.synchronous, epochs=rounds))
-    return replace(job, federated=replace(job.federated, rounds=rounds))
+    return replace(job, federated=replace(job.averaging, rounds=rounds))
 
 
 _MOST = 1e9
@@ -309,10 +316,12 @@ def check(job: Job, where: str) -> Job:
     """Return the same job if its values make sense. Raises ConfigError naming ``where`` and the key."""
     if (job.task is None) == (job.model is None):
         raise ConfigError(f"{where}: a job has one of the tables [task] and [model]")
+    if job.federated and job.synchronous:
+        raise ConfigError(f"{where}: a job is either federated or synchronous: remove one of the two tables")
     _check_positive(job, where)
     shares = {
-        "federated: quorum": job.federated.quorum,
-        "federated: fraction": job.federated.fraction,
+        "federated: quorum": job.averaging.quorum,
+        "federated: fraction": job.averaging.fraction,
         "evaluate: held_out": job.evaluate.held_out,
         "train: momentum": job.train.momentum,
     }
@@ -321,7 +330,7 @@ def check(job: Job, where: str) -> Job:
             raise ConfigError(f"{where}: {key}: {share} is not between 0 and 1")
     for key, given in {
         "train: optimizer": job.train.optimizer,
-        "federated: server": job.federated.server,
+        "federated: server": job.averaging.server,
     }.items():
         if "lr" in given and not isinstance(given, str):
             raise ConfigError(f"{where}: {key}: write learning_rate, not lr")
@@ -341,8 +350,8 @@ def _check_positive(job: Job, where: str) -> None:
         "train: epochs": job.train.epochs,
         "train: accumulate": job.train.accumulate,
         "train: clip_norm": job.train.clip_norm,
-        "federated: rounds": job.federated.rounds,
-        "federated: deadline": job.federated.deadline,
+        "federated: rounds": job.averaging.rounds,
+        "federated: deadline": job.averaging.deadline,
         "federated: server: learning_rate": job.server_rate,
         "evaluate: every": job.evaluate.every,
         "evaluate: patience": job.evaluate.patience,

@@ -7,35 +7,25 @@ A command imports what it alone needs itself: numpy, paramiko and the daemon tak
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from millpond.base.errors import LocalError, MillpondError, Refused, RemoteError
 from millpond.base.schema import dump
-from millpond.host.cli import flash, remote, sign, update
+from millpond.host.cli import flash, jobs, remote, sign, update
+from millpond.host.cli.exits import EXIT_CODES, INTERRUPTED, JOB, LOCAL, REMOTE, SSH, fail
 from millpond.host.cli.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
 from millpond.host.client import DaemonClient
 from millpond.host.fleet import directory
 from millpond.host.fleet.directory import DeviceConfig
 from millpond.host.remote.errors import SshFailed
 from millpond.host.terminal import tables
-from millpond.train.job import file
-from millpond.train.job.spec import SynchronousSpec
-
-EXIT_CODES = """\
-Exit codes: 0 done; 1 a device or the daemon failed or refused; 2 wrong usage, configuration or input;
-3 the job failed or was stopped; 130 interrupted; 255 no SSH connection. 'run' and 'shell' exit as what
-they ran; 'run' on several devices with the greatest of their codes; 124 at its --timeout.
-"""
-REMOTE, LOCAL, JOB, INTERRUPTED, SSH = 1, 2, 3, 130, 255
 
 app = typer.Typer(
     help="millpond trains on computational storage devices; private data never leaves its device.",
@@ -271,55 +261,8 @@ def cp(
 app.command("flash")(flash.command)
 app.command("update")(update.command)
 app.command("sign")(sign.command)
-
-
-@app.command()
-def train(
-    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml")],
-    fleet_directory: FleetOption = DEFAULT_FLEET,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
-    output: FormatOption = Format.TEXT,
-) -> None:
-    """Train a job across the fleet, and show it happening. Ctrl-C leaves the job running."""
-    job, code = file.read(job_file)
-    with DaemonClient(fleet_directory) as client:
-        number = client.submit(job, code)
-        _follow(client, number, output, detach=detach)
-
-
-@app.command()
-def resume(
-    job: Annotated[int, typer.Argument(metavar="JOB", help="The number of a job that has ended.")],
-    rounds: Annotated[int | None, typer.Option(min=1, help="Go on up to so many rounds or epochs.")] = None,
-    fleet_directory: FleetOption = DEFAULT_FLEET,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
-    output: FormatOption = Format.TEXT,
-) -> None:
-    """Resume a job that was stopped or has failed, or continue one that is done, from its last checkpoint."""
-    with DaemonClient(fleet_directory) as client:
-        client.resume(job, rounds)
-        _follow(client, job, output, detach=detach)
-
-
-def _follow(client: DaemonClient, number: int, output: Format, *, detach: bool) -> None:
-    """Show a job until it ends, unless ``detach``. Exits if it does not end well."""
-    if detach:
-        if output is Format.JSON:
-            tables.print_json({"id": number, "state": "running"})
-        else:
-            print(f"job {number} is running; 'millpond jobs' and 'millpond logs {number}' tell more")
-        return
-    names = [device.name for device in client.fleet.config.device]
-    console = tables.quiet_console() if output is Format.JSON else tables.console()
-    unit = next((each.unit for each in client.jobs() if each.id == number), "round")
-    info, rounds = tables.JobView(console, names, unit).follow(client.watch(number))
-    if output is Format.JSON:
-        tables.print_json({"job": info, "rounds": rounds})
-    elif info.state == "done":
-        scored = "" if info.score is None else f"{info.metric} {info.score:.4f} "
-        print(f"job {number} is done: {scored}after {info.round} {unit}s; {info.model}")
-    if info.state != "done":
-        fail(info.error or f"job {number} was {info.state}", JOB, document=False)
+app.command()(jobs.train)
+app.command()(jobs.resume)
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -344,44 +287,9 @@ def launch(
         fail(ended.error, JOB, document=False)
 
 
-@app.command()
-def profile(
-    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="A synchronous job.")],
-    fleet_directory: FleetOption = DEFAULT_FLEET,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the curves, too.")] = None,
-    output: FormatOption = Format.TEXT,
-) -> None:
-    """Measure what steps of a job take each worker, and show the plan; nothing is trained."""
-    job, code = file.read(job_file)
-    only_measured = replace(job.synchronous or SynchronousSpec(), epochs=0)
-    with DaemonClient(fleet_directory) as client:
-        number = client.submit(replace(job, synchronous=only_measured), code)
-        console = tables.quiet_console() if output is Format.JSON else tables.console()
-        info, _ = tables.JobView(console, ()).follow(client.watch(number))
-        if info.state != "done":
-            fail(info.error or f"job {number} was {info.state}", JOB)
-        curves = client.curves(number)
-    if picture:
-        from millpond.host.cli import profile_plot
-
-        profile_plot.draw(curves.profiles, curves.batches, job.name, picture)
-    if output is Format.JSON:
-        tables.print_json(curves)
-    else:
-        tables.console().print(tables.curves(curves))
-
-
-@app.command()
-def jobs(fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption = Format.TEXT) -> None:
-    """List all jobs."""
-    with DaemonClient(fleet_directory) as client:
-        found = client.jobs()
-    if output is Format.JSON:
-        tables.print_json({"jobs": found})
-    else:
-        tables.console().print(tables.jobs(found))
-
-
+app.command()(jobs.profile)
+app.command("jobs")(jobs.list_all)
+app.command()(jobs.stop)
 app.command()(remote.logs)
 
 
@@ -399,36 +307,6 @@ def simulate(
         tables.print_json({"results": [dump(result) for result in results], "emulation": "simulated time"})
     else:
         tables.console().print(simulate_command.show(results))
-
-
-@app.command()
-def stop(
-    job: Annotated[int, typer.Argument(metavar="JOB", help="The job's number.")],
-    fleet_directory: FleetOption = DEFAULT_FLEET,
-    output: FormatOption = Format.TEXT,
-) -> None:
-    """Stop a job; its last finished round is kept."""
-    with DaemonClient(fleet_directory) as client:
-        client.stop(job)
-    if output is Format.JSON:
-        tables.print_json({"id": job, "state": "stopped"})
-    else:
-        print(f"job {job} is stopped")
-
-
-def fail(text: str, code: int, *, document: bool = True) -> NoReturn:
-    """Exit with ``code`` and one line on standard error; print a JSON ``document`` of the same if JSON was
-    asked for.
-    """
-    if document and _json_wanted(sys.argv[1:]):
-        tables.print_json({"error": text, "exit_code": code})
-    print(f"millpond: {text}", file=sys.stderr)
-    raise SystemExit(code)
-
-
-def _json_wanted(arguments: list[str]) -> bool:
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    return "--format=json" in own or ("--format", "json") in itertools.pairwise(own)
 
 
 def _exit_code(error: MillpondError) -> int:

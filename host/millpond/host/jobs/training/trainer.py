@@ -62,7 +62,7 @@ class Trainer:
     def __init__(self, row: JobRow, context: JobContext, stop: threading.Event) -> None:
         self._row, self._job, self._context = row, row.job, context
         self._rounds = row.job.synchronous is None
-        self._steps = row.job.synchronous or SynchronousSpec(epochs=row.job.federated.rounds)
+        self._steps = row.job.synchronous or SynchronousSpec(epochs=row.job.averaging.rounds)
         self.log = logging.Logger(f"millpond.host.job.{row.id}")  # not kept for ever, as getLogger's are
         self.log.parent = logging.getLogger("millpond.host")
         self._directory = context.fleet.job_directory(row.id)
@@ -116,7 +116,7 @@ class Trainer:
         self._describe_model()
         names = self._group.names
         self._shards = Shards(len(names))
-        planner = RoundPlanner(names, self._job.federated.deadline) if self._rounds else None
+        planner = RoundPlanner(names, self._job.averaging.deadline) if self._rounds else None
         self._planner = planner or Planner(self._steps, names, self._shards.spread)
         self._engine = ExchangeEngine(
             len(names),
@@ -259,7 +259,7 @@ class Trainer:
 
     def _choose(self, number: int) -> Callable[[Sequence[int]], bool]:
         """Choose the devices of a round. Returns whether given ranks are enough for it to count."""
-        spec, devices = self._job.federated, self._membership.joined_devices
+        spec, devices = self._job.averaging, self._membership.joined_devices
         chosen = selected(devices, spec.fraction, spec.least, self._job.seed, number)
         assert isinstance(self._planner, RoundPlanner)
         self._planner.choose([rank for rank in devices if rank not in chosen])
@@ -268,7 +268,7 @@ class Trainer:
 
     def _note_missing(self, outcome: ExchangeOutcome) -> None:
         for rank in outcome.missing:
-            reason = f"no answer within {self._job.federated.deadline:g} s"
+            reason = f"no answer within {self._job.averaging.deadline:g} s"
             self._reasons[self._group.names[rank]] = reason
 
     def _await_absent(self) -> bool:

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: settings that change a job's TOML document before it is read: ``federated.rounds=5``."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from millpond.base.errors import ConfigError
+
+
+def overridden(document: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """Return ``document`` with each setting, a dotted key, "=" and a value, put into it in order.
+
+    Raises ConfigError for a setting that is none, or a key below a value that is no table.
+    """
+    changed = copy.deepcopy(dict(document))
+    for setting in settings:
+        keys, value = _parsed(setting)
+        table = changed
+        for depth, key in enumerate(keys[:-1], 1):
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"--set {setting}: '{'.'.join(keys[:depth])}' is not a table")
+        table[keys[-1]] = value
+    return changed
+
+
+def _parsed(setting: str) -> tuple[list[str], Any]:
+    name, equals, text = setting.partition("=")
+    keys = [key.strip() for key in name.split(".")]
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {setting}: expected a key and a value, such as train.learning_rate=0.1")
+    return keys, _value(text.strip(), setting)
+
+
+def _value(text: str, setting: str) -> Any:
+    """Return a TOML value, or a bare word as text."""
+    try:
+        document = tomllib.loads(f"value = {text}")
+    except ValueError as error:
+        if text[:1] in ("[", "{", '"', "'"):
+            raise ConfigError(f"--set {setting}: not a TOML value: {error}") from None
+        return text
+    return document["value"] if len(document) == 1 else text

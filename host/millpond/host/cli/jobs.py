@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry: the commands for jobs: 'train', 'resume', 'profile', 'jobs' and 'stop'."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millpond.host.cli.exits import JOB, fail
+from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
+from millpond.host.client import DaemonClient
+from millpond.host.terminal import tables
+from millpond.train.job import file
+from millpond.train.job.spec import SynchronousSpec
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file: train.learning_rate=0.1."),
+]
+
+
+def train(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml")],
+    settings: SetOption = None,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Train a job across the fleet, and show it happening. Ctrl-C leaves the job running.
+
+    --set may be repeated; of two for one key the last counts. Its values are TOML's, a bare word is text.
+    """
+    job, code = file.read(job_file, settings or ())
+    with DaemonClient(fleet_directory) as client:
+        number = client.submit(job, code)
+        _follow(client, number, output, detach=detach)
+
+
+def resume(
+    job: Annotated[int, typer.Argument(metavar="JOB", help="The number of a job that has ended.")],
+    rounds: Annotated[int | None, typer.Option(min=1, help="Go on up to so many rounds or epochs.")] = None,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Resume a job that was stopped or has failed, or continue one that is done, from its last checkpoint."""
+    with DaemonClient(fleet_directory) as client:
+        client.resume(job, rounds)
+        _follow(client, job, output, detach=detach)
+
+
+def _follow(client: DaemonClient, number: int, output: Format, *, detach: bool) -> None:
+    """Show a job until it ends, unless ``detach``. Exits if it does not end well."""
+    if detach:
+        if output is Format.JSON:
+            tables.print_json({"id": number, "state": "running"})
+        else:
+            print(f"job {number} is running; 'millpond jobs' and 'millpond logs {number}' tell more")
+        return
+    names = [device.name for device in client.fleet.config.device]
+    console = tables.quiet_console() if output is Format.JSON else tables.console()
+    unit = next((each.unit for each in client.jobs() if each.id == number), "round")
+    info, rounds = tables.JobView(console, names, unit).follow(client.watch(number))
+    if output is Format.JSON:
+        tables.print_json({"job": info, "rounds": rounds})
+    elif info.state == "done":
+        scored = "" if info.score is None else f"{info.metric} {info.score:.4f} "
+        print(f"job {number} is done: {scored}after {info.round} {unit}s; {info.model}")
+    if info.state != "done":
+        fail(info.error or f"job {number} was {info.state}", JOB, document=False)
+
+
+def profile(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="A synchronous job.")],
+    settings: SetOption = None,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the curves, too.")] = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Measure what steps of a job take each worker, and show the plan; nothing is trained."""
+    job, code = file.read(job_file, settings or ())
+    only_measured = replace(job.synchronous or SynchronousSpec(), epochs=0)
+    with DaemonClient(fleet_directory) as client:
+        number = client.submit(replace(job, federated=None, synchronous=only_measured), code)
+        console = tables.quiet_console() if output is Format.JSON else tables.console()
+        info, _ = tables.JobView(console, ()).follow(client.watch(number))
+        if info.state != "done":
+            fail(info.error or f"job {number} was {info.state}", JOB)
+        curves = client.curves(number)
+    if picture:
+        from millpond.host.cli import profile_plot  # loads numpy
+
+        profile_plot.draw(curves.profiles, curves.batches, job.name, picture)
+    if output is Format.JSON:
+        tables.print_json(curves)
+    else:
+        tables.console().print(tables.curves(curves))
+
+
+def list_all(fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption = Format.TEXT) -> None:
+    """List all jobs."""
+    with DaemonClient(fleet_directory) as client:
+        found = client.jobs()
+    if output is Format.JSON:
+        tables.print_json({"jobs": found})
+    else:
+        tables.console().print(tables.jobs(found))
+
+
+def stop(
+    job: Annotated[int, typer.Argument(metavar="JOB", help="The job's number.")],
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Stop a job; its last finished round is kept."""
+    with DaemonClient(fleet_directory) as client:
+        client.stop(job)
+    if output is Format.JSON:
+        tables.print_json({"id": job, "state": "stopped"})
+    else:
+        print(f"job {job} is stopped")
