@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from millpond.base.deadline import Deadline
-from millpond.host.workers.dispatcher import BOUND, Assignment, Dispatcher, WorkerAnswer, WorkerLoss
+from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer, WorkerLoss
+from millpond.host.workers.update_check import BOUND, UpdateBounds
 from millpond.host.workers.worker import ModelState
 from millpond.train.protocol import Update, Work
 
@@ -37,6 +38,9 @@ Begin = Callable[..., tuple[Dispatcher, "queue.SimpleQueue[Event]"]]
 WORK = Work(1, 1, 1, (((0, SAMPLES),),))
 
 
+HELD_OUT = 4
+
+
 @pytest.fixture
 def begin() -> Iterator[Begin]:
     """Dispatchers with a task for their workers, which end with the test."""
@@ -46,7 +50,7 @@ def begin() -> Iterator[Begin]:
         worker: CountingWorker, request: Work = WORK, most_count: float = 4.0
     ) -> tuple[Dispatcher, queue.SimpleQueue[Event]]:
         events = queue.SimpleQueue[Event]()
-        made.append(Dispatcher(len(made), worker, events, most_count))
+        made.append(Dispatcher(len(made), worker, events, UpdateBounds(most_count, HELD_OUT)))
         made[-1].begin(Assignment(request, zero_state(SIZE)))
         return made[-1], events
 
@@ -117,6 +121,31 @@ def test_a_score_has_no_values_and_no_weight(begin: Begin, most: float) -> None:
     _, events = begin(Claiming(**claims), Work(1, 1, 1, (), held_out=True), most)
     answer = events.get(timeout=10)
     assert isinstance(answer, WorkerAnswer) and answer.update.metrics == metrics
+
+
+@pytest.mark.parametrize(
+    ("samples", "metrics", "text"),
+    [
+        (5, {"loss": (1.0, 5.0)}, "its score is of 5 samples; it holds out 4"),
+        (-1, {"loss": (1.0, 0.0)}, "its score is of -1 samples; it holds out 4"),
+        (4, {"loss": (1.0, 4.0), "f1": (1.0, 17.0)}, "its f1 counts 17 of 4 samples (limits.most_count)"),
+        (4, {"loss": (1.0, -1.0)}, "its loss counts -1 of 4 samples (limits.most_count)"),
+        (4, {"loss": (1.0, math.nan)}, "its loss counts nan of 4 samples (limits.most_count)"),
+    ],
+)
+def test_a_score_of_more_than_a_worker_holds_out_is_refused(
+    begin: Begin, samples: int, metrics: dict[str, tuple[float, float]], text: str
+) -> None:
+    claims = {"samples": samples, "weight": 0.0, "largest": 0.0, "norm": 0.0, "metrics": metrics}
+    _, events = begin(Claiming(**claims), Work(1, 1, 1, (), held_out=True))
+    loss = events.get(timeout=10)
+    assert isinstance(loss, WorkerLoss) and loss.for_good and loss.reason.endswith(text)
+
+
+def test_a_score_may_be_not_finite(begin: Begin) -> None:
+    claims = {"samples": 4, "weight": 0.0, "largest": 0.0, "norm": 0.0, "metrics": {"loss": (math.nan, 4.0)}}
+    _, events = begin(Claiming(**claims), Work(1, 1, 1, (), held_out=True))
+    assert isinstance(events.get(timeout=10), WorkerAnswer)
 
 
 def test_who_is_abandoned_is_lost_with_the_reason(begin: Begin) -> None:

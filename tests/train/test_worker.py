@@ -264,7 +264,7 @@ def test_another_model_than_the_declared_one_is_refused(worker: Started) -> None
 def test_labels_that_the_model_has_no_output_for(worker: Started) -> None:
     with pytest.raises(Refused) as caught:
         worker.prepare(nets("few"), "private/digits")
-    told = ("data", "there is a label 7, and the model tells 2 classes apart")
+    told = ("data", "a label is beyond the 2 classes that the model tells apart")
     assert (caught.value.code, caught.value.text) == told
 
 

@@ -40,7 +40,7 @@ _TEMPLATES = (
     f"{_NAME} holds {_DTYPE} of shape {_TUPLE}, not images",
     f"{_NAME} holds {_DTYPE}: images are uint8 or floats; read other data in a task's dataset",
     f"one folder holds samples of {_SHAPE}, another of {_SHAPE}",
-    f"there is a label {_NUMBER}, and the model tells {_NUMBER} classes apart",
+    f"a label is beyond the {_NUMBER} classes that the model tells apart",
     f"{_NAME} is shorter than it was",
     f"{_NAME}: {_NUMBER} images have labels of {_DTYPE} in shape {_TUPLE}, not one whole number each",
     f"{_NAME}: a label is negative",

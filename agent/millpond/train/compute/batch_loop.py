@@ -75,7 +75,8 @@ class BatchLoop:
 
 
 def _split(places: Ints, parts: int) -> list[Ints]:
-    return np.array_split(places, min(parts, len(places)))
+    # BatchNorm has no variance of one sample
+    return np.array_split(places, min(parts, max(1, len(places) // 2)))
 
 
 def _parts(places: Iterable[Ints], accumulate: int) -> Iterator[tuple[Ints, bool]]:

@@ -164,7 +164,7 @@ class Task:
         with torch.no_grad():
             outputs = logits(model.eval()(images[0].__getitems__([0, 0])[0]))
         if outputs.ndim == 2 and most >= outputs.shape[1]:
-            raise DataError(f"there is a label {most}, and the model tells {outputs.shape[1]} classes apart")
+            raise DataError(f"a label is beyond the {outputs.shape[1]} classes that the model tells apart")
 
 
 def is_task(found: object) -> bool:

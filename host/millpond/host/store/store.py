@@ -49,6 +49,7 @@ UPDATE jobs SET job = json_set(job, '$.federated.server', json(json_remove(json_
         iif(job ->> '$.federated.server.optimizer' = 'adam', '$.momentum', '$.none'))),
     '$.evaluate', json_object('target',
         iif(job ->> '$.synchronous' IS NULL, job ->> '$.federated.target', job ->> '$.synchronous.target')));
+UPDATE jobs SET job = json_remove(job, '$.federated') WHERE job ->> '$.synchronous' IS NOT NULL;
 PRAGMA user_version = 2;
 COMMIT;
 """

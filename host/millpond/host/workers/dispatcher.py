@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import math
 import queue
 import threading
 import time
@@ -13,6 +11,7 @@ from dataclasses import dataclass
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, Refused
+from millpond.host.workers.update_check import UpdateBounds
 from millpond.host.workers.worker import ModelState, Worker
 from millpond.train.protocol import Update, Work
 from millpond.train.reduce.exact import RefusedUpdate
@@ -21,8 +20,6 @@ log = logging.getLogger(__name__)
 
 LONGEST_SECONDS = 60.0
 """Time limit of a task, unless its plan is longer; a worker that hangs is noticed sooner."""
-BOUND = 65536.0
-"""The largest value per sample of an update that counts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,8 +63,8 @@ class WorkerLoss:
 
 class Dispatcher:
     """Sends tasks to ``worker`` and puts answers and losses into ``events``. ``task`` is the task under way;
-    the consumer of its answer sets ``task`` to None. An update that counts more than ``most_count`` per
-    sample is refused.
+    the consumer of its answer sets ``task`` to None. An answer that is not
+    within ``bounds`` is refused.
     """
 
     def __init__(
@@ -75,9 +72,9 @@ class Dispatcher:
         rank: int,
         worker: Worker,
         events: queue.SimpleQueue[WorkerAnswer | WorkerLoss],
-        most_count: float = math.inf,
+        bounds: UpdateBounds | None = None,
     ) -> None:
-        self.rank, self.worker, self.most_count = rank, worker, most_count
+        self.rank, self.worker, self._bounds = rank, worker, bounds or UpdateBounds()
         self.task: Assignment | None = None
         self._abandoned = ""
         self._events = events
@@ -112,16 +109,8 @@ class Dispatcher:
         try:
             update = self.worker.train(task.request, task.state, Deadline.after(allowed))
             seconds = time.monotonic() - began
-            if not 0 <= update.largest <= BOUND * max(task.samples, update.weight) or not math.isfinite(
-                update.norm
-            ):
-                text = f"a value is not finite, or beyond {BOUND:g} per sample"
-                raise RefusedUpdate(self.worker.name, text)
-            if not 0 <= update.weight <= self.most_count * max(task.samples, 1):
-                text = f"its loss counts {update.weight:g} of {task.samples} samples (limits.most_count)"
-                raise RefusedUpdate(self.worker.name, text)
-            if not all(map(math.isfinite, (update.seconds, *itertools.chain(*update.metrics.values())))):
-                raise RefusedUpdate(self.worker.name, "its loss or another metric is not finite")
+            if fault := self._bounds.refusal(task.request, update):
+                raise RefusedUpdate(self.worker.name, fault)
             return WorkerAnswer(self, task, update, seconds)
         except RefusedUpdate as error:
             return WorkerLoss(self, task, str(error), for_good=True)

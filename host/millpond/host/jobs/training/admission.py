@@ -29,6 +29,7 @@ from millpond.host.jobs.training.shards import Shards
 from millpond.host.jobs.training.worker_group import WorkerGroup
 from millpond.host.model.jobs import HOST, JobEvent, JobRow
 from millpond.host.workers.dispatcher import Dispatcher, WorkerLoss
+from millpond.host.workers.update_check import UpdateBounds
 from millpond.host.workers.worker import ModelState, Worker
 from millpond.train.balance.profiling import Probe, Profile, largest
 from millpond.train.protocol import Ready
@@ -179,7 +180,8 @@ class Admission:
             if not partly:
                 self._group.supervisor(rank).ban(worker, f"{worker.name}: {refusal}")
                 return
-        dispatcher = Dispatcher(rank, worker, self._engine.events, self._row.job.limits.most_count)
+        bounds = UpdateBounds(self._row.job.limits.most_count, sum(ready.held))
+        dispatcher = Dispatcher(rank, worker, self._engine.events, bounds)
         if not isinstance(self._planner, Planner):
             self._planner.join(rank, ready.samples)
             self._joined(dispatcher)

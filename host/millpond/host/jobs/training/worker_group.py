@@ -170,7 +170,7 @@ class WorkerGroup:
         folders, most = self._folders_of(name), self._job.limits.most_samples
         if min((*ready.parts, *ready.held), default=0) < 0 or len(ready.parts) != len(folders):
             return f"{name} claims to have samples of {len(ready.parts)} folders, not {len(folders)}"
-        if ready.samples > most:
+        if ready.samples + sum(ready.held) > most:
             return (
                 f"{name} claims to have {ready.samples} samples; the job allows {most} (limits.most_samples)"
             )
