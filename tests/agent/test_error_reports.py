@@ -145,7 +145,7 @@ def test_so_does_one_of_a_file_that_is_too_large(tmp_path: Path, monkeypatch: py
     npy()(tmp_path / FOLDER)
     monkeypatch.setattr(rows, "_LARGEST", 100)
     with pytest.raises(DataError, match="is larger than 100 bytes") as caught:
-        labelled_images.load(tmp_path, FOLDER, "npy")
+        rows.content(tmp_path, f"{FOLDER}/images.npy")
     expect_unchanged(caught.value)
     whole = f"{FOLDER}/images.npy is larger than {16 << 30} bytes"
     assert rebuilt(Failure("io", whole), NAMES, CODE) == Failure("io", whole)

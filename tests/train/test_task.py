@@ -30,6 +30,8 @@ from millpond.train.task import sums
 from millpond.train.task.task import Task
 from millpond.train.worker import user_code
 
+from ..job_files import written
+
 WORK = WorkSpec("tests", ModelSpec("none:none"), optimizer=OptimizerSpec("sgd", 0.1))
 FOLDERS = [Folder("a", "csd0"), Folder("b", "csd0", public=True)]
 COUNTS = (20, 12)
@@ -277,7 +279,7 @@ class Wrong:
 
 @pytest.fixture
 def code(tmp_path: Path) -> Iterator[Path]:
-    user_code.write_code({"user_task.py": CODE}, tmp_path)
+    written({"user_task.py": CODE}, tmp_path)
     yield tmp_path
     user_code.forget(tmp_path)
 
