@@ -14,6 +14,7 @@ from millpond.host.api import daemon
 from millpond.host.api.launch import LaunchEnded, LaunchOutput, StartLaunch
 from millpond.host.fleet import directory as fleet
 from millpond.host.fleet.directory import Fleet
+from millpond.host.model.jobs import ACTIVE
 from millpond.linux import sockets
 from millpond.train.job.spec import Job
 from millpond.wire import tls
@@ -76,7 +77,7 @@ class DaemonClient:
         return self._call(daemon.GetJobs(), daemon.JobList, self._deadline).jobs
 
     def submit(self, job: Job, code: dict[str, str]) -> int:
-        """Start a job and return its number."""
+        """Queue a job and return its number."""
         return self._call(daemon.Submit(job, code), daemon.Submitted, self._deadline).id
 
     def watch(self, job: int) -> Iterator[daemon.JobProgress]:
@@ -85,7 +86,7 @@ class DaemonClient:
         while True:
             progress = self._next_progress()
             yield progress
-            if progress.info.state != "running":
+            if progress.info.state not in ACTIVE:
                 return
 
     def _next_progress(self) -> daemon.JobProgress:

@@ -142,7 +142,11 @@ class WorkSpec:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training job: synchronous if it has such a table, else federated; it never has both tables."""
+    """A training job: synchronous if it has such a table, else federated; it never has both tables.
+
+    It takes part with ``devices``, all of the fleet if none is named. Of the jobs that wait for a device, one
+    with a higher ``priority`` begins first.
+    """
 
     name: str
     data: DataSpec
@@ -152,6 +156,8 @@ class Job:
     federated: FederatedSpec | None = None
     synchronous: SynchronousSpec | None = None
     limits: LimitsSpec = field(default_factory=LimitsSpec)
+    devices: tuple[str, ...] = ()
+    priority: int = 0
 
     @property
     def averaging(self) -> FederatedSpec:
@@ -242,12 +248,21 @@ def check(job: Job, where: str) -> Job:
     for key, share in shares.items():
         if share is not None and not 0 <= share <= 1:
             raise ConfigError(f"{where}: {key}: {share} is not between 0 and 1")
+    _check_queueing(job, where)
     check_work(job.work, where)
     if "/" in job.model.signature:
         raise ConfigError(f"{where}: model: signature: '{job.model.signature}' must be beside the job file")
     if job.synchronous:
         _check_synchronous(job.synchronous, f"{where}: synchronous")
     return job
+
+
+def _check_queueing(job: Job, where: str) -> None:
+    for name in job.devices:
+        if job.devices.count(name) > 1:
+            raise ConfigError(f"{where}: devices: '{name}' is named twice")
+    if abs(job.priority) > _MOST:
+        raise ConfigError(f"{where}: priority: {job.priority} is not between {-_MOST:.10g} and {_MOST:.10g}")
 
 
 def check_work(work: WorkSpec, where: str) -> None:

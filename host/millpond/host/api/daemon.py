@@ -118,7 +118,7 @@ class Ledgers(Message):
 @message("api.submit")
 @dataclass(frozen=True, slots=True)
 class Submit(Message):
-    """Start a job, with the user's source files by name; answered by Submitted."""
+    """Queue a job, with the user's source files by name; answered by Submitted."""
 
     job: Job
     code: dict[str, str]
@@ -135,7 +135,7 @@ class Submitted(Message):
 @dataclass(frozen=True, slots=True)
 class JobInfo:
     """A job now: ``accuracy`` and ``round`` of its last finished round; ``unit`` is what it calls a round,
-    times are Unix seconds.
+    times are Unix seconds. ``reason`` says what a queued job waits for.
     """
 
     id: int
@@ -149,6 +149,9 @@ class JobInfo:
     accuracy: float | None
     created: float
     ended: float | None
+    devices: tuple[str, ...] = ()
+    priority: int = 0
+    reason: str = ""
 
 
 @message("api.jobs.get")
@@ -236,7 +239,7 @@ class Curves(Message):
 @message("api.resume")
 @dataclass(frozen=True, slots=True)
 class ResumeJob(Message):
-    """Resume an ended job, up to ``rounds`` rounds or epochs if given; answered by Ok when it runs."""
+    """Resume an ended job, up to ``rounds`` rounds or epochs if given; answered by Ok when it is queued."""
 
     job: int
     rounds: int | None = None

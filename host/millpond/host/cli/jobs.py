@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from millpond.base.errors import LocalError
 from millpond.host.cli import profile_plot
 from millpond.host.cli.exits import JOB, fail
 from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
@@ -22,10 +24,19 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file: train.learning_rate=0.1."),
 ]
 
+DevicesOption = Annotated[
+    str, typer.Option("--devices", metavar="csd0,csd1", help="With these devices, not all of them.")
+]
+PriorityOption = Annotated[
+    int | None, typer.Option(help="Among jobs that wait for a device, the highest begins first.")
+]
+
 
 def train(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.toml")],
     settings: SetOption = None,
+    devices: DevicesOption = "",
+    priority: PriorityOption = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
     output: FormatOption = Format.TEXT,
@@ -33,11 +44,25 @@ def train(
     """Train a job across the fleet, and show it happening. Ctrl-C leaves the job running.
 
     --set may be repeated; of two for one key the last counts. Its values are TOML's, a bare word is text.
+    A job waits while another one that has begun, or is before it in the queue, needs one of its devices.
     """
-    job, code = file.read(job_file, settings or ())
+    job, code = file.read(job_file, _settings(settings, devices, priority))
     with DaemonClient(fleet_directory) as client:
         number = client.submit(job, code)
         _follow(client, number, output, detach=detach)
+
+
+def _settings(settings: list[str] | None, devices: str, priority: int | None) -> list[str]:
+    """Return all changes to the job file. Raises LocalError for a list that names no device."""
+    found = list(settings or ())
+    if devices:
+        names = [name.strip() for name in devices.split(",") if name.strip()]
+        if not names:
+            raise LocalError(f"--devices: '{devices}' names no device")
+        found.append(f"devices={json.dumps(names)}")
+    if priority is not None:
+        found.append(f"priority={priority}")
+    return found
 
 
 def resume(
@@ -55,15 +80,17 @@ def resume(
 
 def _follow(client: DaemonClient, number: int, output: Format, *, detach: bool) -> None:
     """Show a job until it ends, unless ``detach``. Exits if it does not end well."""
+    now = next(each for each in client.jobs() if each.id == number)
     if detach:
         if output is Format.JSON:
-            tables.print_json({"id": number, "state": "running"})
+            tables.print_json({"id": number, "state": now.state})
         else:
-            print(f"job {number} is running; 'millpond jobs' and 'millpond logs {number}' tell more")
+            state = f"queued: {now.reason}" if now.reason else now.state
+            print(f"job {number} is {state}; 'millpond jobs' and 'millpond logs {number}' tell more")
         return
-    names = [device.name for device in client.fleet.config.device]
+    names = now.devices or [device.name for device in client.fleet.config.device]
     console = tables.quiet_console() if output is Format.JSON else tables.console()
-    unit = next((each.unit for each in client.jobs() if each.id == number), "round")
+    unit = now.unit
     info, rounds = tables.JobView(console, names, unit).follow(client.watch(number))
     if output is Format.JSON:
         tables.print_json({"job": info, "rounds": rounds})
@@ -76,12 +103,14 @@ def _follow(client: DaemonClient, number: int, output: Format, *, detach: bool) 
 def profile(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="A synchronous job.")],
     settings: SetOption = None,
+    devices: DevicesOption = "",
+    priority: PriorityOption = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the curves, too.")] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Measure what steps of a job take each worker, and show the plan; nothing is trained."""
-    job, code = file.read(job_file, settings or ())
+    job, code = file.read(job_file, _settings(settings, devices, priority))
     only_measured = replace(job.synchronous or SynchronousSpec(), epochs=0)
     with DaemonClient(fleet_directory) as client:
         number = client.submit(replace(job, federated=None, synchronous=only_measured), code)

@@ -80,11 +80,11 @@ class Store:
             )
 
     def add_job(self, job: Job, code: dict[str, str]) -> int:
-        """Store a new running job; returns its number."""
+        """Store a new queued job; returns its number."""
         with self._transaction() as db:
             cursor = db.execute(
                 "INSERT INTO jobs (name, job, code, state, created) VALUES (?, ?, ?, ?, ?)",
-                (job.name, json.dumps(schema.dump(job)), json.dumps(code), JobState.RUNNING, time.time()),
+                (job.name, json.dumps(schema.dump(job)), json.dumps(code), JobState.QUEUED, time.time()),
             )
             return int(cursor.lastrowid or 0)
 
@@ -92,6 +92,11 @@ class Store:
         """Store the plan that a job keeps when it resumes."""
         with self._transaction() as db:
             db.execute("UPDATE jobs SET plan = ? WHERE id = ?", (json.dumps(schema.dump(plan)), number))
+
+    def begin_job(self, number: int) -> None:
+        """Store that a queued job runs."""
+        with self._transaction() as db:
+            db.execute("UPDATE jobs SET state = ? WHERE id = ?", (JobState.RUNNING, number))
 
     def end_job(self, number: int, state: JobState, *, error: str = "", model: str = "") -> None:
         """Store how a job ended."""
@@ -102,11 +107,11 @@ class Store:
             )
 
     def restart_job(self, number: int, job: Job) -> None:
-        """Store that an ended job runs again, as ``job`` says now."""
+        """Store that an ended job is queued again, as ``job`` says now."""
         with self._transaction() as db:
             db.execute(
                 "UPDATE jobs SET job = ?, state = ?, error = '', model = '', ended = NULL WHERE id = ?",
-                (json.dumps(schema.dump(job)), JobState.RUNNING, number),
+                (json.dumps(schema.dump(job)), JobState.QUEUED, number),
             )
 
     def jobs(self) -> list[JobRow]:

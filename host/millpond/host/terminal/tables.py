@@ -27,6 +27,7 @@ COLOURS = {
     "absent": "red",
     "incompatible": "red",
     "refused": "red",
+    "queued": "cyan",
     "running": "yellow",
     "done": "green",
     "failed": "red",
@@ -121,7 +122,7 @@ def jobs(infos: Iterable[JobInfo]) -> Table:
     )
     for info in infos:
         accuracy = "-" if info.accuracy is None else f"{info.accuracy:.4f}"
-        about = info.error or info.model
+        about = info.error or info.model or info.reason
         table.add_row(
             str(info.id), info.name, state(info.state), f"{info.round}/{info.rounds}", accuracy, about
         )
@@ -188,7 +189,7 @@ class JobView:
         """Show a job until it ends. Returns how it ended, and its rounds."""
         if not self._console.is_terminal:
             return self._follow(progresses, None)
-        waiting = Spinner("dots", "starting the workers")
+        waiting = Spinner("dots", "waiting for the workers")
         with Live(waiting, console=self._console) as live:
             result = self._follow(progresses, live)
             if not self._rounds:
@@ -197,8 +198,11 @@ class JobView:
 
     def _follow(self, progresses: Iterable[JobProgress], live: Live | None) -> tuple[JobInfo, list[Round]]:
         info: JobInfo | None = None
+        reason = ""
         for progress in progresses:
             info = progress.info
+            if info.reason != reason and (reason := info.reason):
+                self._console.print(Text(f"job {info.id} is queued: {reason}", "dim"))
             for line in progress.lines:
                 if not line.startswith("round") and line != info.error:  # the table and the error show those
                     self._console.print(Text(line, "dim"), soft_wrap=live is None)
