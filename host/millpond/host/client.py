@@ -76,6 +76,10 @@ class DaemonClient:
         """Return all jobs."""
         return self._call(daemon.GetJobs(), daemon.JobList, self._deadline).jobs
 
+    def job(self, number: int) -> daemon.JobRecord:
+        """Return a job with its definition and its finished rounds."""
+        return self._call(daemon.GetJob(number), daemon.JobRecord, self._deadline)
+
     def submit(self, job: Job, code: dict[str, str]) -> int:
         """Queue a job and return its number."""
         return self._call(daemon.Submit(job, code), daemon.Submitted, self._deadline).id

@@ -168,6 +168,25 @@ class JobList(Message):
     jobs: tuple[JobInfo, ...]
 
 
+@message("api.job.get")
+@dataclass(frozen=True, slots=True)
+class GetJob(Message):
+    """Ask for the JobRecord of a job."""
+
+    job: int
+
+
+@message("api.job")
+@dataclass(frozen=True, slots=True)
+class JobRecord(Message):
+    """A job as it was submitted, ``code`` as the digest of its files, and its finished rounds."""
+
+    info: JobInfo
+    job: Job
+    code: str
+    rounds: tuple[Round, ...]
+
+
 @message("api.watch")
 @dataclass(frozen=True, slots=True)
 class Watch(Message):

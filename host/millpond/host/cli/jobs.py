@@ -15,6 +15,7 @@ from millpond.host.cli import profile_plot
 from millpond.host.cli.exits import JOB, fail
 from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
 from millpond.host.client import DaemonClient
+from millpond.host.model.comparison import JobComparison, differences, results
 from millpond.host.terminal import tables
 from millpond.train.job import file
 from millpond.train.job.spec import SynchronousSpec
@@ -127,14 +128,52 @@ def profile(
         tables.console().print(tables.curves(curves))
 
 
-def list_all(fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption = Format.TEXT) -> None:
-    """List all jobs."""
+jobs = typer.Typer(invoke_without_command=True)
+
+
+@jobs.callback()
+def list_all(
+    context: typer.Context, fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption = Format.TEXT
+) -> None:
+    """List all jobs; 'compare' shows some of them side by side."""
+    if context.invoked_subcommand is not None:
+        return
     with DaemonClient(fleet_directory) as client:
         found = client.jobs()
     if output is Format.JSON:
         tables.print_json({"jobs": found})
     else:
         tables.console().print(tables.jobs(found))
+
+
+@jobs.command()
+def compare(
+    context: typer.Context,
+    numbers: Annotated[list[int], typer.Argument(metavar="JOB JOB...", help="The numbers of jobs.")],
+    fleet_directory: Annotated[
+        Path | None, typer.Option("--fleet", metavar="DIR", help="The fleet's directory.")
+    ] = None,
+    output: Annotated[Format | None, typer.Option("--format", help="How to print the result.")] = None,
+) -> None:
+    """Compare jobs: what each came to, and the keys in which their files differ."""
+    assert context.parent is not None
+    given = context.parent.params
+    with DaemonClient(fleet_directory or given["fleet_directory"]) as client:
+        records = [client.job(number) for number in dict.fromkeys(numbers)]
+    found = JobComparison(
+        tuple(results(each.info.id, each.info.name, each.info.state, each.rounds) for each in records),
+        differences([(each.job, each.code) for each in records]),
+    )
+    if (output or given["output"]) is Format.JSON:
+        tables.print_json(found)
+        return
+    outcome, keys = tables.comparison(found)
+    tables.console().print(outcome)
+    if found.differences:
+        tables.console().print()
+        tables.console().print(keys)
+    elif len(found.jobs) > 1:
+        print("their definitions are the same")
 
 
 def stop(

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError, Refused
-from millpond.host.api.daemon import Curves, JobInfo, JobProgress, NewLog
+from millpond.host.api.daemon import Curves, JobInfo, JobProgress, JobRecord, NewLog
 from millpond.host.jobs import queue
 from millpond.host.jobs.context import JobContext, limited
 from millpond.host.jobs.training.trainer import Trainer
 from millpond.host.model.jobs import ACTIVE, JobRow, JobState
 from millpond.host.store.profiles import read_curves
 from millpond.host.store.store import Store
+from millpond.train.job import signed_code
 from millpond.train.job.spec import Job, longer
 from millpond.wire.control_messages import LogPosition
 
@@ -238,6 +239,12 @@ class JobService:
     def infos(self) -> tuple[JobInfo, ...]:
         """Return all jobs, oldest first."""
         return tuple(self._info(row) for row in self._store.jobs())
+
+    def record(self, number: int) -> JobRecord:
+        """Return a job with its definition and its finished rounds. Raises Refused for an unknown one."""
+        row = self._row(number)
+        code = signed_code.digest(row.job.model.factory, row.code)
+        return JobRecord(self._info(row), row.job, code, tuple(self._store.rounds(number)))
 
     def follow(self, number: int) -> Iterator[JobProgress]:
         """Yield the job's progress so far, then each change until the job has ended. Raises Refused."""

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from millpond.base.schema import dump
 from millpond.host.api.daemon import Curves, DeviceInfo, JobInfo, JobProgress
+from millpond.host.model.comparison import JobComparison
 from millpond.host.model.energy import per_image, rounded
 from millpond.host.model.jobs import Round
 
@@ -127,6 +128,33 @@ def jobs(infos: Iterable[JobInfo]) -> Table:
             str(info.id), info.name, state(info.state), f"{info.round}/{info.rounds}", accuracy, about
         )
     return table
+
+
+def comparison(found: JobComparison) -> tuple[Table, Table]:
+    """Return the tables of ``millpond jobs compare``: a job per line, and a key per line that differs."""
+    headings = ["id", "job", "state", "rounds", "final", "best", "seconds", "tunnels to / from", "energy"]
+    outcome = Table(*headings, box=None, pad_edge=False, header_style="bold")
+    for job in found.jobs:
+        outcome.add_row(
+            str(job.id),
+            job.name,
+            state(job.state),
+            str(job.rounds),
+            *("-" if score is None else f"{score:.4f}" for score in (job.final, job.best)),
+            f"{job.seconds:.1f}",
+            f"{size(job.to_devices)} / {size(job.from_devices)}",
+            "-" if job.joules is None else f"{rounded(job.joules)} J",
+        )
+    keys = Table(
+        "key", *(f"job {job.id}" for job in found.jobs), box=None, pad_edge=False, header_style="bold"
+    )
+    for key, values in found.differences.items():
+        keys.add_row(key, *("-" if value is None else _toml(value) for value in values))
+    return outcome, keys
+
+
+def _toml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def curves(found: Curves) -> Table:
