@@ -54,7 +54,7 @@ def store(path: Path) -> Iterator[Store]:
 def test_a_job_is_what_was_submitted(store: Store) -> None:
     number = store.add_job(JOB, FILES)
     (row,) = store.jobs()
-    assert (row.id, row.job, row.files, row.state) == (number, JOB, FILES, JobState.RUNNING)
+    assert (row.id, row.job, row.files, row.state) == (number, JOB, FILES, JobState.QUEUED)
     assert (row.plan, row.model, row.error, row.ended) == (None, "", "", None)
     assert row.created > 0
 

@@ -13,6 +13,7 @@ import pytest
 from millpond.host.fleet import provisioning
 from millpond.host.fleet.authority import Authority
 from millpond.host.fleet.directory import Fleet
+from millpond.host.model.jobs import ACTIVE
 
 from ..forking import CLI, ForkServer
 from .support import (
@@ -74,8 +75,12 @@ def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulation
 
 @pytest.fixture
 def fleet(shared_fleet: Emulation) -> Emulation:
-    """The shared fleet, all of it ready, whatever an earlier test has done to it."""
+    """The shared fleet, all of it ready, without a job, whatever an earlier test has done to it."""
     shared_fleet.wait_ready()
+    with shared_fleet.client() as client:
+        for job in client.jobs():
+            if job.state in ACTIVE:
+                client.stop(job.id)
     return shared_fleet
 
 

@@ -26,7 +26,7 @@ from millpond.host.client import DaemonClient
 from millpond.host.emulation.demo import data
 from millpond.host.fleet import provisioning
 from millpond.host.fleet.directory import Fleet, read
-from millpond.host.model.jobs import Round
+from millpond.host.model.jobs import ACTIVE, Round
 from millpond.train.job import file
 from millpond.wire.control_messages import Ledger
 
@@ -294,7 +294,7 @@ class Emulation:
 
         def enough() -> list[Round] | None:
             info, rounds = self.progress(job)
-            assert info.state in ("running", "done"), f"{info.error}\n{self.logs()}"
+            assert info.state in ("queued", "running", "done"), f"{info.error}\n{self.logs()}"
             return rounds if len(rounds) >= count else None
 
         return eventually(enough, f"{count} rounds of job {job}", seconds, EVERY)
@@ -307,7 +307,7 @@ class Emulation:
                 info, rounds = self.progress(job)
             except MillpondError:
                 return None
-            return (info, rounds) if info.state != "running" else None
+            return (info, rounds) if info.state not in ACTIVE else None
 
         return eventually(ended, f"the end of job {job}", seconds, EVERY)
 

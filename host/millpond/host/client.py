@@ -15,6 +15,7 @@ from millpond.host.api import daemon
 from millpond.host.api.launch import LaunchEnded, LaunchOutput, StartLaunch
 from millpond.host.fleet import directory as fleet
 from millpond.host.fleet.directory import Fleet
+from millpond.host.model.jobs import ACTIVE
 from millpond.linux import sockets
 from millpond.train.job.file import describe
 from millpond.train.job.files import JobFile
@@ -80,8 +81,12 @@ class DaemonClient:
         """Return all jobs."""
         return self._call(daemon.GetJobs(), daemon.JobList, self._deadline).jobs
 
+    def job(self, number: int) -> daemon.JobRecord:
+        """Return a job with its definition and its finished rounds."""
+        return self._call(daemon.GetJob(number), daemon.JobRecord, self._deadline)
+
     def submit(self, job: Job, paths: Mapping[str, Path]) -> int:
-        """Start a job whose files lie at ``paths``, by name, and return its number."""
+        """Queue a job whose files lie at ``paths``, by name, and return its number."""
         files = describe(paths, job.name)
         known = {file.sha256: (file, paths[name]) for name, file in files.items()}
         for digest in self._call(daemon.AnnounceFiles(files), MissingFiles, self._deadline).digests:
@@ -107,7 +112,7 @@ class DaemonClient:
         while True:
             progress = self._next_progress()
             yield progress
-            if progress.info.state != "running":
+            if progress.info.state not in ACTIVE:
                 return
 
     def _next_progress(self) -> daemon.JobProgress:

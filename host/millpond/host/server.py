@@ -187,6 +187,9 @@ class DaemonServer:
     def _get_jobs(self, client: Channel, _request: daemon.GetJobs, deadline: Deadline) -> None:
         client.send(daemon.JobList(self._jobs.infos()), deadline)
 
+    def _get_job(self, client: Channel, request: daemon.GetJob, deadline: Deadline) -> None:
+        client.send(self._jobs.record(request.job), deadline)
+
     def _watch(self, client: Channel, request: daemon.Watch, _deadline: Deadline) -> None:
         for progress in self._jobs.follow(request.job):
             client.send(progress, Deadline.after(REPLY_SECONDS))
@@ -230,6 +233,7 @@ class DaemonServer:
         FileContents: _take_file,
         daemon.Submit: _submit,
         daemon.GetJobs: _get_jobs,
+        daemon.GetJob: _get_job,
         daemon.Watch: _watch,
         daemon.GetLogOf: _get_log,
         daemon.GetNewLogOf: _get_new_log,

@@ -205,6 +205,9 @@ class WorkSpec:
 class Job:
     """A training job: synchronous if it has such a table, else federated; it never has both tables. It has a
     task, or a model alone.
+
+    It takes part with ``devices``, all of the fleet if none is named. Of the jobs that wait for a device, one
+    with a higher ``priority`` begins first.
     """
 
     name: str
@@ -217,6 +220,8 @@ class Job:
     synchronous: SynchronousSpec | None = None
     evaluate: EvaluationSpec = field(default_factory=EvaluationSpec)
     limits: LimitsSpec = field(default_factory=LimitsSpec)
+    devices: tuple[str, ...] = ()
+    priority: int = 0
 
     @property
     def code(self) -> ModelSpec:
@@ -334,6 +339,7 @@ def check(job: Job, where: str) -> Job:
     }.items():
         if "lr" in given and not isinstance(given, str):
             raise ConfigError(f"{where}: {key}: write learning_rate, not lr")
+    _check_queueing(job, where)
     if "/" in job.code.signature:
         raise ConfigError(f"{where}: model: signature: '{job.code.signature}' must be beside the job file")
     _check_evaluation(job, f"{where}: evaluate")
@@ -378,6 +384,14 @@ def _check_evaluation(job: Job, where: str) -> None:
         raise ConfigError(f"{where}: target: {evaluate.target} is never reached")
     if not evaluate.on and (evaluate.target is not None or evaluate.patience is not None):
         raise ConfigError(f"{where}: without a place in 'on' there is nothing to end the job early")
+
+
+def _check_queueing(job: Job, where: str) -> None:
+    for name in job.devices:
+        if job.devices.count(name) > 1:
+            raise ConfigError(f"{where}: devices: '{name}' is named twice")
+    if abs(job.priority) > _MOST:
+        raise ConfigError(f"{where}: priority: {job.priority} is not between {-_MOST:.10g} and {_MOST:.10g}")
 
 
 def check_work(work: WorkSpec, where: str) -> None:

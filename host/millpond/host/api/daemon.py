@@ -127,7 +127,7 @@ class AnnounceFiles(Message):
 @message("api.submit")
 @dataclass(frozen=True, slots=True)
 class Submit(Message):
-    """Start a job with ``files`` by name, whose contents the daemon has; answered by Submitted."""
+    """Queue a job with ``files`` by name, whose contents the daemon has; answered by Submitted."""
 
     job: Job
     files: dict[str, JobFile]
@@ -145,7 +145,7 @@ class Submitted(Message):
 class JobInfo:
     """A job now: ``round`` is its last finished one, of ``rounds``; ``unit`` is what it calls a round, times
     are Unix seconds. ``metric`` decides which model is the best: ``score`` is its last value, ``best`` that
-    of ``best_round``, None before the first.
+    of ``best_round``, None before the first. ``reason`` says what a queued job waits for.
     """
 
     id: int
@@ -162,6 +162,9 @@ class JobInfo:
     best_round: int
     created: float
     ended: float | None
+    devices: tuple[str, ...] = ()
+    priority: int = 0
+    reason: str = ""
 
 
 @message("api.jobs.get")
@@ -176,6 +179,25 @@ class JobList(Message):
     """All jobs, oldest first."""
 
     jobs: tuple[JobInfo, ...]
+
+
+@message("api.job.get")
+@dataclass(frozen=True, slots=True)
+class GetJob(Message):
+    """Ask for the JobRecord of a job."""
+
+    job: int
+
+
+@message("api.job")
+@dataclass(frozen=True, slots=True)
+class JobRecord(Message):
+    """A job as it was submitted, ``code`` as the digest of its files, and its finished rounds."""
+
+    info: JobInfo
+    job: Job
+    code: str
+    rounds: tuple[Round, ...]
 
 
 @message("api.watch")
@@ -249,7 +271,7 @@ class Curves(Message):
 @message("api.resume")
 @dataclass(frozen=True, slots=True)
 class ResumeJob(Message):
-    """Resume an ended job, up to ``rounds`` rounds or epochs if given; answered by Ok when it runs."""
+    """Resume an ended job, up to ``rounds`` rounds or epochs if given; answered by Ok when it is queued."""
 
     job: int
     rounds: int | None = None

@@ -288,7 +288,7 @@ def launch(
 
 
 app.command()(jobs.profile)
-app.command("jobs")(jobs.list_all)
+app.add_typer(jobs.jobs, name="jobs")
 app.command()(jobs.stop)
 app.command()(remote.logs)
 

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from millpond.base.errors import LocalError
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from millpond.train.job.file_cache import FileCache
     from millpond.train.job.overlays import Overlays
 
+T = TypeVar("T")
 Traffic = dict[str, tuple[int, int]]
 
 
@@ -48,6 +49,26 @@ class JobContext:
     zygote: Zygote
     files: FileCache
     overlays: Overlays
+
+
+def limited(context: JobContext, names: Collection[str]) -> JobContext:
+    """Return the context of a job that takes part with the named devices alone."""
+    others = context.devices.keys() - set(names)
+
+    def energy() -> Readings:
+        found = context.energy()
+        return replace(found, by_worker=_without(found.by_worker, others))
+
+    return replace(
+        context,
+        devices=_without(context.devices, others),
+        traffic=lambda: _without(context.traffic(), others),
+        energy=energy,
+    )
+
+
+def _without(by_name: Mapping[str, T], others: Collection[str]) -> dict[str, T]:
+    return {name: value for name, value in by_name.items() if name not in others}
 
 
 def since(before: Traffic, now: Traffic) -> Traffic:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (threads): the jobs of the daemon: started, followed, stopped, and resumed after the daemon died."""
+"""Edge (threads): the jobs of the daemon: queued, started, followed, stopped, and resumed after it died."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError, Refused
-from millpond.host.api.daemon import Curves, JobInfo, JobProgress, NewLog
-from millpond.host.jobs.context import JobContext
+from millpond.host.api.daemon import Curves, JobInfo, JobProgress, JobRecord, NewLog
+from millpond.host.jobs import queue
+from millpond.host.jobs.context import JobContext, limited
 from millpond.host.jobs.training.scores import ScoreBoard
 from millpond.host.jobs.training.trainer import Trainer
-from millpond.host.model.jobs import JobRow, JobState
+from millpond.host.model.jobs import ACTIVE, JobRow, JobState
 from millpond.host.store.profiles import read_curves
 from millpond.host.store.store import Store
+from millpond.train.job import signed_code
 from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job, longer
 from millpond.wire.control_messages import LogPosition
@@ -26,6 +28,10 @@ log = logging.getLogger(__name__)
 KEPT_LOGS = 20
 STORE_RETRY_SECONDS = 5.0
 FOLLOW_SECONDS = 30.0
+
+
+class JobNotStarted(LocalError):
+    """A job is stored as failed, because it could not be started."""
 
 
 class JobLog(logging.Handler):
@@ -61,10 +67,13 @@ class _Running:
         self.runner.log.addHandler(self.log)
         self.thread: threading.Thread | None = None
         self.closing = threading.Event()
+        self.devices = frozenset(context.devices)
 
 
 class JobService:
-    """All jobs. ``make_context`` builds a job's context from a callback that the job calls when its progress
+    """All jobs. A job waits in the queue until no job before it needs one of its devices, see ``queue``.
+
+    ``make_context`` builds a job's context from a callback that the job calls when its progress
     changes.
     """
 
@@ -75,36 +84,86 @@ class JobService:
         self._revision = 0  # changes whenever a job, a round or a line of a log does
         self._running: dict[int, _Running] = {}
         self._lines: dict[int, list[str]] = {}
+        self._queue = threading.RLock()  # held while a queued job begins or is stopped
+        self._waits: dict[int, tuple[int, ...]] = {}
         self._closing = False
 
     def resume(self) -> None:
-        """Resume the jobs that were running when the daemon ended."""
+        """Resume the jobs that were running when the daemon ended, and begin queued ones."""
         for row in self._store.jobs():
             if row.state is JobState.RUNNING:
                 log.info("job %d (%s) goes on", row.id, row.job.name)
                 with contextlib.suppress(LocalError):  # the store has it as failed
                     self._start(row)
+        self._begin_queued()
 
     def submit(self, job: Job, files: dict[str, JobFile]) -> int:
-        """Start a job and return its number."""
+        """Queue a job and return its number. Raises Refused for an unknown device, LocalError for a job that
+        cannot be started.
+        """
+        for name in job.devices:
+            if name not in self._context.devices:
+                known = ", ".join(self._context.devices) or "none"
+                raise Refused("", "unknown", f"there is no device '{name}'; the fleet has {known}")
         number = self._store.add_job(job, files)
-        self._start(self._row(number))
+        self._begin_queued()
+        if (row := self._row(number)).state is JobState.FAILED:
+            raise LocalError(row.error)
         return number
 
+    def _begin_queued(self) -> None:
+        """Begin the queued jobs that wait for no other. What cannot be stored is tried again when a job ends
+        or comes.
+        """
+        with self._queue:
+            try:
+                while not self._closing and (begin := self._decide().begin):
+                    for number in begin:
+                        with contextlib.suppress(JobNotStarted):
+                            self._start(self._row(number))
+            except MillpondError as error:  # a full disk, most likely
+                log.error("queued jobs cannot begin: %s", error)
+        self._notify()
+
+    def _decide(self) -> queue.QueueDecision:
+        queued = [
+            queue.QueuedJob(row.id, row.job.priority, frozenset(self._names(row.job)))
+            for row in self._store.jobs()
+            if row.state is JobState.QUEUED
+        ]
+        running = {number: job.devices for number, job in list(self._running.items())}
+        decision = queue.decide(running, queued)
+        self._waits = decision.waits
+        return decision
+
+    def _names(self, job: Job) -> list[str]:
+        """Return the names of the devices with which a job takes part."""
+        return [name for name in self._context.devices if not job.devices or name in job.devices]
+
     def _start(self, row: JobRow) -> None:
-        """Start a job's thread. Raises LocalError, and stores the job as failed, if that is not possible."""
+        """Start a job's thread. Raises JobNotStarted, and stores the job as failed, if that is not possible;
+        LocalError if nothing can be stored.
+        """
+        context = limited(self._context, self._names(row.job))
         try:
-            running = _Running(row, self._context, self._context.fleet.job_directory(row.id) / "job.log")
+            running = _Running(row, context, context.fleet.job_directory(row.id) / "job.log")
         except OSError as error:
             text = f"the job cannot be started: {error}"
             log.error("job %d: %s", row.id, text)
             self._store.end_job(row.id, JobState.FAILED, error=text)
-            raise LocalError(text) from None
+            raise JobNotStarted(text) from None
         running.thread = threading.Thread(
             target=self._run, args=(row.id, running), name=f"job {row.id}", daemon=True
         )
         with self._changed:
             self._running[row.id] = running
+        try:
+            self._store.begin_job(row.id)
+        except MillpondError:
+            with self._changed:
+                del self._running[row.id]
+            running.log.close()
+            raise
         running.thread.start()
 
     def _run(self, number: int, running: _Running) -> None:
@@ -124,7 +183,7 @@ class JobService:
             self._lines[number] = list(running.log.lines)
             while len(self._lines) > KEPT_LOGS:
                 del self._lines[min(self._lines)]
-        self._notify()
+        self._begin_queued()
 
     def _finish(self, running: _Running) -> tuple[JobState | None, str, str]:
         """Run the job. Returns its last state (None if the daemon's end interrupted it), error, model."""
@@ -140,7 +199,14 @@ class JobService:
             return JobState.FAILED, str(error) if ours else f"internal error: {error!r}", ""
 
     def stop(self, number: int) -> None:
-        """Stop a running job. Raises Refused for a job that does not run."""
+        """Stop a running or a queued job. Raises Refused for a job that has ended."""
+        with self._queue:
+            queued = self._row(number).state is JobState.QUEUED
+            if queued:
+                self._store.end_job(number, JobState.STOPPED)
+        if queued:
+            self._begin_queued()  # those behind it
+            return
         running = self._running.get(number)
         if self._row(number).state is not JobState.RUNNING or running is None:
             raise Refused("", "state", f"job {number} is not running")
@@ -151,17 +217,17 @@ class JobService:
         or epochs and without its target, if that is given. Raises Refused for a job that runs.
         """
         row = self._row(number)
-        if row.state is JobState.RUNNING:
-            raise Refused("", "state", f"job {number} is running")
+        if row.state in ACTIVE:
+            raise Refused("", "state", f"job {number} is {row.state}")
         if row.state is JobState.DONE and rounds is None:
             raise Refused("", "state", f"job {number} is done; say up to how many rounds it goes on")
         self._store.restart_job(number, row.job if rounds is None else longer(row.job, rounds))
-        self._start(self._row(number))
-        self._notify()
+        self._begin_queued()
 
     def close(self) -> None:
         """Interrupt all jobs. Their stored state stays "running", so the next daemon resumes them."""
-        self._closing = True
+        with self._queue:
+            self._closing = True
         for running in list(self._running.values()):
             running.closing.set()
             self._end(running)
@@ -176,6 +242,12 @@ class JobService:
         """Return all jobs, oldest first."""
         return tuple(self._info(row) for row in self._store.jobs())
 
+    def record(self, number: int) -> JobRecord:
+        """Return a job with its definition and its finished rounds. Raises Refused for an unknown one."""
+        row = self._row(number)
+        code = signed_code.digest(row.job.code.factory, row.files)
+        return JobRecord(self._info(row), row.job, code, tuple(self._store.rounds(number)))
+
     def follow(self, number: int) -> Iterator[JobProgress]:
         """Yield the job's progress so far, then each change until the job has ended. Raises Refused."""
         last, lines_seen = -1, 0
@@ -186,7 +258,7 @@ class JobService:
             lines = self._lines_of(number)[lines_seen:]
             yield JobProgress(self._info(row), tuple(rounds), tuple(lines))
             last, lines_seen = rounds[-1].round if rounds else last, lines_seen + len(lines)
-            if row.state is not JobState.RUNNING:
+            if row.state not in ACTIVE:
                 return
             if number not in self._running and self._row(number).state is JobState.RUNNING:
                 raise Refused("", "state", f"job {number} is recorded as running, but is not")
@@ -213,13 +285,15 @@ class JobService:
             with path.open("rb") as file:
                 file.seek(after or 0)
                 data = file.read()
+        except FileNotFoundError:  # it has not begun
+            data = b""
         except OSError as error:
             raise LocalError(f"{path}: {error.strerror}") from None
         whole = data[: data.rfind(b"\n") + 1]
         found = whole.decode(errors="replace").splitlines()
         position = LogPosition("", (after or 0) + len(whole))
         shown = found if after is not None else found[-lines:] if lines > 0 else ()
-        return NewLog(tuple(shown), position, ended=row.state is not JobState.RUNNING)
+        return NewLog(tuple(shown), position, ended=row.state not in ACTIVE)
 
     def curves(self, number: int) -> Curves:
         """Return the measured curves of a synchronous job's workers. Raises Refused without any."""
@@ -257,4 +331,7 @@ class JobService:
             best_round=board.best.round if board.best else 0,
             created=row.created,
             ended=row.ended,
+            devices=row.job.devices,
+            priority=row.job.priority,
+            reason=queue.describe(self._waits.get(row.id, ())) if row.state is JobState.QUEUED else "",
         )

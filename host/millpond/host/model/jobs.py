@@ -11,12 +11,17 @@ from millpond.train.job.spec import Job
 
 
 class JobState(StrEnum):
-    """A job's life: running, then one of the others for good."""
+    """A job's life: queued, running, then one of the others until it is resumed."""
 
+    QUEUED = "queued"
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     STOPPED = "stopped"
+
+
+ACTIVE: frozenset[str] = frozenset({JobState.QUEUED, JobState.RUNNING})
+"""The states of jobs that have not ended."""
 
 
 @dataclass(frozen=True, slots=True)

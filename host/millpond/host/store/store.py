@@ -101,12 +101,12 @@ class Store:
             )
 
     def add_job(self, job: Job, files: dict[str, JobFile]) -> int:
-        """Store a new running job; returns its number."""
+        """Store a new queued job; returns its number."""
         dumped = (json.dumps(schema.dump(each)) for each in (job, files))
         with self._transaction() as db:
             cursor = db.execute(
                 "INSERT INTO jobs (name, job, files, state, created) VALUES (?, ?, ?, ?, ?)",
-                (job.name, *dumped, JobState.RUNNING, time.time()),
+                (job.name, *dumped, JobState.QUEUED, time.time()),
             )
             return int(cursor.lastrowid or 0)
 
@@ -114,6 +114,11 @@ class Store:
         """Store the plan that a job keeps when it resumes."""
         with self._transaction() as db:
             db.execute("UPDATE jobs SET plan = ? WHERE id = ?", (json.dumps(schema.dump(plan)), number))
+
+    def begin_job(self, number: int) -> None:
+        """Store that a queued job runs."""
+        with self._transaction() as db:
+            db.execute("UPDATE jobs SET state = ? WHERE id = ?", (JobState.RUNNING, number))
 
     def end_job(self, number: int, state: JobState, *, error: str = "", model: str = "") -> None:
         """Store how a job ended."""
@@ -124,11 +129,11 @@ class Store:
             )
 
     def restart_job(self, number: int, job: Job) -> None:
-        """Store that an ended job runs again, as ``job`` says now."""
+        """Store that an ended job is queued again, as ``job`` says now."""
         with self._transaction() as db:
             db.execute(
                 "UPDATE jobs SET job = ?, state = ?, error = '', model = '', ended = NULL WHERE id = ?",
-                (json.dumps(schema.dump(job)), JobState.RUNNING, number),
+                (json.dumps(schema.dump(job)), JobState.QUEUED, number),
             )
 
     def jobs(self) -> list[JobRow]:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from millpond.base.schema import dump
 from millpond.host.api.daemon import Curves, DeviceInfo, JobInfo, JobProgress
+from millpond.host.model.comparison import JobComparison
 from millpond.host.model.energy import per_image, rounded
 from millpond.host.model.jobs import Round
 
@@ -27,6 +28,7 @@ COLOURS = {
     "absent": "red",
     "incompatible": "red",
     "refused": "red",
+    "queued": "cyan",
     "running": "yellow",
     "done": "green",
     "failed": "red",
@@ -119,9 +121,48 @@ def jobs(infos: Iterable[JobInfo]) -> Table:
     table = Table("id", "job", "state", "round", "score", "", box=None, pad_edge=False, header_style="bold")
     for info in infos:
         score = "-" if info.score is None else f"{info.metric} {info.score:.4f}"
-        about = info.error or info.model
+        about = info.error or info.model or info.reason
         table.add_row(str(info.id), info.name, state(info.state), f"{info.round}/{info.rounds}", score, about)
     return table
+
+
+def comparison(found: JobComparison) -> tuple[Table, Table]:
+    """Return the tables of ``millpond jobs compare``: a job per line, and a key per line that differs."""
+    headings = [
+        "id",
+        "job",
+        "state",
+        "rounds",
+        "metric",
+        "final",
+        "best",
+        "seconds",
+        "tunnels to / from",
+        "energy",
+    ]
+    outcome = Table(*headings, box=None, pad_edge=False, header_style="bold")
+    for job in found.jobs:
+        outcome.add_row(
+            str(job.id),
+            job.name,
+            state(job.state),
+            str(job.rounds),
+            job.metric or "-",
+            *("-" if score is None else f"{score:.4f}" for score in (job.final, job.best)),
+            f"{job.seconds:.1f}",
+            f"{size(job.to_devices)} / {size(job.from_devices)}",
+            "-" if job.joules is None else f"{rounded(job.joules)} J",
+        )
+    keys = Table(
+        "key", *(f"job {job.id}" for job in found.jobs), box=None, pad_edge=False, header_style="bold"
+    )
+    for key, values in found.differences.items():
+        keys.add_row(key, *("-" if value is None else _toml(value) for value in values))
+    return outcome, keys
+
+
+def _toml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def curves(found: Curves) -> Table:
@@ -190,7 +231,7 @@ class JobView:
         """Show a job until it ends. Returns how it ended, and its rounds."""
         if not self._console.is_terminal:
             return self._follow(progresses, None)
-        waiting = Spinner("dots", "starting the workers")
+        waiting = Spinner("dots", "waiting for the workers")
         with Live(waiting, console=self._console) as live:
             result = self._follow(progresses, live)
             if not self._rounds:
@@ -199,9 +240,12 @@ class JobView:
 
     def _follow(self, progresses: Iterable[JobProgress], live: Live | None) -> tuple[JobInfo, list[Round]]:
         info: JobInfo | None = None
+        reason = ""
         for progress in progresses:
             info = progress.info
             self._metric = info.metric
+            if info.reason != reason and (reason := info.reason):
+                self._console.print(Text(f"job {info.id} is queued: {reason}", "dim"))
             for line in progress.lines:
                 if not line.startswith("round") and line != info.error:  # the table and the error show those
                     self._console.print(Text(line, "dim"), soft_wrap=live is None)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs side by side: the keys in which they differ, and what they came to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from millpond.host.model.comparison import differences, results
+from millpond.host.model.jobs import Round
+from millpond.train.job.spec import (
+    DataSpec,
+    FederatedSpec,
+    Job,
+    ModelSpec,
+    SynchronousSpec,
+    TrainingSpec,
+)
+
+from .daemon_rig import Rig, open_rig, rig
+
+__all__ = ["open_rig", "rig"]
+
+JOB = Job("digits", DataSpec("private/x", "/test"), ModelSpec("m:build", arguments={"width": 3}))
+ROUND = Round(1, {"host": {"accuracy": 0.5}}, 2.0, 10, {"csd0": 10}, {}, {"csd0": (1, 2), "csd1": (3, 4)})
+
+
+def test_equal_jobs_do_not_differ_however_they_are_written() -> None:
+    assert differences([(JOB, "a"), (replace(JOB, federated=FederatedSpec()), "a")]) == {}
+    assert differences([(JOB, "a")]) == {}
+
+
+def test_differences_are_by_dotted_key() -> None:
+    other = replace(
+        JOB,
+        train=TrainingSpec(batch=64),
+        federated=FederatedSpec(quorum=0.9),
+        model=replace(JOB.model, arguments={"depth": 2, "width": 4}),
+        devices=("csd0",),
+    )
+    assert differences([(JOB, "a" * 64), (other, "b" * 64), (JOB, "a" * 64)]) == {
+        "model.arguments.width": (3, 4, 3),
+        "model.arguments.depth": (None, 2, None),
+        "train.batch": (32, 64, 32),
+        "federated.quorum": (0.5, 0.9, 0.5),
+        "devices": ([], ["csd0"], []),
+        "code": ("a" * 12, "b" * 12, "a" * 12),
+    }
+
+
+def test_jobs_of_two_kinds_differ_in_the_tables_of_both() -> None:
+    found = differences([(JOB, ""), (replace(JOB, synchronous=SynchronousSpec()), "")])
+    assert found["federated.rounds"] == (20, None)
+    assert found["synchronous.epochs"] == (None, 10)
+    assert {key.partition(".")[0] for key in found} == {"federated", "synchronous"}
+
+
+def test_what_a_job_came_to() -> None:
+    rounds = [ROUND, replace(ROUND, joules={"csd0": 1.5}), ROUND]
+    found = results(3, "digits", "done", rounds, metric="f1", final=0.7, best=0.9)
+    assert (found.rounds, found.metric, found.final, found.best, found.seconds) == (3, "f1", 0.7, 0.9, 6.0)
+    assert (found.to_devices, found.from_devices, found.joules) == (12, 18, 1.5)
+    assert results(4, "new", "queued", [ROUND]).joules is None
+    none = results(4, "new", "queued", [])
+    assert (none.rounds, none.final, none.best, none.seconds, none.joules) == (0, None, None, 0, None)
+
+
+def compared(rig: Rig, *arguments: str) -> str:
+    code, out, err = rig.command("jobs", *arguments)
+    assert (code, err) == (0, ""), err
+    return out
+
+
+def test_the_command_compares_for_a_person_and_for_a_program(rig: Rig) -> None:
+    rig.submit("--set", "train.batch=16", "--set", "name=one")
+    rig.submit("--set", "train.batch=64", "--set", "name=one")
+    rig.add_round(1, round=1, scores={"host": {"accuracy": 0.25}}, tunnel={"csd0": (1000, 2000)})
+    rig.add_round(1, round=2, scores={"host": {"accuracy": 0.125}})
+    text = compared(rig, "compare", "1", "2")
+    outcome, keys = (part.splitlines() for part in text.split("\n\n"))
+    assert " ".join(outcome[1].split()) == "1 one running 2 accuracy 0.1250 0.2500 4.0 1.0 kB / 2.0 kB -"
+    assert outcome[2].split()[:5] == ["2", "one", "queued", "0", "-"]
+    assert [line.split() for line in keys] == [["key", "job", "1", "job", "2"], ["train.batch", "16", "64"]]
+    for arguments in (("compare", "2", "1", "--format", "json"), ("--format", "json", "compare", "2", "1")):
+        found = json.loads(compared(rig, *arguments))
+        assert found["differences"] == {"train.batch": [64, 16]}
+        assert [(job["id"], job["best"]) for job in found["jobs"]] == [(2, None), (1, 0.25)]
+    rig.submit("--set", "train.batch=16", "--set", "name=one")
+    assert compared(rig, "compare", "1", "3").splitlines()[-1] == "their definitions are the same"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("compare", "1", "99"), "there is no job 99"),
+        (("compare", "first"), "Invalid value for 'JOB JOB...'"),
+        (("compare",), "Missing argument"),
+    ],
+)
+def test_a_job_that_is_not_there_is_told_in_one_line(
+    rig: Rig, arguments: tuple[str, ...], error: str
+) -> None:
+    rig.submit()
+    code, out, err = rig.command("jobs", *arguments)
+    assert (code, out) == (2, "") and error in err and err.count("\n") == 1

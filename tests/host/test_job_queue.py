@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue of jobs: the decision alone, and in a daemon whose jobs train nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable
+
+import pytest
+
+from millpond.host.jobs.queue import QueuedJob, decide, describe
+
+from .daemon_rig import Rig, open_rig, rig
+
+__all__ = ["open_rig", "rig"]
+
+
+def job(number: int, devices: str, priority: int = 0) -> QueuedJob:
+    return QueuedJob(number, priority, frozenset(devices))
+
+
+@pytest.mark.parametrize(
+    ("running", "queued", "begin", "waits"),
+    [
+        ({}, [], (), {}),
+        ({}, [job(2, "ab"), job(1, "ab")], (1,), {2: (1,)}),
+        ({}, [job(1, "ab"), job(2, "cd")], (1, 2), {}),
+        ({1: "ab"}, [job(2, "bc"), job(3, "d")], (3,), {2: (1,)}),
+        ({1: "a", 2: "b"}, [job(3, "ab")], (), {3: (1, 2)}),
+        ({1: "a"}, [job(2, "a"), job(3, "a", 1), job(4, "a", 1)], (), {3: (1,), 4: (3,), 2: (4,)}),
+        ({1: "a"}, [job(2, "ab"), job(3, "b")], (), {2: (1,), 3: (2,)}),
+        ({1: "a"}, [job(2, "ab"), job(3, "b", 1)], (3,), {2: (1, 3)}),
+        ({1: "a"}, [job(2, "ab", -1), job(3, "b")], (3,), {2: (1, 3)}),
+        ({1: ""}, [job(2, ""), job(3, "a")], (2, 3), {}),
+    ],
+)
+def test_who_begins_and_who_waits_for_whom(
+    running: dict[int, str],
+    queued: list[QueuedJob],
+    begin: tuple[int, ...],
+    waits: dict[int, tuple[int, ...]],
+) -> None:
+    devices = {number: frozenset(names) for number, names in running.items()}
+    for order in itertools.permutations(queued):
+        decision = decide(devices, order)
+        assert (decision.begin, decision.waits) == (begin, waits)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_jobs_that_run_share_no_device_and_all_run_in_the_end(seed: int) -> None:
+    draw = random.Random(seed)
+    queued = [
+        job(number, "".join(draw.sample("abcd", draw.randint(1, 3))), draw.randint(-1, 1))
+        for number in range(1, 12)
+    ]
+    running: dict[int, frozenset[str]] = {}
+    ended: list[int] = []
+    while queued or running:
+        decision = decide(running, queued)
+        running |= {each.id: each.devices for each in queued if each.id in decision.begin}
+        queued = [each for each in queued if each.id not in decision.begin]
+        assert {each.id for each in queued} == decision.waits.keys()
+        taken = [name for devices in running.values() for name in devices]
+        assert len(taken) == len(set(taken))
+        assert running, "nothing runs, and jobs wait"
+        ended.append(draw.choice(sorted(running)))
+        del running[ended[-1]]
+    assert sorted(ended) == list(range(1, 12))
+
+
+def test_what_a_job_waits_for_is_told() -> None:
+    assert [describe(waits) for waits in ((), (3,), (3, 5))] == ["", "waits for job 3", "waits for jobs 3, 5"]
+
+
+def test_jobs_take_turns_by_priority_and_age(rig: Rig) -> None:
+    assert [rig.submit() for _ in range(3)] == [1, 2, 3]
+    assert rig.submit("--priority", "5") == 4
+    assert rig.states == ["running", "waits for job 4", "waits for job 2", "waits for job 1"]
+    assert rig.command("jobs")[1].count("queued") == 3 and "waits for job 4" in rig.command("jobs")[1]
+    for number in (1, 4, 2, 3):
+        assert rig.info(number).state == "running"
+        rig.finish(number)
+        following = {1: 4, 4: 2, 2: 3}.get(number)
+        if following:
+            rig.wait_for(following, "running")
+    assert rig.states == ["done"] * 4
+
+
+def test_a_job_has_the_devices_that_it_names_and_no_others(rig: Rig) -> None:
+    assert rig.submit("--devices", "csd2,csd0") == 1
+    assert rig.submit(text='devices = ["csd1"]') == 2
+    assert rig.submit("--devices", "csd1") == 3
+    assert rig.states == ["running", "running", "waits for job 2"]
+    assert [list(rig.begun[number].context.devices) for number in (1, 2)] == [["csd0", "csd2"], ["csd1"]]
+    found = json.loads(rig.command("jobs", "--format", "json")[1])["jobs"]
+    assert [(each["devices"], each["priority"], each["reason"]) for each in found] == [
+        (["csd2", "csd0"], 0, ""),
+        (["csd1"], 0, ""),
+        (["csd1"], 0, "waits for job 2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--devices", "csd0,csd9"), "there is no device 'csd9'; the fleet has csd0, csd1, csd2"),
+        (("--devices", ","), "--devices: ',' names no device"),
+        (("--devices", "csd0,csd0"), "job.toml with --set: devices: 'csd0' is named twice"),
+        (("--set", "priority=high"), "job.toml with --set: priority: expected a whole number"),
+        (("--set", "seed"), "--set seed: expected a key and a value"),
+        (("--set", "federated.rouds=2"), "did you mean 'rounds'?"),
+        (("--set", "synchronous.epochs=2", "--set", "federated.fraction=0.5"), "either federated or synchro"),
+    ],
+)
+def test_a_wrong_option_is_refused_and_no_job_is_queued(
+    rig: Rig, arguments: tuple[str, ...], error: str
+) -> None:
+    code, _, err = rig.command("train", str(rig.write_job("job")), *arguments)
+    assert code == 2 and error in err and err.count("\n") == 1
+    assert rig.store.jobs() == []
+
+
+def test_a_stored_job_is_the_one_that_was_set(rig: Rig) -> None:
+    number = rig.submit(
+        "--set",
+        "federated.rounds=5",
+        "--set",
+        "train.learning_rate=0.5",
+        "--set",
+        "seed=1",
+        "--set",
+        "seed=2",
+    )
+    row = rig.store.jobs()[number - 1]
+    assert (row.job.averaging.rounds, row.job.train.learning_rate, row.job.seed) == (5, 0.5, 2)
+    assert rig.info(number).rounds == 5
+
+
+def test_a_queued_job_is_stopped_and_holds_nobody_up(rig: Rig) -> None:
+    rig.submit("--devices", "csd0")
+    rig.submit()
+    rig.submit("--devices", "csd1")
+    assert rig.states == ["running", "waits for job 1", "waits for job 2"]
+    assert rig.command("stop", "2")[0] == 0
+    assert rig.states == ["running", "stopped", "running"]
+    code, _, err = rig.command("stop", "2")
+    assert code == 2 and "job 2 is not running" in err
+    assert rig.command("logs", "2") == (0, "\n", "")
+    assert rig.command("resume", "2", "--detach") == (
+        0,
+        "job 2 is queued: waits for jobs 1, 3; 'millpond jobs' and 'millpond logs 2' tell more\n",
+        "",
+    )
+    assert "job 2 is queued" in rig.command("resume", "2")[2]
+
+
+def test_queued_jobs_survive_the_daemon(open_rig: Callable[[], Rig]) -> None:
+    before = open_rig()
+    before.submit()
+    before.submit("--devices", "csd1")
+    before.submit("--devices", "csd2", "--priority", "-1")
+    after = open_rig()
+    assert after.states == ["running", "waits for job 1", "waits for job 1"]
+    after.finish(1)
+    for number in (2, 3):
+        after.wait_for(number, "running")
+
+
+def test_a_failed_job_gives_its_devices_back(rig: Rig) -> None:
+    rig.submit()
+    rig.submit()
+    rig.finish(1, "no data")
+    rig.wait_for(2, "running")
+    assert rig.info(1).error == "no data"
