@@ -1,0 +1,34 @@
+"""Makes sentences about hardware, some with a negation: data/csd0, ... for the devices, test for the host."""
+
+import random
+from pathlib import Path
+
+GOOD = ["fast", "quiet", "cool", "reliable", "steady", "cheap", "robust", "precise"]
+BAD = ["slow", "loud", "hot", "flaky", "erratic", "costly", "fragile", "vague"]
+THINGS = ["drive", "card", "board", "fan", "cable", "driver", "kernel", "controller", "cache", "link"]
+BEGINS = ["the {} is", "this {} was", "after a week the {} seems", "they say the {} is", "our {} has been"]
+ADVERBS = ["", "very ", "quite ", "rather ", "surprisingly "]
+ENDS = ["", " in our rack", " at night", " under load", " for its price", " since the update"]
+
+
+def sentence(rng):
+    good, negated = rng.random() < 0.5, rng.random() < 0.4
+    word = rng.choice(GOOD if good != negated else BAD)
+    text = rng.choice(BEGINS).format(rng.choice(THINGS)) + (" not " if negated else " ")
+    return f"{int(good)}\t{text}{rng.choice(ADVERBS)}{word}{rng.choice(ENDS)}\n"
+
+
+def write(folder, count, seed):
+    rng = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "texts.tsv").write_text("".join(sentence(rng) for _ in range(count)))
+
+
+def main(here=Path(__file__).parent):
+    for number, count in enumerate([900, 700, 500]):
+        write(here / "data" / f"csd{number}" / "text", count, number)
+    write(here / "test", 400, 99)
+
+
+if __name__ == "__main__":
+    main()
