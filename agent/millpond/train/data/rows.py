@@ -59,7 +59,7 @@ class ArrayRows:
 
     def read(self, indices: Indices) -> Array:
         """Implement ``Rows``."""
-        found: Array = self._array[np.asarray(indices)]
+        found: Array = self._array[np.asarray(indices, np.int64)]
         return found
 
 
