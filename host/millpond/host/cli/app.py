@@ -20,7 +20,7 @@ import typer
 
 from millpond.base.errors import LocalError, MillpondError, Refused, RemoteError
 from millpond.base.schema import dump
-from millpond.host.cli import flash, remote, sign, update
+from millpond.host.cli import data_check, flash, remote, sign, update
 from millpond.host.cli.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
 from millpond.host.client import DaemonClient
 from millpond.host.fleet import directory
@@ -271,6 +271,7 @@ def cp(
 app.command("flash")(flash.command)
 app.command("update")(update.command)
 app.command("sign")(sign.command)
+app.add_typer(data_check.app, name="data")
 
 
 @app.command()
