@@ -174,7 +174,7 @@ class User:
 
 def dataset(count: int, side: int = 2) -> LabelledImages:
     images = rows.ArrayRows(np.zeros((count, 1, side, side), np.float32))
-    return LabelledImages([images], np.arange(count), [FOLDER])
+    return LabelledImages([images], np.arange(count), [FOLDER], FOLDER)
 
 
 def exchange_errors() -> Iterator[DataError]:
@@ -237,6 +237,23 @@ def test_errors_of_models_pass_with_names_that_the_host_knows() -> None:
         assert rebuilt(Failure("model", text), NAMES, CODE).text == text
 
 
+SHARDS = (
+    "x holds a sparse file",
+    "x is not a whole tar file",
+    "x is not a whole Parquet file",
+    "missing data: x has no *.tar",
+    "x has no column 'y'",
+)
+"""Errors of data sets that only a task has, see their own tests."""
+
+
+def test_errors_of_shards_pass_but_for_names_that_the_host_does_not_know() -> None:
+    for text in SHARDS[:-1]:
+        assert rebuilt(Failure("data", text), {"x"}, CODE).text == text
+        assert rebuilt(Failure("data", text), (), CODE).text == HIDDEN
+    assert rebuilt(Failure("data", SHARDS[-1]), {"x"}, CODE).text == HIDDEN
+
+
 class Wrong:
     """A task whose hooks return these things."""
 
@@ -281,7 +298,7 @@ def raised(file: Path) -> Iterator[tuple[str, re.Pattern[str]]]:
 
 def test_no_error_of_data_is_left_out(tmp_path: Path) -> None:
     texts = [str(data_error(tmp_path / what, what)) for what in WRONG] + [str(e) for e in exchange_errors()]
-    texts += ["x is larger than 5 bytes", str(cut_error(tmp_path))]
+    texts += ["x is larger than 5 bytes", str(cut_error(tmp_path)), *SHARDS]
     folders = ("data", "state", "compute", "task")
     files = [file for folder in folders for file in TRAIN.glob(f"{folder}/*.py")]
     found = [each for file in (*files, TRAIN / "worker/roles.py") for each in raised(file)]

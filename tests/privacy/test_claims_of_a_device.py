@@ -56,7 +56,8 @@ def test_public_samples_count_as_well(tmp_path: Path) -> None:
 
 
 def test_a_device_without_samples_is_refused_by_name(tmp_path: Path) -> None:
-    assert admitted(tmp_path, Ready((1,))) == "csd0 has 1 samples; training takes at least 2"
+    expected = "csd0 has 1 samples in private/digits; training takes at least 2"
+    assert admitted(tmp_path, Ready((1,))) == expected
 
 
 @pytest.mark.parametrize("group", [0, -1, 31, 1 << 40])

@@ -172,7 +172,7 @@ def test_folders_of_other_shapes_are_told(tmp_path: Path) -> None:
     parts = [load(tmp_path, folder, "npy") for folder in ("private/digits", "public/digits")]
     with pytest.raises(DataError) as caught:
         linear(8).check(parts, linear(8).model())
-    text = "one folder holds samples of 1x4x4, another of 1x4x5"
+    text = "public/digits holds samples of 1x4x4, private/digits of 1x4x5"
     assert (str(caught.value), caught.value.discreet) == (text, text)
 
 
@@ -185,9 +185,9 @@ def linear(classes: int) -> Task:
 
 
 def test_labels_that_the_model_has_no_output_for() -> None:
-    part = of_arrays(PIXELS, LABELS)
+    part = of_arrays(PIXELS, LABELS, "digits")
     linear(8).check([part, part], linear(8).model())
-    with pytest.raises(DataError, match=r"^a label is beyond the 7 classes that the model tells apart$"):
+    with pytest.raises(DataError, match=r"^digits holds a label beyond the model's 7 classes$"):
         linear(7).check([part], linear(7).model())
 
 

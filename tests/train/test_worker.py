@@ -208,7 +208,7 @@ def test_folders_whose_samples_differ_in_shape_are_refused_at_once(worker: Start
     np.save(tmp_path / "labels.npy", np.arange(4))
     with pytest.raises(Refused) as caught:
         worker.prepare(DIGITS, "private/digits", str(tmp_path))
-    text = "one folder holds samples of 1x9x8, another of 1x8x8"
+    text = f"{tmp_path} holds samples of 1x9x8, private/digits of 1x8x8"
     assert (caught.value.code, caught.value.text) == ("data", text)
 
 
@@ -264,7 +264,7 @@ def test_another_model_than_the_declared_one_is_refused(worker: Started) -> None
 def test_labels_that_the_model_has_no_output_for(worker: Started) -> None:
     with pytest.raises(Refused) as caught:
         worker.prepare(nets("few"), "private/digits")
-    told = ("data", "a label is beyond the 2 classes that the model tells apart")
+    told = ("data", "private/digits holds a label beyond the model's 2 classes")
     assert (caught.value.code, caught.value.text) == told
 
 

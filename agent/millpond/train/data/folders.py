@@ -80,9 +80,8 @@ def _images(root: Path, folder: str, classes: Sequence[str]) -> Iterator[Part]:
         raise DataError(f"missing data: {folder} has no sub-folder per class")
     classes = classes or found
     if unknown := set(found) - set(classes):
-        raise DataError(
-            f"{folder}/{min(unknown)} is not one of the job's classes", f"{folder}/{min(unknown)}"
-        )
+        name = f"{folder}/{min(unknown)}"
+        raise DataError(f"{folder}: {name} is not one of the job's classes", name)
     names: list[str] = []
     labels: list[int] = []
     for sub in found:

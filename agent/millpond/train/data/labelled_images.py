@@ -18,11 +18,13 @@ from millpond.train.data.rows import Array, ArrayRows, Rows
 
 class LabelledImages:
     """Images of parts with one shape, as stored: [N, H, W], [N, C, H, W] or [N, H, W, C], uint8 or floats,
-    and int64 ``labels`` [N]. ``shape`` is [C, H, W].
+    and int64 ``labels`` [N]. ``shape`` is [C, H, W]; ``name`` is that of their folder.
     """
 
-    def __init__(self, parts: Sequence[Rows], labels: NDArray[np.int64], names: Sequence[str]) -> None:
-        self._parts, self.labels, self._names = parts, labels, names
+    def __init__(
+        self, parts: Sequence[Rows], labels: NDArray[np.int64], names: Sequence[str], name: str = ""
+    ) -> None:
+        self._parts, self.labels, self._names, self.name = parts, labels, names, name
         self._ends = np.cumsum([len(part) for part in parts])
         self._last = _is_channels_last(parts[0].shape)
         self.shape = _shape(parts[0].shape)
@@ -66,22 +68,22 @@ class LabelledImages:
 
 def of_arrays(images: Array, labels: Array, name: str = "") -> LabelledImages:
     """Return a data set of arrays in memory. Raises DataError."""
-    return _joined([_checked(name, ArrayRows(images), labels)])
+    return _joined(name, [_checked(name, ArrayRows(images), labels)])
 
 
 def load(root: Path, folder: str, format_: str, classes: Sequence[str] = ()) -> LabelledImages:
     """Return the images of a folder (absolute or below ``root``), see ``folders``. Raises DataError."""
-    return _joined([_checked(*part) for part in folders.parts(root, folder, format_, classes)])
+    return _joined(folder, [_checked(*part) for part in folders.parts(root, folder, format_, classes)])
 
 
-def _joined(parts: list[tuple[str, Rows, NDArray[np.int64]]]) -> LabelledImages:
-    for name, part, _ in parts[1:]:
+def _joined(name: str, parts: list[tuple[str, Rows, NDArray[np.int64]]]) -> LabelledImages:
+    for other_name, part, _ in parts[1:]:
         first, other = _shape(parts[0][1].shape), _shape(part.shape)
         if first != other:
-            text = f"{name} holds samples of {described(other)}, {parts[0][0]} of {described(first)}"
-            raise DataError(text, name, parts[0][0])
+            text = f"{other_name} holds samples of {described(other)}, {parts[0][0]} of {described(first)}"
+            raise DataError(text, other_name, parts[0][0])
     names, images, labels = zip(*parts, strict=True)
-    return LabelledImages(images, np.concatenate(labels), names)
+    return LabelledImages(images, np.concatenate(labels), names, name)
 
 
 def _checked(name: str, images: Rows, labels: Array) -> tuple[str, Rows, NDArray[np.int64]]:

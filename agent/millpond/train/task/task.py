@@ -5,6 +5,7 @@ All hooks but ``model`` are optional; the defaults classify labelled images:
 
 - ``model()`` returns the torch module.
 - ``dataset(folder, split)`` returns a torch map-style data set of a folder; ``split`` is "train" or "test".
+  ``train.data.parquet`` and ``train.data.tar`` have such of Parquet and tar files.
   It is read as needed, by ``__getitems__`` where there is one. That may return a whole batch, any tree of
   tensors, instead of a list of samples.
 - ``collate(samples)`` returns a batch of a list of samples, see torch's ``default_collate``.
@@ -156,15 +157,15 @@ class Task:
         images = [part for part in parts if isinstance(part, LabelledImages)]
         for part in images[1:]:
             if part.shape != images[0].shape:
-                text = f"one folder holds samples of {described(part.shape)}, another of "
-                raise DataError(text + described(images[0].shape))
+                first = f"{images[0].name} of {described(images[0].shape)}"
+                raise DataError(f"{part.name} holds samples of {described(part.shape)}, {first}")
         if not images or not self.classifies_images:
             return
-        most = max(int(part.labels.max()) for part in images)
         with torch.no_grad():
             outputs = logits(model.eval()(images[0].__getitems__([0, 0])[0]))
-        if outputs.ndim == 2 and most >= outputs.shape[1]:
-            raise DataError(f"a label is beyond the {outputs.shape[1]} classes that the model tells apart")
+        for part in images if outputs.ndim == 2 else ():
+            if part.labels.max() >= outputs.shape[1]:
+                raise DataError(f"{part.name} holds a label beyond the model's {outputs.shape[1]} classes")
 
 
 def is_task(found: object) -> bool:

@@ -18,7 +18,7 @@ import typer
 
 from millpond.base.errors import LocalError, MillpondError, Refused, RemoteError
 from millpond.base.schema import dump
-from millpond.host.cli import flash, jobs, new, remote, sign, update
+from millpond.host.cli import data_check, flash, jobs, new, remote, sign, update
 from millpond.host.cli.exits import EXIT_CODES, INTERRUPTED, JOB, LOCAL, REMOTE, SSH, fail
 from millpond.host.cli.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
 from millpond.host.client import DaemonClient
@@ -262,6 +262,7 @@ app.command("flash")(flash.command)
 app.command("update")(update.command)
 app.command("new")(new.command)
 app.command("sign")(sign.command)
+app.add_typer(data_check.app, name="data")
 app.command()(jobs.train)
 app.command()(jobs.resume)
 

@@ -177,7 +177,8 @@ class WorkerGroup:
         if not 1 <= ready.group <= max(1, *ready.parts[:1]):  # of the private folder, which is the first
             return f"{name} has its private samples in groups of {ready.group}, and has {ready.parts[0]}"
         if ready.samples < LEAST_BATCH:
-            return f"{name} has {ready.samples} samples; training takes at least {LEAST_BATCH}"
+            where = ", ".join(folder.path for folder in folders)
+            return f"{name} has {ready.samples} samples in {where}; training takes at least {LEAST_BATCH}"
         return ""
 
     def _folders_of(self, name: str) -> tuple[Folder, ...]:

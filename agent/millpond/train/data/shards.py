@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (files): the files that a data set consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from millpond.train.data.errors import DataError
+
+Where = str | Path | Iterable[str | Path]
+"""A folder, a file, or files."""
+
+
+def find(where: Where, suffix: str) -> list[Path]:
+    """Return the files with this suffix in a folder, by name; a file and a list of files are as given. Raises
+    DataError if there are none.
+    """
+    if not isinstance(where, str | Path):
+        return [Path(each) for each in where]
+    path = Path(where)
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.glob(f"*{suffix}"))
+    if not found:
+        raise DataError(f"missing data: {path} has no *{suffix}")
+    return found
