@@ -78,7 +78,7 @@ def test_a_head_beyond_the_bound_is_refused_for_good(begin: Begin, largest: floa
     _, events = begin(Claiming(largest, norm))
     loss = events.get(timeout=10)
     assert isinstance(loss, WorkerLoss) and loss.for_good
-    assert loss.reason.startswith("w0: update refused: a value is not finite, or beyond 65536 per sample")
+    assert loss.reason.startswith("update refused: a value is not finite, or beyond 65536 per sample")
 
 
 def test_who_is_abandoned_is_lost_with_the_reason(begin: Begin) -> None:

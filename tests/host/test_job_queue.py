@@ -174,3 +174,11 @@ def test_a_failed_job_gives_its_devices_back(rig: Rig) -> None:
     rig.finish(1, "no data")
     rig.wait_for(2, "running")
     assert rig.info(1).error == "no data"
+
+
+def test_a_stopped_job_logs_that_and_nothing_else(rig: Rig) -> None:
+    rig.submit()
+    assert rig.command("stop", "1")[0] == 0
+    lines = [line.split(maxsplit=3)[3] for line in rig.command("logs", "1")[1].splitlines()]
+    assert lines == ["begun with csd0, csd1, csd2", "stopped"]
+    assert rig.info(1).error == ""

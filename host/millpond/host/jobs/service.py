@@ -14,6 +14,7 @@ from millpond.host.api.daemon import Curves, JobInfo, JobProgress, JobRecord, Ne
 from millpond.host.jobs import queue
 from millpond.host.jobs.context import JobContext, limited
 from millpond.host.jobs.training.trainer import Trainer
+from millpond.host.model.failures import advised
 from millpond.host.model.jobs import ACTIVE, JobRow, JobState
 from millpond.host.store.profiles import read_curves
 from millpond.host.store.store import Store
@@ -51,6 +52,10 @@ class JobLog(logging.Handler):
             self._file.flush()
         self._changed()
 
+    def say(self, text: str) -> None:
+        """Append a line of the service's own."""
+        self.handle(logging.LogRecord("", logging.INFO, "", 0, text, None, None))
+
     def close(self) -> None:
         """Close the file; the lines in memory stay."""
         self._file.close()
@@ -63,6 +68,7 @@ class _Running:
         self.log = JobLog(log_path, context.changed)
         self.runner = Trainer(row, context, self.stop)
         self.runner.log.addHandler(self.log)
+        self.runner.log.addFilter(lambda _record: not self.stop.is_set())  # all is lost on purpose then
         self.thread: threading.Thread | None = None
         self.closing = threading.Event()
         self.devices = frozenset(context.devices)
@@ -165,7 +171,7 @@ class JobService:
         running.thread.start()
 
     def _run(self, number: int, running: _Running) -> None:
-        state, error, model = self._finish(running)
+        state, error, model = self._finish(number, running)
         while state is not None and not self._closing:
             try:
                 self._store.end_job(number, state, error=error, model=model)
@@ -183,7 +189,7 @@ class JobService:
                 del self._lines[min(self._lines)]
         self._begin_queued()
 
-    def _finish(self, running: _Running) -> tuple[JobState | None, str, str]:
+    def _finish(self, number: int, running: _Running) -> tuple[JobState | None, str, str]:
         """Run the job. Returns its last state (None if the daemon's end interrupted it), error, model."""
         try:
             return JobState.DONE, "", str(running.runner.run())
@@ -191,10 +197,13 @@ class JobService:
             if self._closing:
                 return None, "", ""
             if running.stop.is_set():
+                running.log.say("stopped")
                 return JobState.STOPPED, "", ""
             ours = isinstance(error, (MillpondError, OSError))
-            running.runner.log.error("%s", error, exc_info=not ours)
-            return JobState.FAILED, str(error) if ours else f"internal error: {error!r}", ""
+            text = str(error) if ours else f"internal error: {error!r}"
+            text = advised(text, number, running.devices)
+            running.runner.log.error("%s", text, exc_info=not ours)
+            return JobState.FAILED, text, ""
 
     def stop(self, number: int) -> None:
         """Stop a running or a queued job. Raises Refused for a job that has ended."""

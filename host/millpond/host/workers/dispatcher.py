@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, Refused
+from millpond.host.model.failures import NOT_FINITE, reason_of
 from millpond.host.workers.worker import ModelState, Worker
 from millpond.train.protocol import Update, Work
 from millpond.train.reduce.exact import RefusedUpdate
@@ -103,20 +104,22 @@ class Dispatcher:
                 return
 
     def _run_task(self, task: Task, began: float, allowed: float) -> WorkerAnswer | WorkerLoss:
+        name = self.worker.name
         try:
             update = self.worker.train(task.request, task.state, Deadline.after(allowed))
             seconds = time.monotonic() - began
             if not 0 <= update.largest <= BOUND * task.samples or not math.isfinite(update.norm):
-                text = f"a value is not finite, or beyond {BOUND:g} per sample"
-                raise RefusedUpdate(self.worker.name, text)
+                text = f"a value {NOT_FINITE}, or beyond {BOUND:g} per sample"
+                raise RefusedUpdate(name, text)
             if not all(map(math.isfinite, (update.seconds, *update.metrics.values()))):
-                raise RefusedUpdate(self.worker.name, "its loss or another metric is not finite")
+                raise RefusedUpdate(name, f"its loss or another metric {NOT_FINITE}")
             return WorkerAnswer(self, task, update, seconds)
         except RefusedUpdate as error:
-            return WorkerLoss(self, task, str(error), for_good=True)
+            return WorkerLoss(self, task, reason_of(error, name), for_good=True)
         except Refused as error:
-            return WorkerLoss(self, task, str(error), for_good=error.code in ("data", "model", "policy"))
+            for_good = error.code in ("data", "model", "policy")
+            return WorkerLoss(self, task, reason_of(error, name), for_good)
         except Exception as error:
             if not isinstance(error, (MillpondError, OSError)):
-                log.exception("worker %s: internal error", self.worker.name)
-            return WorkerLoss(self, task, self._abandoned or str(error), for_good=False)
+                log.exception("worker %s: internal error", name)
+            return WorkerLoss(self, task, self._abandoned or reason_of(error, name), for_good=False)

@@ -123,15 +123,13 @@ class WorkerGroup:
         """Return "" to admit a prepared worker, or the reason for refusing it."""
         folders, most = self._folders_of(name), self._job.limits.most_samples
         if min(ready.parts, default=0) < 0 or len(ready.parts) != len(folders):
-            return f"{name} claims to have samples of {len(ready.parts)} folders, not {len(folders)}"
+            return f"it claims to have samples of {len(ready.parts)} folders, not {len(folders)}"
         if ready.samples > most:
-            return (
-                f"{name} claims to have {ready.samples} samples; the job allows {most} (limits.most_samples)"
-            )
+            return f"it claims to have {ready.samples} samples; the job allows {most} (limits.most_samples)"
         if not 1 <= ready.group <= max(1, *ready.parts[:1]):  # of the private folder, which is the first
-            return f"{name} has its private samples in groups of {ready.group}, and has {ready.parts[0]}"
+            return f"it has its private samples in groups of {ready.group}, and has {ready.parts[0]}"
         if ready.samples < LEAST_BATCH:
-            return f"{name} has {ready.samples} samples; training takes at least {LEAST_BATCH}"
+            return f"it has {ready.samples} samples; training takes at least {LEAST_BATCH}"
         return ""
 
     def _folders_of(self, name: str) -> tuple[Folder, ...]:
@@ -165,7 +163,7 @@ class WorkerGroup:
     def reasons(self) -> str:
         """The reasons for the absence of workers, in one line."""
         found = [(member.name, member.reason) for member in self._members if not member.worker]
-        return ", ".join(why if why.startswith(f"{name}:") else f"{name}: {why}" for name, why in found)
+        return ", ".join(f"{name}: {why}" for name, why in found)
 
     def _wait_for_devices(self, resumed: bool) -> tuple[str, ...]:
         """Wait for the devices, and return the names of the ready ones. Raises JobFailed if none is ready."""
