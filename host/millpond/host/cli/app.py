@@ -15,6 +15,7 @@ import typer
 
 from millpond.base.errors import LocalError, MillpondError, Refused, RemoteError
 from millpond.base.schema import dump
+from millpond.base.version import VERSION
 from millpond.fs.fuse import mounts
 from millpond.host import daemon
 from millpond.host.cli import copy, flash, jobs, remote, sign, update
@@ -22,7 +23,7 @@ from millpond.host.cli import launch as launch_command
 from millpond.host.cli import simulate as simulate_command
 from millpond.host.cli import tunnel as tunnel_command
 from millpond.host.cli import volume as volume_command
-from millpond.host.cli.exits import EXIT_CODES, INTERRUPTED, JOB, LOCAL, REMOTE, SSH, fail
+from millpond.host.cli.exits import EXIT_CODES, FLEET_DIRECTORY, INTERRUPTED, JOB, LOCAL, REMOTE, SSH, fail
 from millpond.host.cli.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
 from millpond.host.client import DaemonClient
 from millpond.host.emulation import machine, qemu_devices
@@ -34,13 +35,26 @@ from millpond.host.remote import ssh
 from millpond.host.terminal import tables
 
 app = typer.Typer(
-    help="millpond trains on computational storage devices; private data never leaves its device.",
-    epilog=EXIT_CODES,
+    epilog=f"{FLEET_DIRECTORY}\n\n{EXIT_CODES}",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"millpond {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """millpond trains on computational storage devices; private data never leaves its device."""
 
 
 @app.command()
@@ -155,7 +169,7 @@ def tunnel(
         tables.console().print(tunnel_command.show(found))
 
 
-app.command(context_settings=remote.OWN_OPTIONS)(remote.run)
+app.command(cls=remote.RunCommand, context_settings={"allow_interspersed_args": False})(remote.run)
 app.command()(remote.shell)
 
 
@@ -303,7 +317,7 @@ def _is_usage(error: MillpondError) -> bool:
 def main() -> None:
     """Run a command; every error is one line on standard error."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="millpond", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has ended; a daemon must not die of it, so no signal
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -314,7 +328,9 @@ def main() -> None:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), LOCAL)
     except typer.TyperException as error:
         if text := error.format_message():  # without arguments typer has printed the help
-            fail(f"{text} (see 'millpond --help')", LOCAL)
+            context = getattr(error, "ctx", None)  # of a wrong usage: the command that was used
+            command = context.command_path if context else "millpond"
+            fail(f"{text.rstrip('.')} (see '{command} --help')", LOCAL)
         raise SystemExit(LOCAL) from None
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", INTERRUPTED)

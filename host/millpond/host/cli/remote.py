@@ -5,21 +5,61 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from millpond.base.errors import LocalError
-from millpond.host.cli.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
+from millpond.host.cli.options import (
+    DEFAULT_FLEET,
+    DeviceArgument,
+    FleetOption,
+    Format,
+    FormatOption,
+    complete_devices,
+    complete_jobs,
+)
 from millpond.host.client import DaemonClient
 from millpond.host.remote import log_follow, ssh
 from millpond.host.remote.run_many import Ended, OutputLines, ParallelRun, choose
 from millpond.host.terminal import tables
 from millpond.images.ondevice.sshd_config import ADMIN, USER, SshServer
 
-OWN_OPTIONS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+class RunCommand(TyperCommand):
+    """The command 'run': options of its own may come before and behind the device, up to "--" or the first
+    word of what is run.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command's own options first, where the parser expects them."""
+        valued = {
+            name
+            for option in self.params
+            if isinstance(option, TyperOption) and not option.is_flag
+            for name in option.opts
+        }
+        return super().parse_args(ctx, options_first(args, valued))
+
+
+def options_first(arguments: Sequence[str], valued: Collection[str]) -> list[str]:
+    """Return the arguments of 'run' with its own options before the device. ``valued`` take a value each."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    left, options, words = deque(arguments[:end]), list[str](), list[str]()
+    while left and len(words) < (1 if "--all" in options else 2):
+        word = left.popleft()
+        if not word.startswith("-"):
+            words.append(word)
+            continue
+        options.append(word)
+        if word in valued and left:
+            options.append(left.popleft())
+    return [*options, *words, *left, *arguments[end:]]
+
 
 AdminOption = Annotated[
     bool, typer.Option("--admin", help="As root of the whole device, by the fleet's admin key.")
@@ -29,7 +69,11 @@ AdminOption = Annotated[
 def run(
     devices: Annotated[
         str | None,
-        typer.Argument(metavar="DEVICE[,DEVICE...]", help="Names such as csd0; none with --all."),
+        typer.Argument(
+            metavar="DEVICE[,DEVICE...]",
+            help="Names such as csd0; none with --all.",
+            autocompletion=complete_devices,
+        ),
     ] = None,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Passed to a shell there.")
@@ -45,7 +89,7 @@ def run(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Run a command on a device over SSH, passing on input, output, exit code. Options go before DEVICE.
+    """Run a command on a device over SSH, passing on input, output, exit code. All behind -- is the command.
 
     On several devices at once it has no input, each line of output begins with its device's name, and the
     exit code is the greatest of all; a device that cannot be reached counts as 255 and stops no other.
@@ -119,8 +163,18 @@ def shell(
         raise typer.Exit(ssh.shell(transport))
 
 
+def complete_logs(context: typer.Context, incomplete: str) -> list[str | tuple[str, str]]:
+    """Return what has a log: devices and jobs."""
+    return [*complete_devices(context, incomplete), *complete_jobs(context, incomplete)]
+
+
 def logs(
-    target: Annotated[str, typer.Argument(metavar="DEVICE|JOB", help="A device's name or a job's number.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="DEVICE|JOB", help="A device's name or a job's number.", autocompletion=complete_logs
+        ),
+    ],
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last lines.")] = 50,
     follow: Annotated[
         bool,
