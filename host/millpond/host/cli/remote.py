@@ -24,7 +24,7 @@ from millpond.host.cli.options import (
     complete_jobs,
 )
 from millpond.host.client import DaemonClient
-from millpond.host.remote import log_follow, ssh
+from millpond.host.remote import job_log, log_follow, ssh
 from millpond.host.remote.run_many import Ended, OutputLines, ParallelRun, choose
 from millpond.host.terminal import tables
 from millpond.images.ondevice.sshd_config import ADMIN, USER, SshServer
@@ -184,10 +184,24 @@ def logs(
             help="Then new lines as they come, until Ctrl-C or the job's end; as JSON, a document per line.",
         ),
     ] = False,
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="DEVICE",
+            help="The job's own log on a device, by the fleet's admin key: prints and whole tracebacks.",
+            autocompletion=complete_devices,
+        ),
+    ] = "",
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Show the log of a device's agent, or of a job. What a job prints on a device stays there."""
+    """Show the log of a device's agent, or of a job. What a job prints on a device stays there.
+
+    Only root of the device reads that, since it can hold private data: 'millpond logs --device csd0 JOB'.
+    """
+    if device:
+        _show_job_log(fleet_directory, device, target, lines, output, follow=follow)
+        return
     with DaemonClient(fleet_directory) as client:
         if follow:
             _follow(client, target, lines, as_json=output is Format.JSON)
@@ -197,6 +211,22 @@ def logs(
         tables.print_json({"target": target, "lines": found})
     else:
         print("\n".join(found))
+
+
+def _show_job_log(
+    directory: Path, device: str, job: str, lines: int, output: Format, *, follow: bool
+) -> None:
+    if not job.isdigit():
+        raise LocalError(f"'{job}' is no job's number, such as in: millpond logs --device {device} 3")
+    found = job_log.read(directory, device, int(job), lines, follow=follow)
+    if output is Format.TEXT:
+        for line in found:
+            print(line, flush=True)
+    elif follow:
+        for line in found:
+            print(json.dumps({"target": job, "device": device, "line": line}), flush=True)
+    else:
+        tables.print_json({"target": job, "device": device, "lines": list(found)})
 
 
 def _follow(client: DaemonClient, target: str, lines: int, *, as_json: bool) -> None:
