@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from millpond.base.errors import ConnectionLost, Refused
-from millpond.host.model.failures import advised, reason_of
+from millpond.host.model.failures import advised, listed, reason_of
 from millpond.train.reduce.exact import RefusedUpdate
 
 DEVICES = ("csd0", "csd1")
@@ -24,6 +24,12 @@ DEVICES = ("csd0", "csd1")
 )
 def test_a_reason_does_not_name_its_worker(error: Exception, text: str) -> None:
     assert reason_of(error, "csd0") == text
+
+
+def test_workers_with_one_reason_are_listed_together() -> None:
+    reasons = [("host", "no folder"), ("csd0", "not ready"), ("csd1", "no folder")]
+    assert listed(reasons) == "host, csd1: no folder; csd0: not ready"
+    assert listed([]) == ""
 
 
 def test_diverged_values_have_their_advice() -> None:

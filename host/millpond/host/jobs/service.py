@@ -207,17 +207,16 @@ class JobService:
 
     def stop(self, number: int) -> None:
         """Stop a running or a queued job. Raises Refused for a job that has ended."""
-        with self._queue:
-            queued = self._row(number).state is JobState.QUEUED
-            if queued:
+        with self._queue:  # no job begins meanwhile
+            state, running = self._row(number).state, self._running.get(number)
+            if state is JobState.QUEUED:
                 self._store.end_job(number, JobState.STOPPED)
-        if queued:
+        if state is JobState.QUEUED:
             self._begin_queued()  # those behind it
-            return
-        running = self._running.get(number)
-        if self._row(number).state is not JobState.RUNNING or running is None:
+        elif state is JobState.RUNNING and running is not None:
+            self._end(running)
+        else:
             raise Refused("", "state", f"job {number} is not running")
-        self._end(running)
 
     def restart(self, number: int, rounds: int | None) -> None:
         """Resume a job that was stopped or has failed, or continue one that is done, up to ``rounds`` rounds

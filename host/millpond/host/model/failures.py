@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from millpond.base.errors import Refused
 
@@ -17,6 +17,14 @@ def reason_of(error: Exception, worker: str) -> str:
     """Return the text of an error of a worker, whose name is told before it, without that name."""
     text = error.text if isinstance(error, Refused) else str(error)
     return text.removeprefix(f"{worker}: ")
+
+
+def listed(reasons: Iterable[tuple[str, str]]) -> str:
+    """List workers with their reasons: "csd0: no folder; csd1, csd2: not ready"."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons:
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(found)}: {reason}" for reason, found in names.items())
 
 
 def advised(failure: str, job: int, devices: Collection[str]) -> str:

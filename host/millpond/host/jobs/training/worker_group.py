@@ -15,6 +15,7 @@ from millpond.host.fleet.device import Device
 from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.jobs.context import JobContext, JobFailed, JobStopped
 from millpond.host.jobs.training.shards import Shard
+from millpond.host.model.failures import listed, reason_of
 from millpond.host.model.jobs import HOST, JobPlan, JobRow
 from millpond.host.workers.parameter_server import PARAMETER_SERVER, ParameterServer
 from millpond.host.workers.supervisor import PREPARE_SECONDS, WorkerSupervisor
@@ -162,8 +163,7 @@ class WorkerGroup:
     @property
     def reasons(self) -> str:
         """The reasons for the absence of workers, in one line."""
-        found = [(member.name, member.reason) for member in self._members if not member.worker]
-        return ", ".join(f"{name}: {why}" for name, why in found)
+        return listed((member.name, member.reason) for member in self._members if not member.worker)
 
     def _wait_for_devices(self, resumed: bool) -> tuple[str, ...]:
         """Wait for the devices, and return the names of the ready ones. Raises JobFailed if none is ready."""
@@ -206,13 +206,14 @@ class WorkerGroup:
         for name in self._sources if public is not None else ():
             try:
                 if not self._context.devices[name].wait_ready(Deadline.after(0.1)):
-                    raise RemoteError(f"{name}: {self._context.devices[name].status.reason}")
+                    raise RemoteError(self._context.devices[name].status.reason)
                 folders.append(Folder(str(self._context.mount(name) / str(public)), name, public=True))
             except RemoteError as error:
                 self._volume_deadline = self._volume_deadline or Deadline.after(START_SECONDS)
                 if not self._volume_deadline.passed:
                     return None
-                self._log.warning("the public data of %s is left out: %s", name, error)
+                reason = reason_of(error, name)
+                self._log.warning("the public data of %s is left out: %s", name, reason)
         self._volume_deadline = None  # each time the worker is prepared, volumes have the same time to come
         return tuple(folders)
 
