@@ -86,7 +86,7 @@ def test_a_head_beyond_the_bound_is_refused_for_good(begin: Begin, largest: floa
     _, events = begin(Claiming(largest=largest, norm=norm))
     loss = events.get(timeout=10)
     assert isinstance(loss, WorkerLoss) and loss.for_good
-    assert loss.reason.startswith("w0: update refused: a value is not finite, or beyond 65536 per sample")
+    assert loss.reason.startswith("update refused: a value is not finite, or beyond 65536 per sample")
 
 
 @pytest.mark.parametrize("most", [4.0, math.inf])
@@ -103,7 +103,7 @@ def test_a_loss_that_counts_more_is_refused_for_good(begin: Begin, weight: float
     loss = events.get(timeout=10)
     assert isinstance(loss, WorkerLoss) and loss.for_good
     assert loss.reason == (
-        f"w0: update refused: its loss counts {weight:g} of {SAMPLES} samples (limits.most_count)"
+        f"update refused: its loss counts {weight:g} of {SAMPLES} samples (limits.most_count)"
     )
 
 

@@ -7,10 +7,14 @@ import itertools
 import json
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from millpond.host.jobs.queue import QueuedJob, decide, describe
+from millpond.host.model.jobs import JobState
+from millpond.train.job.spec import DataSpec, Job, ModelSpec
 
 from .daemon_rig import Rig, open_rig, rig
 
@@ -156,6 +160,18 @@ def test_a_queued_job_is_stopped_and_holds_nobody_up(rig: Rig) -> None:
     assert "job 2 is queued" in rig.command("resume", "2")[2]
 
 
+def test_many_jobs_come_and_are_stopped_at_once(rig: Rig) -> None:
+    spec = Job("many", DataSpec("private/x", "/test"), ModelSpec("m:build"))
+
+    def come_and_go(devices: tuple[str, ...]) -> None:
+        for _ in range(8):
+            rig.jobs.stop(rig.jobs.submit(replace(spec, devices=devices), {}))
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(come_and_go, (("csd0",), ("csd0", "csd1"), ("csd1", "csd2"), ()), timeout=60))
+    assert [row.state for row in rig.store.jobs()] == [JobState.STOPPED] * 32
+
+
 def test_queued_jobs_survive_the_daemon(open_rig: Callable[[], Rig]) -> None:
     before = open_rig()
     before.submit()
@@ -174,3 +190,11 @@ def test_a_failed_job_gives_its_devices_back(rig: Rig) -> None:
     rig.finish(1, "no data")
     rig.wait_for(2, "running")
     assert rig.info(1).error == "no data"
+
+
+def test_a_stopped_job_logs_that_and_nothing_else(rig: Rig) -> None:
+    rig.submit()
+    assert rig.command("stop", "1")[0] == 0
+    lines = [line.split(maxsplit=3)[3] for line in rig.command("logs", "1")[1].splitlines()]
+    assert lines == ["begun with csd0, csd1, csd2", "stopped"]
+    assert rig.info(1).error == ""

@@ -194,9 +194,7 @@ def test_values_beyond_the_announced_are_refused_by_name(answer: Answer, value: 
     answers = [answer(honest), answer(liar)]
     liar.values[-1] = value
     mean, (loss,) = mean_of(answers)
-    assert loss.for_good and loss.reason == (
-        "w1: update refused: its values are beyond those it has announced"
-    )
+    assert loss.for_good and loss.reason == ("update refused: its values are beyond those it has announced")
     assert mean.tobytes() == expected.tobytes()
 
 

@@ -130,7 +130,7 @@ def test_pauses_between_losses_double(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_that_the_job_itself_fails_stays_out(start: Start, code: str) -> None:
     supervisor = start(StandIn("csd0", Refused("csd0", code, "no folder")), StandIn("csd0"))
     assert supervisor.wait_settled(Deadline.after(10))
-    assert supervisor.failure == supervisor.reason == "csd0: no folder"
+    assert supervisor.failure == supervisor.reason == "no folder"
     time.sleep(0.1)  # longer than it takes to try again
     assert supervisor.worker is None
 
@@ -170,9 +170,9 @@ def test_a_worker_that_is_banned_for_good_has_no_successor(start: Start) -> None
     first, second = StandIn("csd0"), StandIn("csd0")
     supervisor = start(first, second)
     assert prepared(supervisor, first)
-    supervisor.ban(first, "csd0: update refused")
+    supervisor.ban(first, "update refused")
     supervisor.ban(first, "another reason")
-    assert first.closed.is_set() and supervisor.failure == "csd0: update refused"
+    assert first.closed.is_set() and supervisor.failure == "update refused"
     assert not second.preparing.wait(0.1) and supervisor.worker is None
 
 

@@ -36,16 +36,16 @@ def test_a_device_with_as_many_samples_as_the_job_allows_is_admitted(tmp_path: P
 
 
 @pytest.mark.parametrize("samples", [51, 1 << 24, 1 << 63])
-def test_a_device_that_claims_more_is_refused_by_name(tmp_path: Path, samples: int) -> None:
+def test_a_device_that_claims_more_is_refused(tmp_path: Path, samples: int) -> None:
     """Its share of every mean would grow with what it claims."""
     found = admitted(tmp_path, Ready((samples,)))
-    assert found == f"csd0 claims to have {samples} samples; the job allows 50 (limits.most_samples)"
+    assert found == f"it claims to have {samples} samples; the job allows 50 (limits.most_samples)"
 
 
 @pytest.mark.parametrize("parts", [(), (10, 10), (-5,), (60, -20)])
-def test_claims_that_make_no_sense_are_refused_by_name(tmp_path: Path, parts: tuple[int, ...]) -> None:
-    assert admitted(tmp_path, Ready(parts)).startswith("csd0 claims to have samples of ")
-    assert admitted(tmp_path, Ready((10,), (-1,))).startswith("csd0 claims to have samples of ")
+def test_claims_that_make_no_sense_are_refused(tmp_path: Path, parts: tuple[int, ...]) -> None:
+    assert admitted(tmp_path, Ready(parts)).startswith("it claims to have samples of ")
+    assert admitted(tmp_path, Ready((10,), (-1,))).startswith("it claims to have samples of ")
 
 
 def test_public_samples_count_as_well(tmp_path: Path) -> None:
@@ -55,8 +55,8 @@ def test_public_samples_count_as_well(tmp_path: Path) -> None:
     assert "limits.most_samples" in admitted(tmp_path, Ready((30, 21)), job)
 
 
-def test_a_device_without_samples_is_refused_by_name(tmp_path: Path) -> None:
-    expected = "csd0 has 1 samples in private/digits; training takes at least 2"
+def test_a_device_without_samples_is_refused(tmp_path: Path) -> None:
+    expected = "it has 1 samples in private/digits; training takes at least 2"
     assert admitted(tmp_path, Ready((1,))) == expected
 
 
@@ -65,5 +65,5 @@ def test_groups_are_of_private_samples(tmp_path: Path, group: int) -> None:
     data = replace(JOB.data, public="public/digits")
     job = replace(JOB, data=data, synchronous=SynchronousSpec(host=False))
     found = admitted(tmp_path, Ready((30, 20), (0, 0), group), job)
-    assert found == f"csd0 has its private samples in groups of {group}, and has 30"
+    assert found == f"it has its private samples in groups of {group}, and has 30"
     assert admitted(tmp_path, Ready((30, 20), (0, 0), 30), job) == ""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +111,31 @@ def test_a_model_that_raises_tells_where_and_keeps_its_message(fleet: Emulation)
         + (fleet.directory / "host.log").read_text()
     )
     assert "patient" not in told
+    advice = re.search(r"'millpond logs (--device csd\d \d+)'", lines[0])
+    assert advice, lines[0]
+    own = fleet.millpond("logs", *advice[1].split())
+    assert own.code == 0 and "ValueError: a patient's pixels" in own.out, own
+    number = advice[1].split()[-1]
+    found = fleet.millpond("logs", number, "--device", "csd1", "-n", "1", "--format", "json")
+    assert [line[:30] for line in json.loads(found.out)["lines"]] == ["ValueError: a patient's pixels"], found
+
+
+def test_a_job_on_some_devices_with_changed_keys(fleet: Emulation) -> None:
+    job = fleet.write_job("some", rounds=10_000, target=0.12)
+    with fleet.pace() as pace:
+        pace.hurry()
+        result = fleet.millpond("train", job, "--devices", "csd2,csd0", "--set", "federated.rounds=2")
+        trained(result, fleet)
+        with fleet.client() as client:
+            found = client.job(client.jobs()[-1].id)
+        others = {"csd0", "csd2"}
+        assert len(found.rounds) == 2 and all(set(each.workers) == others for each in found.rounds)
+        assert all(each.tunnel.keys() == others and not each.missing for each in found.rounds)
+        beside = fleet.submit(job), fleet.submit(job)
+        text = fleet.millpond("jobs").out.splitlines()[-1].rstrip()
+        assert text.split()[2] == "queued" and text.endswith(f"waits for job {beside[0]}"), text
+        pace.finish()
+        assert [fleet.wait_for_end(number)[0].state for number in beside] == ["done", "done"]
 
 
 def test_bad_samples_stay_out_of_every_round(fleet: Emulation) -> None:
@@ -120,6 +147,6 @@ def test_bad_samples_stay_out_of_every_round(fleet: Emulation) -> None:
         assert set(result.workers) == {"csd0"}
         assert result.missing.keys() == reasons.keys()
         for device, reason in reasons.items():
-            assert device in result.missing[device]
+            assert device not in result.missing[device]
             assert reason in result.missing[device]
     assert all(np.isfinite(tensor).all() for tensor in load_file(info.model).values())

@@ -18,8 +18,9 @@ import typer
 
 from millpond.base.errors import LocalError, MillpondError, Refused, RemoteError
 from millpond.base.schema import dump
+from millpond.base.version import VERSION
 from millpond.host.cli import data_check, flash, jobs, new, remote, sign, update
-from millpond.host.cli.exits import EXIT_CODES, INTERRUPTED, JOB, LOCAL, REMOTE, SSH, fail
+from millpond.host.cli.exits import EXIT_CODES, FLEET_DIRECTORY, INTERRUPTED, JOB, LOCAL, REMOTE, SSH, fail
 from millpond.host.cli.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
 from millpond.host.client import DaemonClient
 from millpond.host.fleet import directory
@@ -28,13 +29,26 @@ from millpond.host.remote.errors import SshFailed
 from millpond.host.terminal import tables
 
 app = typer.Typer(
-    help="millpond trains on computational storage devices; private data never leaves its device.",
-    epilog=EXIT_CODES,
+    epilog=f"{FLEET_DIRECTORY}\n\n{EXIT_CODES}",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"millpond {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """millpond trains on computational storage devices; private data never leaves its device."""
 
 
 @app.command()
@@ -164,7 +178,7 @@ def tunnel(
         tables.console().print(tunnel_command.show(found))
 
 
-app.command(context_settings=remote.OWN_OPTIONS)(remote.run)
+app.command(cls=remote.RunCommand, context_settings={"allow_interspersed_args": False})(remote.run)
 app.command()(remote.shell)
 
 
@@ -326,7 +340,7 @@ def _is_usage(error: MillpondError) -> bool:
 def main() -> None:
     """Run a command; every error is one line on standard error."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="millpond", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has ended; a daemon must not die of it, so no signal
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -337,7 +351,9 @@ def main() -> None:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), LOCAL)
     except typer.TyperException as error:
         if text := error.format_message():  # without arguments typer has printed the help
-            fail(f"{text} (see 'millpond --help')", LOCAL)
+            context = getattr(error, "ctx", None)  # of a wrong usage: the command that was used
+            command = context.command_path if context else "millpond"
+            fail(f"{text.rstrip('.')} (see '{command} --help')", LOCAL)
         raise SystemExit(LOCAL) from None
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", INTERRUPTED)

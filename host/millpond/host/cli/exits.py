@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (the terminal): exit codes, and the end of a command that has failed."""
+"""Edge (the terminal): exit codes, the end of the help's text, and the end of a command that has failed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ EXIT_CODES = """\
 Exit codes: 0 done; 1 a device or the daemon failed or refused; 2 wrong usage, configuration or input;
 3 the job failed or was stopped; 130 interrupted; 255 no SSH connection. 'run' and 'shell' exit as what
 they ran; 'run' on several devices with the greatest of their codes; 124 at its --timeout.
+"""
+FLEET_DIRECTORY = """\
+The fleet's directory is that of --fleet; without it that in the variable MILLPOND_FLEET; without both
+/var/lib/millpond for root, ~/.local/state/millpond for others.
 """
 REMOTE, LOCAL, JOB, INTERRUPTED, SSH = 1, 2, 3, 130, 255
 

@@ -13,7 +13,13 @@ import typer
 from millpond.base.errors import LocalError
 from millpond.host.api.daemon import JobRecord
 from millpond.host.cli.exits import JOB, fail
-from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
+from millpond.host.cli.options import (
+    DEFAULT_FLEET,
+    FleetOption,
+    Format,
+    FormatOption,
+    complete_jobs,
+)
 from millpond.host.client import DaemonClient
 from millpond.host.model.comparison import ComparedJob, JobComparison, differences, results
 from millpond.host.terminal import tables
@@ -67,7 +73,12 @@ def _settings(settings: list[str] | None, devices: str, priority: int | None) ->
 
 
 def resume(
-    job: Annotated[int, typer.Argument(metavar="JOB", help="The number of a job that has ended.")],
+    job: Annotated[
+        int,
+        typer.Argument(
+            metavar="JOB", help="The number of a job that has ended.", autocompletion=complete_jobs
+        ),
+    ],
     rounds: Annotated[int | None, typer.Option(min=1, help="Go on up to so many rounds or epochs.")] = None,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
@@ -152,7 +163,10 @@ def list_all(
 @jobs.command()
 def compare(
     context: typer.Context,
-    numbers: Annotated[list[int], typer.Argument(metavar="JOB JOB...", help="The numbers of jobs.")],
+    numbers: Annotated[
+        list[int],
+        typer.Argument(metavar="JOB JOB...", help="The numbers of jobs.", autocompletion=complete_jobs),
+    ],
     fleet_directory: Annotated[
         Path | None, typer.Option("--fleet", metavar="DIR", help="The fleet's directory.")
     ] = None,
@@ -180,7 +194,9 @@ def compare(
 
 
 def stop(
-    job: Annotated[int, typer.Argument(metavar="JOB", help="The job's number.")],
+    job: Annotated[
+        int, typer.Argument(metavar="JOB", help="The job's number.", autocompletion=complete_jobs)
+    ],
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:

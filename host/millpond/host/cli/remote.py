@@ -5,14 +5,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from millpond.base.errors import LocalError
-from millpond.host.cli.options import DEFAULT_FLEET, DeviceArgument, FleetOption, Format, FormatOption
+from millpond.host.cli.options import (
+    DEFAULT_FLEET,
+    DeviceArgument,
+    FleetOption,
+    Format,
+    FormatOption,
+    complete_devices,
+    complete_jobs,
+)
 from millpond.host.client import DaemonClient
 from millpond.host.remote import log_follow
 from millpond.host.terminal import tables
@@ -21,7 +31,37 @@ from millpond.images.ondevice.sshd_config import ADMIN, USER, SshServer
 if TYPE_CHECKING:
     from millpond.host.remote.run_many import Ended, ParallelRun
 
-OWN_OPTIONS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+class RunCommand(TyperCommand):
+    """The command 'run': options of its own may come before and behind the device, up to "--" or the first
+    word of what is run.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command's own options first, where the parser expects them."""
+        valued = {
+            name
+            for option in self.params
+            if isinstance(option, TyperOption) and not option.is_flag
+            for name in option.opts
+        }
+        return super().parse_args(ctx, options_first(args, valued))
+
+
+def options_first(arguments: Sequence[str], valued: Collection[str]) -> list[str]:
+    """Return the arguments of 'run' with its own options before the device. ``valued`` take a value each."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    left, options, words = deque(arguments[:end]), list[str](), list[str]()
+    while left and len(words) < (1 if "--all" in options else 2):
+        word = left.popleft()
+        if not word.startswith("-"):
+            words.append(word)
+            continue
+        options.append(word)
+        if word in valued and left:
+            options.append(left.popleft())
+    return [*options, *words, *left, *arguments[end:]]
+
 
 AdminOption = Annotated[
     bool, typer.Option("--admin", help="As root of the whole device, by the fleet's admin key.")
@@ -31,7 +71,11 @@ AdminOption = Annotated[
 def run(
     devices: Annotated[
         str | None,
-        typer.Argument(metavar="DEVICE[,DEVICE...]", help="Names such as csd0; none with --all."),
+        typer.Argument(
+            metavar="DEVICE[,DEVICE...]",
+            help="Names such as csd0; none with --all.",
+            autocompletion=complete_devices,
+        ),
     ] = None,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Passed to a shell there.")
@@ -47,7 +91,7 @@ def run(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Run a command on a device over SSH, passing on input, output, exit code. Options go before DEVICE.
+    """Run a command on a device over SSH, passing on input, output, exit code. All behind -- is the command.
 
     On several devices at once it has no input, each line of output begins with its device's name, and the
     exit code is the greatest of all; a device that cannot be reached counts as 255 and stops no other.
@@ -130,8 +174,18 @@ def shell(
         raise typer.Exit(ssh.shell(transport))
 
 
+def complete_logs(context: typer.Context, incomplete: str) -> list[str | tuple[str, str]]:
+    """Return what has a log: devices and jobs."""
+    return [*complete_devices(context, incomplete), *complete_jobs(context, incomplete)]
+
+
 def logs(
-    target: Annotated[str, typer.Argument(metavar="DEVICE|JOB", help="A device's name or a job's number.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="DEVICE|JOB", help="A device's name or a job's number.", autocompletion=complete_logs
+        ),
+    ],
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last lines.")] = 50,
     follow: Annotated[
         bool,
@@ -141,10 +195,24 @@ def logs(
             help="Then new lines as they come, until Ctrl-C or the job's end; as JSON, a document per line.",
         ),
     ] = False,
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="DEVICE",
+            help="The job's own log on a device, by the fleet's admin key: prints and whole tracebacks.",
+            autocompletion=complete_devices,
+        ),
+    ] = "",
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Show the log of a device's agent, or of a job. What a job prints on a device stays there."""
+    """Show the log of a device's agent, or of a job. What a job prints on a device stays there.
+
+    Only root of the device reads that, since it can hold private data: 'millpond logs --device csd0 JOB'.
+    """
+    if device:
+        _show_job_log(fleet_directory, device, target, lines, output, follow=follow)
+        return
     with DaemonClient(fleet_directory) as client:
         if follow:
             _follow(client, target, lines, as_json=output is Format.JSON)
@@ -154,6 +222,24 @@ def logs(
         tables.print_json({"target": target, "lines": found})
     else:
         print("\n".join(found))
+
+
+def _show_job_log(
+    directory: Path, device: str, job: str, lines: int, output: Format, *, follow: bool
+) -> None:
+    if not job.isdigit():
+        raise LocalError(f"'{job}' is no job's number, such as in: millpond logs --device {device} 3")
+    from millpond.host.remote import job_log  # imports paramiko, which takes long
+
+    found = job_log.read(directory, device, int(job), lines, follow=follow)
+    if output is Format.TEXT:
+        for line in found:
+            print(line, flush=True)
+    elif follow:
+        for line in found:
+            print(json.dumps({"target": job, "device": device, "line": line}), flush=True)
+    else:
+        tables.print_json({"target": job, "device": device, "lines": list(found)})
 
 
 def _follow(client: DaemonClient, target: str, lines: int, *, as_json: bool) -> None:

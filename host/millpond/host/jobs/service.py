@@ -15,6 +15,7 @@ from millpond.host.jobs import queue
 from millpond.host.jobs.context import JobContext, limited
 from millpond.host.jobs.training.scores import ScoreBoard
 from millpond.host.jobs.training.trainer import Trainer
+from millpond.host.model.failures import advised
 from millpond.host.model.jobs import ACTIVE, JobRow, JobState
 from millpond.host.store.profiles import read_curves
 from millpond.host.store.store import Store
@@ -53,6 +54,10 @@ class JobLog(logging.Handler):
             self._file.flush()
         self._changed()
 
+    def say(self, text: str) -> None:
+        """Append a line of the service's own."""
+        self.handle(logging.LogRecord("", logging.INFO, "", 0, text, None, None))
+
     def close(self) -> None:
         """Close the file; the lines in memory stay."""
         self._file.close()
@@ -65,6 +70,7 @@ class _Running:
         self.log = JobLog(log_path, context.changed)
         self.runner = Trainer(row, context, self.stop)
         self.runner.log.addHandler(self.log)
+        self.runner.log.addFilter(lambda _record: not self.stop.is_set())  # all is lost on purpose then
         self.thread: threading.Thread | None = None
         self.closing = threading.Event()
         self.devices = frozenset(context.devices)
@@ -167,7 +173,7 @@ class JobService:
         running.thread.start()
 
     def _run(self, number: int, running: _Running) -> None:
-        state, error, model = self._finish(running)
+        state, error, model = self._finish(number, running)
         while state is not None and not self._closing:
             try:
                 self._store.end_job(number, state, error=error, model=model)
@@ -185,7 +191,7 @@ class JobService:
                 del self._lines[min(self._lines)]
         self._begin_queued()
 
-    def _finish(self, running: _Running) -> tuple[JobState | None, str, str]:
+    def _finish(self, number: int, running: _Running) -> tuple[JobState | None, str, str]:
         """Run the job. Returns its last state (None if the daemon's end interrupted it), error, model."""
         try:
             return JobState.DONE, "", str(running.runner.run())
@@ -193,24 +199,26 @@ class JobService:
             if self._closing:
                 return None, "", ""
             if running.stop.is_set():
+                running.log.say("stopped")
                 return JobState.STOPPED, "", ""
             ours = isinstance(error, (MillpondError, OSError))
-            running.runner.log.error("%s", error, exc_info=not ours)
-            return JobState.FAILED, str(error) if ours else f"internal error: {error!r}", ""
+            text = str(error) if ours else f"internal error: {error!r}"
+            text = advised(text, number, running.devices)
+            running.runner.log.error("%s", text, exc_info=not ours)
+            return JobState.FAILED, text, ""
 
     def stop(self, number: int) -> None:
         """Stop a running or a queued job. Raises Refused for a job that has ended."""
-        with self._queue:
-            queued = self._row(number).state is JobState.QUEUED
-            if queued:
+        with self._queue:  # no job begins meanwhile
+            state, running = self._row(number).state, self._running.get(number)
+            if state is JobState.QUEUED:
                 self._store.end_job(number, JobState.STOPPED)
-        if queued:
+        if state is JobState.QUEUED:
             self._begin_queued()  # those behind it
-            return
-        running = self._running.get(number)
-        if self._row(number).state is not JobState.RUNNING or running is None:
+        elif state is JobState.RUNNING and running is not None:
+            self._end(running)
+        else:
             raise Refused("", "state", f"job {number} is not running")
-        self._end(running)
 
     def restart(self, number: int, rounds: int | None) -> None:
         """Resume a job that was stopped or has failed, or continue one that is done, up to ``rounds`` rounds

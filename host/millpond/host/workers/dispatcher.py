@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, Refused
+from millpond.host.model.failures import reason_of
 from millpond.host.workers.update_check import UpdateBounds
 from millpond.host.workers.worker import ModelState, Worker
 from millpond.train.protocol import Update, Work
@@ -106,17 +107,19 @@ class Dispatcher:
                 return
 
     def _run_task(self, task: Assignment, began: float, allowed: float) -> WorkerAnswer | WorkerLoss:
+        name = self.worker.name
         try:
             update = self.worker.train(task.request, task.state, Deadline.after(allowed))
             seconds = time.monotonic() - began
             if fault := self._bounds.refusal(task.request, update):
-                raise RefusedUpdate(self.worker.name, fault)
+                raise RefusedUpdate(name, fault)
             return WorkerAnswer(self, task, update, seconds)
         except RefusedUpdate as error:
-            return WorkerLoss(self, task, str(error), for_good=True)
+            return WorkerLoss(self, task, reason_of(error, name), for_good=True)
         except Refused as error:
-            return WorkerLoss(self, task, str(error), for_good=error.code in ("data", "model", "policy"))
+            for_good = error.code in ("data", "model", "policy")
+            return WorkerLoss(self, task, reason_of(error, name), for_good)
         except Exception as error:
             if not isinstance(error, (MillpondError, OSError)):
-                log.exception("worker %s: internal error", self.worker.name)
-            return WorkerLoss(self, task, self._abandoned or str(error), for_good=False)
+                log.exception("worker %s: internal error", name)
+            return WorkerLoss(self, task, self._abandoned or reason_of(error, name), for_good=False)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, Refused
+from millpond.host.model.failures import reason_of
 from millpond.host.workers.worker import Worker
 from millpond.train.protocol import Ready
 
@@ -150,11 +151,11 @@ class WorkerSupervisor:
 
     def _give_up(self, worker: Worker | None, error: Exception) -> None:
         with self._changed:
-            self._lost = str(error)
+            self._lost = reason_of(error, self.name)
             self._losses += not self._stopped
             if isinstance(error, Refused) and error.code in ("data", "model", "policy"):
-                self.failure = str(error)
-            log.info("worker %s could not be prepared: %s", self.name, error)
+                self.failure = self._lost
+            log.info("worker %s could not be prepared: %s", self.name, self._lost)
             if self._worker is worker:
                 self._worker = None
             self._changed.notify_all()

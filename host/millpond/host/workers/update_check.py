@@ -7,6 +7,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
+from millpond.host.model.failures import NOT_FINITE
 from millpond.train.protocol import Update, Work
 
 BOUND = 65536.0
@@ -32,11 +33,11 @@ class UpdateBounds:
         samples = request.samples
         largest = BOUND * max(samples, update.weight)
         if not 0 <= update.largest <= largest or not math.isfinite(update.norm):
-            return f"a value is not finite, or beyond {BOUND:g} per sample"
+            return f"a value {NOT_FINITE}, or beyond {BOUND:g} per sample"
         if not 0 <= update.weight <= self.most_count * samples:
             return f"its loss counts {update.weight:g} of {samples} samples (limits.most_count)"
         if not all(map(math.isfinite, itertools.chain(*update.metrics.values()))):
-            return "its loss or another metric is not finite"
+            return f"its loss or another metric {NOT_FINITE}"
         return ""
 
     def _of_score(self, update: Update) -> str:

@@ -178,7 +178,7 @@ class Admission:
                 "%s is out of the job%s: %s", worker.name, " in part" if partly else "", refusal
             )
             if not partly:
-                self._group.supervisor(rank).ban(worker, f"{worker.name}: {refusal}")
+                self._group.supervisor(rank).ban(worker, refusal)
                 return
         bounds = UpdateBounds(self._row.job.limits.most_count, sum(ready.held))
         dispatcher = Dispatcher(rank, worker, self._engine.events, bounds)
@@ -232,7 +232,7 @@ class Admission:
         self._membership.lose(dispatcher.rank, time.monotonic(), for_good=True)
         self._planner.leave(dispatcher.rank)
         dispatcher.end()
-        self._group.supervisor(dispatcher.rank).ban(dispatcher.worker, f"{name}: {refusal}")
+        self._group.supervisor(dispatcher.rank).ban(dispatcher.worker, refusal)
 
     def _joined(self, dispatcher: Dispatcher) -> None:
         self._engine.dispatchers[dispatcher.rank] = dispatcher

@@ -18,6 +18,7 @@ import numpy as np
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError
+from millpond.host.model.failures import reason_of
 from millpond.host.workers.dispatcher import WorkerAnswer, WorkerLoss
 from millpond.host.workers.worker import Worker
 from millpond.train.protocol import PART_VALUES
@@ -118,7 +119,7 @@ class Reduction:
         except Exception as error:
             if not isinstance(error, (MillpondError, OSError)):
                 log.exception("worker %s: internal error", worker.name)
-            self._lose(answer, str(error), for_good=isinstance(error, RefusedUpdate))
+            self._lose(answer, reason_of(error, worker.name), for_good=isinstance(error, RefusedUpdate))
             return False
         return True
 
@@ -142,6 +143,5 @@ class Reduction:
             if math.sqrt(sum(self._squares[answer].values())) > answer.update.norm * (1 + _NORM_ERROR)
         ]
         for answer in wrong:
-            name = answer.dispatcher.worker.name
-            self._lose(answer, f"{name}: update refused: its norm is not as announced", for_good=True)
+            self._lose(answer, "update refused: its norm is not as announced", for_good=True)
         return bool(wrong)

@@ -19,6 +19,7 @@ from millpond.host.fleet.device import Device
 from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.jobs.context import JobContext, JobFailed, JobStopped
 from millpond.host.jobs.training.shards import Shard
+from millpond.host.model.failures import listed, reason_of
 from millpond.host.model.jobs import HOST, JobPlan, JobRow
 from millpond.host.workers.parameter_server import PARAMETER_SERVER, ParameterServer
 from millpond.host.workers.supervisor import PREPARE_SECONDS, WorkerSupervisor
@@ -169,16 +170,14 @@ class WorkerGroup:
         """Return "" to admit a prepared worker, or the reason for refusing it."""
         folders, most = self._folders_of(name), self._job.limits.most_samples
         if min((*ready.parts, *ready.held), default=0) < 0 or len(ready.parts) != len(folders):
-            return f"{name} claims to have samples of {len(ready.parts)} folders, not {len(folders)}"
+            return f"it claims to have samples of {len(ready.parts)} folders, not {len(folders)}"
         if ready.samples + sum(ready.held) > most:
-            return (
-                f"{name} claims to have {ready.samples} samples; the job allows {most} (limits.most_samples)"
-            )
+            return f"it claims to have {ready.samples} samples; the job allows {most} (limits.most_samples)"
         if not 1 <= ready.group <= max(1, *ready.parts[:1]):  # of the private folder, which is the first
-            return f"{name} has its private samples in groups of {ready.group}, and has {ready.parts[0]}"
+            return f"it has its private samples in groups of {ready.group}, and has {ready.parts[0]}"
         if ready.samples < LEAST_BATCH:
             where = ", ".join(folder.path for folder in folders)
-            return f"{name} has {ready.samples} samples in {where}; training takes at least {LEAST_BATCH}"
+            return f"it has {ready.samples} samples in {where}; training takes at least {LEAST_BATCH}"
         return ""
 
     def _folders_of(self, name: str) -> tuple[Folder, ...]:
@@ -211,8 +210,7 @@ class WorkerGroup:
     @property
     def reasons(self) -> str:
         """The reasons for the absence of workers, in one line."""
-        found = [(member.name, member.reason) for member in self._members if not member.worker]
-        return ", ".join(why if why.startswith(f"{name}:") else f"{name}: {why}" for name, why in found)
+        return listed((member.name, member.reason) for member in self._members if not member.worker)
 
     def _wait_for_devices(self, resumed: bool) -> tuple[str, ...]:
         """Wait for the devices, and return the names of the ready ones. Raises JobFailed if none is ready."""
@@ -255,13 +253,14 @@ class WorkerGroup:
         for name in self._sources if public is not None else ():
             try:
                 if not self._context.devices[name].wait_ready(Deadline.after(0.1)):
-                    raise RemoteError(f"{name}: {self._context.devices[name].status.reason}")
+                    raise RemoteError(self._context.devices[name].status.reason)
                 folders.append(Folder(str(self._context.mount(name) / str(public)), name, public=True))
             except RemoteError as error:
                 self._volume_deadline = self._volume_deadline or Deadline.after(START_SECONDS)
                 if not self._volume_deadline.passed:
                     return None
-                self._log.warning("the public data of %s is left out: %s", name, error)
+                reason = reason_of(error, name)
+                self._log.warning("the public data of %s is left out: %s", name, reason)
         self._volume_deadline = None  # each time the worker is prepared, volumes have the same time to come
         return tuple(folders)
 

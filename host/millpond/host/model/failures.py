@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: the reasons for losing a worker and for the failure of a job, as users read them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+
+from millpond.base.errors import Refused
+
+NOT_FINITE = "is not finite"
+"""Part of the reason for refusing an update whose values are out of range."""
+_HIDDEN = "stays on the device"
+
+
+def reason_of(error: Exception, worker: str) -> str:
+    """Return the text of an error of a worker, whose name is told before it, without that name."""
+    text = error.text if isinstance(error, Refused) else str(error)
+    return text.removeprefix(f"{worker}: ")
+
+
+def listed(reasons: Iterable[tuple[str, str]]) -> str:
+    """List workers with their reasons: "csd0: no folder; csd1, csd2: not ready"."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons:
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(found)}: {reason}" for reason, found in names.items())
+
+
+def advised(failure: str, job: int, devices: Collection[str]) -> str:
+    """Return the failure of a job with what a user can do about it, if that is known."""
+    if "update refused: " in failure and NOT_FINITE in failure:
+        failure += (
+            "; values have left the range of numbers: try a lower learning rate, or look at the samples"
+        )
+    if _HIDDEN in failure:
+        before = failure.partition(_HIDDEN)[0]
+        named = re.findall(r"(?<![\w-])([a-z0-9-]+): ", before)
+        device = next((name for name in reversed(named) if name in devices), "DEVICE")
+        failure += f"; 'millpond logs --device {device} {job}' shows the job's log there"
+    return failure

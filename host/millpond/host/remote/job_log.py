@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (SSH): a job's own log on a device, which no host but that of the device's owner can read.
+
+It has what the job's code prints, and whole tracebacks, whose messages can hold private data. So the agent
+sends it to nobody: root of the device reads it, with the fleet's admin key.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from millpond.base.errors import LocalError, RemoteError
+from millpond.host.client import DaemonClient
+from millpond.host.remote.errors import SshFailed
+from millpond.host.remote.run_many import OutputLines, ParallelRun
+from millpond.images.ondevice.sshd_config import ADMIN
+from millpond.images.runtime.emulated import IDENTITY, STATE
+
+_NO_FILE = 66
+_SCRIPT = """\
+state=$(sed -n 's/^state *= *"\\([^"]*\\)".*/\\1/p' {config} 2>/dev/null | head -n 1)
+file=${{state:-{state}}}/jobs/{name}.log
+[ -f "$file" ] || exit {no_file}
+exec tail -n {lines} {follow} -- "$file"
+"""
+
+
+def read(directory: Path, device: str, job: int, lines: int, *, follow: bool) -> Iterator[str]:
+    """Yield the last ``lines`` of the log of a job on a device, and with ``follow`` new ones without end.
+
+    Jobs of one name share a log. Raises LocalError without the admin key, RemoteError without a log, and
+    SshFailed without a connection.
+    """
+    with DaemonClient(directory) as client:
+        fleet = client.fleet
+        fleet.device(device)
+        name = client.job(job).info.name
+    place = f"{STATE}/jobs/{name}.log"
+    if not fleet.admin_key.exists():
+        raise LocalError(
+            f"{fleet.admin_key} is missing, and only root of {device} can read that log: there it is {place}"
+        )
+    words = {"config": f"{IDENTITY}/agent.toml", "state": STATE, "name": shlex.quote(name)}
+    script = _SCRIPT.format(**words, no_file=_NO_FILE, lines=lines, follow="-F" if follow else "")
+    complaint = ""
+    for event in ParallelRun(directory, script, ADMIN, None, capture=False).follow({device: ""}):
+        if isinstance(event, OutputLines):
+            if event.is_error:
+                complaint = event.lines[-1]
+            else:
+                yield from event.lines
+        elif event.result.exit_code == _NO_FILE:
+            raise RemoteError(f"{device} has no log of job {job} ({name})")
+        elif event.result.exit_code:
+            reason = event.result.error.removeprefix(f"{device}: ") or complaint
+            raise SshFailed(f"{device}: {reason}; on the device the log is {place}")

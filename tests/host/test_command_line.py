@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line itself: options behind the device, the fleet's variable, help, version, completion."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millpond.base.version import VERSION
+from millpond.host.cli import app
+from millpond.host.cli.remote import options_first
+
+from .daemon_rig import Rig, open_rig, rig
+
+__all__ = ["open_rig", "rig"]
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """'millpond' in this process: its exit code, output and errors."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["millpond", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            app.main()
+        return int(exit_.value.code or 0), *capsys.readouterr()
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("given", "parsed"),
+    [
+        ("csd0 uname -a", "csd0 uname -a"),
+        ("csd0 --fleet F -- uname -a", "--fleet F csd0 -- uname -a"),
+        ("csd0 --fleet=F --admin -- --admin -x", "--fleet=F --admin csd0 -- --admin -x"),
+        ("--fleet F csd0 uname -a --fleet G", "--fleet F csd0 uname -a --fleet G"),
+        ("csd0 --fleet F uname --all", "--fleet F csd0 uname --all"),
+        ("--all df -h", "--all df -h"),
+        ("--timeout 3 --all df --fleet F", "--timeout 3 --all df --fleet F"),
+        ("--all --fleet F -- df -h", "--all --fleet F -- df -h"),
+        ("csd0 -- ls -- -x", "csd0 -- ls -- -x"),
+        ("csd0 -x", "-x csd0"),
+        ("csd0 --fleet", "--fleet csd0"),
+        ("", ""),
+    ],
+)
+def test_options_of_run_may_come_behind_the_device(given: str, parsed: str) -> None:
+    valued = {"--fleet", "--timeout", "--format"}
+    assert options_first(given.split(), valued) == parsed.split()
+
+
+def test_the_fleet_of_an_argument_then_of_the_variable_then_the_default(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLPOND_FLEET", str(tmp_path / "variable"))
+    argument = ("--fleet", str(tmp_path / "argument"))
+    for words in (("devices",), ("jobs",), ("jobs", "compare", "1"), ("run", "csd0", "--", "true")):
+        assert f"{tmp_path}/variable holds no fleet" in command(*words)[2]
+    for words in (
+        ("devices", *argument),
+        ("jobs", *argument, "compare", "1"),
+        ("jobs", "compare", *argument, "1"),
+        ("run", "csd0", *argument, "--", "true"),
+    ):
+        assert f"{tmp_path}/argument holds no fleet" in command(*words)[2]
+    assert "MILLPOND_FLEET" in command("--help")[1]
+
+
+def test_the_version(command: Command) -> None:
+    assert command("--version") == (0, f"millpond {VERSION}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("train",), "Missing argument 'JOB.toml' (see 'millpond train --help')"),
+        (("train", "job.toml", "--rounds", "3"), "No such option: --rounds (see 'millpond train --help')"),
+        (("run", "csd0", "-x", "--", "ls"), "No such option: -x (see 'millpond run --help')"),
+        (("jobs", "compare"), "Missing argument 'JOB JOB...' (see 'millpond jobs compare --help')"),
+        (("jbos",), "(see 'millpond --help')"),
+        (("train", "none.toml"), "none.toml: No such file or directory"),
+        (("train", "/"), "/: Is a directory"),
+        (("profile", "none.toml"), "none.toml: No such file or directory"),
+    ],
+)
+def test_a_wrong_usage_is_one_line_that_names_the_help(
+    command: Command, words: tuple[str, ...], error: str
+) -> None:
+    code, out, err = command(*words)
+    assert (code, out) == (2, "") and err.startswith("millpond: ") and err.endswith(f"{error}\n")
+    assert err.count("\n") == 1
+
+
+def test_devices_and_jobs_are_completed(rig: Rig, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.submit("--set", "name=first")
+    monkeypatch.setenv("_MILLPOND_COMPLETE", "complete_bash")
+
+    def completed(line: str) -> list[str]:
+        words = f"millpond {line}".split(" ")
+        words[2:2] = ["--fleet", str(rig.directory)]
+        monkeypatch.setenv("COMP_WORDS", " ".join(words))
+        monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+        return command()[1].split()
+
+    assert completed("run csd") == ["csd0", "csd1", "csd2"]
+    assert completed("shell csd1") == ["csd1"]
+    assert completed("stop ") == ["1"]
+    assert completed("logs ") == ["csd0", "csd1", "csd2", "1"]
+    (rig.directory / "fleet.toml").write_text("name = 3")
+    assert completed("run csd") == completed("stop ") == []

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reasons and failures as users read them: a worker is named once, and what helps is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from millpond.base.errors import ConnectionLost, Refused
+from millpond.host.model.failures import advised, listed, reason_of
+from millpond.train.reduce.exact import RefusedUpdate
+
+DEVICES = ("csd0", "csd1")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (Refused("the worker 'host' on the host", "data", "no folder"), "no folder"),
+        (Refused("csd0", "policy", "no such job"), "no such job"),
+        (RefusedUpdate("csd0", "a value is not finite"), "update refused: a value is not finite"),
+        (ConnectionLost("csd0 closed the connection"), "csd0 closed the connection"),
+        (ConnectionLost("csd10: gone"), "csd10: gone"),
+    ],
+)
+def test_a_reason_does_not_name_its_worker(error: Exception, text: str) -> None:
+    assert reason_of(error, "csd0") == text
+
+
+def test_workers_with_one_reason_are_listed_together() -> None:
+    reasons = [("host", "no folder"), ("csd0", "not ready"), ("csd1", "no folder")]
+    assert listed(reasons) == "host, csd1: no folder; csd0: not ready"
+    assert listed([]) == ""
+
+
+def test_diverged_values_have_their_advice() -> None:
+    refused = "update refused: a value is not finite, or beyond 65536 per sample"
+    found = advised(f"fewer than 1 devices take part (csd0: {refused}, csd1: {refused})", 3, DEVICES)
+    assert found.endswith(
+        "; values have left the range of numbers: try a lower learning rate, or look at the samples"
+    )
+    other = "fewer than 1 devices take part (csd0: update refused: its norm is not as announced)"
+    assert advised(other, 3, DEVICES) == other
+
+
+@pytest.mark.parametrize(
+    ("before", "device"),
+    [
+        ("fewer than 2 devices take part (host: no folder, csd1: KeyError at m.py:3", "csd1"),
+        ("fewer than 2 devices take part (csd0: no folder, csd1: KeyError at m.py:3", "csd1"),
+        ("csd0: KeyError at m.py:3; Error: what: an error whose text", "csd0"),
+        ("fewer than 2 devices take part (csd10: KeyError at m.py:3", "DEVICE"),
+        ("KeyError at m.py:3", "DEVICE"),
+    ],
+)
+def test_a_message_that_stays_on_a_device_can_be_read_there(before: str, device: str) -> None:
+    text = f"{before}; its message stays on the device"
+    assert (
+        advised(text, 7, DEVICES) == f"{text}; 'millpond logs --device {device} 7' shows the job's log there"
+    )
