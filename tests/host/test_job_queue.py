@@ -192,6 +192,18 @@ def test_a_failed_job_gives_its_devices_back(rig: Rig) -> None:
     assert rig.info(1).error == "no data"
 
 
+def test_the_end_of_a_job_is_told_once_to_who_follows_it(rig: Rig) -> None:
+    for _ in range(2):
+        rig.submit()
+    rig.finish(1, "no data")
+    rig.wait_for(2, "running")
+    rig.jobs.stop(2)
+    for number, last in ((1, "ERROR no data"), (2, "INFO stopped")):
+        (progress,) = rig.jobs.follow(number)
+        assert progress.lines == ("begun with csd0, csd1, csd2",)
+        assert rig.command("logs", str(number))[1].rstrip().endswith(last)
+
+
 def test_a_stopped_job_logs_that_and_nothing_else(rig: Rig) -> None:
     rig.submit()
     assert rig.command("stop", "1")[0] == 0

@@ -27,6 +27,7 @@ from millpond.wire.control_messages import LogPosition
 log = logging.getLogger(__name__)
 
 KEPT_LOGS = 20
+_LAST = "is_last"
 STORE_RETRY_SECONDS = 5.0
 FOLLOW_SECONDS = 30.0
 
@@ -36,7 +37,9 @@ class JobNotStarted(LocalError):
 
 
 class JobLog(logging.Handler):
-    """A job's log: a file in the job's directory, and lines in memory for commands that follow the job."""
+    """A job's log: a file in the job's directory, and lines in memory for commands that follow the job. These
+    get a job's state and error anyway, so a record that is ``_LAST`` is in the file alone.
+    """
 
     def __init__(self, path: Path, changed: Callable[[], None]) -> None:
         super().__init__()
@@ -48,15 +51,12 @@ class JobLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Append a record to the lines and the file; a full disk costs the file a line and no more."""
-        self.lines.append(record.getMessage())
+        if not getattr(record, _LAST, False):
+            self.lines.append(record.getMessage())
         with contextlib.suppress(OSError, ValueError):
             self._file.write(self.format(record) + "\n")
             self._file.flush()
         self._changed()
-
-    def say(self, text: str) -> None:
-        """Append a line of the service's own."""
-        self.handle(logging.LogRecord("", logging.INFO, "", 0, text, None, None))
 
     def close(self) -> None:
         """Close the file; the lines in memory stay."""
@@ -199,12 +199,14 @@ class JobService:
             if self._closing:
                 return None, "", ""
             if running.stop.is_set():
-                running.log.say("stopped")
+                running.log.handle(
+                    logging.makeLogRecord({"msg": "stopped", "levelname": "INFO", _LAST: True})
+                )
                 return JobState.STOPPED, "", ""
             ours = isinstance(error, (MillpondError, OSError))
             text = str(error) if ours else f"internal error: {error!r}"
             text = advised(text, number, running.devices)
-            running.runner.log.error("%s", text, exc_info=not ours)
+            running.runner.log.error("%s", text, exc_info=not ours, extra={_LAST: True})
             return JobState.FAILED, text, ""
 
     def stop(self, number: int) -> None:

@@ -247,7 +247,7 @@ class JobView:
             if info.reason != reason and (reason := info.reason):
                 self._console.print(Text(f"job {info.id} is queued: {reason}", "dim"))
             for line in progress.lines:
-                if not line.startswith("round") and line != info.error:  # the table and the error show those
+                if not line.startswith("round"):  # the table shows those
                     self._console.print(Text(line, "dim"), soft_wrap=live is None)
             for result in progress.rounds:
                 self._show(result, live)
