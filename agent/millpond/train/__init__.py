@@ -33,12 +33,18 @@ def group(model: nn.Module, *, policy: GroupPolicy = "balance") -> AbstractConte
 
 
 def fit(
-    task: object, train: str | Path, test: str | Path = "", *, epochs: int = 1, seed: int = 0, **training: Any
+    task: object,
+    train: str | Path | Sequence[str | Path],
+    test: str | Path = "",
+    *,
+    epochs: int = 1,
+    seed: int = 0,
+    **training: Any,
 ) -> Fitted:
-    """Train a task in this process alone, on the folder ``train``, and print a line for each epoch, with the
-    task's figures on the folder ``test``. ``task`` has the hooks of ``train.task.task``; ``training`` are the
-    keys of a job's table ``[train]``: batch, learning_rate, optimizer, ... So a task is tried before it goes
-    to a fleet. Raises LocalError, and any exception of the task.
+    """Train a task in this process alone, on one or several folders, and print a line for each epoch, with
+    the task's figures on the folder ``test``. ``task`` has the hooks of ``train.task.task``; ``training``
+    are the keys of a job's table ``[train]``: batch, learning_rate, optimizer, ... So a task is tried before
+    it goes to a fleet. Raises LocalError, and any exception of the task.
     """
     from millpond.train.compute.fit import fit as run  # imports torch, which the daemons do without
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class Fitted:
 
 def fit(
     task: object,
-    train: str | Path,
+    train: str | Path | Sequence[str | Path],
     test: str | Path = "",
     *,
     epochs: int = 1,
@@ -42,12 +42,13 @@ def fit(
 ) -> Fitted:
     """Implement ``train.fit``."""
     spec = replace(TrainingSpec(**training), epochs=1)
-    job = Job("fit", DataSpec(str(train)), task=ModelSpec("fit"), seed=seed, train=spec)
+    folders = [train] if isinstance(train, (str, Path)) else train
+    job = Job("fit", DataSpec(""), task=ModelSpec("fit"), seed=seed, train=spec)
     work, hooks = replace(job.work, total=epochs), Task(task)
     generators.be_deterministic(work.threads)
     generators.plant(seed)
     model = hooks.model()
-    samples = everything(hooks, hooks.dataset(Path(), str(train), "train"))
+    samples = everything(hooks, *(hooks.dataset(Path(), str(folder), "train") for folder in folders))
     held_out = everything(hooks, hooks.dataset(Path(), str(test), "test")) if test else None
     optimizer = make_optimizer(model, work.optimizer, hooks)
     schedule = Schedule(optimizer, work.scheduler, epochs, hooks)
@@ -65,7 +66,7 @@ def fit(
     return fitted
 
 
-def everything(task: Task, part: SampleSet) -> Selection:
-    """Return all samples of a data set."""
-    every = np.arange(len(part))
-    return Selection(task, [part], [every], np.ones_like(every))
+def everything(task: Task, *parts: SampleSet) -> Selection:
+    """Return all samples of some data sets."""
+    indices = [np.arange(len(part)) for part in parts]
+    return Selection(task, parts, indices, np.ones(sum(map(len, parts)), np.int64))

@@ -26,6 +26,7 @@ _NO_SCHEDULERS = (
     "SequentialLR",
     "ChainedScheduler",
     "SWALR",
+    "_LRScheduler",
 )
 """Schedulers whose arguments a job file cannot have, or whose steps need more than their number."""
 
