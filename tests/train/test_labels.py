@@ -142,4 +142,4 @@ def test_a_device_with_one_sample_is_refused_with_its_folder(tmp_path: Path) -> 
     row = JobRow(1, job, {}, None, JobState.RUNNING, "", "", 0.0, None)
     group = WorkerGroup(row, cast(JobContext, context), threading.Event(), logging.getLogger("labels"))
     assert group._admit("csd0", Ready((2,))) == ""
-    assert group._admit("csd0", Ready((1,))) == f"csd0 has 1 samples in {FOLDER}; training takes at least 2"
+    assert group._admit("csd0", Ready((1,))) == f"it has 1 samples in {FOLDER}; training takes at least 2"

@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--root", type=Path, default=Path(), help="where relative data folders lie")
     parser.add_argument(
-        "--code", type=Path, required=True, help="the job's files; also the working directory"
+        "--code", type=Path, default=Path(), help="the job's files; also the working directory"
     )
     parser.add_argument("--state", type=Path, help="where the task's own state is kept")
     parser.add_argument("--wheels", type=Path, help="the job's unpacked wheels, which are imported from")
