@@ -11,7 +11,7 @@ from typing import TypeVar
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, LocalError, ProtocolError, Refused
 from millpond.host.api import daemon
-from millpond.host.api.launch import LaunchEnded, LaunchOutput, StartLaunch
+from millpond.host.api.launch import LaunchEnded, LaunchOutput, LaunchSaved, StartLaunch
 from millpond.host.fleet import directory as fleet
 from millpond.host.fleet.directory import Fleet
 from millpond.linux import sockets
@@ -20,11 +20,12 @@ from millpond.wire import tls
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import Attach, Ledger, Log, LogPosition
 from millpond.wire.framing import Limits
+from millpond.wire.launch_messages import SAVED_PART
 from millpond.wire.messages import Failure, Message, Ok
 
 R = TypeVar("R", bound=Message)
 ANSWER_SECONDS = 30.0
-_LIMITS = Limits(head=64 << 20, payload=0)
+_LIMITS = Limits(head=64 << 20, payload=SAVED_PART)
 
 
 class DaemonClient:
@@ -94,19 +95,25 @@ class DaemonClient:
         except Refused as error:
             raise Refused("", error.code, error.text) from None
 
-    def launch(self, request: StartLaunch) -> Iterator[LaunchOutput | LaunchEnded]:
-        """Launch a script and follow it until all its workers have ended; they end with this connection."""
+    def launch(
+        self, request: StartLaunch
+    ) -> Iterator[tuple[LaunchOutput | LaunchSaved | LaunchEnded, bytes]]:
+        """Launch a script and follow it until all its workers have ended; they end with this connection.
+        Yields messages, each with its payload.
+        """
         self._channel.send(request, self._deadline)
         while True:
             try:
-                message = self._channel.receive(NEVER).message
+                head = self._channel.receive(NEVER)
+                data = self._channel.receive_payload(SAVED_PART, self._deadline) if head.payload_size else b""
             except ConnectionLost:
                 raise ConnectionLost("the host daemon has ended, and the script's workers with it") from None
+            message = head.message
             if isinstance(message, Failure):
                 raise Refused("", message.code, message.text)
-            if not isinstance(message, (LaunchOutput, LaunchEnded)):
+            if not isinstance(message, (LaunchOutput, LaunchSaved, LaunchEnded)):
                 raise ProtocolError(f"the host daemon sent '{message.NAME}' during a launch")
-            yield message
+            yield message, bytes(data)
             if isinstance(message, LaunchEnded):
                 return
 
