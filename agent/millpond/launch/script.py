@@ -52,7 +52,8 @@ def _prepare(launch: Launch, folder: Path, interface: str, group: int) -> None:
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # all forks have the same state; Python's own random has new ones by itself
     if torch := sys.modules.get("torch"):
-        torch.use_deterministic_algorithms(False)  # as the zygote's workers need it
+        torch.use_deterministic_algorithms(False)  # which is on for workers of jobs
+        torch.seed()
     Path("/proc/self/comm").write_text(launch.script[-15:])
 
 
