@@ -41,8 +41,8 @@ def scaled(images: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def trained(parts: Sequence[np.ndarray[Any, Any]], epochs: int) -> dict[str, dict[str, torch.Tensor]]:
-    """What one process makes of the batches that the ranks of a launch have: ``parts`` are their images, those
-    of the host first. In each step all ranks' samples are one batch.
+    """What one process makes of the batches that the ranks of a launch have: ``parts`` are their images,
+    those of the host first. In each step all ranks' samples are one batch.
     """
     data = [TensorDataset(scaled(images)) for images in parts]
     pools = [Pool(len(own), (rank,), LEAST if rank else 1) for rank, own in enumerate(data)]

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import functools
 import io
 import os
 import socket
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError, MillpondError
@@ -23,6 +25,7 @@ from millpond.wire.launch_messages import Launch, environment
 from millpond.wire.messages import Failure
 
 _REPORT_SECONDS = 10.0
+_SETTLE_SECONDS = 0.2
 _INTERRUPTED = 130
 
 
@@ -54,7 +57,24 @@ def _prepare(launch: Launch, folder: Path, interface: str, group: int) -> None:
     if torch := sys.modules.get("torch"):
         torch.use_deterministic_algorithms(False)  # which is on for workers of jobs
         torch.seed()
+        _settle_before_the_end(torch.distributed)
     Path("/proc/self/comm").write_text(launch.script[-15:])
+
+
+def _settle_before_the_end(distributed: ModuleType) -> None:
+    """Have threads of gloo finish before a process group ends. torch 2.13 joins them while it holds Python's
+    lock; one that still has to free a tensor of a script waits for that lock, and both for ever.
+    """
+    destroy = distributed.destroy_process_group
+
+    @functools.wraps(destroy)
+    def settled(*arguments: Any, **options: Any) -> None:
+        time.sleep(_SETTLE_SECONDS)
+        destroy(*arguments, **options)
+
+    for module in (distributed, sys.modules.get("torch.distributed.distributed_c10d")):
+        if module and hasattr(module, "destroy_process_group"):
+            module.destroy_process_group = settled  # type: ignore[attr-defined]
 
 
 def _stream(descriptor: int) -> io.TextIOWrapper:
