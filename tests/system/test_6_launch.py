@@ -351,10 +351,9 @@ def test_what_is_saved_comes_back_also_after_a_failure(ready: Emulation) -> None
     for rank, name in enumerate(("host", "csd0", "csd1")):
         assert found[f"{name}/run/model.bin"].read_bytes() == bytes([rank]) * 300_000
     assert not (ready.base / "untouched").exists() and not found["csd1/run/model.bin"].is_symlink()
-    gone = ready.millpond("launch", "--no-host", "--devices", "csd0,csd2", "--", script)
-    assert gone.err.splitlines()[0] == (
-        "millpond: 2 files (600.0 kB) that the script wrote on csd0, csd2 are gone; --output DIR brings them back"
-    )
+    gone = ready.millpond("launch", "--no-host", "--devices", "csd0", "--", script)
+    told = "1 file (300.0 kB) written by the script on csd0: gone; --output DIR brings such files back"
+    assert (gone.code, gone.err) == (0, f"millpond: {told}\n")
 
 
 SENT = """\
@@ -406,7 +405,7 @@ rpc.shutdown()
 def test_remote_calls_go_between_all_ranks(ready: Emulation) -> None:
     result = ready.millpond("launch", "--devices", "csd0,csd1", "--", write(ready, "rpc.py", RPC))
     assert result.code == 0, result
-    said = [line for line in result.out.splitlines() if "W1" not in line]
+    said = [line for line in result.out.splitlines() if "] ('csd" in line]  # torch has warnings to say, too
     assert sorted(said) == [
         "[csd1] ('csd0', 11) 1",
         "[host] ('csd0', tensor([2]))",

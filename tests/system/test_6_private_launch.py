@@ -60,7 +60,7 @@ def test_a_gan_ends_as_in_one_process_that_has_all_data(fleet: Emulation) -> Non
     for name, part in zip(("csd0", "csd1", "csd2"), parts[1:], strict=True):
         sent = {kind: after[name].sent[kind] - before[name].sent[kind] for kind in before[name].sent}
         steps = sent["parameters"] / (4 * values)
-        assert len(part) / 40 < steps / EPOCHS < len(part) / 20 and steps == int(steps), sent
+        assert steps == int(steps) and len(part) * EPOCHS / steps > 8, sent
         assert sent["launched"] < 1000 and sent["metrics"] < sent["parameters"] / 20, sent
 
 
@@ -71,7 +71,7 @@ def test_a_script_reads_the_folders_it_names_and_has_no_network(fleet: Emulation
     assert (result.code, result.out) == (0, "[host] OSError\n"), result
     for name in ("csd0", "csd1", "csd2"):
         log = fleet.fleet.device_directory(name) / "state/jobs/launch-reading.py.log"
-        assert log.read_text() == "['digits'] ['images.npy', 'labels.npy', 'note.txt']\nOSError\n"
+        assert log.read_text() == "['digits'] ['images.npy', 'labels.npy']\nOSError\n"
 
 
 def test_too_few_samples_are_refused_by_name(fleet: Emulation) -> None:

@@ -129,6 +129,7 @@ def check_names(script: str, names: Collection[str]) -> None:
     """Check the names of a script's files, see ``check_files``."""
     for name in names:
         check_path(name)
+    for name in names:
         for folder in map(str, PurePosixPath(name).parents):
             if folder in names:
                 raise ConfigError(f"'{folder:.80}' cannot be a file and the folder of '{name:.80}'")

@@ -112,7 +112,7 @@ def _about_files(workers: Sequence[WorkerEnd], output: Path | None) -> Iterator[
                 yield f"{worker.name}: left out, as too much or no plain files: {', '.join(shown)}"
     elif files:
         names = ", ".join(worker.name for worker in workers if worker.files)
-        yield f"{count} that the script wrote on {names} are gone; --output DIR brings them back"
+        yield f"{count} written by the script on {names}: gone; --output DIR brings such files back"
 
 
 def _about_privacy(start: StartLaunch) -> Iterator[str]:

@@ -38,10 +38,10 @@ class Sandbox:
 
     ``binds`` None keeps the whole file system; of nested targets the deeper one is on top. ``files`` are
     readable by all, and programs if they begin with ``#!``; ``secrets`` by the sandbox's user alone. Both map
-    names inside to contents, so that these never stand in a command line. Without ``capabilities`` root has none; with ``only`` it has these CAP_*
-    and no others, whatever it executes. ``own_network`` is a new network namespace: a loopback that is down
-    and nothing else. ``uid`` None stays root of the sandbox; where only one uid exists, any other uid is
-    mapped to that one.
+    names inside to contents, so that these never stand in a command line. Without ``capabilities``
+    root has none; with ``only`` it has these CAP_* and no others, whatever it executes. ``own_network`` is a
+    new network namespace: a loopback that is down and nothing else. ``uid`` None stays root of the sandbox;
+    where only one uid exists, any other uid is mapped to that one.
     """
 
     binds: tuple[Bind, ...] | None = None
