@@ -19,9 +19,12 @@ from millpond.agent.gate import CanaryError, Gate, LedgerCounters, Pattern, ledg
 from millpond.agent.launched_script import LaunchedScripts
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, Refused
+from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
-from millpond.wire.launch_messages import Exited, Launch, Output
+from millpond.wire.launch_messages import AllSaved, Exited, Launch, Output, SavedPart, StopScript
 from millpond.wire.messages import Message
+
+from ..waiting import eventually
 
 CANARY = b"canary-of-the-tests"
 WAITING = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
@@ -30,13 +33,13 @@ WAITING = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
 class Agent:
     """A gate and launches, as an agent has them, and the host's end of a connection that they serve."""
 
-    def __init__(self, folder: Path, crossed: Callable[[], int]) -> None:
+    def __init__(self, folder: Path, zygote: Zygote, crossed: Callable[[], int]) -> None:
         (folder / "volume" / "public").mkdir(parents=True)
         config = AgentConfig(
             "csd0", LinkConfig(str(folder / "s"), "10.77.0.2/30"), volume=str(folder / "volume")
         )
         self.gate = Gate([Pattern("c", CANARY, True)], LedgerCounters.in_memory())
-        self.launches = LaunchedScripts(config, self.gate, [], crossed)
+        self.launches = LaunchedScripts(config, self.gate, [], crossed, zygote)
         self.error: Exception | None = None
 
     def serve(self, launch: Launch) -> tuple[Channel, threading.Thread]:
@@ -57,14 +60,19 @@ class Agent:
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
-    yield Agent(tmp_path, lambda: 0)
-    own = psutil.Process(os.getpid()).children(recursive=True)
-    assert not [process for process in own if "millpond.launch.entry" in process.cmdline()]
+def agent(tmp_path: Path, zygote: Zygote) -> Iterator[Agent]:
+    yield Agent(tmp_path, zygote, lambda: 0)
+    eventually(lambda: not processes(), "no process of a script is left")
 
 
-def script(code: str) -> Launch:
-    return Launch("a.py", (), {"a.py": code.encode()}, 0, 1, "127.0.0.1", 40000)
+def processes() -> list[psutil.Process]:
+    found = psutil.Process(os.getpid()).children(recursive=True)
+    return [process for process in found if process.name() == "launch.entry"]
+
+
+def script(code: str, most_saved: int = 0, **files: bytes) -> Launch:
+    sent = {"a.py": code.encode(), **files}
+    return Launch("a.py", (), sent, 0, 1, "127.0.0.1", 40000, "127.0.0.1", most_saved)
 
 
 def soon() -> Deadline:
@@ -77,6 +85,7 @@ def said(host: Channel) -> tuple[list[str], int]:
     while True:
         found: Message = host.receive(soon()).message
         if isinstance(found, Exited):
+            assert host.expect(AllSaved, soon()) == AllSaved(0, 0, 0)
             return lines, found.code
         assert isinstance(found, Output), found
         lines += found.lines
@@ -138,12 +147,117 @@ def test_a_canary_in_the_output_ends_the_script(agent: Agent) -> None:
     assert ledger(agent.gate, [])[1]["c"] == 1
 
 
-def test_what_leaves_beside_the_gate_is_counted(tmp_path: Path) -> None:
+def test_what_leaves_beside_the_gate_is_counted(tmp_path: Path, zygote: Zygote) -> None:
     crossings = itertools.chain([1000], itertools.repeat(51_000))
-    agent = Agent(tmp_path, lambda: next(crossings))
+    agent = Agent(tmp_path, zygote, lambda: next(crossings))
     host, thread = agent.serve(script("print('one')\n"))
     with host:
         said(host)
     thread.join(10)
     # What the gate counted at the end has not crossed this counter, which stands still.
     assert 50_000 <= sum(ledger(agent.gate, [])[0].values()) < 50_200
+
+
+SAVING = """\
+import os, sys
+from pathlib import Path
+Path("deep/er").mkdir(parents=True)
+Path("deep/er/model.bin").write_bytes(bytes(range(256)) * 1200)
+Path("empty").touch()
+Path("kept").write_text("as it was sent")
+Path("changed").write_text("another")
+Path("big").write_bytes(bytes(400_000))
+os.symlink("/etc/passwd", "link")
+os.symlink("/etc", "folder")
+os.mkfifo("pipe")
+Path("__pycache__").mkdir()
+Path("__pycache__/a.pyc").write_text("x")
+print("saved", flush=True)
+"""
+
+
+def collected(host: Channel) -> tuple[dict[str, bytes], AllSaved]:
+    """The files that came, and the count of them."""
+    files: dict[str, bytes] = {}
+    while True:
+        head = host.receive(soon())
+        if isinstance(head.message, AllSaved):
+            return files, head.message
+        assert isinstance(head.message, SavedPart), head.message
+        part, before = head.message, files.get(head.message.path, b"")
+        assert part.start == len(before)
+        files[part.path] = before + host.receive_payload(1 << 20, soon())
+
+
+def test_what_a_script_saved_comes_within_its_limit(agent: Agent) -> None:
+    sent = {"kept": b"as it was sent", "changed": b"one"}
+    host, thread = agent.serve(script(SAVING.replace('Path("kept")', 'Path("other")'), 500_000, **sent))
+    with host:
+        assert host.expect(Output, soon()).lines == ("saved",)
+        assert host.expect(Exited, soon()).code == 0
+        files, count = collected(host)
+    thread.join(10)
+    # 'big' came first, by name, so that the model no longer fitted
+    assert sorted(files) == ["big", "changed", "empty", "other"]
+    assert files["changed"] == b"another" and files["empty"] == b""
+    named = ("deep/er/model.bin", "folder", "link", "pipe")
+    assert count == AllSaved(4, sum(map(len, files.values())), 4, named)
+    assert ledger(agent.gate, [])[0]["launched"] > 400_000
+
+
+def test_files_that_are_not_wanted_are_counted_and_do_not_come(agent: Agent) -> None:
+    host, thread = agent.serve(script(SAVING))
+    with host:
+        host.expect(Output, soon())
+        host.expect(Exited, soon())
+        files, count = collected(host)
+    thread.join(10)
+    assert (files, count.files, count.left_out) == ({}, 5, 3)
+
+
+def test_a_script_that_is_stopped_still_gives_what_it_has_saved(agent: Agent) -> None:
+    host, thread = agent.serve(script("open('half', 'w').write('x')\n" + WAITING, 1000))
+    with host:
+        assert host.expect(Output, soon()).lines == ("begun",)
+        host.send(StopScript(), soon())
+        assert host.expect(Exited, soon()).code == 137
+        assert collected(host) == ({"half": b"x"}, AllSaved(1, 1, 0))
+    thread.join(10)
+
+
+AS_PYTHON = """\
+import atexit, os, pickle, random, sys, threading, time
+import numpy, torch
+class Own:
+    pass
+assert __name__ == "__main__" and sys.argv == ["a.py"] and __file__ == os.path.abspath("a.py")
+assert pickle.loads(pickle.dumps(Own())).__class__ is Own and sys.path[0] == os.getcwd()
+import beside
+assert beside.NAME == "beside" and not torch.are_deterministic_algorithms_enabled()
+atexit.register(lambda: print("at exit"))
+threading.Thread(target=lambda: (time.sleep(0.3), print("thread"))).start()
+print("drawn", numpy.random.random(), torch.rand(1).item(), random.random())
+print("grüße", os.environ["RANK"])
+sys.exit("an end")
+"""
+
+
+def test_a_script_runs_as_python_runs_it(agent: Agent) -> None:
+    drawn = []
+    for _ in range(2):
+        host, thread = agent.serve(script(AS_PYTHON, **{"beside.py": b"NAME = __name__\n"}))
+        with host:
+            lines, code = said(host)
+        thread.join(10)
+        drawn.append(lines[0])
+        assert (lines[1:], code) == (["grüße 0", "an end", "thread", "at exit"], 1)
+    assert not set(drawn[0].split()[1:]) & set(drawn[1].split()[1:])
+
+
+def test_an_exception_has_the_traceback_of_the_script_alone(agent: Agent) -> None:
+    host, thread = agent.serve(script("def f():\n    raise ValueError('bad')\nf()\n"))
+    with host:
+        lines, code = said(host)
+    thread.join(10)
+    assert (lines[0], lines[-1], code) == ("Traceback (most recent call last):", "ValueError: bad", 1)
+    assert sum("File" in line for line in lines) == 2 and all("millpond" not in line for line in lines)

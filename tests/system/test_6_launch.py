@@ -94,8 +94,14 @@ def ready(fleet: Emulation) -> Iterator[Emulation]:
 
 def scripts(fleet: Emulation) -> list[psutil.Process]:
     """Processes of launched scripts, on the host or a device."""
-    found = [p for p in fleet.processes() if "millpond.launch.entry" in command(p) or "launch-" in folder(p)]
-    return running(found)
+    return running(p for p in fleet.processes() if name(p) == "launch.entry" or "launch-" in folder(p))
+
+
+def name(process: psutil.Process) -> str:
+    """Nothing if it has ended meanwhile."""
+    with contextlib.suppress(psutil.Error):
+        return process.name()
+    return ""
 
 
 def command(process: psutil.Process) -> list[str]:
@@ -209,7 +215,8 @@ def test_devices_alone_and_one_alone(ready: Emulation) -> None:
     assert (result.code, sorted(result.out.splitlines())) == (0, ["[csd0] 1 2", "[csd2] 0 2"]), result
     result = ready.millpond("launch", "--no-host", "--devices", "csd1", "--format", "json", script)
     found = json.loads(result.out)
-    assert found["workers"] == [{"name": "csd1", "rank": 0, "exit_code": 0}]
+    saved = {"files": 0, "size": 0, "left_out": 0, "named": []}
+    assert found["workers"] == [{"name": "csd1", "rank": 0, "exit_code": 0} | saved]
     assert found["lines"] == [{"worker": "csd1", "line": "0 1"}] and found["error"] == ""
     result = ready.millpond(
         "launch", "--no-host", "--", EXAMPLES / "plain_ddp.py", "--epochs", "1", timeout=180
@@ -303,9 +310,113 @@ def test_a_script_sees_its_files_and_public_data_only(ready: Emulation) -> None:
             *nothing,
             "public not written",
         ]
-    assert said["host"] == ["uid 0", beside, "volume none", "public False", *nothing, "public not written"]
+    assert said["host"] == ["uid 0", *said["csd0"][1:]]  # it sees csd0's public part
     assert said["csd2"][0] == "uid 64002" and "volume private public" in said["csd2"]
     assert any("digits" in line for line in said["csd2"] if line.startswith(f"{private} read"))
+
+
+SAVING = """\
+import os, sys, time
+from pathlib import Path
+rank = int(os.environ["RANK"])
+Path("run").mkdir()
+Path("run/model.bin").write_bytes(bytes([rank]) * 300_000)
+os.symlink("/etc/passwd", "link")
+print("begun", flush=True)
+if rank == 1:
+    sys.exit(4)
+time.sleep(600 if "fail" in sys.argv else 0)
+"""
+
+
+def test_what_is_saved_comes_back_also_after_a_failure(ready: Emulation) -> None:
+    folder, script = ready.base / "saved", write(ready, "saving.py", SAVING)
+    folder.mkdir()
+    (folder / "csd1").mkdir()
+    (folder / "csd1" / "run").mkdir()
+    (folder / "csd1" / "run" / "model.bin").symlink_to(ready.base / "untouched")
+    result = ready.millpond("launch", "--devices", "csd0,csd1", "--output", folder, "--", script, "fail")
+    *notes, error = result.err.splitlines()
+    assert (result.code, error) == (
+        3,
+        "millpond: csd0 (rank 1): it ended with exit code 4; the others were ended",
+    )
+    assert notes[0] == f"millpond: 3 files (900.0 kB) came back to {folder}"
+    assert sorted(notes[1:]) == [
+        f"millpond: {name}: left out, as too much or no plain files: link"
+        for name in ("csd0", "csd1", "host")
+    ]
+    found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if not path.is_dir()}
+    assert sorted(found) == [f"{name}/run/model.bin" for name in ("csd0", "csd1", "host")]
+    for rank, name in enumerate(("host", "csd0", "csd1")):
+        assert found[f"{name}/run/model.bin"].read_bytes() == bytes([rank]) * 300_000
+    assert not (ready.base / "untouched").exists() and not found["csd1/run/model.bin"].is_symlink()
+    gone = ready.millpond("launch", "--no-host", "--devices", "csd0", "--", script)
+    told = "1 file (300.0 kB) written by the script on csd0: gone; --output DIR brings such files back"
+    assert (gone.code, gone.err) == (0, f"millpond: {told}\n")
+
+
+SENT = """\
+from pathlib import Path
+from data.names import NAMES
+print(*sorted(str(path) for path in Path(".").rglob("*") if path.is_file() and path.suffix != ".pyc"))
+print(Path("data/bytes").read_bytes() == bytes(range(256)), NAMES)
+print(sorted(p.name for p in Path("/volume/public/digits").iterdir()))
+"""
+
+
+def test_files_keep_their_paths_and_public_data_have_one_path(
+    ready: Emulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(ready, "sent.py", SENT)
+    (ready.base / "data" / "deep").mkdir(parents=True)
+    (ready.base / "data" / "bytes").write_bytes(bytes(range(256)))
+    write(ready, "data/names.py", "NAMES = 'names'\n")
+    write(ready, "data/deep/a.txt", "x")
+    write(ready, "alone.txt", "x")
+    monkeypatch.chdir(ready.base)
+    result = ready.millpond("launch", "--devices", "csd0", "--file", "data", "--file", "alone.txt", "sent.py")
+    assert result.code == 0, result
+    said = ["alone.txt data/bytes data/deep/a.txt data/names.py sent.py", "True names"]
+    said.append("['images.npy', 'labels.npy']")
+    for name in ("host", "csd0"):
+        assert [line for line in result.out.splitlines() if line.startswith(f"[{name}]")] == [
+            f"[{name}] {line}" for line in said
+        ]
+
+
+RPC = """\
+import os, socket
+import torch
+import torch.distributed.rpc as rpc
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def where(value):
+    return socket.gethostname(), value + 1
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size)
+if rank == 0:
+    for other in range(1, size):
+        print(rpc.rpc_sync(f"worker{other}", where, args=(torch.tensor([other]),)))
+if rank == 2:
+    print(rpc.rpc_sync("worker1", where, args=(10,)), rpc.rpc_sync("worker0", where, args=(0,))[1])
+rpc.shutdown()
+"""
+
+
+def test_remote_calls_go_between_all_ranks(ready: Emulation) -> None:
+    result = ready.millpond("launch", "--devices", "csd0,csd1", "--", write(ready, "rpc.py", RPC))
+    assert result.code == 0, result
+    said = [line for line in result.out.splitlines() if "] ('csd" in line]  # torch has warnings to say, too
+    assert sorted(said) == [
+        "[csd1] ('csd0', 11) 1",
+        "[host] ('csd0', tensor([2]))",
+        "[host] ('csd1', tensor([3]))",
+    ]
+
+
+def test_who_logs_in_has_the_python_of_workers(ready: Emulation) -> None:
+    code = "import torch; print(torch.ones(2).sum().item())"
+    result = ready.millpond("run", "csd0", "--", f"millpond-python -c '{code}'")
+    assert (result.code, result.out) == (0, "2.0\n"), result
 
 
 def test_devices_reach_those_of_their_launch_and_no_agent(ready: Emulation) -> None:
@@ -389,12 +500,16 @@ def test_lines_are_bounded_and_printable(ready: Emulation) -> None:
         (("--devices", "csd9", "--", "SCRIPT"), "no device 'csd9'"),
         (("--devices", "csd0,csd0", "--", "SCRIPT"), "'csd0' is named twice"),
         (("--", "no-such.py"), "no-such.py"),
-        (("--file", "SCRIPT", "--", "SCRIPT"), "two files are named"),
+        (("--file", "OTHER", "--", "SCRIPT"), "two files are named"),
+        (("--private", "--no-host", "--", "SCRIPT"), "--private needs the host as rank 0"),
+        (("--data", "private/digits", "--", "SCRIPT"), "are for --private"),
         (("--file", "BIG", "--", "SCRIPT"), "3 MiB are possible"),
     ],
 )
 def test_a_mistake_gets_one_line(ready: Emulation, arguments: tuple[str, ...], words: str) -> None:
+    (ready.base / "other").mkdir(exist_ok=True)
     names: dict[str, Any] = {"SCRIPT": write(ready, "a.py", ""), "BIG": ready.base / "big"}
+    names["OTHER"] = write(ready, "other/a.py", "")
     names["BIG"].write_bytes(bytes(MOST_CODE))
     names["SCRIPT"].write_text("pass\n")
     result = ready.millpond("launch", *(names.get(argument, argument) for argument in arguments))

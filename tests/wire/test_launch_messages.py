@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.base.errors import ConfigError
+from millpond.base.errors import ConfigError, ProtocolError
 from millpond.wire.launch_messages import (
     LONGEST_LINE,
     MOST_AT_ONCE,
     MOST_CODE,
     Launch,
     Lines,
+    SavedOrder,
+    SavedPart,
     check_files,
     environment,
+    script_digest,
 )
 
 READ = 1 << 15
@@ -49,12 +54,16 @@ def test_lines_are_bounded_and_so_is_what_goes_in_one_message(byte: bytes) -> No
 
 
 def test_files_that_cannot_lie_beside_each_other_are_refused() -> None:
-    check_files("a.py", {"a.py": b"", "data.npy": bytes(MOST_CODE)})
-    for name in ("", ".", "..", "../a.py", "/etc/passwd", "a\0b"):
+    check_files("a.py", {"a.py": b"", "data/deep.npy": bytes(MOST_CODE - 17)})
+    for name in ("", ".", "..", "../a.py", "/etc/passwd", "a\0b", "a/../b", "a//b", "a/", "x" * 300, "a\nb"):
         with pytest.raises(ConfigError, match="is no name of a file"):
             check_files("a.py", {"a.py": b"", name: b""})
     with pytest.raises(ConfigError, match="not among its files"):
         check_files("b.py", {"a.py": b""})
+    with pytest.raises(ConfigError, match="'data' cannot be a file and the folder of 'data/b'"):
+        check_files("a.py", {"a.py": b"", "data": b"", "data/b": b""})
+    with pytest.raises(ConfigError, match="4097 files; 4096 are possible"):
+        check_files("0", {str(number): b"" for number in range(4097)})
     with pytest.raises(ConfigError, match="3 MiB are possible"):
         check_files("a.py", {"a.py": bytes(MOST_CODE + 1)})
 
@@ -70,4 +79,40 @@ def test_a_worker_gets_what_torchrun_would_give_it() -> None:
         "MASTER_ADDR": "10.77.0.5",
         "MASTER_PORT": "40001",
         "GLOO_SOCKET_IFNAME": "mp0",
+        "TP_SOCKET_IFNAME": "mp0",
     }
+    assert "MASTER_ADDR" not in environment(replace(launch, confined=True), "mp0")
+
+
+def parts(*found: tuple[str, int, int, int]) -> None:
+    order = SavedOrder(100)
+    for path, start, size, payload in found:
+        order.take(SavedPart(path, start, size), payload)
+
+
+def test_parts_of_saved_files_come_in_order_within_the_limit() -> None:
+    parts(("a", 0, 60, 40), ("a", 40, 60, 20), ("b/c", 0, 0, 0), ("b/d", 0, 40, 40))
+    for wrong in (
+        (("../a", 0, 1, 1),),
+        (("/a", 0, 1, 1),),
+        (("a", 0, 101, 50),),
+        (("a", 0, 60, 40), ("b", 0, 10, 10)),
+        (("a", 0, 60, 40), ("a", 50, 60, 10)),
+        (("a", 0, 60, 61),),
+        (("a", 0, 60, 0),),
+        (("a", 0, 60, 60), ("a", 0, 10, 10)),
+        (("a", 0, 60, 60), ("b", 0, 41, 41)),
+        (("a", 0, 1, 1), ("a/b", 0, 1, 1)),
+        (("a/b", 0, 1, 1), ("a", 0, 1, 1)),
+        (("a", 0, -1, 0),),
+    ):
+        with pytest.raises(ProtocolError):
+            parts(*wrong)
+
+
+def test_a_digest_is_of_names_and_contents_and_script() -> None:
+    files = {"a.py": b"1", "b.py": b"2"}
+    found = script_digest("a.py", files)
+    assert found == script_digest("a.py", dict(reversed(files.items())))
+    others = [("b.py", files), ("a.py", files | {"b.py": b"3"}), ("a.py", {"a.py": b"1", "c.py": b"2"})]
+    assert found not in [script_digest(*other) for other in others]

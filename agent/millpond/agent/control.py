@@ -26,10 +26,10 @@ from millpond.agent.volume import VolumeServer
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConfigError, ConnectionLost, LocalError, ProtocolError, Refused
 from millpond.fs.store.usage import private_bytes
+from millpond.linux.zygote.client import Zygote
 from millpond.train.job import spec
 from millpond.train.job.files import check_job_files
 from millpond.train.protocol import PrepareWorker, WarmUp
-from millpond.train.worker.start import workers_zygote
 from millpond.wire.channel import Channel
 from millpond.wire.control_messages import (
     AtRest,
@@ -70,12 +70,13 @@ class AgentService:
         launches: LaunchedScripts,
         log_lines: LogLines,
         at_rest: AtRest,
+        zygote: Zygote,
     ) -> None:
         self.config, self.software, self.gate, self.at_rest = config, software, gate, at_rest
         self.volume, self.launches, self.log_lines = volume, launches, log_lines
         self.boot = os.urandom(8).hex()
         self.tickets: Tickets[Purpose] = Tickets(lambda: os.urandom(32))
-        self.zygote = workers_zygote(config.zygote_idle)
+        self.zygote = zygote
         self._meter = load.meter(config)
         self._answers = StateAnswers(config.policy.answers_per_state)
         self._draws = SecretDraws(Path(config.state, "draws.key"))

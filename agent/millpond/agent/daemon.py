@@ -28,6 +28,7 @@ from millpond.fs.store.layout import PRIVATE, PUBLIC, prepare
 from millpond.linux.confinement.userns import has_many_uids
 from millpond.linux.malloc import trim_heap
 from millpond.linux.notify import notify, watchdog_interval
+from millpond.train.worker.start import workers_zygote
 from millpond.tunnel.endpoint.handle import spawn_endpoint
 from millpond.wire.control_messages import CONTROL_PORT, AtRest
 from millpond.wire.tls import Identity
@@ -78,10 +79,11 @@ def running(
         mount = DeviceMount(config)
         stack.callback(mount.stop)
         gate = Gate(sought, open_ledger(ledgers, "agent", sought))
-        launches = LaunchedScripts(config, gate, [volume.tally], lambda: end.counts[0].bytes)
+        zygote = workers_zygote(config.zygote_idle)
+        stack.callback(zygote.close)
+        launches = LaunchedScripts(config, gate, [volume.tally], lambda: end.counts[0].bytes, zygote)
         software = VERSION
-        service = AgentService(config, software, gate, volume, launches, lines, at_rest)
-        stack.callback(service.zygote.close)
+        service = AgentService(config, software, gate, volume, launches, lines, at_rest, zygote)
         context = Identity.in_directory(Path(config.identity)).context(server=True)
         listener = Listener(service, context, ipaddress.IPv4Interface(link.address), CONTROL_PORT)
         stack.callback(listener.stop)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: a launched script on the device: a process that has the network, and therefore no private part.
+"""Edge: a launched script on the device: a process that has the network, and therefore no private part; or a
+confined one, see ``confined_script``.
 
 Its output goes to the host through the agent's gate. Traffic that the script sends by itself the agent cannot
 search; the ledger counts it, by the counters of the tunnel.
@@ -16,14 +17,26 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from millpond.agent.config import AgentConfig
+from millpond.agent.confined_script import expect_exit, run_confined
 from millpond.agent.gate import KINDS, Gate, LedgerCounters, ledger
-from millpond.base.deadline import Deadline
-from millpond.base.errors import ConfigError, ConnectionLost, Refused
+from millpond.agent.policy.launch_rules import check_launch
+from millpond.base.deadline import NEVER, Deadline
+from millpond.base.errors import ConfigError, ProtocolError, Refused
 from millpond.fs.store.layout import PUBLIC
 from millpond.launch.process import LaunchedScript
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
-from millpond.wire.launch_messages import Exited, Launch, Lines, Output, check_files
+from millpond.wire.launch_messages import (
+    AllSaved,
+    Launch,
+    Lines,
+    Output,
+    SavedOrder,
+    SavedPart,
+    StopScript,
+    check_files,
+)
 from millpond.wire.messages import Failure, Kind
 
 log = logging.getLogger(__name__)
@@ -37,12 +50,20 @@ COUNT_SECONDS = 1.0
 
 
 class LaunchedScripts:
-    """Runs one launched script at a time. ``crossed`` returns the bytes that have left by the tunnel."""
+    """Runs one launched script at a time, a fork of ``zygote``. ``crossed`` returns the bytes that have left
+    by the tunnel.
+    """
 
     def __init__(
-        self, config: AgentConfig, gate: Gate, others: Sequence[LedgerCounters], crossed: Callable[[], int]
+        self,
+        config: AgentConfig,
+        gate: Gate,
+        others: Sequence[LedgerCounters],
+        crossed: Callable[[], int],
+        zygote: Zygote,
     ) -> None:
         self._config, self._gate, self._others, self._crossed = config, gate, others, crossed
+        self._zygote = zygote
         self._lock = threading.Lock()
         self._script = ""
 
@@ -56,11 +77,17 @@ class LaunchedScripts:
         """Run the script until it ends or the host leaves. Raises RemoteError."""
         try:
             check_files(request.script, request.files)
-            with self._place(request.script), self._counted() as count:
+            if request.confined:
+                check_launch(self._config.policy, self._config.name, request)
+            with self._place(request.script):
                 log.info(
                     "launch %s: started as worker %d of %d", request.script, request.rank, request.world_size
                 )
-                self._run(request, host, count)
+                if request.confined:
+                    run_confined(self._config, self._zygote, request, host)
+                else:
+                    with self._counted() as count:
+                        self._run(request, host, count)
         except Refused as error:
             host.send(Failure(error.code, error.text), Deadline.after(REPLY_SECONDS))
         except ConfigError as error:
@@ -83,10 +110,10 @@ class LaunchedScripts:
             self._lock.release()
 
     def _run(self, request: Launch, host: Channel, count: Callable[[], None]) -> None:
-        script = LaunchedScript(_sandbox(self._config), request, self._config.link.interface)
+        script = LaunchedScript(self._zygote, _sandbox(self._config), request, self._config.link.interface)
         try:
             _relay(script, host, count)
-            host.send(Exited(script.wait()), Deadline.after(REPLY_SECONDS))
+            _finish(script, host, request.most_saved)
         finally:
             script.stop()
 
@@ -120,8 +147,9 @@ def _relay(script: LaunchedScript, host: Channel, count: Callable[[], None]) -> 
     while True:
         ready = {descriptor for descriptor, _ in poll.poll(COUNT_SECONDS * 1000)}
         count()
-        if host.sock.fileno() in ready:  # the host sends nothing meanwhile
-            raise ConnectionLost("the host left a launched script")
+        if host.sock.fileno() in ready:  # otherwise the host has left, which ends this
+            host.expect(StopScript, Deadline.after(REPLY_SECONDS))
+            script.kill()
         if script.output in ready:
             data = script.read()
             found = lines.take(data) if data else lines.end()
@@ -134,6 +162,22 @@ def _relay(script: LaunchedScript, host: Channel, count: Callable[[], None]) -> 
             if not data:
                 return
             time.sleep(len(data) / OUTPUT_RATE)
+
+
+def _finish(script: LaunchedScript, host: Channel, most: int) -> None:
+    """Relay how the script has ended, and what it has saved. Raises RemoteError."""
+    order = SavedOrder(most)
+    host.send(expect_exit(script), Deadline.after(SEND_SECONDS))
+    while True:
+        head = script.channel.receive(NEVER)
+        if isinstance(head.message, AllSaved) and not head.payload_size:
+            host.send(head.message, Deadline.after(SEND_SECONDS))
+            return
+        if not isinstance(head.message, SavedPart):
+            raise ProtocolError(f"a script's process sent '{head.message.NAME}' at its end")
+        order.take(head.message, head.payload_size)
+        data = script.channel.receive_payload(head.payload_size, Deadline.after(SEND_SECONDS))
+        host.send(head.message, Deadline.after(SEND_SECONDS), data)
 
 
 def _sandbox(config: AgentConfig) -> Sandbox:

@@ -3,65 +3,90 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
-import subprocess
-import sys
 
 from millpond.base.deadline import Deadline
 from millpond.linux.confinement.sandbox import Sandbox
-from millpond.linux.confinement.sandboxed_process import end, start
+from millpond.linux.confinement.sandboxed_process import end
+from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
-from millpond.wire.launch_messages import Launch
+from millpond.wire.framing import Limits
+from millpond.wire.launch_messages import SAVED_PART, Launch, StopScript
 
 SEND_SECONDS = 60.0  # a cold ARM board takes some to start Python
+_LIMITS = Limits(head=1 << 16, payload=SAVED_PART)
+GROUP_LIMITS = Limits(head=1 << 16, payload=1 << 34)
 
 
 class LaunchedScript:
-    """A running script; it dies with the thread that starts it. Raises OSError, RemoteError."""
+    """A running script, a fork of ``zygote``. Its output goes to the descriptor ``log``, or can be read. A
+    confined one has a channel for exchanges, ``group``. Raises OSError, RemoteError.
+    """
 
-    def __init__(self, sandbox: Sandbox, launch: Launch, interface: str) -> None:
-        ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-m", "millpond.launch.entry", str(theirs.fileno()), interface]
-        with Channel(ours, "the script's process") as channel:
-            with theirs:
-                self._process = start(
-                    dataclasses.replace(sandbox, files=_names(launch)),
-                    argv,
-                    pass_fds=[theirs.fileno()],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                )
-            try:
-                channel.send(launch, Deadline.after(SEND_SECONDS))
-            except BaseException:
-                self.stop()
-                raise
+    def __init__(
+        self, zygote: Zygote, sandbox: Sandbox, launch: Launch, interface: str, log: int | None = None
+    ) -> None:
+        self.output = -1
+        """The descriptor of the script's output; at its end all processes of the script are gone."""
+        self.group: Channel | None = None
+        with contextlib.ExitStack() as failed, contextlib.ExitStack() as theirs:
+            self.channel, descriptors = self._channels(launch, failed, theirs)
+            if log is None:
+                self.output, log = os.pipe2(os.O_CLOEXEC)
+                failed.callback(os.close, self.output)
+                theirs.callback(os.close, log)
+            arguments = ["3", "4" if launch.confined else "-1", interface]
+            self._process = zygote.start(
+                dataclasses.replace(sandbox, files=_names(launch)),
+                arguments,
+                descriptors,
+                log,
+                entry="millpond.launch.entry",
+                network=not sandbox.own_network,
+            )
+            failed.callback(end, self._process)
+            self.channel.send(launch, Deadline.after(SEND_SECONDS))
+            failed.pop_all()
 
-    @property
-    def output(self) -> int:
-        """Return the descriptor of the script's output; at its end all processes of the script are gone."""
-        assert self._process.stdout
-        return self._process.stdout.fileno()
+    def _channels(
+        self, launch: Launch, failed: contextlib.ExitStack, theirs: contextlib.ExitStack
+    ) -> tuple[Channel, list[int]]:
+        """Make the channels. Returns the one of the launch, and the descriptors of the script's ends."""
+        found = []
+        for name, limits in (("process", _LIMITS), ("exchanges", GROUP_LIMITS))[: 1 + launch.confined]:
+            ours, their = socket.socketpair()
+            theirs.enter_context(their)
+            found.append((Channel(ours, f"the script's {name}", limits=limits), their.fileno()))
+            failed.callback(found[-1][0].close)
+        self.group = found[1][0] if launch.confined else None
+        return found[0][0], [descriptor for _, descriptor in found]
 
     def read(self, most: int = 1 << 15) -> bytes:
         """Wait for output and return it; empty when there will be no more."""
         return os.read(self.output, most)
 
-    def wait(self) -> int:
-        """Return the script's exit code, once its output has ended."""
-        code = self._process.wait()
-        return 128 - code if code < 0 else code
+    def kill(self) -> None:
+        """Kill the script; what it has saved comes on the channel. Raises RemoteError."""
+        self.channel.send(StopScript(), Deadline.after(SEND_SECONDS))
 
     def stop(self) -> None:
         """Kill the script and all processes that it started."""
         end(self._process)
-        if self._process.stdout:
-            self._process.stdout.close()
+        self.channel.close()
+        if self.group:
+            self.group.close()
+        if self.output >= 0:
+            os.close(self.output)
+            self.output = -1
 
 
 def _names(launch: Launch) -> dict[str, str]:
-    """Return files that resolve names without DNS: torch looks up the name of the master's address."""
-    hosts = f"127.0.0.1 localhost\n{launch.master_address} master\n"
+    """Return files that resolve names without DNS: torch looks up the name of the master's address, programs
+    that of the machine.
+    """
+    names = ((launch.master_address, "master"), (launch.address, socket.gethostname()))
+    hosts = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for address, name in names if address)
     return {"/etc/hosts": hosts, "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n"}

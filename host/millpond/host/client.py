@@ -12,7 +12,7 @@ from typing import TypeVar
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, LocalError, ProtocolError, Refused
 from millpond.host.api import daemon
-from millpond.host.api.launch import LaunchEnded, LaunchOutput, StartLaunch
+from millpond.host.api.launch import LaunchEnded, LaunchOutput, LaunchSaved, StartLaunch
 from millpond.host.fleet import directory as fleet
 from millpond.host.fleet.directory import Fleet
 from millpond.host.model.jobs import ACTIVE
@@ -25,12 +25,13 @@ from millpond.wire import tls
 from millpond.wire.channel import Channel, FileSlice
 from millpond.wire.control_messages import Attach, Ledger, Log, LogPosition
 from millpond.wire.framing import Limits
+from millpond.wire.launch_messages import SAVED_PART
 from millpond.wire.messages import Failure, Message, Ok
 
 R = TypeVar("R", bound=Message)
 ANSWER_SECONDS = 30.0
 SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
-_LIMITS = Limits(head=64 << 20, payload=0)
+_LIMITS = Limits(head=64 << 20, payload=SAVED_PART)
 
 
 class DaemonClient:
@@ -121,19 +122,25 @@ class DaemonClient:
         except Refused as error:
             raise Refused("", error.code, error.text) from None
 
-    def launch(self, request: StartLaunch) -> Iterator[LaunchOutput | LaunchEnded]:
-        """Launch a script and follow it until all its workers have ended; they end with this connection."""
+    def launch(
+        self, request: StartLaunch
+    ) -> Iterator[tuple[LaunchOutput | LaunchSaved | LaunchEnded, bytes]]:
+        """Launch a script and follow it until all its workers have ended; they end with this connection.
+        Yields messages, each with its payload.
+        """
         self._channel.send(request, self._deadline)
         while True:
             try:
-                message = self._channel.receive(NEVER).message
+                head = self._channel.receive(NEVER)
+                data = self._channel.receive_payload(SAVED_PART, self._deadline) if head.payload_size else b""
             except ConnectionLost:
                 raise ConnectionLost("the host daemon has ended, and the script's workers with it") from None
+            message = head.message
             if isinstance(message, Failure):
                 raise Refused("", message.code, message.text)
-            if not isinstance(message, (LaunchOutput, LaunchEnded)):
+            if not isinstance(message, (LaunchOutput, LaunchSaved, LaunchEnded)):
                 raise ProtocolError(f"the host daemon sent '{message.NAME}' during a launch")
-            yield message
+            yield message, bytes(data)
             if isinstance(message, LaunchEnded):
                 return
 

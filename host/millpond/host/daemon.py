@@ -97,7 +97,7 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
         jobs = JobService(store, make_context)
         stack.callback(jobs.close)
         jobs.resume()
-        launches = LaunchService(fleet, devices, forwarding)
+        launches = LaunchService(fleet, devices, forwarding, worker_zygote, volumes.folder)
         server = DaemonServer(fleet, devices, jobs, files, launches, lambda: traffic(fleet))
         stack.callback(server.close)
         yield devices

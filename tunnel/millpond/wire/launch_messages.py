@@ -3,27 +3,46 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
-from millpond.base.errors import ConfigError
+from millpond.base.errors import ConfigError, ProtocolError
 from millpond.wire.messages import Kind, Message, message
 
 MOST_CODE = 3 << 20
-"""Most bytes of all files of a script: they are sent in the head of one message."""
+"""Most bytes of all files of a script, with their names: they are sent in the head of one message."""
+MOST_FILES = 4096
+"""Most files of a script, and most that one of its workers saves."""
 LONGEST_LINE = 4096
 """Most characters of a line of output; longer ones are cut into several."""
 
 MOST_AT_ONCE = 1 << 16
 """Most characters of all lines of one Output, line ends counted."""
+SAVED_PART = 1 << 17
+"""Most bytes of a saved file in one message."""
+LONGEST_PATH = 1024
+MOST_NAMED = 8
+"""Most names of files that were left out."""
+SIGNATURES = "millpond-code"
+"""The namespace of signatures, see ssh-keygen(1): a signature for another purpose is none for code."""
 
 
 @message("launch")
 @dataclass(frozen=True, slots=True)
 class Launch(Message):
-    """Run ``script``, one of ``files``, as worker ``rank`` of ``world_size`` that meet at the master's port.
+    """Run ``script``, one of ``files``, as worker ``rank`` of ``world_size``.
 
-    Answered by any number of Outputs, and at last by Exited. The script runs for as long as this connection
-    is open.
+    The workers meet at the master's port, and each is at its own ``address``. If ``confined``, they have no
+    network but the exchanges of this connection, see ``wire.group_messages``, and see the private ``folders``
+    (all that the device's policy allows, if there are none); ``signature`` is of an owner of the device.
+    At the end come the files that the script has saved, up to ``most_saved`` bytes; their number alone if
+    that is 0.
+
+    Answered by any number of Outputs, then Exited, SavedParts, and at last AllSaved. The script runs for as
+    long as this connection is open.
     """
 
     script: str
@@ -33,6 +52,17 @@ class Launch(Message):
     world_size: int
     master_address: str
     master_port: int
+    address: str = ""
+    most_saved: int = 0
+    confined: bool = False
+    folders: tuple[str, ...] = ()
+    signature: str = ""
+
+
+@message("launch.stop")
+@dataclass(frozen=True, slots=True)
+class StopScript(Message):
+    """Kill the script now; what it has saved until then is wanted."""
 
 
 @message("launch.output", Kind.LAUNCHED)
@@ -46,41 +76,135 @@ class Output(Message):
 @message("launch.exited", Kind.LAUNCHED)
 @dataclass(frozen=True, slots=True)
 class Exited(Message):
-    """The script has ended: its exit code, 128 + N if signal N ended it."""
+    """The script has ended: its exit code, 128 + N if signal N ended it, and the exception of a confined one
+    that raised one, as far as it may leave the device.
+    """
 
     code: int
+    error: str = ""
 
 
-def check_files(script: str, files: dict[str, bytes]) -> None:
-    """Check the files of a script. Raises ConfigError for names that are no plain file names, and for too
-    many bytes.
+@message("launch.saved", Kind.LAUNCHED)
+@dataclass(frozen=True, slots=True)
+class SavedPart(Message):
+    """A part of the file ``path``, relative to the script's folder, which has ``size`` bytes; the payload
+    begins at ``start``. The parts of a file come in order.
     """
-    for name in files:
-        if name in ("", ".", "..") or "/" in name or "\0" in name:
-            raise ConfigError(f"'{name:.80}' is no name of a file")
-    if script not in files:
+
+    path: str
+    start: int
+    size: int
+
+
+@message("launch.all_saved", Kind.LAUNCHED)
+@dataclass(frozen=True, slots=True)
+class AllSaved(Message):
+    """The script had saved ``files`` files of ``size`` bytes; all that were wanted have come. So many were
+    ``left_out``, for their size or because they are no plain files; the first of them are ``named``.
+    """
+
+    files: int
+    size: int
+    left_out: int
+    named: tuple[str, ...] = ()
+
+
+def check_path(path: str) -> None:
+    """Raise ConfigError unless ``path`` names a file below the folder that it is relative to."""
+    parts = path.split("/")
+    odd = not path.isprintable() or len(path) > LONGEST_PATH or any(len(part) > 255 for part in parts)
+    if odd or any(part in ("", ".", "..") for part in parts):
+        raise ConfigError(f"'{path:.80}' is no name of a file")
+
+
+def check_files(script: str, files: Mapping[str, bytes]) -> None:
+    """Check the files of a script. Raises ConfigError for names that lead outside of its folder or that
+    cannot be beside each other, and for too many bytes.
+    """
+    check_names(script, files)
+    check_size(len(files), sum(len(name.encode()) + len(content) for name, content in files.items()))
+
+
+def check_names(script: str, names: Collection[str]) -> None:
+    """Check the names of a script's files, see ``check_files``."""
+    for name in names:
+        check_path(name)
+    for name in names:
+        for folder in map(str, PurePosixPath(name).parents):
+            if folder in names:
+                raise ConfigError(f"'{folder:.80}' cannot be a file and the folder of '{name:.80}'")
+    if script not in names:
         raise ConfigError(f"the script '{script:.80}' is not among its files")
-    total = sum(map(len, files.values()))
-    if total > MOST_CODE:
+
+
+def check_size(files: int, size: int) -> None:
+    """Raise ConfigError for more files, or more bytes of them with their names, than can be sent."""
+    if files > MOST_FILES:
+        raise ConfigError(f"the script has {files} files; {MOST_FILES} are possible")
+    if size > MOST_CODE:
         raise ConfigError(
-            f"the script's files have {total / 1e6:.1f} MB; {MOST_CODE >> 20} MiB are possible: put data into"
+            f"the script's files have {size / 1e6:.1f} MB; {MOST_CODE >> 20} MiB are possible: put data into"
             " the public part of the devices' volumes",
         )
 
 
+class SavedOrder:
+    """Checks the order of SavedParts of one worker: each file whole, once, and all within ``most`` bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._paths, self._folders = most, set[str](), set[str]()
+        self._path, self._next, self._size = "", 0, 0
+
+    def take(self, part: SavedPart, payload: int) -> None:
+        """Note a part with so many bytes. Raises ProtocolError."""
+        if part.start == 0 and part.path not in self._paths and self._next == self._size:
+            self._begin(part)
+        if (part.path, part.start, part.size) != (self._path, self._next, self._size):
+            raise ProtocolError("a worker sent parts of files out of order")
+        if not 0 <= payload <= min(SAVED_PART, part.size - part.start) or (not payload and part.size):
+            raise ProtocolError(f"a worker sent {payload} bytes of a file at once")
+        self._next += payload
+
+    def _begin(self, part: SavedPart) -> None:
+        try:
+            check_path(part.path)
+        except ConfigError as error:
+            raise ProtocolError(f"a worker saved a file that is refused: {error}") from None
+        parents = {str(folder) for folder in PurePosixPath(part.path).parents}
+        self._most -= part.size
+        if part.size < 0 or self._most < 0 or len(self._paths) >= MOST_FILES:
+            raise ProtocolError("a worker saved more than was asked for")
+        if part.path in self._folders or self._paths & parents:
+            raise ProtocolError("a worker saved a file below another one")
+        self._paths.add(part.path)
+        self._folders |= parents
+        self._path, self._next, self._size = part.path, 0, part.size
+
+
+def script_digest(script: str, files: Mapping[str, bytes]) -> str:
+    """Return the SHA-256 of a script and its files, in hexadecimal, which owners of devices list or sign."""
+    contents = [[name, hashlib.sha256(content).hexdigest()] for name, content in sorted(files.items())]
+    return hashlib.sha256(json.dumps(["launch", script, contents]).encode()).hexdigest()
+
+
 def environment(launch: Launch, interface: str) -> dict[str, str]:
-    """Return the variables that torchrun gives a worker; ``interface`` is the one that leads
-    to the others.
+    """Return the variables that torchrun gives a worker; ``interface`` is the one that leads to the others. A
+    confined one has no address to meet at.
     """
-    return {
+    found = {
         "RANK": str(launch.rank),
         "LOCAL_RANK": "0",
         "WORLD_SIZE": str(launch.world_size),
         "LOCAL_WORLD_SIZE": "1",
         "GROUP_RANK": str(launch.rank),
+    }
+    if launch.confined:
+        return found
+    return found | {
         "MASTER_ADDR": launch.master_address,
         "MASTER_PORT": str(launch.master_port),
         "GLOO_SOCKET_IFNAME": interface,
+        "TP_SOCKET_IFNAME": interface,  # torch.distributed.rpc: otherwise by the name of the machine
     }
 
 

@@ -68,6 +68,15 @@ _TEMPLATES = (
     f"'{_NAME}' should be whole numbers, and is not finite",
     f"the model's state is {_NUMBER} float32 values; got {_DTYPE} {_TUPLE}",
     f"there are {_NUMBER} states, and none with number {_NUMBER}",
+    f"rank {_NUMBER} has no samples",
+    f"rank {_NUMBER} has {_NUMBER} samples; its device's policy.least_samples is {_NUMBER}",
+    rf"the ranks have {_TUPLE} samples: use private=True for data that differs",
+    f"a batch of {_NUMBER} is too small: {_NUMBER} ranks need {_NUMBER} or more",
+    "step without a batch: take one from group.loader before each",
+    "the next batch is wanted, but the last one's loss was not given to step",
+    rf"the loss has the shape {_TUPLE}: step wants one number, the sum over the batch",
+    "the ranks have models of different sizes",
+    "the model has no parameters to train",
 )
 _OWN = tuple(re.compile(template) for template in _TEMPLATES)
 _PLACE = re.compile(
@@ -79,6 +88,8 @@ OWN_FILES = tuple(
     for name in (
         "compute/local_trainer",
         "compute/optimizers",
+        "compute/accelerator",
+        "compute/batch_loop",
         "compute/evaluation",
         "compute/selection",
         "compute/server_optimizer",
@@ -88,6 +99,10 @@ OWN_FILES = tuple(
         "data/rows",
         "data/shards",
         "data/tar",
+        "distributed/allreduce",
+        "distributed/channel",
+        "distributed/collectives",
+        "distributed/group",
         "task/sums",
         "task/task",
         "determinism/generators",
@@ -123,7 +138,7 @@ def _place(text: str, names: Collection[str], code: Mapping[str, str]) -> str:
         return ""
     kind, file, line, function, factory = match.groups()
     known = "\n".join(code.values())
-    if not (_is_exception(kind) or _is_word(kind, known)):
+    if not (_is_exception(kind) or is_word(kind, known)):
         kind = "an exception"
     if factory in names:
         return f"{kind} in the model that {factory} makes; its message stays on the device"
@@ -132,7 +147,7 @@ def _place(text: str, names: Collection[str], code: Mapping[str, str]) -> str:
     lines = code[file].count("\n") + 1 if file in code else 999_999 if file in OWN_FILES else 0
     if int(line) > lines:
         return f"{kind}; its message stays on the device"
-    where = f" in {function}" if _is_word(function or "", known) else ""
+    where = f" in {function}" if is_word(function or "", known) else ""
     return f"{kind} at {file}:{line}{where}; its message stays on the device"
 
 
@@ -141,5 +156,6 @@ def _is_exception(name: str) -> bool:
     return isinstance(found, type) and issubclass(found, BaseException)
 
 
-def _is_word(name: str, text: str) -> bool:
+def is_word(name: str, text: str) -> bool:
+    """Return whether ``name`` is an identifier and a word of ``text``."""
     return bool(name) and name.isidentifier() and bool(re.search(rf"\b{re.escape(name)}\b", text))

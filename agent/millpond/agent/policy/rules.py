@@ -37,7 +37,7 @@ def refused(rule: str, text: str) -> Refused:
 def check_job(policy: Policy, device: str, request: PrepareWorker) -> None:
     """Raise Refused for a job that the policy forbids, whoever has signed it."""
     for folder in request.folders:
-        _check_folder(policy, device, folder)
+        check_folder(policy, device, folder)
     if len({folder.path for folder in request.folders}) < len(request.folders):
         raise Refused("", "data", "a data folder is named twice")  # each has its own positions
     if any(length < 0 for tensor in request.tensors for length in tensor.shape):
@@ -55,7 +55,8 @@ def check_job(policy: Policy, device: str, request: PrepareWorker) -> None:
         raise refused("code", f"the job's code is not listed; its digest is {found}")
 
 
-def _check_folder(policy: Policy, device: str, folder: Folder) -> None:
+def check_folder(policy: Policy, device: str, folder: Folder) -> None:
+    """Raise Refused for a folder that is none of the device's, or that the policy forbids."""
     path = PurePosixPath(folder.path)
     part = path.parts[0] if path.parts else ""
     if path.is_absolute() or ".." in path.parts or part not in (PRIVATE, PUBLIC):

@@ -17,13 +17,17 @@ _SECONDS = 10.0
 
 def check_signature(owners: Sequence[str], request: PrepareWorker) -> None:
     """Raise Refused unless one of ``owners``, public keys as OpenSSH writes them, has signed the code."""
-    text = digest(request.work.model.factory, request.files)
-    if not request.signature:
-        raise refused("code", f"the job's code is not signed; its digest is {text}")
+    check_digest(owners, digest(request.work.model.factory, request.files), request.signature)
+
+
+def check_digest(owners: Sequence[str], text: str, signature: str) -> None:
+    """Raise Refused unless ``signature`` is one of ``owners`` of the digest ``text``."""
+    if not signature:
+        raise refused("code", f"the code is not signed; its digest is {text}")
     with tempfile.TemporaryDirectory(prefix="millpond-") as name:
         signers, signed = Path(name, "signers"), Path(name, "signature")
         signers.write_text("".join(f'owner namespaces="{NAMESPACE}" {key}\n' for key in owners))
-        signed.write_text(request.signature)
+        signed.write_text(signature)
         command = ["ssh-keygen", "-Y", "verify", "-f", str(signers), "-I", "owner", "-n", NAMESPACE]
         try:
             found = subprocess.run(
@@ -36,4 +40,4 @@ def check_signature(owners: Sequence[str], request: PrepareWorker) -> None:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise refused("code", f"the device cannot run ssh-keygen: {error}") from None
     if found.returncode:
-        raise refused("code", f"no owner of the device has signed the job's code; its digest is {text}")
+        raise refused("code", f"no owner of the device has signed the code; its digest is {text}")

@@ -1,72 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (torch.distributed): the exact all-reduce of gradients over ranks with batches of different sizes.
+"""Edge (torch): the exact all-reduce of gradients over ranks with batches of different sizes.
 
 The mean of means that DistributedDataParallel makes is wrong for batches of different sizes. Here each rank
-gives *sums* to one all_reduce, and divides once, by the samples of all: a step is exactly that of one process
-with all samples. The same vector carries the batches and the seconds of all, so every rank sees the same
-numbers and plans alike:
-
-    [gradients, changes of running statistics times samples | batches by rank | seconds by rank]
+gives *sums* to one exchange, which are divided once, by the samples of all: a step is exactly that of one
+process with all samples. With it go the batches and the seconds of all, so every rank sees the same numbers
+and plans alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from millpond.base.errors import LocalError
-
-_EXACT = 1 << 24
-"""The largest count that a float32 holds exactly."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeStep:
-    """The numbers of a step that all ranks know after it: by rank the samples, 0 for none, and the seconds of
-    the rank's own work for them.
-    """
-
-    batches: tuple[int, ...]
-    seconds: tuple[float, ...]
-
-    @property
-    def samples(self) -> int:
-        """Return the samples of all ranks."""
-        return sum(self.batches)
+from millpond.train.distributed.collectives import Collectives, ExchangeStep
 
 
 class AllReduce:
-    """Exchanges gradients between the ranks of the default process group; without one, for a single process.
-    At first all ranks get the ``model`` of rank 0. Raises LocalError for a model without parameters, for
-    parameters that are not float32 on a CPU, and if the ranks have different models.
+    """Exchanges gradients between ranks, by their ``collectives``. At first all ranks get the ``model`` of
+    rank 0. Raises LocalError for a model without parameters, for parameters that are not float32 on a CPU,
+    and if the ranks have different models.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        together = dist.is_initialized()
-        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-        self._model = model
+    def __init__(self, model: nn.Module, collectives: Collectives) -> None:
+        self._model, self._collectives = model, collectives
         self._parameters = _trained(model)
         sizes = [tensor.numel() for tensor in (*self._parameters, *self._statistics())]
-        if len(set(self.gather(sum(sizes)))) > 1:
+        if len(set(collectives.gather(sum(sizes)))) > 1:
             raise LocalError("the ranks have models of different sizes")
-        self._vector = torch.zeros(sum(sizes) + 2 * self.ranks)
-        self._sums = self._vector[: sum(sizes)]
-        self._parts = torch.split(self._sums, sizes)
-        self._batches, self._seconds = torch.split(self._vector[sum(sizes) :], self.ranks)
-        self._broadcast()
+        self._vector = torch.zeros(sum(sizes) + 2 * collectives.ranks)
+        self._parts = torch.split(self._vector[: sum(sizes)], sizes)
+        with torch.no_grad():
+            collectives.share([*model.parameters(), *model.buffers()])
         self._before = [tensor.clone() for tensor in self._statistics()]
-
-    def gather(self, value: int) -> tuple[int, ...]:
-        """Return every rank's ``value``, by rank."""
-        slots = torch.zeros(self.ranks, dtype=torch.int64)
-        slots[self.rank] = value
-        if self.ranks > 1:
-            dist.all_reduce(slots)
-        return tuple(slots.tolist())
 
     @torch.no_grad()
     def step(self, samples: int, seconds: float) -> ExchangeStep:
@@ -74,17 +42,12 @@ class AllReduce:
         the mean over all ranks' samples, at least one. A rank with 0 samples only takes part; its gradients
         do not count.
         """
-        self._pack(samples, seconds)
-        if self.ranks > 1:
-            dist.all_reduce(self._vector)
-        batches = tuple(int(batch) for batch in self._batches.tolist())
-        self._sums /= sum(batches)
+        self._pack(samples)
+        step = self._collectives.mean(self._vector, samples, seconds)
         self._unpack()
-        return ExchangeStep(batches, tuple(self._seconds.tolist()))
+        return step
 
-    def _pack(self, samples: int, seconds: float) -> None:
-        if samples * self.ranks >= _EXACT:
-            raise LocalError(f"a batch of {samples} samples is too large to be counted")
+    def _pack(self, samples: int) -> None:
         self._vector.zero_()
         if samples:
             for part, parameter in zip(self._parts, self._parameters, strict=False):
@@ -92,7 +55,6 @@ class AllReduce:
                     part.copy_(parameter.grad.reshape(-1))
             for part, tensor, before in self._changes():
                 part.copy_((tensor - before).reshape(-1)).mul_(samples)
-        self._batches[self.rank], self._seconds[self.rank] = samples, seconds
 
     def _unpack(self) -> None:
         for part, parameter in zip(self._parts, self._parameters, strict=False):
@@ -110,13 +72,6 @@ class AllReduce:
 
     def _statistics(self) -> list[Tensor]:
         return [tensor for tensor in self._model.buffers() if tensor.is_floating_point()]
-
-    @torch.no_grad()
-    def _broadcast(self) -> None:
-        for tensor in (*self._model.parameters(), *self._model.buffers()) if self.ranks > 1 else ():
-            given = tensor.reshape(-1).clone()
-            dist.broadcast(given.view(torch.uint8), src=0)  # gloo does not know all types
-            tensor.copy_(given.view_as(tensor))
 
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:

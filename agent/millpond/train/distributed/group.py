@@ -17,7 +17,9 @@ from torch.utils.data import default_collate
 from millpond.base.errors import LocalError
 from millpond.train.balance.curve import Ints
 from millpond.train.balance.data_plan import DataPlan, Pool, Share, order
-from millpond.train.distributed.allreduce import AllReduce, ExchangeStep
+from millpond.train.distributed.allreduce import AllReduce
+from millpond.train.distributed.channel import GroupChannel, own_channel
+from millpond.train.distributed.collectives import Alone, Collectives, ExchangeStep, TorchCollectives
 from millpond.train.distributed.tuner import BatchTuner
 
 GroupPolicy = Literal["balance", "fixed"]
@@ -49,9 +51,10 @@ class _Work:
 
 @dataclass(slots=True)
 class _Turn:
-    """The batch whose loss ``step`` awaits."""
+    """The batch whose loss ``step`` awaits, and the last one that was handed out."""
 
     work: _Work | None = None
+    last: _Work | None = None
 
 
 class Loader:
@@ -74,7 +77,7 @@ class Loader:
         """Yield the batches of an epoch. Raises LocalError when a batch's loss was not given to ``step``."""
         plan = DataPlan(self._pools, len(self._tuner.batches))
         orders = [
-            order(pool.count, self._seed, self._epoch, str(number), False)
+            order(pool.count, self._seed, self._epoch, str(number), False, pool.group)
             for number, pool in enumerate(self._pools)
         ]
         self._epoch += 1
@@ -83,7 +86,7 @@ class Loader:
             position, shares = plan.deal(position, self._tuner.among(self._able(left)))
             work = _Work(shares[self._rank].size, time.perf_counter(), self._tuner)
             batch = self._read(shares[self._rank], orders)
-            self._turn.work = work
+            self._turn.work = self._turn.last = work
             yield batch
             if self._turn.work is work:
                 raise LocalError("the next batch is wanted, but the last one's loss was not given to step")
@@ -106,14 +109,22 @@ class Loader:
 
 
 class ProcessGroup:
-    """This process as a rank of the default process group, or alone. Raises LocalError for a model that
-    cannot be exchanged, see ``AllReduce``, and for an unknown policy.
+    """This process as a rank among those of its ``collectives``. Its steps are of the batches of its own
+    loaders, or of those of the group ``beside``. Raises LocalError for a model that cannot be exchanged, see
+    ``AllReduce``, and for an unknown policy.
     """
 
-    def __init__(self, model: nn.Module, policy: GroupPolicy) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        policy: GroupPolicy,
+        collectives: Collectives,
+        beside: ProcessGroup | None = None,
+    ) -> None:
         if policy not in ("balance", "fixed"):
             raise LocalError(f"policy '{policy}' is unknown: 'balance' or 'fixed'")
-        self._all_reduce = AllReduce(model)
+        self._collectives, self._beside = collectives, beside
+        self._all_reduce = AllReduce(model, collectives)
         self._balanced = policy == "balance"
         self._loaders: dict[tuple[int, bool, int, int], Loader] = {}
         self._kept: list[MapStyle] = []  # so that no other dataset gets its id
@@ -123,12 +134,12 @@ class ProcessGroup:
     @property
     def rank(self) -> int:
         """Return the rank of this process, from 0."""
-        return self._all_reduce.rank
+        return self._collectives.rank
 
     @property
     def ranks(self) -> int:
         """Return the number of ranks."""
-        return self._all_reduce.ranks
+        return self._collectives.ranks
 
     @property
     def samples(self) -> tuple[int, ...]:
@@ -142,8 +153,9 @@ class ProcessGroup:
         give the same loader again. Every rank can read all samples, and each sample is taken once by one of
         the ranks; if the samples are ``private``, each rank has samples of its own, in any number, and takes
         these. A step has ``batch`` samples in all, 32 per rank if None. A rank that has none left while other
-        ranks have gets two again that do not count. Raises LocalError if a rank has no samples or the batch
-        is too small.
+        ranks have gets two again that do not count. In a confined launch a device's batches are whole groups
+        of its policy's ``least_samples``, and samples that are not ``private`` are for ranks without such
+        groups: the host. Raises LocalError if a rank has no samples or the batch is too small.
         """
         batch = _USUAL * self.ranks if batch is None else batch
         key = id(dataset), private, batch, seed
@@ -159,7 +171,8 @@ class ProcessGroup:
         they become those of the mean over all ranks' samples. Raises LocalError for a loss that is not a
         scalar, and for one without a batch.
         """
-        work, self._turn.work = self._turn.work, None
+        work = self._beside._turn.last if self._beside else self._turn.work
+        self._turn.work = None
         if work is None:
             raise LocalError("step without a batch: take one from group.loader before each")
         if loss.numel() != 1:
@@ -169,33 +182,64 @@ class ProcessGroup:
         if work.samples:
             loss.backward()  # type: ignore[no-untyped-call]
         step = self._all_reduce.step(work.samples, time.perf_counter() - work.begun)
-        work.tuner.observe(step.batches, step.seconds)
+        if self._beside is None:
+            work.tuner.observe(step.batches, step.seconds)
         self._samples = [sum(pair) for pair in zip(self._samples, step.batches, strict=True)]
         return step
+
+    def report(self, name: str, total: float, samples: int) -> float:
+        """Add up a metric over all ranks, which all call this: its ``total`` over ``samples`` samples of this
+        rank, 0 of 0 if it has none. Returns the mean over the samples of all. In a confined launch this is
+        shown under its ``name``, an identifier in the script's files. Raises LocalError without samples.
+        """
+        if not name.isidentifier():
+            raise LocalError("a metric's name must be an identifier, such as 'accuracy'")
+        found, count = self._collectives.add(name, float(total), int(samples))
+        if not count:
+            raise LocalError("a metric of no samples was reported")
+        return found / count
 
     def _pools(self, dataset: MapStyle, private: bool) -> list[Pool]:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise LocalError(
                 f"a {type(dataset).__name__} is no map-style Dataset: it has no length or no items"
             )
-        counts = self._all_reduce.gather(len(dataset))
+        counts, least = self._collectives.gather(len(dataset)), self._collectives.least
         if 0 in counts:
             raise LocalError(f"rank {counts.index(0)} has no samples")
         if private:
-            return [Pool(count, (rank,)) for rank, count in enumerate(counts)]
+            return [
+                _own_pool(count, rank, group)
+                for (rank, group), count in zip(enumerate(least), counts, strict=True)
+            ]
         if len(set(counts)) > 1:
             raise LocalError(f"the ranks have {counts} samples: use private=True for data that differs")
-        return [Pool(counts[0], tuple(range(self.ranks)))]
+        return [Pool(counts[0], tuple(rank for rank in range(self.ranks) if least[rank] == 1))]
+
+
+def _own_pool(count: int, rank: int, least: int) -> Pool:
+    if count < least:
+        raise LocalError(f"rank {rank} has {count} samples; its device's policy.least_samples is {least}")
+    return Pool(count, (rank,), least)
 
 
 @contextmanager
-def joined(model: nn.Module, policy: GroupPolicy) -> Iterator[ProcessGroup]:
+def joined(
+    model: nn.Module, policy: GroupPolicy, beside: ProcessGroup | None = None
+) -> Iterator[ProcessGroup]:
     """Implement ``train.group``."""
-    own = "RANK" in os.environ and not dist.is_initialized()
+    channel = own_channel()
+    own = channel is None and "RANK" in os.environ and not dist.is_initialized()
     if own:
         dist.init_process_group("gloo")
     try:
-        yield ProcessGroup(model, policy)
+        yield ProcessGroup(model, policy, _collectives(channel), beside)
     finally:
         if own:
             dist.destroy_process_group()
+
+
+def _collectives(channel: GroupChannel | None) -> Collectives:
+    if channel:
+        return channel.collectives()
+    return TorchCollectives() if dist.is_initialized() and dist.get_world_size() > 1 else Alone()

@@ -13,7 +13,11 @@ from millpond.wire.messages import Message, message
 class StartLaunch(Message):
     """Run ``script``, one of ``files``, on ``devices`` (all of the fleet if none is named) and the host.
 
-    Answered by LaunchOutput repeatedly, then LaunchEnded. The launch ends with the connection.
+    What the workers save comes back, up to ``most_saved`` bytes of each. If ``confined``, the workers have no
+    network, and see the private ``folders``, see ``wire.launch_messages.Launch``.
+
+    Answered by LaunchOutput and LaunchSaved repeatedly, then LaunchEnded. The launch ends with the
+    connection.
     """
 
     script: str
@@ -21,6 +25,10 @@ class StartLaunch(Message):
     files: dict[str, bytes]
     devices: tuple[str, ...]
     host: bool
+    most_saved: int = 0
+    confined: bool = False
+    folders: tuple[str, ...] = ()
+    signature: str = ""
 
 
 @message("api.launch.output")
@@ -32,13 +40,30 @@ class LaunchOutput(Message):
     lines: tuple[str, ...]
 
 
+@message("api.launch.saved")
+@dataclass(frozen=True, slots=True)
+class LaunchSaved(Message):
+    """A part of a file that a worker has saved, see ``wire.launch_messages.SavedPart``."""
+
+    worker: str
+    path: str
+    start: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerEnd:
-    """The end of a worker: its exit code, None if the launch ended it because of another worker."""
+    """The end of a worker: its exit code, None if the launch ended it because of another worker; the files
+    that it had saved, their bytes, and how many were left out, of which some are ``named``.
+    """
 
     name: str
     rank: int
     exit_code: int | None
+    files: int = 0
+    size: int = 0
+    left_out: int = 0
+    named: tuple[str, ...] = ()
 
 
 @message("api.launch.ended")

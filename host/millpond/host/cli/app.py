@@ -288,17 +288,58 @@ def launch(
     devices: Annotated[str, typer.Option(metavar="csd0,csd1", help="These devices, not all of them.")] = "",
     host: Annotated[bool, typer.Option("--host/--no-host", help="Whether the host is worker 0.")] = True,
     files: Annotated[
-        list[Path] | None, typer.Option("--file", metavar="FILE", help="To lie beside the script.")
+        list[Path] | None,
+        typer.Option("--file", metavar="PATH", help="A file, or a folder, to lie beside the script."),
     ] = None,
+    saved: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="DIR", help="Keep what the script saves, as DIR/WORKER/FILE."),
+    ] = None,
+    most: Annotated[
+        int, typer.Option("--output-limit", min=1, max=65536, help="MiB of files of each worker.")
+    ] = 256,
+    private: Annotated[
+        bool,
+        typer.Option(
+            "--private", help="Show private folders to the script, which then has millpond.train.group alone."
+        ),
+    ] = False,
+    folders: Annotated[
+        list[str] | None,
+        typer.Option("--data", metavar="private/FOLDER", help="With --private: these folders, not all."),
+    ] = None,
+    signature: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --private: an owner's signature of the script's digest."),
+    ] = None,
+    digest: Annotated[bool, typer.Option("--digest", help="Print the script's digest; run nothing.")] = False,
     fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Run a torch.distributed script (gloo) across host and devices, as torchrun does. Ctrl-C ends it."""
+    from millpond.host.api.launch import StartLaunch
     from millpond.host.cli import launch as launch_command
+    from millpond.wire.launch_messages import script_digest
 
-    start = launch_command.request(script, arguments or (), files or (), devices, host=host)
+    sent = launch_command.read_files(script, files or ())
+    if digest:
+        print(script_digest(script.name, sent))
+        return
+    if (folders or signature) and not private:
+        raise LocalError("--data and --signature are for --private")
+    start = StartLaunch(
+        script.name,
+        tuple(arguments or ()),
+        sent,
+        tuple(name.strip() for name in devices.split(",") if name.strip()),
+        host,
+        most << 20 if saved else 0,
+        private,
+        tuple(folders or ()),
+        signature.read_text() if signature else "",
+    )
     with DaemonClient(fleet_directory) as client:
-        ended = launch_command.show(client, start, as_json=output is Format.JSON)
+        ended = launch_command.run(client, start, saved, as_json=output is Format.JSON)
     if ended.error:
         fail(ended.error, JOB, document=False)
 

@@ -11,42 +11,72 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConfigError, ConnectionLost, MillpondError, Refused, RemoteError
 from millpond.base.text import printable
-from millpond.host.api.launch import LaunchEnded, LaunchOutput, StartLaunch, WorkerEnd
+from millpond.host.api.launch import LaunchEnded, LaunchOutput, LaunchSaved, StartLaunch, WorkerEnd
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.forwarding import Forwarding
-from millpond.host.launch.workers import LOOK_SECONDS, LaunchWorker, Over, plan, run_on_device, run_on_host
+from millpond.host.launch.group import LaunchGroup
+from millpond.host.launch.workers import (
+    LOOK_SECONDS,
+    HostPlace,
+    LaunchWorker,
+    Over,
+    plan,
+    run_on_device,
+    run_on_host,
+)
 from millpond.host.model.jobs import HOST
+from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
-from millpond.wire.launch_messages import check_files
+from millpond.wire.launch_messages import AllSaved, SavedPart, check_files
 
 READY_SECONDS = 30.0
 END_SECONDS = 10.0
+COLLECT_SECONDS = 30.0
+"""Time without anything from workers that were ended and whose files are wanted."""
 WAITING = 256
 """Pieces of output that may wait for the client; then the scripts wait."""
+EVERYONE = "all"
+"""The name under which metrics over all workers are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchEvent:
-    """A worker printed ``lines``, exited with ``code``, or was lost for ``reason``."""
+    """A worker printed ``lines``, has ``saved`` a part of a file, exited with ``code`` and perhaps an
+    exception, was lost for ``reason``, or is ``done``, with the count of what it has saved if that is known.
+    """
 
-    worker: LaunchWorker
+    worker: LaunchWorker | None
     lines: tuple[str, ...] = ()
+    saved: tuple[SavedPart, bytes] | None = None
     code: int | None = None
     reason: str = ""
+    done: bool = False
+    count: AllSaved | None = None
 
 
 class LaunchService:
-    """All launches of the daemon. A device takes part in one at a time."""
+    """All launches of the daemon. A device takes part in one at a time. The host's workers are forks of
+    ``zygote``, and see the public part of a volume that ``volume`` has mounted.
+    """
 
-    def __init__(self, fleet: Fleet, devices: Mapping[str, Device], forwarding: Forwarding) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        devices: Mapping[str, Device],
+        forwarding: Forwarding,
+        zygote: Zygote,
+        volume: Callable[[str], Path],
+    ) -> None:
         self._fleet, self._devices, self._forwarding = fleet, devices, forwarding
+        self._zygote, self._volume = zygote, volume
         self._lock = threading.Lock()
         self._reserved: set[str] = set()
 
@@ -56,9 +86,11 @@ class LaunchService:
         names = self._names(request)
         with self._reserve(names):
             self._wait_ready(names, client)
-            with self._forwarding.between(names):
+            public = {name: self._volume(name) / "public" for name in names} if request.host else {}
+            place = HostPlace(self._zygote, public)
+            with self._forwarding.between(() if request.confined else names):
                 workers = plan(self._fleet, request, names)
-                client.send(_Launch(workers, self._devices, client).run(), NEVER)
+                client.send(_Launch(workers, self._devices, place, client).run(), NEVER)
 
     def _names(self, request: StartLaunch) -> tuple[str, ...]:
         names = request.devices or tuple(self._devices)
@@ -70,6 +102,8 @@ class LaunchService:
                 raise ConfigError(f"'{name}' is named twice")
         if not names and not request.host:
             raise ConfigError("there is nobody to run the script: no device, and not the host")
+        if request.confined and not request.host:
+            raise ConfigError("--private needs the host as rank 0, whose model all begin with: no --no-host")
         return names
 
     @contextlib.contextmanager
@@ -97,12 +131,21 @@ class _Launch:
     """One launch, from its start to the end of all its workers."""
 
     def __init__(
-        self, workers: Sequence[LaunchWorker], devices: Mapping[str, Device], client: Channel
+        self,
+        workers: Sequence[LaunchWorker],
+        devices: Mapping[str, Device],
+        place: HostPlace,
+        client: Channel,
     ) -> None:
-        self._workers, self._devices, self._client = workers, devices, client
+        self._workers, self._devices, self._place, self._client = workers, devices, place, client
         self._events: queue.Queue[LaunchEvent] = queue.Queue(WAITING)
         self._over = Over()
+        self._group = LaunchGroup(len(workers), self._note, self._fail)
+        self._wants_files = workers[0].launch.most_saved > 0
         self._codes: dict[str, int] = {}
+        self._counts: dict[str, AllSaved] = {}
+        self._running = len(workers)
+        self._error = ""
 
     def run(self) -> LaunchEnded:
         """Run the workers and pass on their output. Raises ConnectionLost when the client leaves."""
@@ -114,61 +157,112 @@ class _Launch:
         try:
             for thread in threads:
                 thread.start()
-            error = self._follow()
+            self._follow()
         finally:
             self._over.end()
+            self._group.end()
             for thread in threads:
                 thread.join(END_SECONDS)
-        ends = tuple(WorkerEnd(p.name, p.launch.rank, self._codes.get(p.name)) for p in self._workers)
-        return LaunchEnded(ends, error, time.monotonic() - began)
+        return LaunchEnded(tuple(map(self._end_of, self._workers)), self._error, time.monotonic() - began)
 
-    def _follow(self) -> str:
-        """Follow the workers until all have exited with 0, or the first has not. Returns the error, or ""."""
-        error = ""
-        while not error and len(self._codes) < len(self._workers):
+    def _end_of(self, worker: LaunchWorker) -> WorkerEnd:
+        code, count = self._codes.get(worker.name), self._counts.get(worker.name) or AllSaved(0, 0, 0)
+        numbers = (count.files, count.size, count.left_out, count.named)
+        return WorkerEnd(worker.name, worker.launch.rank, code, *numbers)
+
+    def _follow(self) -> None:
+        """Follow the workers until all are done. After the first failure the others are ended, at once if
+        nothing that they have saved is wanted.
+        """
+        quiet_since = time.monotonic()
+        while self._running:
             _check_present(self._client)
             with contextlib.suppress(queue.Empty):
-                error = self._take(self._events.get(timeout=LOOK_SECONDS))
+                self._take(self._events.get(timeout=LOOK_SECONDS))
+                quiet_since = time.monotonic()
+            if not self._error:
+                continue
+            if not self._wants_files or time.monotonic() - quiet_since > COLLECT_SECONDS:
+                break
+            self._over.stopping = True
+            self._group.end()
         self._over.end()
         with contextlib.suppress(queue.Empty):
             while True:  # output from before the end
                 self._show(self._events.get_nowait())
-        return error
 
-    def _take(self, event: LaunchEvent) -> str:
+    def _take(self, event: LaunchEvent) -> None:
         self._show(event)
+        self._running -= event.done
+        if event.worker is None:
+            return
+        if event.count:
+            self._counts[event.worker.name] = event.count
+        if self._error:
+            return  # the others were ended
         if event.code is not None:
             self._codes[event.worker.name] = event.code
-        if not event.code and not event.reason:
-            return ""
-        how = event.reason or f"it ended with exit code {event.code}"
-        others = "; the others were ended" if len(self._workers) > 1 else ""
-        return f"{event.worker.name} (rank {event.worker.launch.rank}): {how}{others}"
+        if event.code or event.reason:
+            how = event.reason or f"it ended with exit code {event.code}"
+            others = "; the others were ended" if len(self._workers) > 1 else ""
+            self._error = f"{event.worker.name} (rank {event.worker.launch.rank}): {how}{others}"
 
     def _show(self, event: LaunchEvent) -> None:
+        name = event.worker.name if event.worker else EVERYONE
         if event.lines:
-            self._client.send(LaunchOutput(event.worker.name, event.lines), NEVER)
+            self._client.send(LaunchOutput(name, event.lines), NEVER)
+        if event.saved:
+            part, data = event.saved
+            self._client.send(LaunchSaved(name, part.path, part.start, part.size), NEVER, data)
 
     def _work(self, worker: LaunchWorker) -> None:
         """Run one worker to its end, in a thread of its own."""
-
-        def show(lines: tuple[str, ...]) -> None:
-            self._put(LaunchEvent(worker, lines))
-
+        observer = _Observer(worker, self._put)
         try:
             if worker.name == HOST:
-                code = run_on_host(worker, show, self._over)
+                count = run_on_host(worker, self._place, self._group, observer, self._over)
             else:
-                code = run_on_device(worker, self._devices[worker.name], show, self._over)
-            self._put(LaunchEvent(worker, code=code))
+                device = self._devices[worker.name]
+                count = run_on_device(worker, device, self._group, observer, self._over)
+            self._put(LaunchEvent(worker, done=True, count=count))
         except (MillpondError, OSError) as error:
-            self._put(LaunchEvent(worker, reason=printable(str(error))))
+            self._put(LaunchEvent(worker, reason=printable(str(error)), done=True))
+        if observer.ended:
+            self._group.leave(worker.launch.rank)
+
+    def _note(self, text: str) -> None:
+        self._put(LaunchEvent(None, (printable(text),)))
+
+    def _fail(self, rank: int, text: str) -> None:
+        self._put(LaunchEvent(self._workers[rank], reason=printable(text)))
 
     def _put(self, event: LaunchEvent) -> None:
         while not self._over:
             with contextlib.suppress(queue.Full):
                 self._events.put(event, timeout=LOOK_SECONDS)
                 return
+
+
+class _Observer:
+    """Makes events of what becomes of one worker."""
+
+    def __init__(self, worker: LaunchWorker, put: Callable[[LaunchEvent], None]) -> None:
+        self._worker, self._put = worker, put
+        self.ended = False
+
+    def show(self, lines: tuple[str, ...]) -> None:
+        """See WorkerObserver."""
+        self._put(LaunchEvent(self._worker, lines))
+
+    def exited(self, code: int, error: str) -> None:
+        """See WorkerObserver."""
+        self.ended = True
+        reason = f"it ended with exit code {code}: {error}" if code and error else ""
+        self._put(LaunchEvent(self._worker, code=code, reason=reason))
+
+    def saved(self, part: SavedPart, data: bytes) -> None:
+        """See WorkerObserver."""
+        self._put(LaunchEvent(self._worker, saved=(part, data)))
 
 
 def _check_present(client: Channel) -> None:

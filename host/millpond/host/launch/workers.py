@@ -3,30 +3,62 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
+import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from millpond.base.deadline import NEVER, Deadline
-from millpond.base.errors import ProtocolError, Refused
+from millpond.base.errors import ConnectionLost, ProtocolError, Refused, RemoteError
 from millpond.base.text import printable
 from millpond.host.api.launch import StartLaunch
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.directory import Fleet
+from millpond.host.launch.group import LaunchGroup, is_group_request, serve_channel
 from millpond.host.model.jobs import HOST
 from millpond.launch.process import LaunchedScript
-from millpond.linux.confinement.sandbox import Sandbox, python_binds, system_binds
+from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
-from millpond.wire.launch_messages import MOST_AT_ONCE, Exited, Launch, Lines, Output
+from millpond.wire.framing import Head
+from millpond.wire.launch_messages import (
+    MOST_AT_ONCE,
+    MOST_NAMED,
+    AllSaved,
+    Exited,
+    Launch,
+    Lines,
+    Output,
+    SavedOrder,
+    SavedPart,
+    StopScript,
+)
 from millpond.wire.messages import Failure
 
 START_SECONDS = 60.0
 LOOK_SECONDS = 0.1
+PUBLIC = Path("/volume/public")
+"""Where a script sees public data: its own device's, and on the host the first device's."""
+ALL_PUBLIC = Path("/volumes")
+"""Where the host's worker sees those of all devices, as csd0/public."""
 
-Show = Callable[[tuple[str, ...]], None]
-"""Takes lines that a worker printed."""
+
+class WorkerObserver(Protocol):
+    """Is told what becomes of one worker."""
+
+    def show(self, lines: tuple[str, ...]) -> None:
+        """Take lines that it printed."""
+
+    def exited(self, code: int, error: str) -> None:
+        """Note its exit code, and the exception of a confined script."""
+
+    def saved(self, part: SavedPart, data: bytes) -> None:
+        """Take a part of a file that it has saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +74,27 @@ class LaunchWorker:
 
 def plan(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> list[LaunchWorker]:
     """Return the workers in the order of their ranks. All connect to worker 0, each by the address at which
-    it can reach worker 0.
+    it can reach worker 0; confined ones connect to nobody.
     """
     names = [*([HOST] if request.host else []), *devices]
     interface, port = fleet.interface(devices[0]) if devices else "lo", _free_port()
 
     def launch(rank: int, name: str) -> Launch:
         master = _master_address(fleet, name, devices, on_host=request.host)
-        return Launch(request.script, request.arguments, request.files, rank, len(names), master, port)
+        return Launch(
+            request.script,
+            request.arguments,
+            request.files,
+            rank,
+            len(names),
+            "" if request.confined else master,
+            0 if request.confined else port,
+            "" if request.confined else _own_address(fleet, name, devices),
+            request.most_saved,
+            request.confined,
+            request.folders,
+            request.signature,
+        )
 
     return [LaunchWorker(name, launch(rank, name), interface) for rank, name in enumerate(names)]
 
@@ -62,6 +107,13 @@ def _master_address(fleet: Fleet, name: str, devices: Sequence[str], *, on_host:
     return fleet.addresses(devices[0] if name == HOST else name).host_ip
 
 
+def _own_address(fleet: Fleet, name: str, devices: Sequence[str]) -> str:
+    """Return the address at which the others reach a worker."""
+    if name != HOST:
+        return fleet.addresses(name).device_ip
+    return fleet.addresses(devices[0]).host_ip if devices else "127.0.0.1"
+
+
 def _free_port() -> int:
     """Return a port that is free on the host, most likely on a device too, and that forwarding permits."""
     with socket.socket() as sock:
@@ -72,12 +124,13 @@ def _free_port() -> int:
 
 class Over:
     """The end of a launch, as an event: true once the launch is over. Shuts down the channels at which its
-    threads wait.
+    threads wait. ``stopping`` comes before it where what the workers have saved is still wanted.
     """
 
     def __init__(self) -> None:
         self._event, self._lock = threading.Event(), threading.Lock()
         self._channels: list[Channel] = []
+        self.stopping = False
 
     def end(self) -> None:
         """End the launch."""
@@ -97,45 +150,156 @@ class Over:
             channel.shut_down()
 
 
-def run_on_host(worker: LaunchWorker, show: Show, over: Over) -> int | None:
-    """Run a worker on the host. Returns its exit code; None if the launch ended it. Raises OSError,
-    RemoteError.
+@dataclass(frozen=True, slots=True)
+class HostPlace:
+    """What the host's worker needs: the zygote that it is a fork of, and the public folders by device."""
+
+    zygote: Zygote
+    public: Mapping[str, Path]
+
+    def sandbox(self, *, confined: bool) -> Sandbox:
+        """Return its sandbox."""
+        folders = [(path, ALL_PUBLIC / name / "public") for name, path in self.public.items()]
+        folders += [(folders[0][0], PUBLIC)] if folders else []
+        return Sandbox(
+            binds=(*system_binds(), *python_binds(), *(Bind(*pair) for pair in folders)),
+            own_pids=True,
+            own_network=confined,
+            capabilities=False,
+        )
+
+
+def run_on_host(
+    worker: LaunchWorker, place: HostPlace, group: LaunchGroup, observer: WorkerObserver, over: Over
+) -> AllSaved | None:
+    """Run a worker on the host. Returns the count of what it has saved; None if the launch ended it. Raises
+    OSError, RemoteError.
     """
-    sandbox = Sandbox(binds=(*system_binds(), *python_binds()), own_pids=True, capabilities=False)
-    script, lines = LaunchedScript(sandbox, worker.launch, worker.interface), Lines()
+    launch = worker.launch
+    script = LaunchedScript(place.zygote, place.sandbox(confined=launch.confined), launch, worker.interface)
+    serving = None
     try:
-        while not over:
-            if not select.select([script.output], [], [], LOOK_SECONDS)[0]:
-                continue
-            data = script.read()
-            _show(lines.take(data) if data else lines.end(), show)
-            if not data:
-                return script.wait()
-        return None
+        over.add(script.channel)
+        if script.group:
+            over.add(script.group)
+            serving = threading.Thread(
+                target=serve_channel, args=(group, launch.rank, script.group), name="group host", daemon=True
+            )
+            serving.start()
+        if not _follow_output(script, observer, over):
+            return None
+        code = _exit_code(script)
+        observer.exited(code, "")
+        return _receive_saved(script.channel, launch.most_saved, observer)
     finally:
         script.stop()
+        if serving:
+            serving.join(START_SECONDS)
 
 
-def run_on_device(worker: LaunchWorker, device: Device, show: Show, over: Over) -> int:
-    """Run a worker on a device. Returns its exit code. Raises RemoteError, also when the launch is over."""
+def _follow_output(script: LaunchedScript, observer: WorkerObserver, over: Over) -> bool:
+    """Show the script's output until its end; return False if the launch ends before."""
+    lines, killed = Lines(), False
+    while not over:
+        if over.stopping and not killed:
+            killed = True
+            script.kill()
+        if not select.select([script.output], [], [], LOOK_SECONDS)[0]:
+            continue
+        data = os.read(script.output, 1 << 15)
+        _show(lines.take(data) if data else lines.end(), observer)
+        if not data:
+            return True
+    return False
+
+
+def _exit_code(script: LaunchedScript) -> int:
+    try:
+        return script.channel.expect(Exited, NEVER).code
+    except ConnectionLost:
+        raise RemoteError("the first process of the script's sandbox died") from None
+
+
+def _receive_saved(channel: Channel, most: int, observer: WorkerObserver) -> AllSaved:
+    order = SavedOrder(most)
+    while True:
+        head = channel.receive(NEVER)
+        if isinstance(head.message, AllSaved):
+            return _all_saved(head)
+        _take_part(head, channel, order, observer)
+
+
+def _all_saved(head: Head) -> AllSaved:
+    found = head.message
+    assert isinstance(found, AllSaved)
+    if head.payload_size or min(found.files, found.size, found.left_out) < 0:
+        raise ProtocolError("it sent strange numbers of files")
+    named = tuple(printable(name, 80) for name in found.named[:MOST_NAMED])
+    return AllSaved(found.files, found.size, found.left_out, named)
+
+
+def _take_part(head: Head, channel: Channel, order: SavedOrder, observer: WorkerObserver) -> None:
+    if not isinstance(head.message, SavedPart):
+        raise ProtocolError(f"it sent '{head.message.NAME}' where files belong")
+    order.take(head.message, head.payload_size)
+    data = channel.receive_payload(head.payload_size, Deadline.after(START_SECONDS))
+    observer.saved(head.message, bytes(data))
+
+
+def run_on_device(
+    worker: LaunchWorker, device: Device, group: LaunchGroup, observer: WorkerObserver, over: Over
+) -> AllSaved | None:
+    """Run a worker on a device. Returns as ``run_on_host``. Raises RemoteError, also when the launch is
+    over.
+    """
+    launch, order, stopped = worker.launch, SavedOrder(worker.launch.most_saved), False
     with device.control(Deadline.after(START_SECONDS)) as agent:
         over.add(agent)
-        agent.send(worker.launch, Deadline.after(START_SECONDS))
+        agent.send(launch, Deadline.after(START_SECONDS))
         while True:
+            if over.stopping and not stopped:
+                if launch.confined:
+                    return None
+                agent.send(StopScript(), Deadline.after(START_SECONDS))
+                stopped = True
+            if not _is_readable(agent):
+                continue
             head = agent.receive(NEVER)
-            if head.payload_size:
-                raise ProtocolError(f"it sent a payload behind '{head.message.NAME}'")
-            if isinstance(head.message, Failure):
-                raise Refused("", printable(head.message.code), printable(head.message.text))
-            if isinstance(head.message, Exited):
-                return head.message.code
-            if not isinstance(head.message, Output):
-                raise ProtocolError(f"it sent '{head.message.NAME}' while a script runs")
-            if sum(len(line) + 1 for line in head.message.lines) > MOST_AT_ONCE:
-                raise ProtocolError(f"it sent more than {MOST_AT_ONCE} characters of output at once")
-            _show(head.message.lines, show)
+            if launch.confined and is_group_request(head.message):
+                if not group.serve(launch.rank, agent, head):
+                    return None
+            elif isinstance(head.message, AllSaved):
+                return _all_saved(head)
+            elif isinstance(head.message, SavedPart) and not launch.confined:
+                _take_part(head, agent, order, observer)
+            else:
+                _take_news(head, observer)
 
 
-def _show(lines: tuple[str, ...], show: Show) -> None:
+def _is_readable(agent: Channel) -> bool:
+    """Wait a moment; return whether something has come. (A TLS connection is for one thread.)"""
+    if isinstance(agent.sock, ssl.SSLSocket) and agent.sock.pending():
+        return True
+    return bool(select.select([agent.sock], [], [], LOOK_SECONDS)[0])
+
+
+def _take_news(head: Head, observer: WorkerObserver) -> None:
+    """Pass on output, or the end of the script. Raises Refused for a failure."""
+    message = head.message
+    if head.payload_size:
+        raise ProtocolError(f"it sent a payload behind '{message.NAME}'")
+    if isinstance(message, Failure):
+        raise Refused("", printable(message.code), printable(message.text))
+    if isinstance(message, Exited):
+        observer.exited(message.code, printable(message.error))
+        return
+    if not isinstance(message, Output):
+        raise ProtocolError(f"it sent '{message.NAME}' while a script runs")
+    if sum(len(line) + 1 for line in message.lines) > MOST_AT_ONCE:
+        raise ProtocolError(f"it sent more than {MOST_AT_ONCE} characters of output at once")
+    _show(message.lines, observer)
+
+
+def _show(lines: tuple[str, ...], observer: WorkerObserver) -> None:
     if lines:
-        show(tuple(printable(line, len(line)) for line in lines))
+        observer.show(tuple(printable(line, len(line)) for line in lines))

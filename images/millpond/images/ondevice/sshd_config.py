@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from millpond.linux import syscalls
-from millpond.linux.confinement.sandbox import Bind, Sandbox, system_binds
+from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.wire.control_messages import SSH_ADMIN_PORT, SSH_PORT
 
 SSHD = "/usr/sbin/sshd"
@@ -93,6 +94,7 @@ def settings(server: SshServer, host_key: Path, authorized: Path) -> list[str]:
         f"AuthorizedKeysFile {authorized}",
         f"AllowUsers {server.user}",
         f"PermitRootLogin {server.root_login}",
+        *([f"SetEnv PATH={_PATH}"] if server is USER else []),
     )
     return [*own, *_COMMON]
 
@@ -105,6 +107,10 @@ def command(lines: list[str]) -> list[str]:
 INSIDE = Path("/etc/ssh")
 """Where the user's server has its keys."""
 
+PYTHON = Path("/opt/millpond/bin/millpond-python")
+"""The Python of workers and launched scripts, which has torch, for those who log in."""
+_PATH = f"/usr/local/bin:/usr/bin:/bin:{PYTHON.parent}"
+
 
 def sandbox(identity: Path, public: Path, authorized: str, *, many_uids: bool) -> Sandbox:
     """Return the sandbox of the user's server, which shows ``public`` alone; ``authorized`` keys enter it.
@@ -113,8 +119,13 @@ def sandbox(identity: Path, public: Path, authorized: str, *, many_uids: bool) -
     of it.
     """
     return Sandbox(
-        binds=(*system_binds(), Bind(public, public, read_only=False)),
-        files=accounts() | {str(INSIDE / USER.authorized): authorized, str(EMPTY / "empty"): ""},
+        binds=(*system_binds(), *python_binds(), Bind(public, public, read_only=False)),
+        files=accounts()
+        | {
+            str(INSIDE / USER.authorized): authorized,
+            str(EMPTY / "empty"): "",
+            str(PYTHON): f'#!/bin/sh\nexec "{sys.executable}" "$@"\n',
+        },
         secrets={str(INSIDE / HOST_KEY): str(identity / HOST_KEY)},
         own_pids=True,
         new_session=True,  # no terminal to type into

@@ -37,11 +37,11 @@ class Sandbox:
     """The namespaces, files and privileges of a process tree.
 
     ``binds`` None keeps the whole file system; of nested targets the deeper one is on top. ``files`` are
-    readable by all, ``secrets`` by the sandbox's user alone: both map names inside to contents, so that these
-    never stand in a command line. Without ``capabilities`` root has none; with ``only`` it has these CAP_*
-    and no others, whatever it executes. ``own_network`` is a new network namespace: a loopback that is down
-    and nothing else. ``uid`` None stays root of the sandbox; where only one uid exists, any other uid is
-    mapped to that one.
+    readable by all, and programs if they begin with ``#!``; ``secrets`` by the sandbox's user alone. Both map
+    names inside to contents, so that these never stand in a command line. Without ``capabilities``
+    root has none; with ``only`` it has these CAP_* and no others, whatever it executes. ``own_network`` is a
+    new network namespace: a loopback that is down and nothing else. ``uid`` None stays root of the sandbox;
+    where only one uid exists, any other uid is mapped to that one.
     """
 
     binds: tuple[Bind, ...] | None = None
@@ -243,7 +243,7 @@ def _build_root(sandbox: Sandbox, many_uids: bool) -> None:
         syscalls.mount("tmpfs", root, "tmpfs", syscalls.MS_NOSUID, "mode=755")
         _fill(root, sandbox, sources)
     for name, text in sandbox.files.items():
-        _write(inside(root, Path(name)), text, 0o644, None)
+        _write(inside(root, Path(name)), text, 0o755 if text.startswith("#!") else 0o644, None)
     for name, text in secrets.items():
         _write(inside(root, Path(name)), text, 0o600, sandbox.uid if many_uids else None)
     for name, target in sandbox.links.items():

@@ -171,19 +171,35 @@ class Zygote:
         self._current()
 
     def start(
-        self, sandbox: Sandbox, arguments: Sequence[str], descriptors: Sequence[int], output: int
+        self,
+        sandbox: Sandbox,
+        arguments: Sequence[str],
+        descriptors: Sequence[int],
+        output: int,
+        *,
+        entry: str = "",
+        network: bool = False,
     ) -> Child:
-        """Start a process in ``sandbox``. It has ``descriptors`` as 3, 4 and so on, and writes what it prints
-        to ``output``. It dies with the zygote, and that with this process. Raises OSError.
+        """Start a process in ``sandbox``, of another module than the zygote's own if ``entry`` names one. It
+        has ``descriptors`` as 3, 4 and so on, writes what it prints to ``output``, and has this process's
+        network if ``network``. It dies with the zygote, and that with this process. Raises OSError.
         """
-        request = FIRST if can_be_first(sandbox) else NESTED
-        request += json.dumps([serialized(sandbox), arguments]).encode()
+        with contextlib.ExitStack() as stack:
+            passed = [output, *descriptors]
+            if enters := network and os.geteuid() == 0:  # otherwise the zygote has not left it
+                passed.append(os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+                stack.callback(os.close, passed[-1])
+            request = FIRST if can_be_first(sandbox) else NESTED
+            about = [serialized(sandbox), arguments, entry or self._entry, enters]
+            return self._start(request + json.dumps(about).encode(), passed)
+
+    def _start(self, request: bytes, passed: Sequence[int]) -> Child:
         if len(request) > MAX_REQUEST:
             raise OSError("the request to the zygote is too long")
         for _ in range(2):
             process = self._current()
             try:
-                return process.start(request, [output, *descriptors])
+                return process.start(request, passed)
             except TimeoutError:
                 self._leave(process)
                 raise TimeoutError(f"the zygote of {self._entry} does not answer") from None

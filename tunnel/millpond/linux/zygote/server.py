@@ -43,8 +43,8 @@ class _Child:
 class Server:
     """Serves until ``control`` closes and no child is left, or for ``idle`` seconds without a child."""
 
-    def __init__(self, control: socket.socket, entry: str, idle: float) -> None:
-        self._control, self._entry, self._idle = control, entry, idle
+    def __init__(self, control: socket.socket, idle: float) -> None:
+        self._control, self._idle = control, idle
         self._pid = int(Path("/proc/self").readlink().name)  # by which /proc knows it
         self._children: list[_Child] = []
         self._request = bytearray(MAX_REQUEST)
@@ -129,23 +129,26 @@ class Server:
             if parent_pid() != self._pid:  # the zygote died before the kernel knew
                 os._exit(70)
             self._control.detach()
+            spec, arguments, entry, enters = json.loads(self._request[1:size])
+            if enters:
+                syscalls.enter_namespace(own.pop(), syscalls.CLONE_NEWNET)
             _place(own)
             if not is_first:
                 accept_signals()
-            spec, arguments = json.loads(self._request[1:size])
             sys.argv[1:] = arguments
-            become(parsed(spec), lambda: self._run(arguments), is_first=is_first)
+            become(parsed(spec), lambda: _run(entry, arguments), is_first=is_first)
         except Exception:  # noqa: BLE001 - nothing may go on in a copy of the zygote
             traceback.print_exc()
         finally:
             os._exit(70)
 
-    def _run(self, arguments: list[str]) -> int:
-        accept_signals()
-        syscalls.make_dumpable()
-        os.environ["HOME"] = "/tmp"  # noqa: S108 - its own
-        Path("/proc/self/comm").write_text(".".join(self._entry.split(".")[-2:]))  # such as worker.process
-        return int(importlib.import_module(self._entry).main(arguments))
+
+def _run(entry: str, arguments: list[str]) -> int:
+    accept_signals()
+    syscalls.make_dumpable()
+    os.environ["HOME"] = "/tmp"  # noqa: S108 - its own
+    Path("/proc/self/comm").write_text(".".join(entry.split(".")[-2:]))  # such as worker.process
+    return int(importlib.import_module(entry).main(arguments))
 
 
 def _write(connection: int, answer: bytes) -> None:
@@ -179,7 +182,7 @@ def main() -> int:
         syscalls.unshare(syscalls.CLONE_NEWNET)
     control = socket.socket(fileno=int(number))
     control.set_inheritable(False)
-    Server(control, entry, float(idle)).serve()
+    Server(control, float(idle)).serve()
     return 0
 
 

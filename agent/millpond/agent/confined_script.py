@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: a confined script on the device: it may read private folders, and has no network but its exchanges.
+
+The agent relays these to the host through its gate, one part of a vector at a time, and only those that the
+device's policy allows. What the script prints stays on the device, unless the device tells errors in full.
+What it saves ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+from pathlib import Path
+
+from millpond.agent.config import AgentConfig
+from millpond.agent.policy import error_reports
+from millpond.agent.policy.launch_rules import GroupGuard, shown_folders, sources
+from millpond.base.deadline import NEVER, Deadline
+from millpond.base.errors import ConnectionLost, ProtocolError, Refused
+from millpond.base.text import printable
+from millpond.fs.store.layout import PUBLIC
+from millpond.launch.process import LaunchedScript
+from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
+from millpond.linux.logs import BoundedLog
+from millpond.linux.zygote.client import Zygote
+from millpond.wire.channel import Channel
+from millpond.wire.group_messages import (
+    Contribution,
+    Gather,
+    Gathered,
+    GroupJoined,
+    GroupPart,
+    GroupRequest,
+    JoinGroup,
+    MeanOfStep,
+    ReportedMetric,
+    ReportMetric,
+    SharedState,
+    ShareState,
+    parts,
+)
+from millpond.wire.launch_messages import AllSaved, Exited, Launch, Lines, Output
+from millpond.wire.messages import Failure, Message
+
+log = logging.getLogger(__name__)
+
+SEND_SECONDS = 600.0
+_ANSWERS: dict[type[Message], type[Message]] = {
+    JoinGroup: GroupJoined,
+    Gather: Gathered,
+    ShareState: SharedState,
+    Contribution: MeanOfStep,
+    ReportMetric: ReportedMetric,
+}
+_STRANGE = "the script's process sent what is no exchange"
+
+
+def run_confined(config: AgentConfig, zygote: Zygote, request: Launch, host: Channel) -> None:
+    """Run a script that the policy allows, until it ends or the host leaves. Raises RemoteError, OSError."""
+    sandbox = _sandbox(config, request)
+    output = None
+    if config.privacy.errors != "full":
+        output = BoundedLog(Path(config.state, "jobs", f"{log_name(request.script)}.log"))
+    try:
+        script = LaunchedScript(zygote, sandbox, request, "", output.writer if output else None)
+    finally:
+        if output:
+            output.close_writer()
+    try:
+        _Relay(config, request, script, host).run()
+    finally:
+        script.stop()
+
+
+def log_name(script: str) -> str:
+    """Return the name of the log of a confined script, beside those of jobs."""
+    return f"launch-{Path(script).name}"
+
+
+def expect_exit(script: LaunchedScript) -> Exited:
+    """Return how a script has ended. Raises Refused if the first process of its sandbox has died, too."""
+    try:
+        return script.channel.expect(Exited, NEVER)
+    except ConnectionLost:
+        raise Refused("", "worker", "the first process of the script's sandbox died") from None
+
+
+class _Relay:
+    """Passes one script's requests on to the host, and the answers back."""
+
+    def __init__(self, config: AgentConfig, request: Launch, script: LaunchedScript, host: Channel) -> None:
+        assert script.group
+        self._script, self._group, self._host = script, script.group, host
+        self._code = sources(request.files)
+        self._guard = GroupGuard(config.policy, self._code)
+        self._errors, self._error = config.privacy.errors, ""
+        self._lines = Lines()
+
+    def run(self) -> None:
+        """Relay until the script has ended, and tell how. Raises RemoteError."""
+        ending = self._script.channel.sock.fileno()
+        watched = {self._host.sock.fileno(): self._host_left, self._group.sock.fileno(): self._exchange}
+        if self._script.output >= 0:
+            watched[self._script.output] = self._show
+        poll = select.poll()
+        for descriptor in (ending, *watched):
+            poll.register(descriptor, select.POLLIN)
+        while (ready := {descriptor for descriptor, _ in poll.poll()}) != {ending}:
+            for descriptor in ready - {ending}:  # what came before the end comes first
+                if not watched[descriptor]():
+                    poll.unregister(descriptor)
+        self._end()
+
+    def _host_left(self) -> bool:
+        raise ConnectionLost("the host left a launched script")
+
+    def _show(self) -> bool:
+        """Pass on output, where the device tells all; return whether there may be more."""
+        data = self._script.read()
+        lines = self._lines.take(data) if data else self._lines.end()
+        if lines:
+            self._host.send(Output(lines), Deadline.after(SEND_SECONDS))
+        return bool(data)
+
+    def _end(self) -> None:
+        code = expect_exit(self._script).code & 0xFF
+        self._host.send(Exited(code, self._error), Deadline.after(SEND_SECONDS))
+        self._host.send(AllSaved(0, 0, 0), Deadline.after(SEND_SECONDS))
+
+    def _exchange(self) -> bool:
+        """Pass on one request and its answer; return whether there may be more."""
+        try:
+            head = self._group.receive(Deadline.after(SEND_SECONDS))
+        except ConnectionLost:
+            return False  # the script has ended, or will do no more exchanges
+        except ProtocolError:  # its text has the script's own words, and the host can read the agent's log
+            raise Refused("", "worker", _STRANGE) from None
+        if head.payload_size:
+            raise Refused("", "worker", _STRANGE)
+        if isinstance(head.message, Failure):
+            self._error = self._rebuilt(head.message)
+            return False
+        request = self._guard.checked(head.message)
+        self._host.send(request, Deadline.after(SEND_SECONDS))
+        if isinstance(request, Contribution) and request.samples:
+            self._pass_vector(4 * request.size)
+        self._answer(request)
+        return True
+
+    def _pass_vector(self, size: int) -> None:
+        try:
+            _pass_parts(self._group, self._host, size)
+        except ConnectionLost:
+            raise Refused("", "worker", "the script ended in the middle of an exchange") from None
+        except ProtocolError:
+            raise Refused("", "worker", _STRANGE) from None
+
+    def _answer(self, request: GroupRequest) -> None:
+        """Wait for the host's answer, for as long as the others take, and pass it on to the script."""
+        answer = self._host.expect(_ANSWERS[type(request)], NEVER)
+        size = 0
+        if isinstance(request, Contribution):
+            size = 4 * request.size
+        elif isinstance(request, ShareState):
+            size = request.size
+        with contextlib.suppress(ConnectionLost):  # if the script has died, its end is seen next
+            self._group.send(answer, Deadline.after(SEND_SECONDS))
+        _pass_parts(self._host, self._group, size, drop=True)
+
+    def _rebuilt(self, failure: Failure) -> str:
+        """Return the part of the script's report of an exception that may leave."""
+        if self._errors == "full":
+            return printable(failure.text)
+        return error_reports.rebuilt(failure, (), self._code).text
+
+
+def _pass_parts(source: Channel, target: Channel, size: int, *, drop: bool = False) -> None:
+    """Pass ``size`` bytes on in parts, each checked for its length before it is received. If ``drop``, they
+    are received even if the target has gone.
+    """
+    gone = False
+    for start, stop in parts(size):
+        source.expect(GroupPart, Deadline.after(SEND_SECONDS), stop - start)
+        data = source.receive_payload(stop - start, Deadline.after(SEND_SECONDS))
+        try:
+            if not gone:
+                target.send(GroupPart(start), Deadline.after(SEND_SECONDS), data)
+        except ConnectionLost:
+            if not drop:
+                raise
+            gone = True
+
+
+def _sandbox(config: AgentConfig, request: Launch) -> Sandbox:
+    """Return the script's sandbox: of the volume it has the public part, and the private folders that it may
+    read, none of them by a link.
+    """
+    volume = Path(config.volume).resolve()
+    shown = [volume / PUBLIC, *(volume / folder for folder in shown_folders(config.policy, request))]
+    missing = [path for path in shown[1:] if not path.is_dir()]
+    if missing and request.folders:
+        raise Refused("", "data", f"missing data: there is no folder {missing[0].relative_to(volume)}")
+    within = [path for path in shown if path.is_dir() and path.resolve() == path]
+    return Sandbox(
+        binds=(*system_binds(), *python_binds(), *(Bind(path, path) for path in sorted(set(within)))),
+        own_network=True,
+        own_pids=True,
+        uid=config.users.worker,
+    )

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (ssh-keygen): the device's policy about confined launches: scripts, folders, each exchange."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from millpond.agent.policy.error_reports import is_word
+from millpond.agent.policy.rules import PRIVATE, check_folder, refused
+from millpond.agent.policy.settings import Policy
+from millpond.agent.policy.signatures import check_digest
+from millpond.base.errors import ProtocolError, Refused
+from millpond.train.protocol import Folder
+from millpond.wire.group_messages import (
+    LONGEST_NAME,
+    MOST_GROUPS,
+    MOST_SAMPLES,
+    Contribution,
+    Gather,
+    GroupRequest,
+    JoinGroup,
+    ReportMetric,
+    ShareState,
+)
+from millpond.wire.launch_messages import Launch, script_digest
+from millpond.wire.messages import Message
+
+_MOST_GATHERS = 4096
+"""The most numbers that one launch may give away by themselves: sizes of models and folders."""
+_NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{LONGEST_NAME - 1}}}")
+
+
+def check_launch(policy: Policy, device: str, request: Launch) -> None:
+    """Raise Refused for a confined launch that the policy forbids."""
+    for folder in request.folders:
+        check_folder(policy, device, Folder(folder, device))
+    digest = script_digest(request.script, request.files)
+    if policy.code == "listed" and digest not in policy.listed:
+        raise refused("code", f"the script is not listed; its digest is {digest}")
+    if policy.code == "signed":
+        check_digest(policy.owners, digest, request.signature)
+
+
+def shown_folders(policy: Policy, request: Launch) -> tuple[str, ...]:
+    """Return the private folders that the script sees: those it names, or all that the policy allows."""
+    return request.folders or policy.folders or (PRIVATE,)
+
+
+def sources(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the texts of a script's Python files, whose words may leave the device."""
+    return {name: data.decode(errors="replace") for name, data in files.items() if name.endswith(".py")}
+
+
+class GroupGuard:
+    """Checks the requests of one confined script, whose ``code`` names its metrics. Each covers the policy's
+    least samples or none: a worker without samples gives no vector.
+    """
+
+    def __init__(self, policy: Policy, code: Mapping[str, str]) -> None:
+        self._policy, self._words = policy, "\n".join(code.values())
+        self._gathers = 0
+
+    def checked(self, request: Message) -> GroupRequest:
+        """Return the request as it may leave. Raises Refused, and ProtocolError for what is none."""
+        if isinstance(request, JoinGroup):
+            return JoinGroup(self._policy.least_samples)
+        if isinstance(request, Gather):
+            self._gathers += 1
+            if not 0 <= request.value < 1 << 53 or self._gathers > _MOST_GATHERS:
+                raise Refused("", "policy", "a script gives away too many numbers, or one that is no count")
+        elif isinstance(request, ShareState):
+            self._check_size(request.size / 8)
+        elif isinstance(request, Contribution):
+            self._check_contribution(request)
+        elif isinstance(request, ReportMetric):
+            self._check_metric(request)
+        else:
+            raise ProtocolError(f"the script sent '{request.NAME}', which may not leave")
+        return request
+
+    def _check_contribution(self, request: Contribution) -> None:
+        self._check_size(request.size)
+        self._check_samples(request.samples)
+        numbers = (request.seconds, request.largest)
+        if not 0 <= request.group < MOST_GROUPS or not all(
+            math.isfinite(each) and each >= 0 for each in numbers
+        ):
+            raise Refused("", "model", "the sums of a step are not finite")
+
+    def _check_metric(self, request: ReportMetric) -> None:
+        self._check_samples(request.samples)
+        if not _NAME.fullmatch(request.name) or not is_word(request.name, self._words):
+            raise Refused("", "policy", "a metric's name must be an identifier in the script's files")
+        if not math.isfinite(request.total) or (request.total and not request.samples):
+            raise Refused("", "model", f"the metric '{request.name}' is not finite, or of no samples")
+
+    def _check_size(self, size: float) -> None:
+        if size < 0 or size > self._policy.largest_model:
+            text = f"a model of {size:.0f} values; at most {self._policy.largest_model} are allowed"
+            raise refused("largest_model", text)
+
+    def _check_samples(self, samples: int) -> None:
+        least = self._policy.least_samples
+        if samples and not least <= samples <= MOST_SAMPLES:
+            raise refused("least_samples", f"an exchange of {samples} samples; it must cover {least} or more")

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: makes this process, a fork of one that has torch, what ``python script.py`` would be."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import functools
+import io
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn
+
+from millpond.base.deadline import Deadline
+from millpond.base.errors import LocalError, MillpondError
+from millpond.wire.channel import Channel
+from millpond.wire.group_messages import GROUP_CHANNEL
+from millpond.wire.launch_messages import Launch, environment
+from millpond.wire.messages import Failure
+
+_REPORT_SECONDS = 10.0
+_SETTLE_SECONDS = 0.2
+_INTERRUPTED = 130
+
+
+def run_script(launch: Launch, folder: Path, interface: str, group: int) -> NoReturn:
+    """Run the script in its ``folder`` and exit as it does; ``group`` is the channel of a confined one."""
+    code = 1
+    try:
+        _prepare(launch, folder, interface, group)
+        code = _run(folder / launch.script, group, folder)
+        threading._shutdown()  # type: ignore[attr-defined]  # as Python ends: threads first
+        atexit._run_exitfuncs()
+        _flush()
+    except BaseException:  # noqa: BLE001 - nothing may go on in a copy of the first process
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _prepare(launch: Launch, folder: Path, interface: str, group: int) -> None:
+    os.chdir(folder)
+    os.environ.update(environment(launch, interface))
+    if group >= 0:
+        os.environ[GROUP_CHANNEL] = str(group)
+    sys.argv = [launch.script, *launch.arguments]
+    sys.path.insert(0, str((folder / launch.script).parent))
+    sys.stdout, sys.stderr = _stream(1), _stream(2)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # all forks have the same state; Python's own random has new ones by itself
+    if torch := sys.modules.get("torch"):
+        torch.use_deterministic_algorithms(False)  # which is on for workers of jobs
+        torch.seed()
+        _settle_before_the_end(torch.distributed)
+    Path("/proc/self/comm").write_text(launch.script[-15:])
+
+
+def _settle_before_the_end(distributed: ModuleType) -> None:
+    """Have threads of gloo finish before a process group ends. torch 2.13 joins them while it holds Python's
+    lock; one that still has to free a tensor of a script waits for that lock, and both for ever.
+    """
+    destroy = distributed.destroy_process_group
+
+    @functools.wraps(destroy)
+    def settled(*arguments: Any, **options: Any) -> None:
+        time.sleep(_SETTLE_SECONDS)
+        destroy(*arguments, **options)
+
+    for module in (distributed, sys.modules.get("torch.distributed.distributed_c10d")):
+        if module and hasattr(module, "destroy_process_group"):
+            module.destroy_process_group = settled  # type: ignore[attr-defined]
+
+
+def _stream(descriptor: int) -> io.TextIOWrapper:
+    """Open an output that is shown line by line: Python must not keep it until a buffer is full."""
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
+
+
+def _run(path: Path, group: int, folder: Path) -> int:
+    """Run a file as the main module. Returns the exit code."""
+    module = ModuleType("__main__")
+    found = {"__file__": str(path), "__builtins__": builtins, "__cached__": None, "__package__": None}
+    module.__dict__.update(found)
+    sys.modules["__main__"] = module
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)  # noqa: S102 - what it is for
+    except SystemExit as end:
+        return _code(end)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BaseException as error:  # noqa: BLE001 - a script may raise anything
+        _show(error, path)
+        if group >= 0:
+            _report(error, group, folder)
+        return 1
+    return 0
+
+
+def _code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return (end.code or 0) & 0xFF
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException, path: Path) -> None:
+    """Print the traceback, from the script's own first line on."""
+    trace: TracebackType | None = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename != str(path):
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+def _report(error: BaseException, group: int, folder: Path) -> None:
+    """Send what may leave the device of an exception: a text of millpond's own, or its type and its place."""
+    from millpond.train.worker.error_reports import failure  # only here: scripts with a network need none
+
+    own = isinstance(error, LocalError)
+    report = Failure("model", str(error)) if own else failure(error, folder, "", full=False)
+    try:
+        with Channel(socket.socket(fileno=group), "the agent") as channel:
+            channel.send(report, Deadline.after(_REPORT_SECONDS))
+    except (MillpondError, OSError):
+        print("the error could not be reported", file=sys.stderr)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()

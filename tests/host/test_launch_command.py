@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that a launch sends, and those that it brings back: named, bounded, and never outside."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from millpond.base.errors import LocalError, MillpondError
+from millpond.host.api.launch import LaunchSaved
+from millpond.host.cli.launch import read_files
+from millpond.host.terminal.output_folder import OutputFolder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "work/data/deep").mkdir(parents=True)
+    (tmp_path / "elsewhere/more").mkdir(parents=True)
+    for name in ("work/a.py", "work/data/b.txt", "work/data/deep/c", "elsewhere/d", "elsewhere/more/e"):
+        (tmp_path / name).write_bytes(name.encode() + b"\xff")
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path
+
+
+def names(*paths: Path | str) -> list[str]:
+    return sorted(read_files(Path("a.py"), [Path(path) for path in paths]))
+
+
+def test_files_keep_their_paths_below_the_current_folder(here: Path) -> None:
+    assert names("data/deep/c", here / "work/data/b.txt") == ["a.py", "data/b.txt", "data/deep/c"]
+    assert names("data", "../elsewhere/d") == ["a.py", "d", "data/b.txt", "data/deep/c"]
+    assert names(here / "elsewhere") == ["a.py", "elsewhere/d", "elsewhere/more/e"]
+    assert names(".", "./data/../data", "a.py") == ["a.py", "data/b.txt", "data/deep/c"]
+    (here / "work/data/linked").symlink_to("/etc/hostname")
+    sent = read_files(Path(here / "work/a.py"), [Path("data")])
+    assert sent["data/b.txt"].endswith(b"\xff") and sent["data/linked"] == Path("/etc/hostname").read_bytes()
+
+
+def test_what_cannot_be_sent_is_refused_before_anything_is_read(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "elsewhere/a.py").touch()
+    with pytest.raises(LocalError, match=r"two files are named 'a\.py'"):
+        names(here / "elsewhere/a.py")
+    os.mkfifo(here / "work/data/pipe")
+    with pytest.raises(LocalError, match="data/pipe: only plain files can be sent"):
+        names("data")
+    (here / "work/data/pipe").unlink()
+    (here / "work/data/way").symlink_to("/usr")
+    with pytest.raises(LocalError, match="data/way: a link to a folder cannot be sent"):
+        names("data")
+    (here / "work/data/way").unlink()
+    with (here / "work/data/huge").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(LocalError, match="3 MiB are possible"):
+        names("data")
+    (here / "work/data/huge").unlink()
+    (here / "work/many").mkdir()
+    for number in range(4100):
+        (here / f"work/many/{number}").touch()
+    with pytest.raises(LocalError, match="4096 are possible"):
+        names("many")
+
+
+def part(path: str, start: int, size: int, worker: str = "csd0") -> LaunchSaved:
+    return LaunchSaved(worker, path, start, size)
+
+
+def test_a_file_is_there_when_it_is_whole(tmp_path: Path) -> None:
+    with OutputFolder(tmp_path / "out/put") as folder:
+        folder.write(part("a/b", 0, 4), b"12")
+        folder.write(part("a", 0, 1, "host"), b"x")
+        assert not (tmp_path / "out/put/csd0/a/b").exists()
+        folder.write(part("a/b", 2, 4), b"34")
+        folder.write(part("half", 0, 4), b"12")
+    found = {
+        str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()
+    }
+    assert found == {"out/put/csd0/a/b": "1234", "out/put/host/a": "x"}
+
+
+def test_nothing_is_written_outside(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "in", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("kept")
+    (inside / "csd0").mkdir(parents=True)
+    (inside / "csd0/folder").symlink_to(outside)
+    (inside / "csd0/kept").symlink_to(outside / "kept")
+    (inside / "csd1").symlink_to(outside)
+    with OutputFolder(inside) as folder:
+        for wrong in (part("../x", 0, 1), part("/x", 0, 1), part("x", 0, 1, ".."), part("x", 0, 1, "a/../b")):
+            with pytest.raises(MillpondError):
+                folder.write(wrong, b"x")
+        for through in (part("folder/x", 0, 1), part("x", 0, 1, "csd1")):
+            with pytest.raises(OSError):
+                folder.write(through, b"x")
+        folder.write(part("kept", 0, 1), b"x")
+        with pytest.raises(MillpondError):
+            folder.write(part("long", 0, 1), b"xx")
+    assert [path.name for path in outside.iterdir()] == ["kept"] and (outside / "kept").read_text() == "kept"
+    assert (inside / "csd0/kept").read_text() == "x" and not (inside / "csd0/kept").is_symlink()

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private launches: what a script that may read private data reaches, says, and is refused."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from millpond.agent.config import Privacy
+from millpond.agent.policy.settings import Policy
+from millpond.linux.zygote.client import Zygote
+from millpond.wire.launch_messages import script_digest
+
+from .launch_support import Launcher
+
+BEGIN = """\
+import os, socket, sys
+from pathlib import Path
+import torch
+from torch import nn
+import millpond.train
+root, rank = Path("/volume"), int(os.environ["RANK"])
+model = nn.Linear(4, 1)
+"""
+STEPS = """
+with millpond.train.group(model, policy="fixed") as group:
+    data = torch.utils.data.TensorDataset(torch.ones(COUNT, 4) * (rank + 1))
+    for (rows,) in group.loader(data, private=True, batch=BATCH):
+        group.step(model(rows).sum())
+"""
+SEEN = "secret-of-the-tests"
+LOOKING = (
+    BEGIN
+    + """
+def tried(what):
+    try:
+        return str(what())
+    except OSError as error:
+        return type(error).__name__
+address = ("127.0.0.1", PORT)
+if rank:
+    print("digits", tried(lambda: sorted(os.listdir(root / "private/digits"))))
+    print("private", tried(lambda: sorted(os.listdir(root / "private"))))
+    print("other", tried(lambda: (root / "private/other/note").read_text()))
+    print("link", tried(lambda: (root / "public/link").read_text()))
+    print("written", tried(lambda: (root / "private/digits/new").write_text("x")))
+print("connect", tried(lambda: socket.create_connection(address, 3)))
+print("interfaces", [name for _, name in socket.if_nameindex()])
+print("RANK" in os.environ, "MASTER_ADDR" in os.environ)
+"""
+)
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, zygote: Zygote) -> Launcher:
+    return Launcher(tmp_path, zygote)
+
+
+def test_a_script_has_no_network_and_its_own_folders_alone(launcher: Launcher) -> None:
+    device = launcher.devices["csd0"]
+    (device.volume / "private/digits/images").write_text("x")
+    (device.volume / "private/other/note").write_text(SEEN)
+    (device.volume / "public/link").symlink_to(device.volume / "private/other/note")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = LOOKING.replace("PORT", str(server.getsockname()[1]))
+        ran = launcher.run(code, folders=("private/digits",))
+        assert ran.ended.error == "", ran
+        every = launcher.run(code)
+    said = device.log.splitlines()
+    assert ran.lines == {"host": ["connect OSError", "interfaces ['lo']", "True False"]}
+    assert said[:5] == [
+        "digits ['images']",
+        "private ['digits']",
+        "other FileNotFoundError",
+        "link FileNotFoundError",
+        "written OSError",
+    ]
+    assert said[5:8] == ran.lines["host"]
+    assert every.ended.error == "" and f"other {SEEN}" in said  # without --data: all that the policy allows
+
+
+def test_what_is_printed_stays_unless_the_device_tells_all(tmp_path: Path, zygote: Zygote) -> None:
+    code = BEGIN + f"print('{SEEN}', rank)\nopen('a', 'w').write('{SEEN}')\nrank and {{}}['{SEEN}']\n"
+    for errors in ("location", "full"):
+        base = tmp_path / errors
+        base.mkdir()
+        launcher = Launcher(base, zygote, privacy=Privacy(errors=errors))  # type: ignore[arg-type]
+        ran = launcher.run(code, most_saved=1000)
+        assert set(ran.files) <= {"host/a"}
+        if errors == "full":
+            assert ran.lines["csd0"][0] == f"{SEEN} 1" and "KeyError" in ran.ended.error
+            continue
+        assert ran.lines.get("csd0") is None and f"{SEEN} 1" in launcher.devices["csd0"].log
+        told = "csd0 (rank 1): it ended with exit code 1: KeyError at a.py:10"
+        assert ran.ended.error == f"{told}; its message stays on the device; the others were ended"
+
+
+REFUSED = [
+    (
+        "few",
+        BEGIN
+        + "from millpond.train.distributed.channel import own_channel\n"
+        + "own_channel().collectives().mean(torch.ones(9 + 4), 3 if rank else 8, 0.1)\n",
+        "policy.least_samples: an exchange of 3 samples; it must cover 8 or more",
+    ),
+    (
+        "one more sample in a metric",
+        BEGIN + "with millpond.train.group(model) as group:\n    group.report('loss', 1.0, 1)\n",
+        "policy.least_samples: an exchange of 1 samples; it must cover 8 or more",
+    ),
+    (
+        "a metric named by data",
+        BEGIN + "with millpond.train.group(model) as group:\n    group.report(chr(120) + 'y', 1.0, 8)\n",
+        "a metric's name must be an identifier in the script's files",
+    ),
+    (
+        "a large model",
+        BEGIN + "with millpond.train.group(nn.Linear(200, 1)):\n    pass\n",
+        "policy.largest_model: a model of",
+    ),
+    (
+        "values that are no numbers",
+        BEGIN + STEPS.replace("rows)", "rows / (1 - rank))").replace("COUNT", "64").replace("BATCH", "16"),
+        "the sums of a step are not finite",
+    ),
+    (
+        "what is no exchange",
+        BEGIN + "if rank:\n    os.write(4, b'x' * 999)\nimport time\ntime.sleep(600)\n",
+        "the script's process sent what is no exchange",
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "text"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+def test_what_the_policy_forbids_ends_the_launch_by_name(
+    tmp_path: Path, zygote: Zygote, code: str, text: str
+) -> None:
+    launcher = Launcher(tmp_path, zygote, policy=Policy(largest_model=100))
+    ran = launcher.run(code)
+    assert ran.ended.error.startswith(f"csd0 (rank 1): {text}"), ran
+    assert ran.ended.error.endswith("the others were ended")
+
+
+FAILS = [
+    ("rank == 1 and os.kill(os.getpid(), 9)", "csd0 (rank 1): it ended with exit code 137"),
+    ("rank == 0 and os.kill(os.getpid(), 9)", "host (rank 0): it ended with exit code 137"),
+    (
+        "rank == 1 and sys.exit(0)",
+        "csd0 (rank 1): its script has ended, and others wait for it in an exchange",
+    ),
+    (
+        "rank == 1 and group.report('rank', 1.0, 8)",
+        "csd0 (rank 1): it reports a metric while rank 0 is in a step",
+    ),
+]
+
+
+@pytest.mark.parametrize(("what", "text"), FAILS)
+def test_a_rank_that_does_not_take_part_ends_the_launch_by_name(
+    launcher: Launcher, what: str, text: str
+) -> None:
+    steps = STEPS.replace("COUNT", "64").replace("BATCH", "16")
+    ran = launcher.run(BEGIN + steps.replace("        group.step", f"        {what}\n        group.step"))
+    assert ran.ended.error == f"{text}; the others were ended", launcher.devices["csd0"].log
+
+
+def test_batches_are_of_whole_groups_and_metrics_are_exact(launcher: Launcher) -> None:
+    code = BEGIN + STEPS.replace("COUNT", "30 if rank else 5").replace("BATCH", "16")
+    code += (
+        "    print(group.samples)\n    mean = group.report('rank', 22.0 * rank, 11 * rank)\n    print(mean)\n"
+    )
+    ran = launcher.run(code)
+    assert ran.ended.error == "", launcher.devices["csd0"].log
+    assert ran.lines == {"host": ["(5, 30)", "2.0"], "all": ["rank 2 of 11 samples"]}
+    assert launcher.devices["csd0"].log.splitlines()[-1] == "2.0"
+    sent = launcher.devices["csd0"].sent
+    assert 0 < sent["parameters"] <= 4 * 5 * 4 and sent["launched"] < 1000  # 5 values a step, in at most 4
+
+
+def test_a_device_with_fewer_samples_than_a_group_takes_no_part(launcher: Launcher) -> None:
+    ran = launcher.run(BEGIN + STEPS.replace("COUNT", "5").replace("BATCH", "16"))
+    told = "rank 1 has 5 samples; its device's policy.least_samples is 8"
+    assert told in ran.ended.error or told in "".join(ran.lines["host"]), ran
+
+
+def test_a_device_takes_the_scripts_that_it_lists(tmp_path: Path, zygote: Zygote) -> None:
+    code = BEGIN + "print('ran')\n"
+    digest = script_digest("a.py", {"a.py": code.replace('Path("/volume")', "PLACE").encode()})
+    for name, listed in (("no", ("0" * 64,)), ("other", (digest,))):
+        (tmp_path / name).mkdir()
+        launcher = Launcher(tmp_path / name, zygote, policy=Policy(code="listed", listed=listed))
+        ran = launcher.run(code)
+        assert "csd0 (rank 1): policy.code: the script is not listed; its digest is " in ran.ended.error
+        assert launcher.devices["csd0"].log == ""
+    told = ran.ended.error.split()[14].removesuffix(";")
+    (tmp_path / "yes").mkdir()
+    same = code.replace('Path("/volume")', "Path('/volume')")
+    digest = script_digest("a.py", {"a.py": same.encode()})
+    assert digest != told
+    launcher = Launcher(tmp_path / "yes", zygote, policy=Policy(code="listed", listed=(digest,)))
+    assert launcher.run(same).ended.error == "" and launcher.devices["csd0"].log == "ran\n"
+
+
+def test_a_device_that_wants_signatures_refuses_others(tmp_path: Path, zygote: Zygote) -> None:
+    owners = ("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE1lZ2FsaXRoaWNQb25kT2ZNaWxsaW5nU3RvbmVzMDA= a",)
+    launcher = Launcher(tmp_path, zygote, policy=Policy(code="signed", owners=owners))
+    assert "policy.code: the code is not signed" in launcher.run(BEGIN).ended.error
+    told = launcher.run(BEGIN, signature="no signature").ended.error
+    assert "policy.code: no owner of the device has signed the code" in told
+
+
+def test_a_forbidden_folder_is_refused_by_name(tmp_path: Path, zygote: Zygote) -> None:
+    launcher = Launcher(tmp_path, zygote, policy=Policy(folders=("private/digits",)))
+    for folder, text in (
+        ("private/other", "policy.folders: jobs may not read 'private/other'"),
+        ("private", "policy.folders: jobs may not read 'private'"),
+        ("../private", "the data folder '../private' is not in private or public"),
+        ("public", "the data folder 'public' is not what the request says it is"),
+    ):
+        assert text in launcher.run(BEGIN, folders=(folder,)).ended.error
+    launcher.run(BEGIN + "print(os.listdir(root / 'private')) if rank else 0\n")
+    assert launcher.devices["csd0"].log == "['digits']\n"
