@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fleet in a program, as in a notebook."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millpond.base.errors import ConfigError, LocalError, Refused, RemoteError
+from millpond.host import Fleet
+
+from .support import SLOW_MODEL, Emulation
+
+
+def test_a_program_trains_follows_plots_and_loads(fleet: Emulation, tmp_path: Path) -> None:
+    mine = Fleet(fleet.directory)
+    assert {device.name for device in mine.devices()} == {"csd0", "csd1", "csd2"}
+    path = fleet.write_job("program", factory="millpond.train.zoo.models:digits_cnn", rounds=2)
+    job = mine.train(path, set={"train.batch": 16, "train.optimizer": {"name": "SGD", "nesterov": True}})
+    rounds = list(job)
+    assert [each.round for each in rounds] == [1, 2]
+    info = job.wait()
+    assert (info.state, info.score) == ("done", job.scores[-1]["host"]["accuracy"])
+    assert mine.jobs()[-1].id == job.number and mine.job(job.number).rounds == rounds
+    assert job.load_state_dict()["conv1.weight"].shape == (32, 1, 3, 3)
+    job.plot().savefig(tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+
+
+def test_a_program_stops_a_job_and_hears_what_is_wrong(fleet: Emulation) -> None:
+    mine = Fleet(fleet.directory)
+    job = mine.train(fleet.write_job("program-stop", code=SLOW_MODEL, rounds=50))
+    next(iter(job))
+    with pytest.raises(LocalError, match="has no model yet"):
+        _ = job.model
+    job.stop()
+    with pytest.raises(RemoteError, match="stopped"):
+        job.wait()
+    with pytest.raises(Refused, match="there is no job 999"):
+        mine.job(999)
+    with pytest.raises(ConfigError, match="did you mean 'rounds'"):
+        mine.train(fleet.write_job("program-wrong"), set={"federated.round": 1})
