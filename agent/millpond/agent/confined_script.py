@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import select
+from dataclasses import replace
 from pathlib import Path
 
 from millpond.agent.config import AgentConfig
@@ -63,7 +64,8 @@ def run_confined(config: AgentConfig, zygote: Zygote, request: Launch, host: Cha
     if config.privacy.errors != "full":
         output = BoundedLog(Path(config.state, "jobs", f"{log_name(request.script)}.log"))
     try:
-        script = LaunchedScript(zygote, sandbox, request, "", output.writer if output else None)
+        own = replace(request, worker=config.name)  # by which its samples are in the same groups as in jobs
+        script = LaunchedScript(zygote, sandbox, own, "", output.writer if output else None)
     finally:
         if output:
             output.close_writer()
