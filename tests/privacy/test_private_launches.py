@@ -127,6 +127,13 @@ REFUSED = [
         "the sums of a step are not finite",
     ),
     (
+        "a device's model",
+        BEGIN
+        + "from millpond.train.distributed.channel import own_channel\n"
+        + "found = own_channel().collectives()\nfound.rank = 0\nfound.share([torch.ones(9)])\n",
+        "the script's process sent what is no exchange",
+    ),
+    (
         "what is no exchange",
         BEGIN + "if rank:\n    os.write(4, b'x' * 999)\nimport time\ntime.sleep(600)\n",
         "the script's process sent what is no exchange",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.policy import error_reports
-from millpond.agent.policy.launch_rules import GroupGuard, shown_folders, sources
+from millpond.agent.policy.launch_rules import STRANGE, GroupGuard, shown_folders, sources
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.base.text import printable
@@ -54,7 +54,7 @@ _ANSWERS: dict[type[Message], type[Message]] = {
     Contribution: MeanOfStep,
     ReportMetric: ReportedMetric,
 }
-_STRANGE = "the script's process sent what is no exchange"
+MOST_OUTPUT = 16 << 20
 
 
 def run_confined(config: AgentConfig, zygote: Zygote, request: Launch, host: Channel) -> None:
@@ -97,7 +97,7 @@ class _Relay:
         self._code = sources(request.files)
         self._guard = GroupGuard(config.policy, self._code)
         self._errors, self._error = config.privacy.errors, ""
-        self._lines = Lines()
+        self._lines, self._left = Lines(), MOST_OUTPUT
 
     def run(self) -> None:
         """Relay until the script has ended, and tell how. Raises RemoteError."""
@@ -118,10 +118,11 @@ class _Relay:
         raise ConnectionLost("the host left a launched script")
 
     def _show(self) -> bool:
-        """Pass on output, where the device tells all; return whether there may be more."""
+        """Pass on output, where the device tells all, up to a limit; return whether there may be more."""
         data = self._script.read()
         lines = self._lines.take(data) if data else self._lines.end()
-        if lines:
+        self._left -= len(data)
+        if lines and self._left > 0:
             self._host.send(Output(lines), Deadline.after(SEND_SECONDS))
         return bool(data)
 
@@ -137,9 +138,9 @@ class _Relay:
         except ConnectionLost:
             return False  # the script has ended, or will do no more exchanges
         except ProtocolError:  # its text has the script's own words, and the host can read the agent's log
-            raise Refused("", "worker", _STRANGE) from None
+            raise Refused("", "worker", STRANGE) from None
         if head.payload_size:
-            raise Refused("", "worker", _STRANGE)
+            raise Refused("", "worker", STRANGE)
         if isinstance(head.message, Failure):
             self._error = self._rebuilt(head.message)
             return False
@@ -156,7 +157,7 @@ class _Relay:
         except ConnectionLost:
             raise Refused("", "worker", "the script ended in the middle of an exchange") from None
         except ProtocolError:
-            raise Refused("", "worker", _STRANGE) from None
+            raise Refused("", "worker", STRANGE) from None
 
     def _answer(self, request: GroupRequest) -> None:
         """Wait for the host's answer, for as long as the others take, and pass it on to the script."""

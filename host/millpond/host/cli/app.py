@@ -344,7 +344,8 @@ def launch(
     """Run a torch.distributed script (gloo) across host and devices, as torchrun does. Ctrl-C ends it."""
     sent = launch_command.read_files(script, files or ())
     if digest:
-        print(script_digest(script.name, sent))
+        found = script_digest(script.name, sent)
+        tables.print_json({"digest": found}) if output is Format.JSON else print(found)
         return
     if (folders or signature) and not private:
         raise LocalError("--data and --signature are for --private")
