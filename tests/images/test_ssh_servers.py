@@ -149,7 +149,7 @@ def test_nobody_enters_without_a_key(server: SshServer) -> None:
 
 def test_the_servers_differ_in_who_enters_and_where_alone() -> None:
     differing = {line.split()[0] for line in set(lines(USER)) ^ set(lines(ADMIN))}
-    assert differing == {"Port", "AllowUsers", "PermitRootLogin"}
+    assert differing == {"Port", "AllowUsers", "PermitRootLogin", "SetEnv"}
     assert (USER.port, ADMIN.port) == (22, 2222)
     assert USER.authorized != ADMIN.authorized
 

@@ -49,7 +49,7 @@ def trained(parts: Sequence[np.ndarray[Any, Any]], epochs: int) -> dict[str, dic
     loaders, turns = [], [_Turn() for _ in data]
     for rank, own in enumerate(data):
         tuner = BatchTuner(PER_RANK * len(data), len(data), balanced=False)
-        loaders.append(Loader(own, pools, rank, tuner, 0, turns[rank]))
+        loaders.append(Loader(own, pools, rank, tuner, 0, turns[rank], f"csd{rank - 1}"))
     critic, generator = gan.models()
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.5) for m in (critic, generator)]
     sources = [torch.Generator().manual_seed(rank) for rank in range(len(data))]

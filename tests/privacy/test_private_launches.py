@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,13 @@ REFUSED = [
         "the sums of a step are not finite",
     ),
     (
+        "a device's model",
+        BEGIN
+        + "from millpond.train.distributed.channel import own_channel\n"
+        + "found = own_channel().collectives()\nfound.rank = 0\nfound.share([torch.ones(9)])\n",
+        "the script's process sent what is no exchange",
+    ),
+    (
         "what is no exchange",
         BEGIN + "if rank:\n    os.write(4, b'x' * 999)\nimport time\ntime.sleep(600)\n",
         "the script's process sent what is no exchange",
@@ -208,6 +216,23 @@ def test_a_device_that_wants_signatures_refuses_others(tmp_path: Path, zygote: Z
     launcher = Launcher(tmp_path, zygote, policy=Policy(code="signed", owners=owners))
     assert "policy.code: the code is not signed" in launcher.run(BEGIN).ended.error
     told = launcher.run(BEGIN, signature="no signature").ended.error
+    assert "policy.code: no owner of the device has signed the code" in told
+
+
+def test_a_device_takes_the_script_that_its_owner_has_signed(tmp_path: Path, zygote: Zygote) -> None:
+    def keygen(*arguments: str | Path, stdin: str = "") -> str:
+        command = ["ssh-keygen", "-q", *map(str, arguments)]
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True).stdout
+
+    keygen("-t", "ed25519", "-N", "", "-f", tmp_path / "key")
+    owners = (" ".join((tmp_path / "key.pub").read_text().split()[:2]),)
+    code = "import os\nprint('ran', os.environ['RANK'])\n"
+    digest = script_digest("a.py", {"a.py": code.encode()})
+    signature = keygen("-Y", "sign", "-n", "millpond-code", "-f", tmp_path / "key", stdin=digest)
+    launcher = Launcher(tmp_path, zygote, policy=Policy(code="signed", owners=owners))
+    assert launcher.run(code, signature=signature).ended.error == ""
+    assert launcher.devices["csd0"].log == "ran 1\n"
+    told = launcher.run(code + "#", signature=signature).ended.error
     assert "policy.code: no owner of the device has signed the code" in told
 
 

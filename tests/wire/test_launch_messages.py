@@ -69,13 +69,14 @@ def test_files_that_cannot_lie_beside_each_other_are_refused() -> None:
 
 
 def test_a_worker_gets_what_torchrun_would_give_it() -> None:
-    launch = Launch("a.py", (), {}, 2, 3, "10.77.0.5", 40001)
+    launch = Launch("a.py", (), {}, 2, 3, "10.77.0.5", 40001, worker="csd1")
     assert environment(launch, "mp0") == {
         "RANK": "2",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "3",
         "LOCAL_WORLD_SIZE": "1",
         "GROUP_RANK": "2",
+        "MILLPOND_WORKER": "csd1",
         "MASTER_ADDR": "10.77.0.5",
         "MASTER_PORT": "40001",
         "GLOO_SOCKET_IFNAME": "mp0",

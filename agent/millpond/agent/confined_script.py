@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import select
+from dataclasses import replace
 from pathlib import Path
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.policy import error_reports
-from millpond.agent.policy.launch_rules import GroupGuard, shown_folders, sources
+from millpond.agent.policy.launch_rules import STRANGE, GroupGuard, shown_folders, sources
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.base.text import printable
@@ -53,7 +54,7 @@ _ANSWERS: dict[type[Message], type[Message]] = {
     Contribution: MeanOfStep,
     ReportMetric: ReportedMetric,
 }
-_STRANGE = "the script's process sent what is no exchange"
+MOST_OUTPUT = 16 << 20
 
 
 def run_confined(config: AgentConfig, zygote: Zygote, request: Launch, host: Channel) -> None:
@@ -63,7 +64,8 @@ def run_confined(config: AgentConfig, zygote: Zygote, request: Launch, host: Cha
     if config.privacy.errors != "full":
         output = BoundedLog(Path(config.state, "jobs", f"{log_name(request.script)}.log"))
     try:
-        script = LaunchedScript(zygote, sandbox, request, "", output.writer if output else None)
+        own = replace(request, worker=config.name)  # by which its samples are in the same groups as in jobs
+        script = LaunchedScript(zygote, sandbox, own, "", output.writer if output else None)
     finally:
         if output:
             output.close_writer()
@@ -95,7 +97,7 @@ class _Relay:
         self._code = sources(request.files)
         self._guard = GroupGuard(config.policy, self._code)
         self._errors, self._error = config.privacy.errors, ""
-        self._lines = Lines()
+        self._lines, self._left = Lines(), MOST_OUTPUT
 
     def run(self) -> None:
         """Relay until the script has ended, and tell how. Raises RemoteError."""
@@ -116,10 +118,11 @@ class _Relay:
         raise ConnectionLost("the host left a launched script")
 
     def _show(self) -> bool:
-        """Pass on output, where the device tells all; return whether there may be more."""
+        """Pass on output, where the device tells all, up to a limit; return whether there may be more."""
         data = self._script.read()
         lines = self._lines.take(data) if data else self._lines.end()
-        if lines:
+        self._left -= len(data)
+        if lines and self._left > 0:
             self._host.send(Output(lines), Deadline.after(SEND_SECONDS))
         return bool(data)
 
@@ -135,9 +138,9 @@ class _Relay:
         except ConnectionLost:
             return False  # the script has ended, or will do no more exchanges
         except ProtocolError:  # its text has the script's own words, and the host can read the agent's log
-            raise Refused("", "worker", _STRANGE) from None
+            raise Refused("", "worker", STRANGE) from None
         if head.payload_size:
-            raise Refused("", "worker", _STRANGE)
+            raise Refused("", "worker", STRANGE)
         if isinstance(head.message, Failure):
             self._error = self._rebuilt(head.message)
             return False
@@ -154,7 +157,7 @@ class _Relay:
         except ConnectionLost:
             raise Refused("", "worker", "the script ended in the middle of an exchange") from None
         except ProtocolError:
-            raise Refused("", "worker", _STRANGE) from None
+            raise Refused("", "worker", STRANGE) from None
 
     def _answer(self, request: GroupRequest) -> None:
         """Wait for the host's answer, for as long as the others take, and pass it on to the script."""

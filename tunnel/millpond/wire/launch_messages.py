@@ -26,14 +26,14 @@ SAVED_PART = 1 << 17
 LONGEST_PATH = 1024
 MOST_NAMED = 8
 """Most names of files that were left out."""
-SIGNATURES = "millpond-code"
-"""The namespace of signatures, see ssh-keygen(1): a signature for another purpose is none for code."""
+WORKER = "MILLPOND_WORKER"
+"""The variable of a script's environment that holds its worker's name, such as csd0 or host."""
 
 
 @message("launch")
 @dataclass(frozen=True, slots=True)
 class Launch(Message):
-    """Run ``script``, one of ``files``, as worker ``rank`` of ``world_size``.
+    """Run ``script``, one of ``files``, as worker ``rank`` of ``world_size``, named ``worker``.
 
     The workers meet at the master's port, and each is at its own ``address``. If ``confined``, they have no
     network but the exchanges of this connection, see ``wire.group_messages``, and see the private ``folders``
@@ -57,6 +57,7 @@ class Launch(Message):
     confined: bool = False
     folders: tuple[str, ...] = ()
     signature: str = ""
+    worker: str = ""
 
 
 @message("launch.stop")
@@ -197,6 +198,7 @@ def environment(launch: Launch, interface: str) -> dict[str, str]:
         "WORLD_SIZE": str(launch.world_size),
         "LOCAL_WORLD_SIZE": "1",
         "GROUP_RANK": str(launch.rank),
+        WORKER: launch.worker,
     }
     if launch.confined:
         return found

@@ -11,7 +11,7 @@ from millpond.agent.policy.error_reports import is_word
 from millpond.agent.policy.rules import PRIVATE, check_folder, refused
 from millpond.agent.policy.settings import Policy
 from millpond.agent.policy.signatures import check_digest
-from millpond.base.errors import ProtocolError, Refused
+from millpond.base.errors import Refused
 from millpond.train.protocol import Folder
 from millpond.wire.group_messages import (
     LONGEST_NAME,
@@ -27,6 +27,7 @@ from millpond.wire.group_messages import (
 from millpond.wire.launch_messages import Launch, script_digest
 from millpond.wire.messages import Message
 
+STRANGE = "the script's process sent what is no exchange"
 _MOST_GATHERS = 4096
 """The most numbers that one launch may give away by themselves: sizes of models and folders."""
 _NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{LONGEST_NAME - 1}}}")
@@ -63,7 +64,7 @@ class GroupGuard:
         self._gathers = 0
 
     def checked(self, request: Message) -> GroupRequest:
-        """Return the request as it may leave. Raises Refused, and ProtocolError for what is none."""
+        """Return the request as it may leave. Raises Refused, also for what is no request."""
         if isinstance(request, JoinGroup):
             return JoinGroup(self._policy.least_samples)
         if isinstance(request, Gather):
@@ -77,7 +78,7 @@ class GroupGuard:
         elif isinstance(request, ReportMetric):
             self._check_metric(request)
         else:
-            raise ProtocolError(f"the script sent '{request.NAME}', which may not leave")
+            raise Refused("", "worker", STRANGE)
         return request
 
     def _check_contribution(self, request: Contribution) -> None:

@@ -34,6 +34,7 @@ from millpond.wire.group_messages import (
     ShareState,
     parts,
 )
+from millpond.wire.launch_messages import WORKER
 
 
 class ChannelCollectives:
@@ -42,6 +43,7 @@ class ChannelCollectives:
     def __init__(self, channel: Channel, rank: int, ranks: int, group: int, least: tuple[int, ...]) -> None:
         self._channel, self._group = channel, group
         self.rank, self.ranks, self.least = rank, ranks, least
+        self.source = os.environ.get(WORKER, "")
 
     def gather(self, value: int) -> tuple[int, ...]:
         """Return every rank's ``value``, by rank."""

@@ -43,6 +43,8 @@ class Collectives(Protocol):
     ranks: int
     least: tuple[int, ...]
     """By rank the least samples of an exchange, as its device's policy has it."""
+    source: str
+    """The name of this worker, by which its private samples are in groups."""
 
     def gather(self, value: int) -> tuple[int, ...]:
         """Return every rank's ``value``, by rank."""
@@ -65,6 +67,7 @@ class Alone:
     def __init__(self) -> None:
         self.rank, self.ranks = 0, 1
         self.least: tuple[int, ...] = (1,)
+        self.source = ""
 
     def gather(self, value: int) -> tuple[int, ...]:
         """Return the value."""
@@ -91,6 +94,7 @@ class TorchCollectives:
     def __init__(self) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.least: tuple[int, ...] = self.ranks * (1,)
+        self.source = ""
 
     def gather(self, value: int) -> tuple[int, ...]:
         """Return every rank's ``value``, by rank."""

@@ -68,16 +68,17 @@ class Loader:
         tuner: BatchTuner,
         seed: int,
         turn: _Turn,
+        source: str,
     ) -> None:
         self._dataset, self._pools, self._rank, self._tuner = dataset, pools, rank, tuner
         self._seed, self._epoch = seed, 0
-        self._turn = turn
+        self._turn, self._source = turn, source
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of an epoch. Raises LocalError when a batch's loss was not given to ``step``."""
         plan = DataPlan(self._pools, len(self._tuner.batches))
         orders = [
-            order(pool.count, self._seed, self._epoch, str(number), False, pool.group)
+            order(pool.count, self._seed, self._epoch, self._name(number), False, pool.group)
             for number, pool in enumerate(self._pools)
         ]
         self._epoch += 1
@@ -90,6 +91,12 @@ class Loader:
             yield batch
             if self._turn.work is work:
                 raise LocalError("the next batch is wanted, but the last one's loss was not given to step")
+
+    def _name(self, number: int) -> str:
+        """Return the name of a pool. Groups are the same whatever the rank: of all launches and jobs together
+        no difference of exchanges tells of less than a group.
+        """
+        return self._source if self._pools[number].group > 1 else str(number)
 
     def _able(self, left: Sequence[int]) -> list[bool]:
         """Return by rank whether it can read any remaining sample of the pools."""
@@ -163,7 +170,8 @@ class ProcessGroup:
             tuner = BatchTuner(batch, self.ranks, balanced=self._balanced)
             pools = self._pools(dataset, private)
             self._kept.append(dataset)
-            self._loaders[key] = Loader(dataset, pools, self.rank, tuner, seed, self._turn)
+            source = self._collectives.source
+            self._loaders[key] = Loader(dataset, pools, self.rank, tuner, seed, self._turn, source)
         return self._loaders[key]
 
     def step(self, loss: Tensor) -> ExchangeStep:

@@ -323,7 +323,8 @@ def launch(
 
     sent = launch_command.read_files(script, files or ())
     if digest:
-        print(script_digest(script.name, sent))
+        found = script_digest(script.name, sent)
+        tables.print_json({"digest": found}) if output is Format.JSON else print(found)
         return
     if (folders or signature) and not private:
         raise LocalError("--data and --signature are for --private")

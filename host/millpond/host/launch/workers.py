@@ -94,6 +94,7 @@ def plan(fleet: Fleet, request: StartLaunch, devices: Sequence[str]) -> list[Lau
             request.confined,
             request.folders,
             request.signature,
+            name,
         )
 
     return [LaunchWorker(name, launch(rank, name), interface) for rank, name in enumerate(names)]

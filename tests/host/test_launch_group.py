@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exchanges of a private launch on the host: exact in every order, over at the first fault, by name."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from millpond.base.deadline import Deadline
+from millpond.host.launch.group import LaunchGroup, serve_channel
+from millpond.train.distributed.channel import ChannelCollectives
+from millpond.train.distributed.collectives import ExchangeStep
+from millpond.wire.channel import Channel
+from millpond.wire.group_messages import PART_BYTES, Contribution, Gather, GroupPart, ReportMetric
+from millpond.wire.messages import Message
+
+from ..waiting import eventually
+
+RANKS = 3
+SIZE = PART_BYTES // 4 + 100
+"""More than one part."""
+
+
+@dataclass
+class Group:
+    """The host's side, with a channel of each rank."""
+
+    channels: list[Channel]
+    notes: list[str] = field(default_factory=list)
+    faults: list[tuple[int, str]] = field(default_factory=list)
+
+    def all(self, do: Callable[[ChannelCollectives, int], object]) -> list[object]:
+        """What all ranks get that do something at once."""
+        found: list[object] = [None] * RANKS
+
+        def run(rank: int) -> None:
+            found[rank] = do(ChannelCollectives(self.channels[rank], rank, RANKS, 0, (1,) * RANKS), rank)
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(RANKS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        return found
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    found = Group([])
+    host = LaunchGroup(RANKS, found.notes.append, lambda rank, text: found.faults.append((rank, text)))
+    threads = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(host.end)
+        for rank in range(RANKS):
+            near, far = (Channel(end, f"rank {rank}") for end in socket.socketpair())
+            found.channels.append(stack.enter_context(near))
+            stack.enter_context(far)
+            threads.append(threading.Thread(target=serve_channel, args=(host, rank, far)))
+            threads[-1].start()
+        yield found
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_the_mean_is_exact_whatever_the_order_and_the_batches(group: Group) -> None:
+    source = np.random.default_rng(1)
+    values = [source.standard_normal(SIZE).astype(np.float32) for _ in range(RANKS)]
+    samples, means = (3, 0, 40), []
+    expected = (values[0].astype(np.float64) + values[2]) / 43
+    for _ in range(3):
+        vectors = [torch.cat([torch.from_numpy(own.copy()), torch.zeros(2 * RANKS)]) for own in values]
+        steps = group.all(lambda own, rank, v=vectors: own.mean(v[rank], samples[rank], rank / 2))
+        assert steps == [ExchangeStep(samples, (0.0, 0.5, 1.0))] * RANKS
+        means += [vector[:SIZE].numpy() for vector in vectors]
+    assert all(np.array_equal(one, other) for one, other in itertools.pairwise(means))
+    assert np.abs(means[0] - expected).max() < 1e-7
+
+
+def test_counts_metrics_and_the_model_of_rank_0_go_to_all(group: Group) -> None:
+    assert group.all(lambda own, rank: own.gather(10 * rank)) == [(0, 10, 20)] * RANKS
+    assert group.all(lambda own, rank: own.add("loss", rank / 2, rank)) == [(1.5, 3)] * RANKS
+    assert group.notes == ["loss 0.5 of 3 samples"]
+    states = [
+        [torch.full((SIZE,), float(rank)), torch.tensor([rank], dtype=torch.int64), torch.tensor(rank > 0)]
+        for rank in range(RANKS)
+    ]
+    group.all(lambda own, rank: own.share(states[rank]))
+    for state in states:
+        assert [float(tensor.double().sum()) for tensor in state] == [0.0, 0.0, 0.0]
+
+
+FINE = Contribution(0, 4, 1, 0.1, 1.0)
+FAULTS: list[tuple[Message, bytes | None, str]] = [
+    (Gather(1), None, "it gathers counts while rank 0 is in a step"),
+    (ReportMetric("a", 1.0, 1), None, "it reports a metric while rank 0 is in a step"),
+    (Contribution(1, 4, 1, 0.1, 1.0), None, "it is in a step of another model than rank 0"),
+    (Contribution(0, 1 << 40, 1, 0.1, 1.0), None, "it is in a step of another model than rank 0"),
+    (Contribution(0, 4, -1, 0.1, 1.0), None, "it claims -1 samples of a model of 4 values"),
+    (Contribution(0, 4, 1, 0.1, float("nan")), None, "its gradients are not finite"),
+    (FINE, np.full(4, 2, np.float32).tobytes(), "beyond those it has announced"),
+    (FINE, np.full(4, np.nan, np.float32).tobytes(), "its gradients are not finite"),
+    (FINE, bytes(1000), "sent 1000 bytes behind 'group.part', not 16"),
+    (GroupPart(0), None, "it sends 'group.part' while rank 0 is in a step"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "part", "text"), FAULTS)
+def test_a_rank_at_fault_is_named(group: Group, wrong: Message, part: bytes | None, text: str) -> None:
+    soon = Deadline.after(30)
+    for rank, channel in enumerate(group.channels):
+        channel.send(wrong if rank == 1 else FINE, soon)
+        if rank != 1 or part is not None:
+            channel.send(GroupPart(0), soon, bytes(16) if rank != 1 or part is None else part)
+    eventually(lambda: group.faults, "somebody is at fault")
+    ((rank, said),) = group.faults
+    assert rank == 1 and text in said
