@@ -319,12 +319,10 @@ def launch(
     """Run a torch.distributed script (gloo) across host and devices, as torchrun does. Ctrl-C ends it."""
     from millpond.host.api.launch import StartLaunch
     from millpond.host.cli import launch as launch_command
-    from millpond.wire.launch_messages import script_digest
 
     sent = launch_command.read_files(script, files or ())
     if digest:
-        found = script_digest(script.name, sent)
-        tables.print_json({"digest": found}) if output is Format.JSON else print(found)
+        launch_command.show_digest(script.name, sent, as_json=output is Format.JSON)
         return
     if (folders or signature) and not private:
         raise LocalError("--data and --signature are for --private")

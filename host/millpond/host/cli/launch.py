@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from millpond.base.errors import LocalError
@@ -15,7 +15,7 @@ from millpond.host.api.launch import LaunchEnded, LaunchOutput, LaunchSaved, Sta
 from millpond.host.client import DaemonClient
 from millpond.host.terminal import tables
 from millpond.host.terminal.output_folder import OutputFolder
-from millpond.wire.launch_messages import check_files, check_names, check_size
+from millpond.wire.launch_messages import check_files, check_names, check_size, script_digest
 
 MOST_LINES = 100_000
 """Lines of output in a JSON document: the last ones."""
@@ -119,3 +119,12 @@ def _about_privacy(start: StartLaunch) -> Iterator[str]:
     if start.confined:
         place = f"jobs/launch-{start.script}.log of its agent's state"
         yield f"what the script prints on a device stays there, in {place}"
+
+
+def show_digest(script: str, files: Mapping[str, bytes], *, as_json: bool) -> None:
+    """Print the digest of a script and its files, which owners of devices list or sign."""
+    found = script_digest(script, files)
+    if as_json:
+        tables.print_json({"digest": found})
+    else:
+        print(found)
