@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -66,8 +67,11 @@ def agent(tmp_path: Path, zygote: Zygote) -> Iterator[Agent]:
 
 
 def processes() -> list[psutil.Process]:
-    found = psutil.Process(os.getpid()).children(recursive=True)
-    return [process for process in found if process.name() == "launch.entry"]
+    found = []
+    for process in psutil.Process(os.getpid()).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            found += [process] if process.name() == "launch.entry" else []
+    return found
 
 
 def script(code: str, most_saved: int = 0, **files: bytes) -> Launch:

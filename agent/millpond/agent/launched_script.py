@@ -139,19 +139,21 @@ class LaunchedScripts:
 
 
 def _relay(script: LaunchedScript, host: Channel, count: Callable[[], None]) -> None:
-    """Relay the script's output, at a bounded rate, until it ends. Raises ConnectionLost."""
+    """Relay the script's output, at a bounded rate, until there is no more and the script's end is told.
+    Raises ConnectionLost.
+    """
     lines, left = Lines(), MOST_OUTPUT
     poll = select.poll()
-    poll.register(script.output, select.POLLIN)
-    poll.register(host.sock, select.POLLIN)
+    for descriptor in (script.output, script.channel.sock.fileno(), host.sock.fileno()):
+        poll.register(descriptor, select.POLLIN)
     while True:
         ready = {descriptor for descriptor, _ in poll.poll(COUNT_SECONDS * 1000)}
         count()
         if host.sock.fileno() in ready:  # otherwise the host has left, which ends this
             host.expect(StopScript, Deadline.after(REPLY_SECONDS))
             script.kill()
-        if script.output in ready:
-            data = script.read()
+        if ready - {host.sock.fileno()}:
+            data = script.read() if script.output in ready else b""
             found = lines.take(data) if data else lines.end()
             if left > 0 and found:
                 host.send(Output(found), Deadline.after(SEND_SECONDS))

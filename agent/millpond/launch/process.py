@@ -30,7 +30,7 @@ class LaunchedScript:
         self, zygote: Zygote, sandbox: Sandbox, launch: Launch, interface: str, log: int | None = None
     ) -> None:
         self.output = -1
-        """The descriptor of the script's output; at its end all processes of the script are gone."""
+        """The descriptor of the script's output. All of it is there before the end is told on the channel."""
         self.group: Channel | None = None
         with contextlib.ExitStack() as failed, contextlib.ExitStack() as theirs:
             self.channel, descriptors = self._channels(launch, failed, theirs)

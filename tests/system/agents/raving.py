@@ -7,7 +7,7 @@ import time
 from millpond.agent import daemon, launched_script
 from millpond.base.deadline import NEVER
 from millpond.wire.framing import encode
-from millpond.wire.launch_messages import Exited, Output
+from millpond.wire.launch_messages import AllSaved, Exited, Output
 from millpond.wire.messages import Ok
 
 
@@ -24,6 +24,7 @@ def serve(self, request, host):
     elif how == "terminal":
         host.send(Output(("\x1b[2J\r\nhere", "[host] there")), NEVER)
         host.send(Exited(0), NEVER)
+        host.send(AllSaved(0, 0, 0), NEVER)
     elif how == "exhausting":
         while True:
             host.send(Output(("x" * 60_000,)), NEVER)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import ssl
@@ -205,9 +204,10 @@ def _follow_output(script: LaunchedScript, observer: WorkerObserver, over: Over)
         if over.stopping and not killed:
             killed = True
             script.kill()
-        if not select.select([script.output], [], [], LOOK_SECONDS)[0]:
+        ready = select.select([script.output, script.channel.sock.fileno()], [], [], LOOK_SECONDS)[0]
+        if not ready:
             continue
-        data = os.read(script.output, 1 << 15)
+        data = script.read() if script.output in ready else b""
         _show(lines.take(data) if data else lines.end(), observer)
         if not data:
             return True
