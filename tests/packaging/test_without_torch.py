@@ -20,7 +20,13 @@ def imported(module: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["millpond.host.cli.app", "millpond.host.remote.mounter", "millpond.agent.daemon"]
+    "module",
+    [
+        "millpond.host.cli.app",
+        "millpond.host.program.fleet",
+        "millpond.host.remote.mounter",
+        "millpond.agent.daemon",
+    ],
 )
 def test_starts_without_torch(module: str) -> None:
     done = imported(module)

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from millpond.base.errors import ConfigError, LocalError, Refused, RemoteError
 from millpond.host import Fleet
+from millpond.host.cli.new import Template, create
 
 from .support import SLOW_MODEL, Emulation
 
@@ -41,3 +45,25 @@ def test_a_program_stops_a_job_and_hears_what_is_wrong(fleet: Emulation) -> None
         mine.job(999)
     with pytest.raises(ConfigError, match="did you mean 'rounds'"):
         mine.train(fleet.write_job("program-wrong"), set={"federated.round": 1})
+
+
+def test_a_class_of_a_module_is_trained(
+    fleet: Emulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    create(folder, Template.TEXT)
+    (folder / "task.py").rename(folder / "program_task.py")
+    subprocess.run([sys.executable, "data.py", "--fleet", fleet.directory], cwd=folder, check=True)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(folder)
+    task = importlib.import_module("program_task").Sentiment
+    mine, keys = Fleet(fleet.directory), {"optimizer": "AdamW", "learning_rate": 5e-3, "epochs": 2}
+    job = mine.train(task, data="private/text", test="test", rounds=2, **keys)
+    assert [set(each.workers) for each in job] == [{"csd0", "csd1", "csd2"}] * 2
+    assert job.info.name == "Sentiment" and set(job.scores[-1]["host"]) == {"accuracy", "loss"}
+    model = task().model()
+    model.load_state_dict(job.load_state_dict())
+    model.load_state_dict(job.load_state_dict(best=True))
+    wrong = mine.train(task, data="private/text", test="test", arguments={"size": 3})
+    with pytest.raises(RemoteError, match="unexpected keyword argument 'size'"):
+        wrong.wait()

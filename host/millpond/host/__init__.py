@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millpond.host.program import FleetProgram
+    from millpond.host.program.fleet import FleetProgram
 
     Fleet = FleetProgram
 
@@ -15,6 +15,6 @@ def __getattr__(name: str) -> Any:
     """Load ``Fleet`` when it is used: the daemon and most commands do without it."""
     if name != "Fleet":
         raise AttributeError(f"module 'millpond.host' has no attribute '{name}'")
-    from millpond.host.program import FleetProgram
+    from millpond.host.program.fleet import FleetProgram
 
     return FleetProgram

@@ -4,32 +4,48 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from millpond.base import toml
 from millpond.base.errors import ConfigError
 from millpond.base.schema import load
 from millpond.linux.files import sha256_of
 from millpond.train.job.files import MOST_FILES, WHEEL, JobFile, check_job_files
-from millpond.train.job.overrides import overridden
+from millpond.train.job.overrides import Settings, overridden
 from millpond.train.job.spec import DataSpec, Job, check
 
 
-def read(path: Path, settings: Sequence[str] = ()) -> tuple[Job, dict[str, Path]]:
+def read(path: Path, settings: Settings = ()) -> tuple[Job, dict[str, Path]]:
     """Return the job, its test folder made absolute, and where its files lie by name, with its signature if
     there is one. ``settings`` change the file's keys, see ``overrides``. Raises ConfigError.
     """
-    job, files = read_unsigned(path, settings)
+    return of_document(toml.document(path), path, settings)
+
+
+def of_document(
+    document: Mapping[str, Any], path: Path, settings: Settings = ()
+) -> tuple[Job, dict[str, Path]]:
+    """Return the same as ``read`` for the contents of a job file that would lie at ``path``. Raises
+    ConfigError.
+    """
+    job, files = _unsigned(document, path, settings)
     if job.code.signature:
         files |= _find((job.code.signature,), path, "signature")
     return dataclasses.replace(job, data=_with_test_folder(job.data, path)), files
 
 
-def read_unsigned(path: Path, settings: Sequence[str] = ()) -> tuple[Job, dict[str, Path]]:
+def read_unsigned(path: Path) -> tuple[Job, dict[str, Path]]:
     """Return the job, and where its files lie by name. Raises ConfigError."""
-    where = f"{path.name} with --set" if settings else path.name
-    job = check(load(Job, overridden(toml.document(path), settings), where), where)
+    return _unsigned(toml.document(path), path, ())
+
+
+def _unsigned(document: Mapping[str, Any], path: Path, settings: Settings) -> tuple[Job, dict[str, Path]]:
+    where = path.name
+    if settings:
+        where += " with set" if isinstance(settings, Mapping) else " with --set"
+    job = check(load(Job, overridden(document, settings), where), where)
     _check_plain(job.code.arguments, f"{path.name}: {'task' if job.task else 'model'}: arguments")
     _check_plain(job.train.optimizer, f"{path.name}: train: optimizer")
     _check_plain(job.train.scheduler, f"{path.name}: train: scheduler")

@@ -1,31 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: settings that change a job's TOML document before it is read: ``federated.rounds=5``."""
+"""Pure: settings that change a job's TOML document before it is read: ``federated.rounds=5``, or values by
+dotted keys.
+"""
 
 from __future__ import annotations
 
 import copy
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from millpond.base.errors import ConfigError
 
+Settings = Iterable[str] | Mapping[str, Any]
+"""Texts of a dotted key, "=" and a value, as the command line has them, or values by dotted key."""
 
-def overridden(document: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """Return ``document`` with each setting, a dotted key, "=" and a value, put into it in order.
+
+def overridden(document: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return ``document`` with each setting put into it in order.
 
     Raises ConfigError for a setting that is none, or a key below a value that is no table.
     """
     changed = copy.deepcopy(dict(document))
-    for setting in settings:
-        keys, value = _parsed(setting)
+    for shown, keys, value in _parsed_all(settings):
         table = changed
         for depth, key in enumerate(keys[:-1], 1):
             table = table.setdefault(key, {})
             if not isinstance(table, dict):
-                raise ConfigError(f"--set {setting}: '{'.'.join(keys[:depth])}' is not a table")
+                raise ConfigError(f"{shown}: '{'.'.join(keys[:depth])}' is not a table")
         table[keys[-1]] = value
     return changed
+
+
+def _parsed_all(settings: Settings) -> Iterator[tuple[str, list[str], Any]]:
+    """Yield each setting as an error shows it, its keys and its value."""
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            keys = str(name).split(".")
+            if not all(keys):
+                raise ConfigError(f"set {name}: not a key, such as train.learning_rate")
+            yield f"set {name}", keys, copy.deepcopy(value)
+        return
+    for setting in settings:
+        yield f"--set {setting}", *_parsed(setting)
 
 
 def _parsed(setting: str) -> tuple[list[str], Any]:

@@ -1,36 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: a fleet and its jobs for programs and notebooks: ``from millpond.host import Fleet``.
-
->>> fleet = Fleet("~/fleet")
->>> job = fleet.train("job.toml", set={"train.learning_rate": 0.1})
->>> for round in job:
-...     print(round.round, round.scores)
->>> job.plot().savefig("curve.png")
-"""
+"""Edge: one job of a fleet, for programs and notebooks."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millpond.base.errors import LocalError, RemoteError
-from millpond.host.api.daemon import DeviceInfo, JobInfo
+from millpond.base.errors import LocalError, MillpondError, RemoteError
+from millpond.host.api.daemon import JobInfo
 from millpond.host.client import DaemonClient
-from millpond.host.fleet import directory
 from millpond.host.model.jobs import Round
-from millpond.train.job import file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 class RunningJob:
-    """A job of a fleet, running or ended. Iterate over it for its rounds, from the first on, as they come."""
+    """A job of a fleet, running or ended. Iterate over it for its rounds, from the first on, as they come.
+
+    The host daemon runs it, whatever becomes of this program; ``Fleet.job`` finds it again by its ``number``.
+    """
 
     def __init__(self, fleet: Path, number: int) -> None:
         self._fleet, self.number = fleet, number
+
+    def __repr__(self) -> str:
+        """Tell the state now: ``<job 3 digits: running, 4 of 20 rounds, accuracy 0.9100>``."""
+        try:
+            info = self.info
+        except MillpondError:
+            return f"<job {self.number}>"
+        score = "" if info.score is None else f", {info.metric} {info.score:.4f}"
+        about = f": {info.error or info.reason}" if info.error or info.reason else ""
+        rounds = f"{info.round} of {info.rounds} {info.unit}s"
+        return f"<job {self.number} {info.name}: {info.state}, {rounds}{score}{about}>"
 
     @property
     def info(self) -> JobInfo:
@@ -75,67 +79,47 @@ class RunningJob:
         with DaemonClient(self._fleet) as client:
             client.stop(self.number)
 
-    def load_state_dict(self) -> dict[str, Any]:
-        """Return the trained model's tensors by name, as torch has them. Raises LocalError."""
+    def resume(self, rounds: int | None = None) -> None:
+        """Resume the job if it was stopped or has failed, or go on with it up to ``rounds`` rounds if it is
+        done. Raises Refused.
+        """
+        with DaemonClient(self._fleet) as client:
+            client.resume(self.number, rounds)
+
+    def log(self, lines: int = 20) -> list[str]:
+        """Return the last lines of the job's log."""
+        with DaemonClient(self._fleet) as client:
+            return list(client.log(str(self.number), lines))
+
+    def load_state_dict(self, *, best: bool = False) -> dict[str, Any]:
+        """Return the trained model's tensors by name, as torch has them; those of the ``best`` score are
+        there while the job runs, too. Raises LocalError.
+        """
         from safetensors.torch import load_file  # imports torch
 
-        return dict(load_file(self.model))
+        with DaemonClient(self._fleet) as client:
+            folder = client.fleet.job_directory(self.number)
+        path = folder / "best.safetensors" if best else self.model
+        try:
+            return dict(load_file(path))
+        except OSError as error:
+            raise LocalError(f"{path}: {error.strerror or error}") from None
 
     def plot(self) -> Figure:
         """Draw the scores over the rounds. Raises LocalError without matplotlib."""
         try:
-            from matplotlib.figure import Figure
+            from matplotlib import pyplot  # with which a notebook shows figures
         except ImportError:
             raise LocalError("a plot needs matplotlib: pip install matplotlib") from None
-        figure = Figure(figsize=(6, 3.5), layout="constrained")
-        axes, rounds = figure.subplots(), self.rounds
+        figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
+        pyplot.close(figure)  # else a notebook shows it twice
+        info, rounds = self.info, self.rounds
         scored = [place for each in rounds for place in each.scores.items()]
         names = dict.fromkeys((place, name) for place, figures in scored for name in figures)
         for place, name in names:
             points = [(r.round, r.scores[place][name]) for r in rounds if name in r.scores.get(place, {})]
             axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=f"{name} ({place})")
-        axes.set(xlabel=self.info.unit, title=self.info.name)
+        axes.set(xlabel=info.unit, title=info.name)
         if names:
             axes.legend()
         return figure
-
-
-class FleetProgram:
-    """The fleet in a directory, whose daemon runs; without one the directory that commands use."""
-
-    def __init__(self, path: str | Path | None = None) -> None:
-        self.directory = directory.default_directory() if path is None else Path(path).expanduser()
-
-    def train(self, job_file: str | Path, set: Mapping[str, Any] | None = None) -> RunningJob:  # noqa: A002
-        """Submit the job of a file; ``set`` changes its keys, by dotted names, as ``millpond train --set``.
-        Raises ConfigError, LocalError and RemoteError.
-        """
-        settings = [f"{key}={_toml(value)}" for key, value in (set or {}).items()]
-        job, files = file.read(Path(job_file).expanduser(), settings)
-        with DaemonClient(self.directory) as client:
-            return RunningJob(self.directory, client.submit(job, files))
-
-    def job(self, number: int) -> RunningJob:
-        """Return a job by its number. Raises Refused for an unknown one."""
-        with DaemonClient(self.directory) as client:
-            client.job(number)
-        return RunningJob(self.directory, number)
-
-    def jobs(self) -> list[JobInfo]:
-        """Return all jobs now, oldest first."""
-        with DaemonClient(self.directory) as client:
-            return list(client.jobs())
-
-    def devices(self) -> list[DeviceInfo]:
-        """Return the devices now."""
-        with DaemonClient(self.directory) as client:
-            return list(client.devices())
-
-
-def _toml(value: Any) -> str:
-    """Return a value as TOML has it: tables inline, all else as JSON."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)

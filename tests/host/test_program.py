@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fleets and jobs in a program: tasks as objects of modules, on a daemon whose jobs train nothing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from millpond.base.errors import ConfigError, LocalError, RemoteError
+from millpond.host import Fleet
+from millpond.host.program.fleet import FleetProgram
+from millpond.host.program.job import RunningJob
+from millpond.host.program.task_source import source_of
+
+from .daemon_rig import Rig, open_rig, rig
+
+__all__ = ["open_rig", "rig"]
+
+MODULE = """\
+class Sentiment:
+    def __init__(self, width=8):
+        self.width = width
+
+    def model(self):
+        raise NotImplementedError
+
+    class Inner:
+        pass
+
+
+class Plain:
+    def model(self):
+        raise NotImplementedError
+
+
+named = Sentiment(16)
+
+
+def build():
+    return Plain()
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A module of the user's own, in a package."""
+    folder = tmp_path / "code"
+    (folder / "own" / "deep").mkdir(parents=True)
+    (folder / "own" / "__init__.py").touch()
+    (folder / "own" / "deep" / "mytask.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(folder))
+    yield importlib.import_module("own.deep.mytask")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "own"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def fleet(rig: Rig) -> Fleet:
+    return Fleet(str(rig.directory))
+
+
+def test_a_task_is_sent_with_the_files_of_its_module(module: ModuleType, tmp_path: Path) -> None:
+    files = ("own/deep/mytask.py", "own/__init__.py")
+    expected = {
+        "Sentiment": module.Sentiment,
+        "named": module.named,
+        "Plain": module.Plain(),
+        "build": module.build,
+    }
+    for name, task in expected.items():
+        source = source_of(task)
+        assert (source.factory, source.files) == (f"own.deep.mytask:{name}", files)
+        assert source.folder == tmp_path / "code"
+    assert source_of(module).factory == "own.deep.mytask"
+    assert source_of(sys.modules["own"]).files == ("own/__init__.py",)
+
+
+def test_a_task_that_no_worker_could_make_is_refused(module: ModuleType) -> None:
+    class Own:
+        pass
+
+    main = type("Main", (), {"__module__": "__main__"})
+    for task, complaint in {
+        module.Sentiment(3): "attributes that a worker does not know",
+        module.Sentiment.Inner: "not at the top of own.deep.mytask",
+        Own: "not at the top of",
+        main: "defined in __main__: write it to a file of its own",
+        sys: "has no file that workers could get",
+    }.items():
+        with pytest.raises(LocalError, match=complaint):
+            source_of(task)
+
+
+def test_a_job_of_a_task_has_the_keys_that_were_given(
+    fleet: Fleet, rig: Rig, module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test").mkdir()
+    monkeypatch.chdir(tmp_path)
+    job = fleet.train(
+        module.Sentiment,
+        data="private/text",
+        test="test",
+        rounds=3,
+        arguments={"width": 4},
+        learning_rate=0.1,
+        optimizer={"name": "AdamW", "weight_decay": 0.1},
+        set={"train.batch": 7, "devices": ["csd0"]},
+    )
+    (row,) = rig.store.jobs()
+    sent = row.job
+    assert (job.number, sent.name, sent.total, sent.devices) == (1, "Sentiment", 3, ("csd0",))
+    assert (sent.data.private, sent.data.test) == ("private/text", str(tmp_path / "test"))
+    assert (sent.train.learning_rate, sent.train.batch) == (0.1, 7)
+    assert sent.train.optimizer == {"name": "AdamW", "weight_decay": 0.1}
+    assert sent.task is not None and sent.task.arguments == {"width": 4}
+    assert set(row.files) == {"own/deep/mytask.py", "own/__init__.py"}
+    steps = fleet.train(module, data="private/text", synchronous={"epochs": 2}, name="steps")
+    sent = rig.store.jobs()[1].job
+    assert (steps.info.name, steps.info.unit, sent.total) == ("steps", "epoch", 2)
+    assert sent.evaluate.on == ("devices",)
+
+
+def test_what_makes_no_job_is_refused(fleet: Fleet, rig: Rig, module: ModuleType) -> None:
+    path = rig.write_job("own")
+    mixed: list[dict[str, Any]] = [{"rounds": 3}, {"learning_rate": 0.1}, {"synchronous": {}}, {"seed": 1}]
+    for keys in mixed:
+        with pytest.raises(LocalError, match="is a job file: its keys are changed by set"):
+            fleet.train(path, **keys)
+    with pytest.raises(ConfigError, match=r"own.toml with set: train: unknown key 'bach'; did you mean"):
+        fleet.train(path, set={"train.bach": 3})
+    with pytest.raises(ConfigError, match="job: train: unknown key 'bach'; did you mean 'batch'"):
+        fleet.train(module.Sentiment, data="private/text", bach=3)
+    with pytest.raises(ConfigError, match="missing key 'private'"):
+        fleet.train(module.Sentiment)
+    with pytest.raises(ConfigError, match=r"set name\.of: 'name' is not a table"):
+        fleet.train(path, set={"name.of": 1})
+    with pytest.raises(RemoteError, match="there is no job 7"):
+        fleet.job(7)
+    with pytest.raises(ConfigError, match="holds no fleet"):
+        Fleet(rig.directory / "nowhere")
+    assert not rig.store.jobs()
+
+
+def test_rounds_come_while_the_job_runs(fleet: Fleet, rig: Rig) -> None:
+    job = fleet.train(rig.write_job("followed"), set={"federated.rounds": 2})
+    rig.wait_for(job.number, "running")
+    assert (job.scores, list(job.plot().axes[0].lines)) == ([], [])
+    scores = {"host": {"accuracy": 0.75, "loss": None}, "devices": {"accuracy": 0.25}}
+    rig.add_round(job.number)
+    seen = []
+    for result in job:
+        seen.append(result.round)
+        if result.round == 1:  # the second is stored when the first has come
+            rig.add_round(job.number, round=2, scores=scores)
+            rig.begun[job.number].context.changed()
+        else:
+            rig.begun[job.number].end.set()
+    assert seen == [1, 2] and job.wait().state == "done" and job.model == Path("model.safetensors")
+    assert job.scores == [{"host": {"accuracy": 0.5}}, scores]
+    lines = {line.get_label(): line.get_xdata().tolist() for line in job.plot().axes[0].lines}
+    assert lines == {"accuracy (host)": [1, 2], "loss (host)": [2], "accuracy (devices)": [2]}
+    assert repr(job) == "<job 1 followed: done, 2 of 2 rounds, accuracy 0.7500>"
+
+
+def test_the_end_of_a_job_is_told_and_it_goes_on(fleet: Fleet, rig: Rig) -> None:
+    job = fleet.train(rig.write_job("ending"))
+    rig.wait_for(job.number, "running")
+    rig.finish(job.number, "the test wants it")
+    with pytest.raises(RemoteError, match=r"^job 1: the test wants it$"):
+        job.wait()
+    assert repr(job) == "<job 1 ending: failed, 0 of 20 rounds: the test wants it>"
+    job.resume()
+    rig.wait_for(job.number, "running")
+    waiting: list[str] = []
+    thread = threading.Thread(target=lambda: waiting.append(_complaint(job)))
+    thread.start()
+    job.stop()
+    thread.join(20)
+    assert waiting == ["job 1: stopped"]
+    assert "begun with csd0" in "\n".join(job.log())
+    with pytest.raises(LocalError, match=r"best.safetensors: "):
+        job.load_state_dict(best=True)
+
+
+def _complaint(job: RunningJob) -> str:
+    with pytest.raises(RemoteError) as raised:
+        job.wait()
+    return str(raised.value)
+
+
+def test_without_a_path_the_fleet_is_that_of_commands(
+    fleet: Fleet, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLPOND_FLEET", str(rig.directory))
+    assert (Fleet().directory, repr(Fleet())) == (fleet.directory, f"<fleet in {fleet.directory}>")
+    number = Fleet().train(rig.write_job("gone")).number
+    gone = FleetProgram(rig.directory).job(number)
+    (rig.directory / "host.sock").unlink()
+    assert repr(gone) == f"<job {number}>"
+    with pytest.raises(LocalError, match="no host daemon runs"):
+        fleet.devices()
