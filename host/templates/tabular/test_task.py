@@ -9,5 +9,5 @@ from millpond.train import fit
 def test_it_learns(tmp_path):
     data.main(tmp_path)
     folder = tmp_path / "data" / "csd0" / "patients"
-    fitted = fit(Diabetes(), folder, tmp_path / "test", epochs=60, learning_rate=0.02)
+    fitted = fit(Diabetes(), folder, tmp_path / "test", epochs=30, batch=1000, learning_rate=0.05)
     assert fitted.scores[-1]["r2"] > 0.3
