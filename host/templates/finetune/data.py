@@ -3,14 +3,21 @@
 The base is trained a little on other sentences, as a stand-in for a model that somebody has published.
 """
 
+import argparse
+import os
 import random
+import sys
 from pathlib import Path
 from zlib import crc32
 
 import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
-from transformers import BertConfig, BertForSequenceClassification
+
+try:
+    from transformers import BertConfig, BertForSequenceClassification
+except ImportError:
+    sys.exit("data.py: transformers is not installed: pip install transformers")
 
 GOOD = ["fast", "quiet", "cool", "reliable", "steady", "cheap", "robust", "precise"]
 BAD = ["slow", "loud", "hot", "flaky", "erratic", "costly", "fragile", "vague"]
@@ -59,12 +66,25 @@ def write_base(folder, steps=100):
     model.save_pretrained(folder)
 
 
-def main(here=Path(__file__).parent):
+def place(number, fleet, here):
+    """Return where the private data of device csd0, csd1, ... go: onto an emulated fleet, or into data/."""
+    if fleet is None:
+        return here / "data" / f"csd{number}"
+    private = fleet / "devices" / f"csd{number}" / "flash" / "private"
+    if not private.parent.is_dir():
+        sys.exit(f"data.py: {fleet} has no emulated device csd{number}; it needs three of them")
+    return private
+
+
+def main(here=Path(__file__).parent, fleet=None):
     for number, count in enumerate([900, 700, 500]):
-        write(here / "data" / f"csd{number}" / "text", count, number)
+        write(place(number, fleet, here) / "text", count, number)
     write(here / "test", 400, 99)
     write_base(here / "base")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fleet", type=Path, help="the directory of an emulated fleet; without it: data/")
+    os.umask(0o022)  # the devices' users read the files
+    main(fleet=parser.parse_args().fleet)

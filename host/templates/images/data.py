@@ -1,5 +1,8 @@
 """Divides scikit-learn's digits: data/csd0, ... for the devices, test for the host."""
 
+import argparse
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +15,28 @@ def write(folder, images, labels):
     np.save(folder / "labels.npy", labels)
 
 
-def main(here=Path(__file__).parent):
+def place(number, fleet, here):
+    """Return where the private data of device csd0, csd1, ... go: onto an emulated fleet, or into data/."""
+    if fleet is None:
+        return here / "data" / f"csd{number}"
+    private = fleet / "devices" / f"csd{number}" / "flash" / "private"
+    if not private.parent.is_dir():
+        sys.exit(f"data.py: {fleet} has no emulated device csd{number}; it needs three of them")
+    return private
+
+
+def main(here=Path(__file__).parent, fleet=None):
     found = load_digits()
     order = np.random.default_rng(0).permutation(len(found.target))
     images = (found.images[order] * 15.9375).astype(np.uint8)  # of 0 to 16
     test, *devices = np.split(np.arange(len(order)), [360, 900, 1400])
     for number, own in enumerate(devices):
-        write(here / "data" / f"csd{number}" / "digits", images[own], found.target[order][own])
+        write(place(number, fleet, here) / "digits", images[own], found.target[order][own])
     write(here / "test", images[test], found.target[order][test])
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fleet", type=Path, help="the directory of an emulated fleet; without it: data/")
+    os.umask(0o022)  # the devices' users read the files
+    main(fleet=parser.parse_args().fleet)

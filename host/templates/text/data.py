@@ -1,6 +1,9 @@
 """Makes sentences about hardware, some with a negation: data/csd0, ... for the devices, test for the host."""
 
+import argparse
+import os
 import random
+import sys
 from pathlib import Path
 
 GOOD = ["fast", "quiet", "cool", "reliable", "steady", "cheap", "robust", "precise"]
@@ -24,11 +27,24 @@ def write(folder, count, seed):
     (folder / "texts.tsv").write_text("".join(sentence(rng) for _ in range(count)))
 
 
-def main(here=Path(__file__).parent):
+def place(number, fleet, here):
+    """Return where the private data of device csd0, csd1, ... go: onto an emulated fleet, or into data/."""
+    if fleet is None:
+        return here / "data" / f"csd{number}"
+    private = fleet / "devices" / f"csd{number}" / "flash" / "private"
+    if not private.parent.is_dir():
+        sys.exit(f"data.py: {fleet} has no emulated device csd{number}; it needs three of them")
+    return private
+
+
+def main(here=Path(__file__).parent, fleet=None):
     for number, count in enumerate([900, 700, 500]):
-        write(here / "data" / f"csd{number}" / "text", count, number)
+        write(place(number, fleet, here) / "text", count, number)
     write(here / "test", 400, 99)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fleet", type=Path, help="the directory of an emulated fleet; without it: data/")
+    os.umask(0o022)  # the devices' users read the files
+    main(fleet=parser.parse_args().fleet)

@@ -25,12 +25,29 @@ class Template(StrEnum):
     FINETUNE = "finetune"
 
 
+ABOUT = {
+    Template.TEXT: "sentiment of short texts by a small transformer",
+    Template.TABULAR: "a regression on the rows of a table, scored by R2",
+    Template.IMAGES: "labelled images, for which a model is enough",
+    Template.FINETUNE: "adapters (LoRA) on a frozen language model; needs transformers",
+}
+
+
 def command(
-    name: Annotated[Path, typer.Argument(metavar="NAME", help="The project's folder, which is made.")],
+    name: Annotated[
+        Path | None, typer.Argument(metavar="NAME", help="The project's folder, which is made.")
+    ] = None,
     template: Annotated[Template, typer.Option(help="What the project trains.")] = Template.TEXT,
+    listed: Annotated[bool, typer.Option("--list", help="List the templates; nothing is written.")] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Write a project to begin with: a task, its job file, data to try it with, a test, and a README."""
+    if listed:
+        lines = "\n".join(f"{each:9} {about}" for each, about in ABOUT.items())
+        tables.print_json({"templates": ABOUT}) if output is Format.JSON else print(lines)
+        return
+    if name is None:
+        raise LocalError("the project needs a name, such as: millpond new mine --template text")
     files = create(name, template)
     if output is Format.JSON:
         tables.print_json({"folder": str(name), "files": files})
@@ -39,13 +56,14 @@ def command(
 
 
 def create(folder: Path, template: Template) -> list[str]:
-    """Write the project. Returns the names of its files. Raises LocalError if there is such a folder."""
-    if folder.exists():
-        raise LocalError(f"{folder} exists; choose another name")
+    """Write the project. Returns the names of its files. Raises LocalError for a folder that is not empty."""
     try:
-        shutil.copytree(_source(template), folder, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise LocalError(f"{folder} exists and is not an empty folder; choose another name")
+        ignored = shutil.ignore_patterns("__pycache__", ".*")
+        shutil.copytree(_source(template), folder, ignore=ignored, dirs_exist_ok=True)
         readme = (folder / "README.md").read_text()
-        (folder / "README.md").write_text(readme.replace("NAME", folder.name))
+        (folder / "README.md").write_text(readme.replace("NAME", folder.absolute().name))
     except OSError as error:
         raise LocalError(f"{error.filename or folder}: {error.strerror or error}") from None
     return sorted(path.name for path in folder.iterdir())

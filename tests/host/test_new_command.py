@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``millpond new``: projects whose job files and data fit, and what is in the way of one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from millpond.host.cli import app
+from millpond.host.cli.new import ABOUT, Template, create
+from millpond.train.job import file
+
+OTHERS = (Template.TEXT, Template.IMAGES, Template.FINETUNE)
+DEVICES = ("csd0", "csd1", "csd2")
+
+
+def millpond(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
+) -> tuple[object, str, str]:
+    monkeypatch.setattr(sys, "argv", ["millpond", "new", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    return ended.value.code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("template", [Template.TEXT, Template.TABULAR, Template.IMAGES])
+def test_a_project_has_a_job_that_is_read_and_data_for_each_device(
+    template: Template,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, fleet = tmp_path / "mine", tmp_path / "fleet"
+    folder.mkdir()  # an empty folder is taken
+    code, out, err = millpond(capsys, monkeypatch, str(folder), "--template", template)
+    assert (code, err) == (0, "") and "README.md says how it trains" in out
+    assert (folder / "README.md").read_text().startswith("# mine\n")
+    for name in DEVICES:
+        (fleet / "devices" / name / "flash").mkdir(parents=True)
+    subprocess.run([sys.executable, "data.py", "--fleet", str(fleet)], cwd=folder, check=True)
+    job, files = file.read(folder / "job.toml")
+    assert set(files) == {"task.py"} and job.synchronous is None
+    for name in DEVICES:
+        assert list((fleet / "devices" / name / "flash" / job.data.private).iterdir())
+    assert not (folder / "data").exists()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [Template.TABULAR, *(pytest.param(each, marks=pytest.mark.full) for each in OTHERS)],
+)
+def test_the_test_of_a_project_passes(template: Template, tmp_path: Path) -> None:
+    if template is Template.FINETUNE:
+        pytest.importorskip("transformers", reason="transformers is not installed")
+    create(tmp_path / "mine", template)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_task.py"]
+    done = subprocess.run(command, cwd=tmp_path / "mine", capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_data_for_a_fleet_without_emulated_devices_are_refused(tmp_path: Path) -> None:
+    data = create(tmp_path / "mine", Template.TEXT) and tmp_path / "mine" / "data.py"
+    done = subprocess.run([sys.executable, data, "--fleet", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == f"data.py: {tmp_path} has no emulated device csd0; it needs three of them\n"
+
+
+def test_what_is_there_is_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "task.py").write_text("mine")
+    for path in (taken, taken / "task.py"):
+        code, _, err = millpond(capsys, monkeypatch, str(path))
+        assert code == 2
+        assert err == f"millpond: {path} exists and is not an empty folder; choose another name\n"
+    assert [path.read_text() for path in taken.iterdir()] == ["mine"]
+    code, _, err = millpond(capsys, monkeypatch)
+    assert (code, err.count("\n")) == (2, 1) and "needs a name" in err
+
+
+def test_templates_are_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = millpond(capsys, monkeypatch, "--list")
+    assert code == 0 and [line.split()[0] for line in out.splitlines()] == list(Template)
+    code, out, _ = millpond(capsys, monkeypatch, "--list", "--format", "json")
+    assert json.loads(out) == {"templates": ABOUT}
