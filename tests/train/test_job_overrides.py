@@ -84,3 +84,23 @@ def test_settings_are_checked_as_the_file_is(tmp_path: Path, settings: list[str]
     with pytest.raises(ConfigError) as caught:
         file.read(path, settings)
     assert str(caught.value).startswith(f"job.toml with --set: {error}")
+
+
+def test_values_by_key_are_taken_as_they_are() -> None:
+    document = {"train": {"batch": 16}}
+    given = {
+        "train.optimizer": {"name": "SGD", "nesterov": True},
+        "seed": 3,
+        "name": 'quoted "\u00e9\U0001f600',
+    }
+    changed = overridden(document, given)
+    assert changed == {
+        "train": {"batch": 16, "optimizer": given["train.optimizer"]},
+        "seed": 3,
+        "name": given["name"],
+    }
+    changed["train"]["optimizer"]["name"] = "other"
+    assert given["train.optimizer"] == {"name": "SGD", "nesterov": True}
+    for key, complaint in {"train..x": "not a key", "train.batch.x": "'train.batch' is not a table"}.items():
+        with pytest.raises(ConfigError, match=f"set {key}: {complaint}"):
+            overridden(document, {key: 1})
