@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from millpond import Fleet
 from millpond.base.errors import ConfigError, LocalError, RemoteError
-from millpond.host import Fleet
 from millpond.host.program.fleet import FleetProgram
 from millpond.host.program.job import RunningJob
 from millpond.host.program.task_source import source_of

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from millpond import Fleet
 from millpond.base.errors import ConfigError, LocalError, Refused, RemoteError
-from millpond.host import Fleet
 from millpond.host.cli.new import Template, create
 
 from .support import SLOW_MODEL, Emulation

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: a fleet for programs and notebooks: ``from millpond.host import Fleet``.
+"""Edge: a fleet for programs and notebooks: ``from millpond import Fleet``.
 
 >>> fleet = Fleet("~/fleet")
 >>> job = fleet.train("job.toml", set={"train.learning_rate": 0.1})
