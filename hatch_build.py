@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the C engine into the package; without a C compiler the package has the Python engine only."""
+"""Builds the C engines into the package; without a C compiler the package has the Python engines only."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = "tunnel/millpond/tunnel/datapath/datapath.c"
-LIBRARY = "tunnel/millpond/tunnel/datapath/_datapath.so"
-FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC")
+SOURCES = ("tunnel/millpond/tunnel/datapath/datapath.c", "agent/millpond/aggregate/kernels.c")
+FLAGS = ("-std=gnu11", "-O3", "-Wall", "-Wextra", "-shared", "-fPIC", "-ffp-contract=off")
+"""A fused multiplication and addition would give sums other bits on some processors."""
 
 
 class EngineHook(BuildHookInterface[Any]):
-    """Compiles for the processor that builds. The library needs no Python headers: ctypes loads it."""
+    """Compiles for the processor that builds. The libraries need no Python headers: ctypes loads them."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - its name is hatchling's
-        """Build it, and mark the wheel as one for this platform."""
+        """Build ``_NAME.so`` beside each ``NAME.c``, and mark the wheel as one for this platform."""
         if self.target_name != "wheel":
             return
-        library = Path(self.root, LIBRARY)
-        library.unlink(missing_ok=True)
+        sources = [Path(source) for source in SOURCES]
+        libraries = [source.with_name(f"_{source.stem}.so") for source in sources]
+        for library in libraries:
+            Path(self.root, library).unlink(missing_ok=True)
         compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
         if shutil.which(compiler[0]) is None:
-            self.app.display_warning("millpond: no C compiler: the tunnel will run its Python engine")
+            self.app.display_warning("millpond: no C compiler: the Python engines will run")
             return
-        command = [*compiler, *FLAGS, "-o", str(library), str(Path(self.root, SOURCE))]
-        if subprocess.run(command, check=False).returncode:
-            library.unlink(missing_ok=True)
-            self.app.display_warning(
-                "millpond: the C engine does not build: the tunnel will run its Python engine"
-            )
-            return
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["artifacts"].append(LIBRARY)
-        build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{platform}"
+        for source, library in zip(sources, libraries, strict=True):
+            command = [*compiler, *FLAGS, "-o", str(Path(self.root, library)), str(Path(self.root, source))]
+            if subprocess.run(command, check=False).returncode:
+                Path(self.root, library).unlink(missing_ok=True)
+                self.app.display_warning(f"millpond: {source} does not build: its Python engine will run")
+                continue
+            build_data["artifacts"].append(library.as_posix())
+            build_data["pure_python"] = False
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["tag"] = f"py3-none-{platform}"

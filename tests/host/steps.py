@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost
 from millpond.host.jobs.training.exchange_engine import ExchangeEngine, ExchangeOutcome
@@ -23,7 +24,6 @@ from millpond.linux import memory
 from millpond.train.balance.controller import BatchPlan
 from millpond.train.balance.curve import Floats, Ints
 from millpond.train.protocol import Ready, Update, Work
-from millpond.train.reduce.exact import Vector
 
 
 class CountingWorker:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from millpond.aggregate.exact import RefusedUpdate
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
-from millpond.train.reduce.exact import RefusedUpdate
 
 from .steps import CountingWorker, Given, Team, zero_state
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
+from millpond.aggregate.exact import RefusedUpdate
 from millpond.base.errors import ConnectionLost, Refused
 from millpond.host.model.failures import advised, listed, reason_of
-from millpond.train.reduce.exact import RefusedUpdate
 
 DEVICES = ("csd0", "csd1")
 

@@ -13,14 +13,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from millpond.aggregate import reduction
+from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, DeadlineExceeded
-from millpond.host.jobs.training import reduction
-from millpond.host.jobs.training.reduction import Reduction
+from millpond.host.jobs.training.reduction import UpdateReduction
 from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer, WorkerLoss
 from millpond.host.workers.worker import ModelState
 from millpond.train.protocol import PART_VALUES, Ready, Update, Work
-from millpond.train.reduce.exact import Vector
 
 from .steps import zero_state
 
@@ -101,7 +101,7 @@ def holders(count: int, seed: int = 1) -> list[Holder]:
 
 def mean_of(answers: list[WorkerAnswer], clip: float | None = None) -> tuple[Vector, list[WorkerLoss]]:
     mean = np.full(SIZE, np.nan, np.float32)
-    return mean, Reduction(mean, clip).run(answers)
+    return mean, UpdateReduction(mean, clip).run(answers)
 
 
 def test_the_mean_is_over_samples_and_has_the_same_bits_in_every_order(answer: Answer) -> None:
@@ -138,8 +138,9 @@ def test_a_worker_that_is_lost_in_the_middle_leaves_no_trace(answer: Answer, pla
     assert [loss.dispatcher.worker.name for loss in lost] == [f"w{n}" for n in range(loses)]
     assert not any(loss.for_good for loss in lost)
     assert mean.tobytes() == expected.tobytes()
-    first, again = 4, 4 + place + 1  # the ranges until the loss are read once more, and no others
-    assert len(all_of_them[3].reads) == first + again
+    first, again = 4, 4 + place + 1  # the ranges until the loss are read once more
+    begun = reduction.MOST_THREADS - 1  # and those that other threads had begun, but no others
+    assert first + again <= len(all_of_them[3].reads) <= first + min(again + begun, 4 + 4)
 
 
 @pytest.mark.parametrize("second", ["fetch", "read"])
@@ -277,7 +278,7 @@ def test_the_memory_of_a_reduction_does_not_grow_with_workers_or_values(answer: 
     answers = [answer(Made(f"w{number}", np.full(1, 0.5, np.float32), 10)) for number in range(20)]
     tracemalloc.start()
     try:
-        lost = Reduction(mean).run(answers)
+        lost = UpdateReduction(mean).run(answers)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

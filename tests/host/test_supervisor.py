@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, MillpondError, ProtocolError, Refused
 from millpond.host.workers import supervisor as module
 from millpond.host.workers.supervisor import WorkerSupervisor
 from millpond.host.workers.worker import ModelState
 from millpond.train.protocol import Ready, Update, Work
-from millpond.train.reduce.exact import Vector
 
 
 class StandIn:

@@ -50,7 +50,7 @@ def checkout(target: Path) -> Path:
         check=False,
     )
     if listed.returncode:
-        ignored = shutil.ignore_patterns(".*", "__pycache__", "_datapath.so", "dist", "build", "*.egg-info")
+        ignored = shutil.ignore_patterns(".*", "__pycache__", "_*.so", "dist", "build", "*.egg-info")
         shutil.copytree(ROOT, target, ignore=ignored, symlinks=True)
         return target
     for name in filter(None, os.fsdecode(listed.stdout).split("\0")):

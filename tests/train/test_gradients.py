@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from millpond.aggregate.exact import ExactSum, scale_of
 from millpond.train.balance.data_plan import order
 from millpond.train.balance.ranges import Ranges
 from millpond.train.compute.local_trainer import LocalTrainer
@@ -22,7 +23,6 @@ from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import LabelledImages, of_arrays
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
 from millpond.train.protocol import Folder, Work
-from millpond.train.reduce.exact import ExactSum, scale_of
 from millpond.train.state import flat, layout
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.task.task import Task

@@ -347,7 +347,6 @@ def test_starting_does_not_wait_for_torch() -> None:
         "job.spec",
         "protocol",
         "state.layout",
-        "reduce.exact",
         "state.checkpoint",
         "job.file",
         "worker.process",

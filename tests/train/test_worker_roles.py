@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import Deadline
 from millpond.base.errors import Refused
 from millpond.linux import memory
@@ -42,7 +43,6 @@ from millpond.train.protocol import (
     Update,
     Work,
 )
-from millpond.train.reduce.exact import Vector
 from millpond.train.state import flat, layout
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.state.layout import Tensor

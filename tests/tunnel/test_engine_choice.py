@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from millpond.base import shared_library
 from millpond.base.errors import LocalError
 from millpond.tunnel.datapath import native
 from millpond.tunnel.datapath.stats import PacketStats
@@ -17,9 +18,9 @@ from millpond.tunnel.datapath.stats import PacketStats
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the C engine would be."""
     monkeypatch.setattr(native, "LIBRARY", tmp_path / "_datapath.so")
-    native._works.cache_clear()
+    shared_library.is_usable.cache_clear()
     yield tmp_path / "_datapath.so"
-    native._works.cache_clear()
+    shared_library.is_usable.cache_clear()
 
 
 def test_without_a_library_python_runs(library: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,12 +13,12 @@ import numpy as np
 from bench.balance import processes
 from bench.balance.experiment import Experiment, Findings, Run
 from bench.rows import summary
+from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import Deadline
 from millpond.host.emulation.demo import data
 from millpond.host.workers.worker import ModelState, Worker
 from millpond.train.job.spec import SynchronousSpec, TrainingSpec
 from millpond.train.protocol import Ready, Update, Work
-from millpond.train.reduce.exact import Vector
 
 WORKERS, EPOCHS, BATCH = 3, 10, 36
 _SLOWER = (1.0, 4.0, 1.0, 1.0, 2.0, 1.0)

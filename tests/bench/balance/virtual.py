@@ -9,11 +9,11 @@ import time
 import numpy as np
 
 from bench.balance.paper import Machine
+from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost
 from millpond.host.workers.worker import ModelState
 from millpond.train.protocol import Ready, Update, Work
-from millpond.train.reduce.exact import Vector
 from millpond.train.task.sums import LOSS
 
 SIZE = 1000

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from millpond.aggregate.exact import ExactSum, OutOfBounds, scale_of
+from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ProtocolError, RemoteError
-from millpond.train.reduce.exact import ExactSum, Vector, scale_of, within
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Head
 from millpond.wire.group_messages import (
@@ -196,9 +197,11 @@ class LaunchGroup:
             for rank in giving:
                 buffer = self._buffer[: len(out)]
                 _receive(rank, calls[rank].channel, buffer.data.cast("B"))
-                if not within(buffer, steps[rank].largest):
-                    raise RankFault(rank, "its gradients are not finite, or beyond those it has announced")
-                self._sum.add(buffer)
+                try:
+                    self._sum.add(buffer, bound=steps[rank].largest)
+                except OutOfBounds:
+                    text = "its gradients are not finite, or beyond those it has announced"
+                    raise RankFault(rank, text) from None
             self._sum.divide(max(samples, 1), out)
         return mean
 

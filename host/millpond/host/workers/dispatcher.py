@@ -9,13 +9,13 @@ import threading
 import time
 from dataclasses import dataclass
 
+from millpond.aggregate.exact import RefusedUpdate
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError, Refused
 from millpond.host.model.failures import reason_of
 from millpond.host.workers.update_check import UpdateBounds
 from millpond.host.workers.worker import ModelState, Worker
 from millpond.train.protocol import Update, Work
-from millpond.train.reduce.exact import RefusedUpdate
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ProtocolError
 from millpond.host.workers.worker import REPLY_SECONDS, HostProcess, ModelState
@@ -27,7 +28,6 @@ from millpond.train.protocol import (
     ServerReady,
     StepApplied,
 )
-from millpond.train.reduce.exact import Vector
 from millpond.train.state import layout
 from millpond.train.state.layout import Tensor
 from millpond.train.task.sums import Sums

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError
 from millpond.base.text import printable
@@ -37,7 +38,6 @@ from millpond.train.protocol import (
     WarmUp,
     Work,
 )
-from millpond.train.reduce.exact import Vector
 from millpond.train.state import layout
 from millpond.train.task.sums import LOSS, is_declared
 from millpond.train.worker.start import WorkerFiles, start_worker

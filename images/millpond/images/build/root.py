@@ -170,7 +170,7 @@ def make_millpond(context: Context) -> Path:
 
 def _copy_source(source: Path, target: Path) -> None:
     for name in ("agent", "fs", "host", "images", "tunnel"):
-        ignored = shutil.ignore_patterns("__pycache__", "_datapath.so", ".*")
+        ignored = shutil.ignore_patterns("__pycache__", "_*.so", ".*")
         shutil.copytree(source / name, target / name, ignore=ignored, symlinks=True)
     for name in ("pyproject.toml", "hatch_build.py", "README.md"):
         shutil.copyfile(source / name, target / name)

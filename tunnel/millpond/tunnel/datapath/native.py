@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from millpond.base import shared_library
 from millpond.base.errors import LocalError
 from millpond.tunnel.datapath import python_loops
 from millpond.tunnel.datapath.context import QueueContext
@@ -53,41 +54,16 @@ def resolve(engine: str) -> str:
     """Resolve ``auto``: c where the library is built and loads, else python."""
     if engine != "auto":
         return engine
-    return "c" if _works() else "python"
-
-
-@functools.cache
-def _works() -> bool:
-    if not LIBRARY.exists():
-        return False
-    try:
-        _load()
-    except LocalError as error:  # built for another processor, or by another version
-        log.warning("%s", error)
-        return False
-    return True
+    return "c" if shared_library.is_usable(LIBRARY, _VERSION) else "python"
 
 
 def loops(engine: str, role: str) -> tuple[PumpLoop, PumpLoop]:
     """Return the loops from the interface and to it, for ``host`` or ``device``. Raises LocalError."""
     if resolve(engine) == "python":
         return python_loops.LOOPS[role]
-    library = _load()
+    library = shared_library.load(LIBRARY, _VERSION)
     outward, inward = (functools.partial(_run, getattr(library, name)) for name in _LOOPS[role])
     return outward, inward
-
-
-def _load() -> ctypes.CDLL:
-    try:
-        library = ctypes.CDLL(str(LIBRARY))
-    except OSError as error:
-        raise LocalError(
-            f"the C engine cannot be used: {error}: install millpond where there is a C compiler, or choose "
-            "the Python engine"
-        ) from None
-    if library.engine_version() != _VERSION:
-        raise LocalError("the C engine is of another version of millpond: install millpond again")
-    return library
 
 
 def _run(loop: Callable[..., int], context: QueueContext) -> NoReturn:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from millpond.aggregate.kernels import Vector
 from millpond.base import schema
 from millpond.base.errors import ConfigError, LocalError
 from millpond.host.jobs.training.shards import EpochPosition
-from millpond.train.reduce.exact import Vector
 from millpond.train.state import checkpoint, layout
 from millpond.train.state.checkpoint import Checkpoint
 from millpond.train.state.layout import Tensor

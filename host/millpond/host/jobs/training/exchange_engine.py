@@ -18,9 +18,10 @@ from typing import Protocol
 
 import numpy as np
 
+from millpond.aggregate.kernels import Vector
 from millpond.host.jobs.training.collection import Collection
 from millpond.host.jobs.training.profiler import Profiler
-from millpond.host.jobs.training.reduction import Reduction
+from millpond.host.jobs.training.reduction import UpdateReduction
 from millpond.host.workers.dispatcher import (
     LONGEST_SECONDS,
     Assignment,
@@ -34,7 +35,6 @@ from millpond.train.balance.ranges import Ranges
 from millpond.train.balance.simulation import BatchPolicy
 from millpond.train.determinism import seeds
 from millpond.train.protocol import Work
-from millpond.train.reduce.exact import Vector
 from millpond.train.task.sums import LOSS, Sums, add
 
 SCORE_SECONDS = 3600.0
@@ -110,7 +110,7 @@ class ExchangeEngine:
         self.busy: Floats = np.full(workers, np.nan)  # share of each worker's processor that other work takes
         self.supply, self._on_wait = supply, on_wait
         self.profiler: Profiler | None = None
-        self._reduction = Reduction(mean, clip)
+        self._reduction = UpdateReduction(mean, clip)
         self._collection = Collection(late_counts=late_counts)
         self._batches: Ints = np.zeros(workers, np.int64)
         self._measured: Floats = np.full(workers, np.nan)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from millpond.aggregate.exact import all_finite
 from millpond.base.deadline import Deadline
 from millpond.base.errors import Refused, RemoteError
 from millpond.host.jobs import energy as job_energy
@@ -44,7 +45,6 @@ from millpond.host.model.jobs import HOST, JobRow, Round
 from millpond.host.store.profiles import write_curves
 from millpond.train.compute.lr_scaling import LearningRate
 from millpond.train.job.spec import SynchronousSpec
-from millpond.train.reduce.exact import within
 from millpond.train.state import checkpoint, layout
 from millpond.train.task.sums import Sums
 
@@ -304,7 +304,7 @@ class Trainer:
 
     def _check_state(self) -> None:
         """Check each state once. Raises JobFailed if the state is not finite."""
-        if not self._state_checked and not within(self._server.state.values, math.inf):
+        if not self._state_checked and not all_finite(self._server.state.values):
             raise JobFailed("the model has diverged: its state is not finite; try a lower learning rate")
         self._state_checked = True
 

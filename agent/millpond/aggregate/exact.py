@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: sums of vectors whose bits depend neither on the order of addition nor on its grouping.
+"""Edge (a shared library): sums of vectors whose bits depend on no order of addition and no grouping.
 
 Floating-point addition depends on its order, so values are rounded to whole multiples of ``2**-S`` first, and
 added as float64, which adds whole numbers exactly up to ``2**53``.
@@ -16,7 +16,7 @@ value rounded to a multiple of ``2**-S``, ties to even.
 sum of 1,000 vectors is off by less than 5e-10 of the largest value, whatever the number of samples in it; the
 final rounding to float32 comes on top, as it does for any method, and is 3e-8 of the value itself.
 
-Memory: 8 bytes per value of the range that is being summed, and a scratch that a processor's cache holds.
+Memory: 8 bytes per value of the range that is being summed.
 """
 
 from __future__ import annotations
@@ -24,18 +24,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from millpond.aggregate.kernels import BEYOND, Kernels, Totals, Vector, kernels
 from millpond.base.errors import RemoteError
 
 _LARGEST = float(np.finfo(np.float32).max)
 _BITS = 51
-_BLOCK = 1 << 15
 _MOST_BITS = 900
 """No float32 needs more, and with more than 1023 the scale would overflow."""
-_SMALLEST_SQUARED = 1e-15
-"""The smallest bound whose square is a normal float32."""
-Vector = NDArray[np.float32]
 
 
 class RefusedUpdate(RemoteError):
@@ -46,37 +42,44 @@ class RefusedUpdate(RemoteError):
         self.worker = worker
 
 
+class OutOfBounds(ValueError):
+    """A value is not finite, or beyond the bound that was announced; the sum is of no use."""
+
+
 class ExactSum:
     """A sum of float32 vectors of up to ``size`` values, to be used for one range after the other."""
 
-    def __init__(self, size: int) -> None:
-        self._total, self._scratch = np.zeros(size), np.empty(min(size, _BLOCK))
-        self._shift = 0.0
+    def __init__(self, size: int, using: Kernels | None = None) -> None:
+        self._totals, self._kernels = np.zeros(size), using or kernels()
+        self._shift = self._bound = 0.0
 
     def begin(self, scale: float) -> None:
         """Begin a new sum, of multiples of ``1 / scale``; see ``scale_of``."""
-        self._total[:] = 0.0
-        self._shift = 3 * 2.0**51 / scale
+        self._totals[:] = 0.0
+        self._shift, self._bound = 3 * 2.0**_BITS / scale, 2.0**_BITS / scale
 
-    def add(self, vector: Vector, factor: float = 1.0) -> None:
-        """Add ``factor`` times a vector."""
-        for start in range(0, len(vector), _BLOCK):
-            block = vector[start : start + _BLOCK]
-            rounded = self._scratch[: len(block)]
-            rounded[:] = block
-            if factor != 1.0:
-                rounded *= factor
-            rounded += self._shift
-            rounded -= self._shift
-            self._total[start : start + len(block)] += rounded
+    def add(self, vector: Vector, factor: float = 1.0, bound: float = _LARGEST) -> float:
+        """Add ``factor`` times a vector. Returns the sum of the vector's squares. Raises OutOfBounds for
+        values beyond ``bound`` as a float32.
+        """
+        bound = min(float(np.float32(bound)), _LARGEST)
+        squares = self._kernels.add_rounded(self._totals[: len(vector)], vector, factor, self._shift, bound)
+        if squares == BEYOND:
+            raise OutOfBounds
+        return squares
+
+    def merge(self, totals: Totals) -> None:
+        """Add the totals of other vectors at the same scale. Raises OutOfBounds if they can be none."""
+        if not self._kernels.add_totals(self._totals[: len(totals)], totals, self._shift, self._bound):
+            raise OutOfBounds
+
+    def totals(self, count: int) -> Totals:
+        """Return the first ``count`` sums, which the next ``begin`` overwrites."""
+        return self._totals[:count]
 
     def divide(self, divisor: float, out: Vector) -> None:
         """Write the sum over ``divisor`` to ``out``, which is as long as the added vectors."""
-        for start in range(0, len(out), _BLOCK):
-            block = out[start : start + _BLOCK]
-            found = self._scratch[: len(block)]
-            np.divide(self._total[start : start + len(block)], divisor, out=found)
-            block[:] = found
+        self._kernels.divide(out, self._totals[: len(out)], divisor)
 
 
 def scale_of(largest: float, terms: int) -> float:
@@ -86,15 +89,6 @@ def scale_of(largest: float, terms: int) -> float:
     return math.ldexp(1.0, min(_BITS - math.frexp(largest * terms)[1], _MOST_BITS))
 
 
-def within(values: Vector, bound: float) -> bool:
-    """Return whether all values are finite and none exceeds ``bound`` as a float32."""
-    bound = float(np.float32(bound))
-    with np.errstate(over="ignore", invalid="ignore"):
-        # One look at memory, where min and max take two. Rounding never makes a sum of squares smaller than
-        # the rounded square of one of them, so none beyond the bound passes.
-        square = float(np.dot(values, values))
-    if bound >= _SMALLEST_SQUARED and square < bound * bound:
-        return True
-    return bool(
-        max(-values.min(), values.max()) <= min(bound, _LARGEST)
-    )  # false for NaN, which min and max pass on
+def all_finite(values: Vector) -> bool:
+    """Return whether all values, of which there are some, are finite."""
+    return bool(np.isfinite(values.min()) and np.isfinite(values.max()))  # NaN passes through both

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (a shared library): the loops over vectors, in C where a compiler built them, else in numpy.
+
+Both give the same bits. The C loops look at memory once where numpy does several times, and run without the
+interpreter's lock, so threads run them side by side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.base import shared_library
+
+LIBRARY = Path(__file__).with_name("_kernels.so")
+BEYOND = -1.0
+_VERSION = 1
+_LANES = 8
+_BLOCK = 1 << 15  # of values, whose float64 copy stays in a processor's cache
+
+Vector = NDArray[np.float32]
+Totals = NDArray[np.float64]
+
+
+class Kernels(Protocol):
+    """The loops. All vectors of a call are of one length, contiguous, and do not overlap."""
+
+    def add_rounded(self, totals: Totals, values: Vector, factor: float, shift: float, bound: float) -> float:
+        """Add ``factor`` times ``values``, rounded by ``shift``, to ``totals``. Returns the sum of the
+        squares of ``values``, or BEYOND if one is not within ``bound``; ``totals`` are of no use then.
+        """
+
+    def add_totals(self, totals: Totals, others: Totals, shift: float, bound: float) -> bool:
+        """Add other totals of the same ``shift``. Returns whether all are multiples of its unit within
+        ``bound``; ``totals`` are of no use otherwise.
+        """
+
+    def divide(self, means: Vector, totals: Totals, divisor: float) -> None:
+        """Write ``totals`` over ``divisor`` to ``means``."""
+
+
+class NativeKernels:
+    """The loops in C. Raises LocalError without the library."""
+
+    def __init__(self) -> None:
+        library = shared_library.load(LIBRARY, _VERSION)
+        pointer, size, real = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_double
+        self._add_rounded, self._add_totals = library.add_rounded, library.add_totals
+        self._add_rounded.argtypes = (pointer, pointer, size, real, real, ctypes.c_float)
+        self._add_rounded.restype = real
+        self._add_totals.argtypes = (pointer, pointer, size, real, real)
+        self._divide = library.divide
+        self._divide.argtypes, self._divide.restype = (pointer, pointer, size, real), None
+
+    def add_rounded(self, totals: Totals, values: Vector, factor: float, shift: float, bound: float) -> float:
+        """See Kernels."""
+        found = self._add_rounded(*_addresses(totals, values), len(totals), factor, shift, bound)
+        return float(found)
+
+    def add_totals(self, totals: Totals, others: Totals, shift: float, bound: float) -> bool:
+        """See Kernels."""
+        return not self._add_totals(*_addresses(totals, others), len(totals), shift, bound)
+
+    def divide(self, means: Vector, totals: Totals, divisor: float) -> None:
+        """See Kernels."""
+        self._divide(*_addresses(means, totals), len(means), divisor)
+
+
+class NumpyKernels:
+    """The loops in numpy."""
+
+    def add_rounded(self, totals: Totals, values: Vector, factor: float, shift: float, bound: float) -> float:
+        """See Kernels."""
+        lanes = np.zeros(_LANES)
+        limit = float(np.float32(bound))
+        for start in range(0, len(values), _BLOCK):
+            block = values[start : start + _BLOCK].astype(np.float64)
+            with np.errstate(invalid="ignore"):
+                if not max(-block.min(), block.max()) <= limit:  # true for NaN, which min and max pass on
+                    return BEYOND
+            squares = np.zeros(-(-len(block) // _LANES) * _LANES)
+            np.multiply(block, block, out=squares[: len(block)])
+            lanes = np.vstack((lanes, squares.reshape(-1, _LANES))).sum(axis=0)
+            block *= factor
+            block += shift
+            block -= shift
+            totals[start : start + len(block)] += block
+        return float(functools.reduce(float.__add__, lanes.tolist(), 0.0))
+
+    def add_totals(self, totals: Totals, others: Totals, shift: float, bound: float) -> bool:
+        """See Kernels."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            exact = (np.abs(others) <= bound) & ((others + shift) - shift == others)
+        totals += others
+        return bool(exact.all())
+
+    def divide(self, means: Vector, totals: Totals, divisor: float) -> None:
+        """See Kernels."""
+        np.divide(totals, divisor, out=means, casting="same_kind")
+
+
+def _addresses(first: Vector | Totals, second: Vector | Totals) -> tuple[int, int]:
+    if len(first) != len(second) or not (first.flags.c_contiguous and second.flags.c_contiguous):
+        raise ValueError("vectors of one length, contiguous, are added")
+    return first.ctypes.data, second.ctypes.data
+
+
+@functools.cache
+def kernels() -> Kernels:
+    """Return the C loops where they are built and load, else those of numpy."""
+    return NativeKernels() if shared_library.is_usable(LIBRARY, _VERSION) else NumpyKernels()
