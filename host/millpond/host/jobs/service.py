@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError, Refused
-from millpond.host.api.daemon import Curves, JobInfo, JobProgress, JobRecord, NewLog
+from millpond.host.api.daemon import ENDED, Curves, JobInfo, JobProgress, JobRecord, NewLog
 from millpond.host.jobs import queue
 from millpond.host.jobs.context import JobContext, limited
 from millpond.host.jobs.training.scores import ScoreBoard
@@ -250,6 +250,7 @@ class JobService:
         """Interrupt all jobs. Their stored state stays "running", so the next daemon resumes them."""
         with self._queue:
             self._closing = True
+        self._notify()  # who follows a job
         for running in list(self._running.values()):
             running.closing.set()
             self._end(running)
@@ -271,10 +272,14 @@ class JobService:
         return JobRecord(self._info(row), row.job, code, tuple(self._store.rounds(number)))
 
     def follow(self, number: int) -> Iterator[JobProgress]:
-        """Yield the job's progress so far, then each change until the job has ended. Raises Refused."""
+        """Yield the job's progress so far, then each change until the job has ended. Raises Refused, for
+        example when the daemon ends.
+        """
         last, lines_seen = -1, 0
         while True:
             seen = self._revision
+            if self._closing:
+                raise Refused("", "ended", ENDED)
             row = self._row(number)
             rounds = self._store.rounds(number, after=last)
             lines = self._lines_of(number)[lines_seen:]
