@@ -146,3 +146,25 @@ def test_a_device_that_a_launch_loses_is_named_once() -> None:
         devices = {"csd0": cast(Device, Gone())}
         ended = _Launch([worker], devices, HostPlace(cast(Zygote, None), {}), near).run()
     assert ended.error == "csd0 (rank 0): No route to host"
+
+
+def test_the_end_does_not_wait_for_a_metric_that_nobody_takes() -> None:
+    """As long as the one who ends the group is the one who has to take it."""
+    reached, taken = threading.Event(), threading.Event()
+
+    def note(_: str) -> None:
+        reached.set()
+        taken.wait(30)
+
+    host = LaunchGroup(1, note, lambda *_: None)
+    near, far = (Channel(end, "rank 0") for end in socket.socketpair())
+    thread = threading.Thread(target=serve_channel, args=(host, 0, far))
+    with near, far:
+        thread.start()
+        near.send(ReportMetric("a", 1.0, 1), Deadline.after(30))
+        assert reached.wait(30)
+        host.end(0.01)
+        assert not taken.is_set() and thread.is_alive()
+        taken.set()
+        thread.join(30)
+    assert not thread.is_alive()

@@ -186,7 +186,7 @@ class _Launch:
             if not self._wants_files or time.monotonic() - quiet_since > COLLECT_SECONDS:
                 break
             self._over.stopping = True
-            self._group.end()
+            self._group.end(LOOK_SECONDS)  # not longer: that thread may wait for room in the queue
         self._over.end()
         with contextlib.suppress(queue.Empty):
             while True:  # output from before the end
