@@ -4,15 +4,20 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from millpond.base.errors import RemoteError
 from millpond.base.version import VERSION
 from millpond.host.cli import app
 from millpond.host.cli.remote import options_first
+from millpond.host.client import DaemonClient
+from millpond.linux import sockets
 
+from ..waiting import eventually
 from .daemon_rig import Rig, open_rig, rig
 
 __all__ = ["open_rig", "rig"]
@@ -114,3 +119,39 @@ def test_devices_and_jobs_are_completed(rig: Rig, command: Command, monkeypatch:
     assert completed("logs ") == ["csd0", "csd1", "csd2", "1"]
     (rig.directory / "fleet.toml").write_text("name = 3")
     assert completed("run csd") == completed("stop ") == []
+
+
+@pytest.mark.parametrize("words", [("jobs",), ("logs", "-f", "1"), ("stop", "1")])
+def test_the_end_of_the_daemon_is_told_as_that(
+    tmp_path: Path, command: Command, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "fleet.toml").write_text('name = "ends"\n[[device]]\nname = "csd0"\n')
+    with sockets.listen(tmp_path / "host.sock") as daemon:
+
+        def end() -> None:
+            daemon.accept()[0].close()
+
+        thread = threading.Thread(target=end)
+        thread.start()
+        code, _, err = command(*words, "--fleet", str(tmp_path))
+        thread.join(20)
+    assert (code, err) == (1, "millpond: the host daemon has ended; jobs go on when it is back\n")
+
+
+def test_a_follower_of_a_job_is_told_that_the_daemon_has_ended(open_rig: Callable[[], Rig]) -> None:
+    rig = open_rig()
+    number = rig.submit()
+    told: list[str] = []
+
+    def follow() -> None:
+        with DaemonClient(rig.directory) as client, pytest.raises(RemoteError) as raised:
+            for _ in client.watch(number):
+                told.append("followed")
+        told.append(str(raised.value))
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    eventually(lambda: told, "the job is followed")
+    open_rig()
+    thread.join(20)
+    assert told[-1] == "the host daemon has ended; jobs go on when it is back"

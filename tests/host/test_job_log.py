@@ -24,6 +24,8 @@ __all__ = ["open_rig", "rig"]
         ),
         (("--device", "csd9", "1"), "no device 'csd9' in this fleet; it has csd0, csd1, csd2"),
         (("--device", "csd0", "99"), "there is no job 99"),
+        (("--device", "csd0", "launch-a.py"), "there it is /var/lib/millpond/jobs/launch-a.py.log"),
+        (("--device", "csd0", "launch-/../a"), "'launch-/../a' is no job's number"),
         (
             ("--device", "csd0", "csd1"),
             "'csd1' is no job's number, such as in: millpond logs --device csd0 3",

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
+from millpond.base.errors import Refused
 from millpond.host.jobs.queue import QueuedJob, decide, describe
 from millpond.host.model.jobs import JobState
 from millpond.train.job.spec import DataSpec, Job, ModelSpec
@@ -210,3 +213,64 @@ def test_a_stopped_job_logs_that_and_nothing_else(rig: Rig) -> None:
     lines = [line.split(maxsplit=3)[3] for line in rig.command("logs", "1")[1].splitlines()]
     assert lines == ["begun with csd0, csd1, csd2", "stopped"]
     assert rig.info(1).error == ""
+
+
+def test_of_several_resumptions_at_once_one_counts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.submit()
+    rig.jobs.stop(1)
+    together, restart = threading.Barrier(3), rig.store.restart_job
+
+    def slowly(number: int, spec: Job) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(0.5)  # all of them, if nothing keeps them apart
+        restart(number, spec)
+
+    monkeypatch.setattr(rig.store, "restart_job", slowly)
+
+    def resume(_: int) -> str:
+        try:
+            rig.jobs.restart(1, None)
+        except Refused as error:
+            return error.text
+        return "resumed"
+
+    with ThreadPoolExecutor() as pool:
+        told = sorted(pool.map(resume, range(3), timeout=30))
+    assert told == ["job 1 is running", "job 1 is running", "resumed"]
+
+
+def test_a_job_does_not_go_back_to_fewer_rounds_than_it_has_done(rig: Rig) -> None:
+    rig.submit()
+    rig.add_round(1)
+    rig.add_round(1, round=2)
+    rig.finish(1)
+    code, _, err = rig.command("resume", "1", "--rounds", "1", "--detach")
+    assert (code, err) == (2, "millpond: job 1 has done 2 already, not 1\n")
+    assert (rig.info(1).state, rig.info(1).rounds) == ("done", 20)
+    assert rig.command("resume", "1", "--rounds", "3", "--detach")[0] == 0
+
+
+def test_a_job_whose_device_is_gone_from_the_fleet_is_not_resumed(rig: Rig) -> None:
+    rig.submit()
+    rig.finish(1)
+    rig.store.restart_job(1, replace(rig.jobs.record(1).job, devices=("csd0", "csd7")))
+    rig.store.end_job(1, JobState.STOPPED)
+    code, _, err = rig.command("resume", "1", "--detach")
+    assert (code, err) == (2, "millpond: there is no device 'csd7'; the fleet has csd0, csd1, csd2\n")
+    assert rig.info(1).state == "stopped"
+
+
+@pytest.mark.expected_log("job 1: the job cannot be started: its files were not kept")
+def test_a_job_that_lost_its_files_to_the_migration_says_so(open_rig: Callable[[], Rig]) -> None:
+    before = open_rig()
+    before.submit()
+    spec = before.jobs.record(1).job
+    before.finish(1)
+    lost = replace(spec, model=ModelSpec("m:build", files=("m.py",)))
+    before.store.restart_job(1, lost)
+    before.store.begin_job(1)
+    after = open_rig()
+    text = "its files were not kept when the fleet's database was brought up to date; submit it anew"
+    assert (after.info(1).state, after.info(1).error) == ("failed", f"the job cannot be started: {text}")
+    code, _, err = after.command("resume", "1", "--detach")
+    assert (code, err) == (2, f"millpond: job 1: {text}\n")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import LocalError, MillpondError
-from millpond.host.api.launch import LaunchSaved
-from millpond.host.cli.launch import read_files
+from millpond.host.api.launch import LaunchSaved, StartLaunch, WorkerEnd
+from millpond.host.cli.launch import _about_privacy, read_files
 from millpond.host.terminal.output_folder import OutputFolder
 
 
@@ -101,3 +101,12 @@ def test_nothing_is_written_outside(tmp_path: Path) -> None:
             folder.write(part("long", 0, 1), b"xx")
     assert [path.name for path in outside.iterdir()] == ["kept"] and (outside / "kept").read_text() == "kept"
     assert (inside / "csd0/kept").read_text() == "x" and not (inside / "csd0/kept").is_symlink()
+
+
+@pytest.mark.parametrize(("devices", "told"), [(("csd3", "csd4"), 1), ((), 0)])
+def test_where_a_private_script_prints_is_told_as_a_command(devices: tuple[str, ...], told: int) -> None:
+    start = StartLaunch("a.py", (), {"a.py": b""}, devices, True, confined=True)
+    ends = [WorkerEnd(name, rank, 0) for rank, name in enumerate(("host", *devices))]
+    lines = list(_about_privacy(start, ends))
+    assert len(lines) == told
+    assert all("'millpond logs --device csd3 launch-a.py'" in line for line in lines)

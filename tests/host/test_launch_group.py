@@ -9,17 +9,24 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
 from millpond.base.deadline import Deadline
+from millpond.base.errors import ConnectionLost
+from millpond.host.fleet.device import Device
 from millpond.host.launch.group import LaunchGroup, serve_channel
+from millpond.host.launch.service import _Launch
+from millpond.host.launch.workers import HostPlace, LaunchWorker
+from millpond.linux.zygote.client import Zygote
 from millpond.train.distributed.channel import ChannelCollectives
 from millpond.train.distributed.collectives import ExchangeStep
 from millpond.wire.channel import Channel
 from millpond.wire.group_messages import PART_BYTES, Contribution, Gather, GroupPart, ReportMetric
+from millpond.wire.launch_messages import Launch
 from millpond.wire.messages import Message
 
 from ..waiting import eventually
@@ -123,3 +130,41 @@ def test_a_rank_at_fault_is_named(group: Group, wrong: Message, part: bytes | No
     eventually(lambda: group.faults, "somebody is at fault")
     ((rank, said),) = group.faults
     assert rank == 1 and text in said
+
+
+class Gone:
+    """A device that cannot be reached."""
+
+    def control(self, _deadline: Deadline) -> Channel:
+        raise ConnectionLost("csd0: No route to host")
+
+
+def test_a_device_that_a_launch_loses_is_named_once() -> None:
+    worker = LaunchWorker("csd0", Launch("a.py", (), {"a.py": b""}, 0, 1, "", 0), "lo")
+    near, far = (Channel(end, "a command") for end in socket.socketpair())
+    with near, far:
+        devices = {"csd0": cast(Device, Gone())}
+        ended = _Launch([worker], devices, HostPlace(cast(Zygote, None), {}), near).run()
+    assert ended.error == "csd0 (rank 0): No route to host"
+
+
+def test_the_end_does_not_wait_for_a_metric_that_nobody_takes() -> None:
+    """As long as the one who ends the group is the one who has to take it."""
+    reached, taken = threading.Event(), threading.Event()
+
+    def note(_: str) -> None:
+        reached.set()
+        taken.wait(30)
+
+    host = LaunchGroup(1, note, lambda *_: None)
+    near, far = (Channel(end, "rank 0") for end in socket.socketpair())
+    thread = threading.Thread(target=serve_channel, args=(host, 0, far))
+    with near, far:
+        thread.start()
+        near.send(ReportMetric("a", 1.0, 1), Deadline.after(30))
+        assert reached.wait(30)
+        host.end(0.01)
+        assert not taken.is_set() and thread.is_alive()
+        taken.set()
+        thread.join(30)
+    assert not thread.is_alive()

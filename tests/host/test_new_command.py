@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from millpond.host.cli import app
 from millpond.host.cli.new import ABOUT, Template, create
-from millpond.train.job import file
+from millpond.train.job import file, wheels
 
 OTHERS = (Template.TEXT, Template.IMAGES, Template.FINETUNE)
 DEVICES = ("csd0", "csd1", "csd2")
@@ -89,3 +93,19 @@ def test_templates_are_listed(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert code == 0 and [line.split()[0] for line in out.splitlines()] == list(Template)
     code, out, _ = millpond(capsys, monkeypatch, "--list", "--format", "json")
     assert json.loads(out) == {"templates": ABOUT}
+
+
+def test_wheels_of_what_workers_have_are_not_asked_for(tmp_path: Path) -> None:
+    """pip downloads all that transformers needs; a job with wheels of some of it is refused."""
+    pytest.importorskip("transformers")
+    create(tmp_path, Template.FINETUNE)
+    needed, found = ["transformers"], set[str]()
+    while needed:
+        found.add(name := needed.pop())
+        for wanted in map(Requirement, metadata.requires(name) or ()):
+            if (own := canonicalize_name(wanted.name)) not in found and (
+                not wanted.marker or wanted.marker.evaluate({"extra": ""})
+            ):
+                needed.append(own)
+    removed = set(re.findall(r"wheels/([\w-]+)-\*", (tmp_path / "README.md").read_text()))
+    assert removed == found & wheels._OWN

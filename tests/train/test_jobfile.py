@@ -220,6 +220,7 @@ def edited(old: str, new: str) -> str:
     return GOOD.replace(old, new)
 
 
+TASK = GOOD.partition("[model]")[0] + '[task]\nfactory = "a:b"\n'
 ERRORS = [
     (
         GOOD + "[federated]\n[synchronous]",
@@ -290,6 +291,11 @@ ERRORS = [
     (edited("./mymodel.py", "."), "job.toml: model: files: .: must be below"),
     (edited("./mymodel.py", "pipe"), "job.toml: model: files: pipe: neither a file nor a folder"),
     (edited("[1, 2]", "[1, 2026-01-02]"), "job.toml: model: arguments.layers[1]: a date cannot be"),
+    (edited("./mymodel.py", "no.py").replace("[model]", "[task]"), "job.toml: task: files: no.py: no such"),
+    (TASK + 'wheels = ["no.whl"]', "job.toml: task: wheels: no.whl: no such file"),
+    (TASK + 'wheels = ["mymodel.py"]', "job.toml: task: wheels: mymodel.py: a wheel's name ends with .whl"),
+    (TASK + 'initial = "no.safetensors"', "job.toml: task: initial: no.safetensors: no such file"),
+    (TASK + 'signature = "a/b.sig"', "job.toml: task: signature: 'a/b.sig' must be beside the job file"),
 ]
 SYNCHRONOUS = [
     ("epoch = 3", "unknown key 'epoch'; did you mean 'epochs'?"),

@@ -59,6 +59,8 @@ class DaemonClient:
         """Return the daemon's answer; a refusal keeps its text, without the daemon's name before it."""
         try:
             return self._channel.call(request, reply, deadline)
+        except ConnectionLost:
+            raise ConnectionLost(daemon.ENDED) from None
         except Refused as error:
             raise Refused("", error.code, error.text) from None
 
@@ -119,6 +121,8 @@ class DaemonClient:
     def _next_progress(self) -> daemon.JobProgress:
         try:
             return self._channel.expect(daemon.JobProgress, NEVER)
+        except ConnectionLost:
+            raise ConnectionLost(daemon.ENDED) from None
         except Refused as error:
             raise Refused("", error.code, error.text) from None
 

@@ -32,7 +32,7 @@ def of_document(
     """
     job, files = _unsigned(document, path, settings)
     if job.code.signature:
-        files |= _find((job.code.signature,), path, "signature")
+        files |= _find((job.code.signature,), path, f"{job.table}: signature")
     return dataclasses.replace(job, data=_with_test_folder(job.data, path)), files
 
 
@@ -46,13 +46,14 @@ def _unsigned(document: Mapping[str, Any], path: Path, settings: Settings) -> tu
     if settings:
         where += " with set" if isinstance(settings, Mapping) else " with --set"
     job = check(load(Job, overridden(document, settings), where), where)
-    _check_plain(job.code.arguments, f"{path.name}: {'task' if job.task else 'model'}: arguments")
+    _check_plain(job.code.arguments, f"{path.name}: {job.table}: arguments")
     _check_plain(job.train.optimizer, f"{path.name}: train: optimizer")
     _check_plain(job.train.scheduler, f"{path.name}: train: scheduler")
     _check_plain(job.averaging.server, f"{path.name}: federated: server")
     first = (job.code.initial,) if job.code.initial else ()
-    found = _find(job.code.files, path, "files") | _find(first, path, "initial")
-    return job, found | _find_wheels(job.code.wheels, path)
+    found = _find(job.code.files, path, f"{job.table}: files")
+    found |= _find(first, path, f"{job.table}: initial")
+    return job, found | _find_wheels(job.code.wheels, path, f"{job.table}: wheels")
 
 
 def describe(files: Mapping[str, Path], where: str) -> dict[str, JobFile]:
@@ -99,7 +100,7 @@ def _check_plain(value: object, where: str) -> None:
 
 def _find(names: tuple[str, ...], path: Path, key: str) -> dict[str, Path]:
     """Return the files that are named, and those in folders that are. Raises ConfigError."""
-    folder, where, found = path.parent, f"{path.name}: model: {key}", dict[str, Path]()
+    folder, where, found = path.parent, f"{path.name}: {key}", dict[str, Path]()
     for given in names:
         name = PurePosixPath(given)
         if name.is_absolute() or ".." in name.parts or not name.parts:
@@ -114,14 +115,14 @@ def _find(names: tuple[str, ...], path: Path, key: str) -> dict[str, Path]:
     return found
 
 
-def _find_wheels(names: tuple[str, ...], path: Path) -> dict[str, Path]:
+def _find_wheels(names: tuple[str, ...], path: Path, key: str) -> dict[str, Path]:
     """Return the wheels that are named, of which a name may be a pattern. Raises ConfigError."""
     found: dict[str, Path] = {}
     for given in names:
-        found |= _find(_matching(path.parent, given) or (given,), path, "wheels")
+        found |= _find(_matching(path.parent, given) or (given,), path, key)
     for name in found:
         if not name.endswith(WHEEL):
-            raise ConfigError(f"{path.name}: model: wheels: {name}: a wheel's name ends with {WHEEL}")
+            raise ConfigError(f"{path.name}: {key}: {name}: a wheel's name ends with {WHEEL}")
     return found
 
 

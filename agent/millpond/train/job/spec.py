@@ -231,6 +231,11 @@ class Job:
         return found
 
     @property
+    def table(self) -> Literal["task", "model"]:
+        """The table of the user's code."""
+        return "task" if self.task else "model"
+
+    @property
     def averaging(self) -> FederatedSpec:
         """The table of a federated job, all of it defaults if the file has none."""
         return self.federated or FederatedSpec()
@@ -341,7 +346,9 @@ def check(job: Job, where: str) -> Job:
             raise ConfigError(f"{where}: {key}: write learning_rate, not lr")
     _check_queueing(job, where)
     if "/" in job.code.signature:
-        raise ConfigError(f"{where}: model: signature: '{job.code.signature}' must be beside the job file")
+        raise ConfigError(
+            f"{where}: {job.table}: signature: '{job.code.signature}' must be beside the job file"
+        )
     _check_evaluation(job, f"{where}: evaluate")
     if job.synchronous:
         _check_synchronous(job.synchronous, f"{where}: synchronous")

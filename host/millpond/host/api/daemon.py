@@ -13,6 +13,9 @@ from millpond.tunnel.datapath.stats import PacketStats
 from millpond.wire.control_messages import Ledger, Load, LogPosition, Welcome
 from millpond.wire.messages import Message, message
 
+ENDED = "the host daemon has ended; jobs go on when it is back"
+"""What a command says that has lost the daemon."""
+
 
 @message("api.devices.get")
 @dataclass(frozen=True, slots=True)

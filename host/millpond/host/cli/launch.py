@@ -13,6 +13,7 @@ from pathlib import Path
 from millpond.base.errors import LocalError
 from millpond.host.api.launch import LaunchEnded, LaunchOutput, LaunchSaved, StartLaunch, WorkerEnd
 from millpond.host.client import DaemonClient
+from millpond.host.model.jobs import HOST
 from millpond.host.terminal import tables
 from millpond.host.terminal.output_folder import OutputFolder
 from millpond.wire.launch_messages import check_files, check_names, check_size, script_digest
@@ -73,7 +74,7 @@ def run(client: DaemonClient, start: StartLaunch, output: Path | None, *, as_jso
         folder = stack.enter_context(OutputFolder(output)) if output else None
         ended = _show(client, start, folder, as_json=as_json)
     if not as_json:
-        for line in [*_about_files(ended.workers, output), *_about_privacy(start)]:
+        for line in [*_about_files(ended.workers, output), *_about_privacy(start, ended.workers)]:
             print(f"millpond: {line}", file=sys.stderr)
     return ended
 
@@ -115,10 +116,10 @@ def _about_files(workers: Sequence[WorkerEnd], output: Path | None) -> Iterator[
         yield f"{count} written by the script on {names}: gone; --output DIR brings such files back"
 
 
-def _about_privacy(start: StartLaunch) -> Iterator[str]:
-    if start.confined:
-        place = f"jobs/launch-{start.script}.log of its agent's state"
-        yield f"what the script prints on a device stays there, in {place}"
+def _about_privacy(start: StartLaunch, workers: Sequence[WorkerEnd]) -> Iterator[str]:
+    if start.confined and (devices := [worker.name for worker in workers if worker.name != HOST]):
+        command = f"millpond logs --device {devices[0]} launch-{start.script}"
+        yield f"what the script prints on a device stays there: '{command}' shows it"
 
 
 def show_digest(script: str, files: Mapping[str, bytes], *, as_json: bool) -> None:

@@ -199,7 +199,8 @@ def logs(
         str,
         typer.Option(
             metavar="DEVICE",
-            help="The job's own log on a device, by the fleet's admin key: prints and whole tracebacks.",
+            help="The job's own log on a device, by the fleet's admin key: prints and whole tracebacks. "
+            "Jobs of one name share one; that of a private launch is launch-SCRIPT.py.",
             autocompletion=complete_devices,
         ),
     ] = "",
@@ -227,11 +228,11 @@ def logs(
 def _show_job_log(
     directory: Path, device: str, job: str, lines: int, output: Format, *, follow: bool
 ) -> None:
-    if not job.isdigit():
-        raise LocalError(f"'{job}' is no job's number, such as in: millpond logs --device {device} 3")
     from millpond.host.remote import job_log  # imports paramiko, which takes long
 
-    found = job_log.read(directory, device, int(job), lines, follow=follow)
+    if not job.isdigit() and not job_log.is_launch(job):
+        raise LocalError(f"'{job}' is no job's number, such as in: millpond logs --device {device} 3")
+    found = job_log.read(directory, device, job, lines, follow=follow)
     if output is Format.TEXT:
         for line in found:
             print(line, flush=True)

@@ -37,10 +37,14 @@ def sign(job_file: Path, key: Path) -> tuple[Path, str]:
     """
     job, files = file.read_unsigned(job_file)
     if not job.code.signature:
-        raise ConfigError(f'{job_file.name}: model: there is no signature; write signature = "model.sig"')
+        raise ConfigError(
+            f'{job_file.name}: {job.table}: there is no signature; write signature = "model.sig"'
+        )
     path = job_file.parent / job.code.signature
     if path.resolve().parent != job_file.parent.resolve() or job.code.signature in files:
-        raise ConfigError(f"{job_file.name}: model: signature: must be a file of its own beside the job file")
+        raise ConfigError(
+            f"{job_file.name}: {job.table}: signature: must be a file of its own beside the job file"
+        )
     found = digest(job.code.factory, file.describe(files, job_file.name))
     fresh = path.with_name(f".{path.name}.new")
     command = ["ssh-keygen", "-q", "-Y", "sign", "-f", str(key), "-n", NAMESPACE]

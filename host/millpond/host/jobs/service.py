@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError, Refused
-from millpond.host.api.daemon import Curves, JobInfo, JobProgress, JobRecord, NewLog
+from millpond.host.api.daemon import ENDED, Curves, JobInfo, JobProgress, JobRecord, NewLog
 from millpond.host.jobs import queue
 from millpond.host.jobs.context import JobContext, limited
 from millpond.host.jobs.training.scores import ScoreBoard
@@ -107,15 +107,18 @@ class JobService:
         """Queue a job and return its number. Raises Refused for an unknown device, LocalError for a job that
         cannot be started.
         """
-        for name in job.devices:
-            if name not in self._context.devices:
-                known = ", ".join(self._context.devices) or "none"
-                raise Refused("", "unknown", f"there is no device '{name}'; the fleet has {known}")
+        self._check_devices(job)
         number = self._store.add_job(job, files)
         self._begin_queued()
         if (row := self._row(number)).state is JobState.FAILED:
             raise LocalError(row.error)
         return number
+
+    def _check_devices(self, job: Job) -> None:
+        for name in job.devices:
+            if name not in self._context.devices:
+                known = ", ".join(self._context.devices) or "none"
+                raise Refused("", "unknown", f"there is no device '{name}'; the fleet has {known}")
 
     def _begin_queued(self) -> None:
         """Begin the queued jobs that wait for no other. What cannot be stored is tried again when a job ends
@@ -152,8 +155,10 @@ class JobService:
         """
         context = limited(self._context, self._names(row.job))
         try:
+            if lost := _lost_files(row):
+                raise LocalError(lost)
             running = _Running(row, context, context.fleet.job_directory(row.id) / "job.log")
-        except OSError as error:
+        except (LocalError, OSError) as error:
             text = f"the job cannot be started: {error}"
             log.error("job %d: %s", row.id, text)
             self._store.end_job(row.id, JobState.FAILED, error=text)
@@ -224,20 +229,28 @@ class JobService:
 
     def restart(self, number: int, rounds: int | None) -> None:
         """Resume a job that was stopped or has failed, or continue one that is done, up to ``rounds`` rounds
-        or epochs and without its target, if that is given. Raises Refused for a job that runs.
+        or epochs and without its target, if that is given. Raises Refused for a job that runs or has done
+        more, and for one whose files or devices are gone.
         """
-        row = self._row(number)
-        if row.state in ACTIVE:
-            raise Refused("", "state", f"job {number} is {row.state}")
-        if row.state is JobState.DONE and rounds is None:
-            raise Refused("", "state", f"job {number} is done; say up to how many rounds it goes on")
-        self._store.restart_job(number, row.job if rounds is None else longer(row.job, rounds))
+        with self._queue:  # of two resumptions at once the second finds the job queued
+            row, last = self._row(number), self._store.last_round(number)
+            if row.state in ACTIVE:
+                raise Refused("", "state", f"job {number} is {row.state}")
+            if row.state is JobState.DONE and rounds is None:
+                raise Refused("", "state", f"job {number} is done; say up to how many rounds it goes on")
+            if rounds is not None and last and rounds < last.round:
+                raise Refused("", "state", f"job {number} has done {last.round} already, not {rounds}")
+            if lost := _lost_files(row):
+                raise Refused("", "state", f"job {number}: {lost}")
+            self._check_devices(row.job)
+            self._store.restart_job(number, row.job if rounds is None else longer(row.job, rounds))
         self._begin_queued()
 
     def close(self) -> None:
         """Interrupt all jobs. Their stored state stays "running", so the next daemon resumes them."""
         with self._queue:
             self._closing = True
+        self._notify()  # who follows a job
         for running in list(self._running.values()):
             running.closing.set()
             self._end(running)
@@ -259,10 +272,14 @@ class JobService:
         return JobRecord(self._info(row), row.job, code, tuple(self._store.rounds(number)))
 
     def follow(self, number: int) -> Iterator[JobProgress]:
-        """Yield the job's progress so far, then each change until the job has ended. Raises Refused."""
+        """Yield the job's progress so far, then each change until the job has ended. Raises Refused, for
+        example when the daemon ends.
+        """
         last, lines_seen = -1, 0
         while True:
             seen = self._revision
+            if self._closing:
+                raise Refused("", "ended", ENDED)
             row = self._row(number)
             rounds = self._store.rounds(number, after=last)
             lines = self._lines_of(number)[lines_seen:]
@@ -345,3 +362,10 @@ class JobService:
             priority=row.job.priority,
             reason=queue.describe(self._waits.get(row.id, ())) if row.state is JobState.QUEUED else "",
         )
+
+
+def _lost_files(row: JobRow) -> str:
+    """Return what is wrong with a job whose files were in the database of version 1, "" for others."""
+    if row.files or not row.job.code.files:
+        return ""
+    return "its files were not kept when the fleet's database was brought up to date; submit it anew"

@@ -87,10 +87,12 @@ class LaunchGroup:
         self._buffer = np.empty(_RANGE, np.float32)
         self._means: dict[int, Vector] = {}
 
-    def end(self) -> None:
-        """Release all threads: the launch is over."""
-        self._over = True  # without the lock, which a thread that reads a vector holds
-        if self._changed.acquire(timeout=PART_SECONDS):
+    def end(self, seconds: float = PART_SECONDS) -> None:
+        """Release all threads: the launch is over. Waits for one that reads a vector ``seconds`` long; it
+        releases the others when it is done.
+        """
+        self._over = True  # without the lock, which that thread holds
+        if self._changed.acquire(timeout=seconds):
             self._changed.notify_all()
             self._changed.release()
 

@@ -32,6 +32,7 @@ from millpond.host.launch.workers import (
     run_on_device,
     run_on_host,
 )
+from millpond.host.model.failures import reason_of
 from millpond.host.model.jobs import HOST
 from millpond.linux.zygote.client import Zygote
 from millpond.wire.channel import Channel
@@ -185,7 +186,7 @@ class _Launch:
             if not self._wants_files or time.monotonic() - quiet_since > COLLECT_SECONDS:
                 break
             self._over.stopping = True
-            self._group.end()
+            self._group.end(LOOK_SECONDS)  # not longer: that thread may wait for room in the queue
         self._over.end()
         with contextlib.suppress(queue.Empty):
             while True:  # output from before the end
@@ -226,7 +227,7 @@ class _Launch:
                 count = run_on_device(worker, device, self._group, observer, self._over)
             self._put(LaunchEvent(worker, done=True, count=count))
         except (MillpondError, OSError) as error:
-            self._put(LaunchEvent(worker, reason=printable(str(error)), done=True))
+            self._put(LaunchEvent(worker, reason=printable(reason_of(error, worker.name)), done=True))
         if observer.ended:
             self._group.leave(worker.launch.rank)
 

@@ -27,8 +27,14 @@ exec tail -n {lines} {follow} -- "$file"
 """
 
 
-def read(directory: Path, device: str, job: int, lines: int, *, follow: bool) -> Iterator[str]:
+def is_launch(name: str) -> bool:
+    """Return whether ``name`` is that of the log of a private launch, ``launch-SCRIPT``."""
+    return name.startswith("launch-") and "/" not in name
+
+
+def read(directory: Path, device: str, job: str, lines: int, *, follow: bool) -> Iterator[str]:
     """Yield the last ``lines`` of the log of a job on a device, and with ``follow`` new ones without end.
+    ``job`` is its number, or the name of a private launch's log.
 
     Jobs of one name share a log. Raises LocalError without the admin key, RemoteError without a log, and
     SshFailed without a connection.
@@ -36,7 +42,7 @@ def read(directory: Path, device: str, job: int, lines: int, *, follow: bool) ->
     with DaemonClient(directory) as client:
         fleet = client.fleet
         fleet.device(device)
-        name = client.job(job).info.name
+        name = job if is_launch(job) else client.job(int(job)).info.name
     place = f"{STATE}/jobs/{name}.log"
     if not fleet.admin_key.exists():
         raise LocalError(
@@ -52,7 +58,7 @@ def read(directory: Path, device: str, job: int, lines: int, *, follow: bool) ->
             else:
                 yield from event.lines
         elif event.result.exit_code == _NO_FILE:
-            raise RemoteError(f"{device} has no log of job {job} ({name})")
+            raise RemoteError(f"{device} has no log of {f'job {job} ({name})' if name != job else name}")
         elif event.result.exit_code:
             reason = event.result.error.removeprefix(f"{device}: ") or complaint
             raise SshFailed(f"{device}: {reason}; on the device the log is {place}")
