@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from millpond.base.errors import LocalError
 from millpond.train.compute.local_trainer import LocalTrainer
@@ -255,6 +256,25 @@ def test_gradients_are_scaled_down_to_the_norm() -> None:
     assert np.linalg.norm(clipped) == pytest.approx(0.1 * 0.01 * SAMPLES, rel=1e-3)
     assert np.allclose(clipped / np.linalg.norm(clipped), free / np.linalg.norm(free), atol=1e-3)
     assert np.array_equal(trained(**once, clip_norm=1e6), free)
+
+
+def test_gradients_that_an_optimizer_leaves_out_do_not_pile_up() -> None:
+    """The norm would grow from step to step, and the steps would be scaled down more and more."""
+
+    class Head(User):
+        def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+            return torch.optim.SGD(parameters[-2:], lr=0.1)
+
+    norms: list[float] = []
+
+    class Noting(Head):
+        def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+            first = next(model.parameters()).grad
+            norms.append(0.0 if first is None else float(first.norm()))
+            return cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1])
+
+    trained(Noting(), passes=2, batch=5, optimizer=OptimizerSpec())
+    assert len(norms) > 4 and not any(norms)
 
 
 @pytest.mark.parametrize("passes", [0, 1])
