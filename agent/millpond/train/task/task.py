@@ -192,6 +192,8 @@ def _joined(batches: Sequence[Batch]) -> Batch:
         return torch.cat(list(batches))
     if isinstance(first, Mapping):
         return {key: _joined([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*map(_joined, zip(*batches, strict=True)))
     if isinstance(first, Sequence) and not isinstance(first, str):
         return type(first)(map(_joined, zip(*batches, strict=True)))  # type: ignore[call-arg]
     raise LocalError("the samples of several folders are in batches that cannot be joined")
