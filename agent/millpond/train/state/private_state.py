@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from millpond.base.errors import LocalError
+from millpond.linux.progress import reading
 
 _FILE = "state.safetensors"
 
@@ -42,8 +43,9 @@ class PrivateState:
         """Write the present state, in place of the last one. Raises LocalError."""
         new = self._path.with_name(f".{_FILE}.new")
         try:
-            save_file(self._tensors(), new)
-            new.replace(self._path)
+            with reading():  # a process that waits for a slow flash is not hung
+                save_file(self._tensors(), new)
+                new.replace(self._path)
         except (OSError, safetensors.SafetensorError) as error:
             raise LocalError(f"the task's state cannot be written: {error}") from None
 
