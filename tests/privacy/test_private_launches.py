@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from millpond.agent.config import Privacy
+from millpond.agent.policy.launch_rules import GroupGuard
 from millpond.agent.policy.settings import Policy
+from millpond.base.errors import Refused
 from millpond.linux.zygote.client import Zygote
+from millpond.wire.group_messages import Contribution, Gather, ShareState
 from millpond.wire.launch_messages import script_digest
+from millpond.wire.messages import Message
 
 from .launch_support import Launcher
 
@@ -139,6 +143,24 @@ REFUSED = [
         "the script's process sent what is no exchange",
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (Gather(7), "a script gives away too many numbers, or one that is no count"),
+        (ShareState(7), "a script gives away too many numbers, or one that is no count"),
+        (Contribution(0, 9, 0, 0.1, 7.0), "a step of no samples has sums"),
+    ],
+)
+def test_what_tells_of_no_samples_tells_little(request_: Message, text: str) -> None:
+    """Numbers of one's own and sizes of models are few; a worker without samples has no sums."""
+    guard = GroupGuard(Policy(), {})
+    assert guard.checked(Contribution(0, 9, 0, 0.1, 0.0))
+    with pytest.raises(Refused) as caught:
+        for _ in range(5000):
+            guard.checked(request_)
+    assert caught.value.text == text
 
 
 @pytest.mark.parametrize(("code", "text"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
