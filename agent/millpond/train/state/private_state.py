@@ -14,6 +14,7 @@ from millpond.base.errors import LocalError
 from millpond.linux.progress import reading
 
 _FILE = "state.safetensors"
+UNFIT = "the state that the task has kept does not fit it any more: give the job another name"
 
 
 class Stateful(Protocol):
@@ -38,6 +39,8 @@ class PrivateState:
             stateful.load_state_dict(load_file(self._path))
         except (OSError, safetensors.SafetensorError) as error:
             raise LocalError(f"the task's state cannot be read: {error}") from None
+        except RuntimeError as error:  # of torch's modules, for other tensors than theirs
+            raise LocalError(UNFIT) from error
 
     def save(self) -> None:
         """Write the present state, in place of the last one. Raises LocalError."""
