@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from millpond.agent import confined_script
 from millpond.agent.config import Privacy
 from millpond.agent.policy.launch_rules import GroupGuard
 from millpond.agent.policy.settings import Policy
@@ -171,6 +172,15 @@ def test_what_the_policy_forbids_ends_the_launch_by_name(
     ran = launcher.run(code)
     assert ran.ended.error.startswith(f"csd0 (rank 1): {text}"), ran
     assert ran.ended.error.endswith("the others were ended")
+
+
+def test_a_script_that_stops_in_the_middle_of_a_request_is_ended(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then the device would take no other launch, whether the host is there or not."""
+    monkeypatch.setattr(confined_script, "SCRIPT_SECONDS", 0.5)
+    ran = launcher.run(BEGIN + "if rank:\n    os.write(4, b'\\0')\nimport time\ntime.sleep(600)\n")
+    assert ran.ended.error.startswith("csd0 (rank 1): the script's process sent what is no exchange"), ran
 
 
 FAILS = [
