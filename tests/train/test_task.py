@@ -131,6 +131,16 @@ def test_metrics_are_sums_and_counts_and_a_summary_of_their_means() -> None:
         assert figures["next"] == each["next"][0] / int(tokens)
 
 
+def test_sums_that_are_too_large_for_a_summary_are_figures_that_are_not_finite() -> None:
+    """exp() of a large loss raises: one device that diverges, or says so, must not end the job."""
+    task = Task(Language())
+    with pytest.raises(OverflowError):
+        task.summary({"loss": (1e6, 1.0)})
+    assert task.summary({"loss": (0.0, 1.0)}) == {"loss": 0.0, "perplexity": 1.0}
+    found = task.summary({"loss": (1e6, 1.0)})
+    assert found["loss"] == 1e6 and math.isnan(found["perplexity"])
+
+
 def test_samples_that_are_held_out_are_private_ones_in_whole_groups() -> None:
     found = []
     for seed, group in ((0, 4), (1, 4), (0, 1)):
