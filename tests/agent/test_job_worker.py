@@ -161,9 +161,11 @@ class Agent:
         tensors = tuple(Tensor(name, shape, "float32") for name, shape in shapes.items())
         request = PrepareWorker(work, "csd0", folders, {}, tensors)
         files = LaidOutFiles(WorkerFiles(written({"net.py": MODEL}, base / "code")), ("net.py",))
-        self.worker = JobWorker(
+        self.kept = base / "volume" / "private" / ".millpond" / "steps"
+        self.another = lambda: JobWorker(
             config, request, files, zygote, StateAnswers(0), SecretDraws(base / "draws.key")
         )
+        self.worker = self.another()
         self.epoch = 0
         near, far = socket.socketpair()
         with Channel(near, "csd0"), Channel(far, "host") as control, ExitStack() as failed:
@@ -482,3 +484,19 @@ def test_what_a_model_says_itself_does_not_leave(tmp_path: Path, zygote: Zygote)
             agent.step(host, SPEAK)
         assert str(agent.error) == "the worker sent 'update', which may not leave"
         assert sent(agent) == 0
+
+
+def test_the_folder_of_states_stays_while_another_worker_of_the_job_has_it(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    """A new worker may come before the agent has ended the last one: its state would have no place."""
+    agent = Agent(tmp_path, zygote)
+    newer = agent.another()
+    agent.worker.stop()
+    assert agent.kept.is_dir()
+    newer.stop()
+    assert not agent.kept.exists()
+    last = agent.another()
+    (agent.kept / "state.safetensors").touch()
+    last.stop()
+    assert agent.kept.is_dir()

@@ -219,6 +219,27 @@ def test_files_that_are_not_wanted_are_counted_and_do_not_come(agent: Agent) -> 
     assert (files, count.files, count.left_out) == ({}, 5, 3)
 
 
+FOLDERS_OF_ITS_OWN = {
+    "removed": ("import shutil; shutil.rmtree(os.getcwd())", AllSaved(0, 0, 0)),
+    "closed": ("os.mkdir('b'); os.chmod('b', 0); os.chmod('.', 0)", AllSaved(0, 0, 0)),
+    "deep": (
+        "for _ in range(1500):\n    os.mkdir('b'); os.chdir('b')\n",
+        AllSaved(0, 0, 1, ("b/" * 512 + "b",)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FOLDERS_OF_ITS_OWN)
+def test_whatever_a_script_makes_of_its_folder_its_end_is_told(agent: Agent, what: str) -> None:
+    code, expected = FOLDERS_OF_ITS_OWN[what]
+    host, thread = agent.serve(script(f"import os\n{code}\nraise SystemExit(4)\n", 1000))
+    with host:
+        assert host.expect(Exited, soon()).code == 4
+        files, count = collected(host)
+    thread.join(10)
+    assert (files, count) == ({}, expected)
+
+
 def test_a_script_that_is_stopped_still_gives_what_it_has_saved(agent: Agent) -> None:
     host, thread = agent.serve(script("open('half', 'w').write('x')\n" + WAITING, 1000))
     with host:

@@ -114,6 +114,17 @@ def test_files_of_too_many_bytes_are_refused() -> None:
     assert refusal(Policy(largest_files=sum(sizes) - 1)).text == text
 
 
+@pytest.mark.parametrize("path", ["/state/state.safetensors", "/volume/public/a", "../state/a", "a/../net"])
+def test_first_values_come_from_the_jobs_files_alone(path: str) -> None:
+    """Frozen parameters stay as they are loaded: the host would choose them for listed code."""
+    spec = replace(JOB.work.model, initial=path)
+    error = refusal(Policy(), work=replace(JOB.work, model=spec))
+    assert error.text == f"the first values '{path}' are not among the job's files"
+    for name in ("more.py", "./more.py"):
+        own = replace(JOB.work, model=replace(spec, initial=name))
+        check_job(Policy(), "csd0", replace(JOB, work=own))
+
+
 def test_a_job_is_allowed() -> None:
     check_job(Policy(folders=("private/digits",), largest_model=110), "csd0", JOB)
     check_job(Policy(folders=("private/a", "private/digits/of")), "csd0", replace(JOB, folders=(PUBLIC,)))

@@ -15,6 +15,7 @@ from millpond.base.deadline import Deadline
 from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer, WorkerLoss
 from millpond.host.workers.update_check import BOUND, UpdateBounds
 from millpond.host.workers.worker import ModelState
+from millpond.train.job.spec import DataSpec, Job, LimitsSpec, ModelSpec, SynchronousSpec
 from millpond.train.protocol import Update, Work
 
 from .steps import CountingWorker, zero_state
@@ -105,6 +106,32 @@ def test_a_loss_that_counts_more_is_refused_for_good(begin: Begin, weight: float
     assert loss.reason == (
         f"update refused: its loss counts {weight:g} of {SAMPLES} samples (limits.most_count)"
     )
+
+
+MODEL, TASK = ModelSpec("net:Net"), ModelSpec("mytask:Task")
+ROUNDS = Job("rounds", DataSpec("private/a"), task=TASK, limits=LimitsSpec(most_count=4.0))
+STEPS = replace(ROUNDS, synchronous=SynchronousSpec())
+
+
+@pytest.mark.parametrize(
+    ("job", "most"),
+    [
+        (ROUNDS, 1.0),
+        (replace(ROUNDS, synchronous=SynchronousSpec(local_steps=2)), 1.0),
+        (replace(STEPS, task=None, model=MODEL), 1.0),
+        (STEPS, 4.0),
+    ],
+)
+def test_an_update_weighs_no_more_than_its_samples_where_the_loss_of_no_task_counts(
+    job: Job, most: float
+) -> None:
+    """Its share of the mean would be as large as it likes, whatever limits.most_samples is."""
+    bounds, update = UpdateBounds.of(job, 0), Update(1, SAMPLES, most * SAMPLES, 1.0, 1.0, 0.1, 0.0, 0)
+    assert bounds.refusal(WORK, update) == ""
+    heavier = bounds.refusal(WORK, replace(update, weight=1.01 * update.weight))
+    if most == 1.0:
+        assert heavier == f"it weighs {1.01 * SAMPLES:g}, and is of {SAMPLES} samples"
+    assert heavier != ""
 
 
 @pytest.mark.parametrize("pair", [(math.nan, 1.0), (1.0, math.inf)])

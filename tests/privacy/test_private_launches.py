@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from millpond.agent import confined_script
 from millpond.agent.config import Privacy
+from millpond.agent.policy.launch_rules import GroupGuard
 from millpond.agent.policy.settings import Policy
+from millpond.base.errors import Refused
 from millpond.linux.zygote.client import Zygote
+from millpond.wire.group_messages import Contribution, Gather, ShareState
 from millpond.wire.launch_messages import script_digest
+from millpond.wire.messages import Message
 
 from .launch_support import Launcher
 
@@ -141,6 +146,24 @@ REFUSED = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (Gather(7), "a script gives away too many numbers, or one that is no count"),
+        (ShareState(7), "a script gives away too many numbers, or one that is no count"),
+        (Contribution(0, 9, 0, 0.1, 7.0), "a step of no samples has sums"),
+    ],
+)
+def test_what_tells_of_no_samples_tells_little(request_: Message, text: str) -> None:
+    """Numbers of one's own and sizes of models are few; a worker without samples has no sums."""
+    guard = GroupGuard(Policy(), {})
+    assert guard.checked(Contribution(0, 9, 0, 0.1, 0.0))
+    with pytest.raises(Refused) as caught:
+        for _ in range(5000):
+            guard.checked(request_)
+    assert caught.value.text == text
+
+
 @pytest.mark.parametrize(("code", "text"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
 def test_what_the_policy_forbids_ends_the_launch_by_name(
     tmp_path: Path, zygote: Zygote, code: str, text: str
@@ -149,6 +172,15 @@ def test_what_the_policy_forbids_ends_the_launch_by_name(
     ran = launcher.run(code)
     assert ran.ended.error.startswith(f"csd0 (rank 1): {text}"), ran
     assert ran.ended.error.endswith("the others were ended")
+
+
+def test_a_script_that_stops_in_the_middle_of_a_request_is_ended(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then the device would take no other launch, whether the host is there or not."""
+    monkeypatch.setattr(confined_script, "SCRIPT_SECONDS", 0.5)
+    ran = launcher.run(BEGIN + "if rank:\n    os.write(4, b'\\0')\nimport time\ntime.sleep(600)\n")
+    assert ran.ended.error.startswith("csd0 (rank 1): the script's process sent what is no exchange"), ran
 
 
 FAILS = [

@@ -16,6 +16,7 @@ from millpond.train.compute import accelerator
 from millpond.train.compute.local_trainer import LocalTrainer
 from millpond.train.compute.selection import SampleFolders
 from millpond.train.data.labelled_images import LabelledImages, of_arrays
+from millpond.train.determinism import generators
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
 from millpond.train.protocol import Folder, Work
 from millpond.train.state.flat_parameters import FlatParameters
@@ -75,3 +76,16 @@ def test_a_batch_is_computed_where_the_model_is() -> None:
     model = accelerator.place(Digits().model(), "auto")
     x, y = accelerator.moved(images().__getitems__(range(8)), accelerator.device_of(model))
     assert x.is_cuda and cross_entropy(model(x), y).is_cuda
+
+
+@needs_gpu
+def test_what_has_no_deterministic_algorithm_on_a_gpu_is_computed() -> None:
+    generators.be_deterministic(1)
+    try:
+        model = accelerator.place(nn.Conv2d(1, 3, 1), "auto")
+        labels = torch.zeros(2, 4, 4, dtype=torch.int64, device="cuda")
+        loss = cross_entropy(model(torch.ones(2, 1, 4, 4, device="cuda")), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)

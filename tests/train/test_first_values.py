@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from millpond.agent.policy.error_reports import rebuilt
 from millpond.base.errors import LocalError
+from millpond.linux.syscalls import thread_name
 from millpond.train.state import flat, initial, layout
 from millpond.train.state.checkpoint import Checkpoint, save
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.state.private_state import PrivateState
+from millpond.train.worker.error_reports import failure
 
 
 def model() -> nn.Sequential:
@@ -104,3 +108,25 @@ def test_a_state_that_is_not_of_tensors_is_refused(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters())
     with pytest.raises(LocalError, match="tensors by name"):
         PrivateState(optimizer, tmp_path)
+
+
+def test_a_state_of_another_shape_is_told_as_what_it_is(tmp_path: Path) -> None:
+    PrivateState(nn.Linear(2, 2), tmp_path).save()
+    with pytest.raises(LocalError, match="does not fit it any more: give the job another name") as caught:
+        PrivateState(nn.Linear(3, 2), tmp_path)
+    report = failure(LocalError(str(caught.value)), tmp_path / "code", "net:Net", full=False)
+    assert rebuilt(report, (), {}).text == str(caught.value)
+
+
+def test_a_worker_that_waits_for_the_flash_to_take_a_state_says_so(tmp_path: Path) -> None:
+    """It uses no processor time meanwhile, and would pass for one that hangs."""
+    names: list[bytes] = []
+
+    class Head(nn.Linear):
+        def state_dict(self, *arguments: Any, **options: Any) -> Any:
+            names.append(thread_name())
+            return super().state_dict(*arguments, **options)
+
+    before = thread_name()
+    PrivateState(Head(2, 2), tmp_path).save()
+    assert names[-1] == b"reading samples" and thread_name() == before

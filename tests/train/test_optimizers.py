@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from millpond.base.errors import LocalError
 from millpond.train.compute.local_trainer import LocalTrainer
@@ -149,6 +150,45 @@ def test_a_schedule_has_the_rates_of_torchs_own_loop(name: str, arguments: dict[
 
 
 @pytest.mark.parametrize(
+    ("optimizer", "key"),
+    [
+        (OptimizerSpec("sgd", 0.1, {"momentum": 0.9}), "momentum"),
+        (OptimizerSpec("adam", 0.1), "betas"),
+    ],
+)
+def test_a_schedule_that_cycles_momentum_does_so(optimizer: OptimizerSpec, key: str) -> None:
+    total, model = 8, User().model()
+    plain = make_optimizer(model, optimizer)
+    scheduler, expected = torch.optim.lr_scheduler.OneCycleLR(plain, max_lr=0.5, total_steps=total), []
+    for _ in range(total):
+        expected.append(plain.param_groups[0][key])
+        plain.step()
+        scheduler.step()
+    own = make_optimizer(model, optimizer)
+    schedule, found = Schedule(own, SchedulerSpec("onecyclelr", {"max_lr": 0.5, "total_steps": total}), 8), []
+    for epoch in range(1, total + 1):
+        schedule.set(own, epoch)
+        found.append(own.param_groups[0][key])
+    assert found == expected and len(set(expected)) > 2
+
+
+class Choosy(torch.optim.SGD):
+    """An optimizer that cannot be made of parameter groups alone."""
+
+    def __init__(self, parameters: list[nn.Parameter], rate: float) -> None:
+        super().__init__(parameters, lr=rate)
+
+
+def test_any_optimizer_has_a_schedule() -> None:
+    matrix = nn.Linear(3, 2, bias=False)
+    muon = make_optimizer(matrix, OptimizerSpec("muon", 0.5))
+    for optimizer in (muon, Choosy([*matrix.parameters()], 0.5)):
+        assert rates(Schedule(optimizer, SchedulerSpec(), 3), optimizer, 2) == [[0.5]]
+        halved = Schedule(optimizer, SchedulerSpec("StepLR", {"step_size": 1, "gamma": 0.5}), 3)
+        assert rates(halved, optimizer, 2) == [[0.25]]
+
+
+@pytest.mark.parametrize(
     ("spec", "told"),
     [
         (SchedulerSpec("cosine"), "train: scheduler: 'cosine' is not one of "),
@@ -216,6 +256,25 @@ def test_gradients_are_scaled_down_to_the_norm() -> None:
     assert np.linalg.norm(clipped) == pytest.approx(0.1 * 0.01 * SAMPLES, rel=1e-3)
     assert np.allclose(clipped / np.linalg.norm(clipped), free / np.linalg.norm(free), atol=1e-3)
     assert np.array_equal(trained(**once, clip_norm=1e6), free)
+
+
+def test_gradients_that_an_optimizer_leaves_out_do_not_pile_up() -> None:
+    """The norm would grow from step to step, and the steps would be scaled down more and more."""
+
+    class Head(User):
+        def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+            return torch.optim.SGD(parameters[-2:], lr=0.1)
+
+    norms: list[float] = []
+
+    class Noting(Head):
+        def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+            first = next(model.parameters()).grad
+            norms.append(0.0 if first is None else float(first.norm()))
+            return cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1])
+
+    trained(Noting(), passes=2, batch=5, optimizer=OptimizerSpec())
+    assert len(norms) > 4 and not any(norms)
 
 
 @pytest.mark.parametrize("passes", [0, 1])

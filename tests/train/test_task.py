@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from millpond.base.errors import LocalError
 from millpond.train.balance.data_plan import order
 from millpond.train.compute.evaluation import evaluate
 from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.selection import SampleFolders, Selection
+from millpond.train.compute.selection import SampleFolders, Selection, Synthetic
 from millpond.train.data.errors import DataError
 from millpond.train.data.labelled_images import of_arrays
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
@@ -131,6 +131,16 @@ def test_metrics_are_sums_and_counts_and_a_summary_of_their_means() -> None:
         assert figures["next"] == each["next"][0] / int(tokens)
 
 
+def test_sums_that_are_too_large_for_a_summary_are_figures_that_are_not_finite() -> None:
+    """exp() of a large loss raises: one device that diverges, or says so, must not end the job."""
+    task = Task(Language())
+    with pytest.raises(OverflowError):
+        task.summary({"loss": (1e6, 1.0)})
+    assert task.summary({"loss": (0.0, 1.0)}) == {"loss": 0.0, "perplexity": 1.0}
+    found = task.summary({"loss": (1e6, 1.0)})
+    assert found["loss"] == 1e6 and math.isnan(found["perplexity"])
+
+
 def test_samples_that_are_held_out_are_private_ones_in_whole_groups() -> None:
     found = []
     for seed, group in ((0, 4), (1, 4), (0, 1)):
@@ -147,6 +157,21 @@ def test_made_up_samples_are_like_the_real_ones() -> None:
     one = trainer(Language())
     before = one.run(Work(1, 5, 1, (), synthetic=7), one.parameters.state.copy())
     assert (before.samples, before.weight, before.metrics) == (7, 1.0, {"loss": (0.0, 1.0)})
+
+
+class Pair(NamedTuple):
+    """A batch as a named tuple, which torch's default_collate keeps."""
+
+    tokens: Tensor
+    name: Any
+
+
+def test_nothing_of_a_sample_is_in_made_up_ones() -> None:
+    real = {"pair": Pair(torch.ones(1, 2), ["a private text"]), "length": 7, "flag": [torch.ones(1)]}
+    made = Synthetic(real, 3).batch(np.arange(2))
+    assert isinstance(made["pair"], Pair) and made["pair"].tokens.shape == (2, 2)
+    assert (made["pair"].name, made["length"]) == (["", ""], 0)
+    assert len(made["flag"]) == 1 and made["flag"][0].shape == (2,)
 
 
 class Whole(Texts):
@@ -178,6 +203,16 @@ def test_whole_batches_are_taken_as_they_are_and_joined_over_folders() -> None:
         for part, public, start, stop in ((parts[0], False, 0, 5), (parts[1], True, 2, 4))
     ]
     assert [part.asked for part in parts] == [[expected[0]], [expected[1]]]
+
+
+def test_named_tuples_are_joined_over_folders() -> None:
+    class Named(Texts):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return Pair(torch.tensor(indices), torch.ones(len(indices), 2))
+
+    parts = [Named(4, 1), Named(5, 2)]
+    found = Task(Language()).fetch([(parts[0], np.array([2, 1])), (parts[1], np.array([4]))])
+    assert isinstance(found, Pair) and found.tokens.tolist() == [2, 1, 4] and found.name.shape == (3, 2)
 
 
 def test_samples_that_come_in_lists_are_collated() -> None:

@@ -18,7 +18,7 @@ from millpond.agent.config import AgentConfig
 from millpond.agent.policy import error_reports
 from millpond.agent.policy.launch_rules import STRANGE, GroupGuard, shown_folders, sources
 from millpond.base.deadline import NEVER, Deadline
-from millpond.base.errors import ConnectionLost, ProtocolError, Refused
+from millpond.base.errors import ConnectionLost, DeadlineExceeded, ProtocolError, Refused
 from millpond.base.text import printable
 from millpond.fs.store.layout import PUBLIC
 from millpond.launch.process import LaunchedScript
@@ -47,6 +47,8 @@ from millpond.wire.messages import Failure, Message
 log = logging.getLogger(__name__)
 
 SEND_SECONDS = 600.0
+SCRIPT_SECONDS = 60.0
+"""Time for a script's process to send what it has begun: meanwhile nobody sees that the host leaves."""
 _ANSWERS: dict[type[Message], type[Message]] = {
     JoinGroup: GroupJoined,
     Gather: Gathered,
@@ -134,10 +136,11 @@ class _Relay:
     def _exchange(self) -> bool:
         """Pass on one request and its answer; return whether there may be more."""
         try:
-            head = self._group.receive(Deadline.after(SEND_SECONDS))
+            head = self._group.receive(Deadline.after(SCRIPT_SECONDS))
         except ConnectionLost:
             return False  # the script has ended, or will do no more exchanges
-        except ProtocolError:  # its text has the script's own words, and the host can read the agent's log
+        except (ProtocolError, DeadlineExceeded):
+            # the text of one has the script's own words, and the host can read the agent's log
             raise Refused("", "worker", STRANGE) from None
         if head.payload_size:
             raise Refused("", "worker", STRANGE)
@@ -153,7 +156,7 @@ class _Relay:
 
     def _pass_vector(self, size: int) -> None:
         try:
-            _pass_parts(self._group, self._host, size)
+            _pass_parts(self._group, self._host, size, SCRIPT_SECONDS)
         except ConnectionLost:
             raise Refused("", "worker", "the script ended in the middle of an exchange") from None
         except ProtocolError:
@@ -169,7 +172,7 @@ class _Relay:
             size = request.size
         with contextlib.suppress(ConnectionLost):  # if the script has died, its end is seen next
             self._group.send(answer, Deadline.after(SEND_SECONDS))
-        _pass_parts(self._host, self._group, size, drop=True)
+        _pass_parts(self._host, self._group, size, SEND_SECONDS, drop=True)
 
     def _rebuilt(self, failure: Failure) -> str:
         """Return the part of the script's report of an exception that may leave."""
@@ -178,14 +181,14 @@ class _Relay:
         return error_reports.rebuilt(failure, (), self._code).text
 
 
-def _pass_parts(source: Channel, target: Channel, size: int, *, drop: bool = False) -> None:
-    """Pass ``size`` bytes on in parts, each checked for its length before it is received. If ``drop``, they
-    are received even if the target has gone.
+def _pass_parts(source: Channel, target: Channel, size: int, seconds: float, *, drop: bool = False) -> None:
+    """Pass ``size`` bytes on in parts, each checked for its length before it is received, and received in
+    ``seconds``. If ``drop``, they are received even if the target has gone.
     """
     gone = False
     for start, stop in parts(size):
-        source.expect(GroupPart, Deadline.after(SEND_SECONDS), stop - start)
-        data = source.receive_payload(stop - start, Deadline.after(SEND_SECONDS))
+        source.expect(GroupPart, Deadline.after(seconds), stop - start)
+        data = source.receive_payload(stop - start, Deadline.after(seconds))
         try:
             if not gone:
                 target.send(GroupPart(start), Deadline.after(SEND_SECONDS), data)

@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import threading
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +56,9 @@ _HANGS = "the worker process hangs: it neither computes nor reads"
 _PART = 4 * PART_VALUES
 _STATE = Path("/state")
 _LONGEST_TEXT = 1000
+_IN_USE = Counter[Path]()
+"""The workers by their folder of states."""
+_IN_USE_LOCK = threading.Lock()
 
 
 class HostLeft(ConnectionLost):
@@ -94,6 +98,7 @@ class JobWorker:
             log_file = Path(config.state, "jobs", f"{self.name}.log")
             options = ["--root", config.volume, "--errors", config.privacy.errors]
             self._kept = _state_folder(config, self.name)
+            failed.callback(_leave, self._kept)
             options += ["--state", str(_STATE)] if self._kept else []
             self._process = start_worker(
                 zygote, self._sandbox(), files.worker, log_file, theirs.fileno(), self._shared, *options
@@ -263,9 +268,7 @@ class JobWorker:
         self._channel.close()
         self._close_shared()
         end(self._process)
-        if self._kept:
-            with contextlib.suppress(OSError):  # a state lies there: the next worker goes on with it
-                self._kept.rmdir()
+        _leave(self._kept)
 
     def _close_shared(self) -> None:
         for descriptor in self._shared:
@@ -278,10 +281,25 @@ def _state_folder(config: AgentConfig, job: str) -> Path | None:
     """
     folder = Path(config.volume, PRIVATE, ".millpond", job)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(PermissionError):  # there is one user alone
-            os.chown(folder, config.users.worker, config.users.worker)
+        with _IN_USE_LOCK:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(PermissionError):  # there is one user alone
+                os.chown(folder, config.users.worker, config.users.worker)
+            _IN_USE[folder] += 1
     except OSError as error:
         log.warning("job %s: no state can be kept: %s", job, error.strerror)
         return None
     return folder
+
+
+def _leave(folder: Path | None) -> None:
+    """Remove a worker's folder of states unless it holds one, with which the next worker goes on, or another
+    worker of the job has it: a new one may come before the last one's end.
+    """
+    if folder:
+        with _IN_USE_LOCK:
+            _IN_USE[folder] -= 1
+            if not _IN_USE[folder]:
+                del _IN_USE[folder]
+                with contextlib.suppress(OSError):
+                    folder.rmdir()

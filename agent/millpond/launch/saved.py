@@ -11,7 +11,15 @@ from pathlib import Path
 from millpond.base.deadline import NEVER
 from millpond.base.errors import ConfigError
 from millpond.wire.channel import Channel
-from millpond.wire.launch_messages import MOST_FILES, MOST_NAMED, SAVED_PART, AllSaved, SavedPart, check_path
+from millpond.wire.launch_messages import (
+    LONGEST_PATH,
+    MOST_FILES,
+    MOST_NAMED,
+    SAVED_PART,
+    AllSaved,
+    SavedPart,
+    check_path,
+)
 
 _CACHES = "__pycache__"
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -51,14 +59,19 @@ class SavedFiles:
         return sorted(self._walk(""))
 
     def _walk(self, below: str) -> Iterator[str]:
-        """Yield all names but those of folders. Links are followed nowhere."""
-        with os.scandir(self._folder / below) as entries:
-            for entry in entries:
-                path = f"{below}{entry.name}"
-                if not entry.is_dir(follow_symlinks=False):
-                    yield path
-                elif entry.name != _CACHES and os.access(entry.path, os.R_OK | os.X_OK):
-                    yield from self._walk(f"{path}/")
+        """Yield all names but those of folders; of a folder whose name is too long for all in it, its own.
+        Links are followed nowhere.
+        """
+        try:
+            entries = list(os.scandir(self._folder / below))
+        except OSError:  # the script has closed or removed it
+            return
+        for entry in entries:
+            path = f"{below}{entry.name}"
+            if not entry.is_dir(follow_symlinks=False) or len(path) >= LONGEST_PATH:
+                yield path
+            elif entry.name != _CACHES:
+                yield from self._walk(f"{path}/")
 
     def _size(self, path: str) -> int | None:
         """Return the size of a plain file that can be read and named; None for all else."""

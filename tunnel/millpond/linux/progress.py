@@ -27,7 +27,7 @@ _READING = b"reading samples"
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Say that this thread waits for data."""
+    """Say that this thread waits for data, or for a disk to take them."""
     before = thread_name()
     set_thread_name(_READING)
     try:

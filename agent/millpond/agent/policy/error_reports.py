@@ -57,6 +57,7 @@ _TEMPLATES = (
     f"the task's metrics must be at most {_NUMBER}, named by identifiers",
     "the task's loss must return a sum, a tensor of one value, and its count",
     "the task's state must have a state_dict of tensors by name",
+    "the state that the task has kept does not fit it any more: give the job another name",
     "the task's dataset is no map-style Dataset: it has no length or no items",
     "a batch of one sample has tensors whose first dimension is not 1",
     "the samples of several folders are in batches that cannot be joined",

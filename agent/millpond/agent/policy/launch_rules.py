@@ -68,11 +68,10 @@ class GroupGuard:
         if isinstance(request, JoinGroup):
             return JoinGroup(self._policy.least_samples)
         if isinstance(request, Gather):
-            self._gathers += 1
-            if not 0 <= request.value < 1 << 53 or self._gathers > _MOST_GATHERS:
-                raise Refused("", "policy", "a script gives away too many numbers, or one that is no count")
+            self._check_number(request.value)
         elif isinstance(request, ShareState):
             self._check_size(request.size / 8)
+            self._check_number(request.size)
         elif isinstance(request, Contribution):
             self._check_contribution(request)
         elif isinstance(request, ReportMetric):
@@ -80,6 +79,11 @@ class GroupGuard:
         else:
             raise Refused("", "worker", STRANGE)
         return request
+
+    def _check_number(self, number: int) -> None:
+        self._gathers += 1
+        if not 0 <= number < 1 << 53 or self._gathers > _MOST_GATHERS:
+            raise Refused("", "policy", "a script gives away too many numbers, or one that is no count")
 
     def _check_contribution(self, request: Contribution) -> None:
         self._check_size(request.size)
@@ -89,6 +93,8 @@ class GroupGuard:
             math.isfinite(each) and each >= 0 for each in numbers
         ):
             raise Refused("", "model", "the sums of a step are not finite")
+        if request.largest and not request.samples:
+            raise Refused("", "model", "a step of no samples has sums")
 
     def _check_metric(self, request: ReportMetric) -> None:
         self._check_samples(request.samples)

@@ -23,6 +23,8 @@ def place(model: nn.Module, accelerator: Accelerator) -> nn.Module:
         return model
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS has no deterministic algorithms
     if torch.cuda.is_available():
+        # The loss of segmentation, for one, has no deterministic algorithm there, and would be refused.
+        torch.use_deterministic_algorithms(True, warn_only=True)
         return model.to("cuda")
     if accelerator == "cuda":
         raise LocalError('host: accelerator: "cuda" is wanted, and torch finds no GPU')

@@ -32,7 +32,7 @@ class BatchLoop:
     ) -> tuple[float, float]:
         """Take a step for each batch of the shuffled samples. Returns the summed loss and its count."""
         work, total, counted, whole = self._work, 0.0, 0.0, 0.0
-        optimizer.zero_grad()
+        self._model.zero_grad()
         parts = _parts(batches(samples.groups, work.batch, work.steps, shuffle), work.accumulate)
         for (_, last), batch in prefetched(parts, lambda part: samples.batch(part[0]), work.prefetch):
             loss, count = self._backward(batch, mean=self._means)
@@ -71,7 +71,7 @@ class BatchLoop:
             if self._work.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(trained, self._work.clip_norm)
             optimizer.step()
-        optimizer.zero_grad()
+        self._model.zero_grad()  # also what a task's optimizer leaves out: clipping counts all gradients
 
 
 def _split(places: Ints, parts: int) -> list[Ints]:

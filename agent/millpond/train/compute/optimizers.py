@@ -29,6 +29,8 @@ _NO_SCHEDULERS = (
     "_LRScheduler",
 )
 """Schedulers whose arguments a job file cannot have, or whose steps need more than their number."""
+_SCHEDULED = ("lr", "momentum", "betas")
+"""What torch's schedulers change of a parameter group: OneCycleLR and CyclicLR all three."""
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -59,8 +61,17 @@ def make_optimizer(model: nn.Module, spec: OptimizerSpec, task: Task | None = No
     return made
 
 
+class _StandIn(torch.optim.Optimizer):
+    """An optimizer of any parameter groups, for a scheduler to change: classes check theirs."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Change nothing."""
+
+
 class Schedule:
-    """The learning rates of an optimizer's parameter groups by round or epoch."""
+    """The learning rates of an optimizer's parameter groups by round or epoch, and their momentum, which some
+    schedulers change, too.
+    """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, spec: SchedulerSpec, total: int, task: Task | None = None
@@ -68,8 +79,7 @@ class Schedule:
         """Raises LocalError for a scheduler that is unknown or does not take its arguments."""
         # A scheduler changes its optimizer: it has one of its own, whose parameters nobody trains.
         groups = [{**group, "params": [nn.Parameter(torch.zeros(1))]} for group in optimizer.param_groups]
-        make: Any = type(optimizer)
-        stand_in = make(groups)
+        stand_in = _StandIn(groups, dict(optimizer.defaults))
         self._optimizer, self._scheduler = stand_in, _make_scheduler(stand_in, spec, total, task)
         self._rates = [_rates(stand_in)]
         if spec.name:
@@ -77,12 +87,12 @@ class Schedule:
                 self._go_on(min(2, total))
 
     def set(self, optimizer: torch.optim.Optimizer, epoch: int) -> None:
-        """Set the learning rates for a round or epoch, from 1."""
+        """Set what the scheduler changes for a round or epoch, from 1."""
         if self._scheduler is None:
             return
         self._go_on(epoch)
-        for group, rate in zip(optimizer.param_groups, self._rates[max(epoch, 1) - 1], strict=True):
-            group["lr"] = rate
+        for group, rates in zip(optimizer.param_groups, self._rates[max(epoch, 1) - 1], strict=True):
+            group.update(rates)
 
     def _go_on(self, epoch: int) -> None:
         assert self._scheduler is not None
@@ -93,8 +103,9 @@ class Schedule:
                 self._rates.append(_rates(self._optimizer))
 
 
-def _rates(optimizer: torch.optim.Optimizer) -> list[float]:
-    return [float(group["lr"]) for group in optimizer.param_groups]
+def _rates(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    kept = [{key: group[key] for key in _SCHEDULED if key in group} for group in optimizer.param_groups]
+    return [{**each, "lr": float(each["lr"])} for each in kept]
 
 
 def _make_scheduler(

@@ -112,7 +112,7 @@ class Selection:
 
 class Synthetic:
     """``count`` samples made up in the shape of the batch ``like``, which is of one sample: floats of noise,
-    whole numbers of zero. Nothing of the sample but its shape and types is in them.
+    whole numbers of zero, texts without a letter. Nothing of the sample but its shape and types is in them.
     """
 
     def __init__(self, like: Batch, count: int) -> None:
@@ -137,9 +137,13 @@ def _made_up(like: Any, count: int) -> Any:
         return torch.ones(shape, dtype=like.dtype) if like.dtype == torch.bool else like.new_zeros(shape)
     if isinstance(like, Mapping):
         return {key: _made_up(item, count) for key, item in like.items()}
+    if isinstance(like, tuple) and hasattr(like, "_fields"):
+        return type(like)(*(_made_up(item, count) for item in like))
+    if isinstance(like, list) and len(like) == 1 and isinstance(like[0], (str, bytes)):  # one per sample
+        return count * [type(like[0])()]
     if isinstance(like, (list, tuple)):
         return type(like)(_made_up(item, count) for item in like)
-    return like
+    return type(like)() if type(like) in (str, bytes, int, float, bool) else like
 
 
 def batches(groups: Ints, batch: int, steps: int, shuffle: torch.Generator) -> Iterator[Ints]:

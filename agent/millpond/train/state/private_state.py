@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from millpond.base.errors import LocalError
+from millpond.linux.progress import reading
 
 _FILE = "state.safetensors"
+UNFIT = "the state that the task has kept does not fit it any more: give the job another name"
 
 
 class Stateful(Protocol):
@@ -37,13 +39,16 @@ class PrivateState:
             stateful.load_state_dict(load_file(self._path))
         except (OSError, safetensors.SafetensorError) as error:
             raise LocalError(f"the task's state cannot be read: {error}") from None
+        except RuntimeError as error:  # of torch's modules, for other tensors than theirs
+            raise LocalError(UNFIT) from error
 
     def save(self) -> None:
         """Write the present state, in place of the last one. Raises LocalError."""
         new = self._path.with_name(f".{_FILE}.new")
         try:
-            save_file(self._tensors(), new)
-            new.replace(self._path)
+            with reading():  # a process that waits for a slow flash is not hung
+                save_file(self._tensors(), new)
+                new.replace(self._path)
         except (OSError, safetensors.SafetensorError) as error:
             raise LocalError(f"the task's state cannot be written: {error}") from None
 

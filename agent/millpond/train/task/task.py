@@ -21,6 +21,7 @@ All hooks but ``model`` are optional; the defaults classify labelled images:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,6 +67,7 @@ class Task:
     ) -> None:
         self._user, self._arguments = user, arguments or {}
         self._format, self._classes = format_, classes
+        self._figures: tuple[str, ...] = ()  # of the hook 'summary', once it has been called
         if not callable(getattr(user, "model", None)):
             raise LocalError("the task has no hook 'model'")
 
@@ -126,10 +128,19 @@ class Task:
         return found
 
     def summary(self, sums: Sums) -> dict[str, float]:
-        """Return the figures of all samples. Raises LocalError."""
+        """Return the figures of all samples, NaN for those that are too large for the hook: one device can
+        report such sums. Raises any exception of the hook; an overflow only at first, when the names of its
+        figures are not known.
+        """
         found = means(sums)
         if hook := self._hook("summary"):
-            found |= {name: float(value) for name, value in hook(dict(found)).items()}
+            try:
+                figures = {name: float(value) for name, value in hook(dict(found)).items()}
+            except ArithmeticError:
+                if not self._figures:
+                    raise
+                figures = dict.fromkeys(self._figures, math.nan)
+            self._figures, found = tuple(figures), found | figures
         return found
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer | None:
@@ -192,6 +203,8 @@ def _joined(batches: Sequence[Batch]) -> Batch:
         return torch.cat(list(batches))
     if isinstance(first, Mapping):
         return {key: _joined([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*map(_joined, zip(*batches, strict=True)))
     if isinstance(first, Sequence) and not isinstance(first, str):
         return type(first)(map(_joined, zip(*batches, strict=True)))  # type: ignore[call-arg]
     raise LocalError("the samples of several folders are in batches that cannot be joined")
