@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.aggregate import topology
-from millpond.aggregate.topology import SINK, Link, Network, ReductionTree
+from millpond.aggregate.topology import SINK, Network, NetworkLink, ReductionTree
 
 W = 4_000_000.0  # bytes of a vector
 SIZE = 1_000_000
@@ -22,8 +22,8 @@ def names(count: int) -> list[str]:
 
 
 def network(count: int, rate: float = 1e6, **sink: float) -> Network:
-    links = {name: Link(rate, rate) for name in names(count)}
-    return Network(links | {SINK: Link(sink.get("to", rate), sink.get("out", rate))})
+    links = {name: NetworkLink(rate, rate) for name in names(count)}
+    return Network(links | {SINK: NetworkLink(sink.get("to", rate), sink.get("out", rate))})
 
 
 def nodes_of(tree: ReductionTree) -> list[str]:

@@ -54,7 +54,7 @@ class ReductionTree:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class NetworkLink:
     """A node's link to the network: bytes per second to it and from it, and the seconds of a hop."""
 
     to: float
@@ -68,7 +68,7 @@ class Network:
     host's bus or, where all nodes are emulated, its processors.
     """
 
-    links: Mapping[str, Link]
+    links: Mapping[str, NetworkLink]
     shared: float = math.inf
 
 
