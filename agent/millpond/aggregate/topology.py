@@ -13,7 +13,7 @@ of all trees, and not less than one tree alone, whose first range has to pass al
 
     seconds = max(bytes / rate of a link, bytes of one tree / rate of a link + levels * hop)
 
-Trees that share a link keep each other waiting: a tenth for each tree but one, which is measured, not derived.
+Trees that share a link keep each other waiting: by a tenth for each but one (measured, not derived).
 
 With one level this is FireCaffe's equation 3, ``W * p / BW`` for each direction. Its equation 4,
 ``W * 2 * log2(p) / BW``, is for trees whose nodes wait for whole vectors; here a tree of any depth takes
