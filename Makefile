@@ -27,7 +27,7 @@ ARGS =
 EFFORT = quick
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all coverage check guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task conformance
+.PHONY: help demo test test-all coverage check guest install uninstall clean system bench-tunnel bench-balance bench-volume bench-train bench-task bench-aggregate conformance
 .PHONY: image image-lock qemu test-image bench-image other-python
 
 help:  ## this list
@@ -100,6 +100,9 @@ bench-train: $(STAMP) system  ## what a round costs beside its computation: tabl
 
 bench-task: $(STAMP) system  ## what tasks, large data and adapters cost: tables and .bench/task.json (ARGS=--help)
 	@PYTHONPATH=tests .venv/bin/python -m bench.task $(ARGS)
+
+bench-aggregate: $(STAMP) system  ## what aggregations cost: tables and .bench/aggregate.json (ARGS=--help)
+	@PYTHONPATH=tests .venv/bin/python -m bench.aggregate $(ARGS)
 
 conformance: $(STAMP) system  ## POSIX tests and power cuts of the volume: .bench/conformance.json (PJDFSTEST=DIR FSX=DIR)
 	@PYTHONPATH=tests .venv/bin/python -m conformance $(if $(PJDFSTEST),--pjdfstest "$(PJDFSTEST)") \

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: reduction trees over a network's links, and the model of their cost that chooses one.
+
+A reduction has one tree for each part of the vector. A leaf sends its own values, 4 bytes each; an inner node
+sends the exact sums of its subtree, 8 bytes each; the sink, which is no node, gets the sums of the roots. The
+mean, or the state that follows from it, goes the same way back, 4 bytes a value.
+
+*Star*: the sink is the parent of all. *Tree*: one tree, a heap with ``fan_out`` children. *Ring*: as many
+parts as nodes; the tree of part i is the chain that ends in node i, so each link carries all parts but one.
+
+*Cost.* Nodes pass ranges on as they come. A direction takes as long as its busiest link needs for the bytes
+of all trees, and not less than one tree alone, whose first range has to pass all levels::
+
+    seconds = max(bytes / rate of a link, bytes of one tree / rate of a link + levels * hop)
+
+Trees that share a link keep each other waiting: by a tenth for each but one (measured, not derived).
+
+With one level this is FireCaffe's equation 3, ``W * p / BW`` for each direction. Its equation 4,
+``W * 2 * log2(p) / BW``, is for trees whose nodes wait for whole vectors; here a tree of any depth takes
+``W * fan_out / BW`` a direction (twice that for sums of inner nodes), and a level only adds its hop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+SINK = ""
+"""The receiver of the sums, the host as a rule."""
+VALUE_BYTES, SUM_BYTES = 4, 8
+RANGE_VALUES = 1 << 15
+"""The values that a node passes on at a time."""
+_FAN_OUTS = (1, 2, 3, 4)
+_SHARING = 0.1
+"""How much longer a link takes for the same bytes with each further tree; measured with 1 to 15 of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionTree:
+    """The tree of the values from ``start`` to ``stop``: the ``children`` of each node that has some."""
+
+    start: int
+    stop: int
+    children: Mapping[str, tuple[str, ...]]
+
+    def subtree(self, node: str) -> dict[str, tuple[str, ...]]:
+        """Return the children of ``node`` and of all nodes below it."""
+        own = self.children.get(node, ())
+        found = {node: own} if own else {}
+        for child in own:
+            found |= self.subtree(child)
+        return found
+
+    def levels(self, node: str = SINK) -> int:
+        """Return the number of links between ``node`` and its furthest leaf."""
+        return max((1 + self.levels(child) for child in self.children.get(node, ())), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkLink:
+    """A node's link to the network: bytes per second to it and from it, and the seconds of a hop."""
+
+    to: float
+    out: float
+    latency: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The links of all nodes and of the SINK; ``shared`` is the rate of what all links share, such as the
+    host's bus or, where all nodes are emulated, its processors.
+    """
+
+    links: Mapping[str, NetworkLink]
+    shared: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The predicted seconds of a reduction by ``trees``, and of the way back."""
+
+    topology: str
+    trees: tuple[ReductionTree, ...]
+    reduce: float
+    spread: float
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of both."""
+        return self.reduce + self.spread
+
+
+def star(nodes: Sequence[str], size: int) -> tuple[ReductionTree, ...]:
+    """Return the tree in which every node is a child of the sink."""
+    return (ReductionTree(0, size, {SINK: tuple(nodes)}),)
+
+
+def tree(nodes: Sequence[str], size: int, fan_out: int = 2) -> tuple[ReductionTree, ...]:
+    """Return a heap over the nodes, whose first one is the root."""
+    children: dict[str, tuple[str, ...]] = {SINK: (nodes[0],)}
+    for number, node in enumerate(nodes):
+        if found := tuple(nodes[fan_out * number + 1 : fan_out * number + fan_out + 1]):
+            children[node] = found
+    return (ReductionTree(0, size, children),)
+
+
+def ring(nodes: Sequence[str], size: int) -> tuple[ReductionTree, ...]:
+    """Return a chain for each part of the vector, of which each node has one."""
+    trees = []
+    for number in range(len(nodes)):
+        chain = (SINK, *(nodes[(number - step) % len(nodes)] for step in range(len(nodes))))
+        start, stop = size * number // len(nodes), size * (number + 1) // len(nodes)
+        children = {chain[place]: (chain[place + 1],) for place in range(len(nodes))}
+        if stop > start:
+            trees.append(ReductionTree(start, stop, children))
+    return tuple(trees)
+
+
+def predict(topology: str, trees: Iterable[ReductionTree], network: Network) -> Prediction:
+    """Return the predicted seconds of a reduction and of the way back."""
+    trees = tuple(trees)
+    up, down = _seconds(trees, network, upwards=True), _seconds(trees, network, upwards=False)
+    return Prediction(topology, trees, up, down)
+
+
+def _seconds(trees: Sequence[ReductionTree], network: Network, *, upwards: bool) -> float:
+    alone = (_busiest((each,), network, upwards) + _fill(each, network, upwards) for each in trees)
+    return max(_busiest(trees, network, upwards), *alone)
+
+
+def _busiest(trees: Sequence[ReductionTree], network: Network, upwards: bool) -> float:
+    """Return the seconds that the busiest link needs for all bytes of ``trees``."""
+    received: dict[str, list[float]] = {}
+    sent: dict[str, list[float]] = {}
+    for each in trees:
+        of_tree = _bytes(each, upwards)
+        for volumes, side in ((received, 0), (sent, 1)):
+            for node, volume in of_tree[side].items():
+                volumes.setdefault(node, []).append(volume)
+    to = (_shared(volumes) / network.links[node].to for node, volumes in received.items())
+    out = (_shared(volumes) / network.links[node].out for node, volumes in sent.items())
+    return max(*to, *out, sum(map(sum, sent.values())) / network.shared)
+
+
+def _bytes(tree: ReductionTree, upwards: bool) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the bytes that each node receives and sends in one tree."""
+    received: dict[str, float] = {}
+    sent: dict[str, float] = {}
+    for parent, children in tree.children.items():
+        for child in children:
+            width = SUM_BYTES if upwards and child in tree.children else VALUE_BYTES
+            volume = float(width * (tree.stop - tree.start))
+            source, target = (child, parent) if upwards else (parent, child)
+            sent[source] = sent.get(source, 0.0) + volume
+            received[target] = received.get(target, 0.0) + volume
+    return received, sent
+
+
+def _shared(volumes: Sequence[float]) -> float:
+    return sum(volumes) * (1 + _SHARING * (len(volumes) - 1))
+
+
+def _fill(each: ReductionTree, network: Network, upwards: bool) -> float:
+    """Return the seconds until the first range has passed all levels but one."""
+    values = min(RANGE_VALUES, each.stop - each.start)
+    width = values * (SUM_BYTES if upwards else VALUE_BYTES)
+    hop = max(width / min(link.to, link.out) + link.latency for link in network.links.values())
+    return (each.levels() - 1) * hop + max(link.latency for link in network.links.values())
+
+
+def candidates(nodes: Sequence[str], size: int) -> dict[str, tuple[ReductionTree, ...]]:
+    """Return all reductions that the model chooses from, by name; one node has a star alone."""
+    found = {"star": star(nodes, size)}
+    if len(nodes) > 1:
+        fan_outs = [fan_out for fan_out in _FAN_OUTS if fan_out < len(nodes)]
+        found |= {f"tree {fan_out}": tree(nodes, size, fan_out) for fan_out in fan_outs}
+        found["ring"] = ring(nodes, size)
+    return found
+
+
+def choose(nodes: Sequence[str], size: int, network: Network, topology: str = "auto") -> Prediction:
+    """Return the fastest reduction by prediction, of one ``topology`` unless that is "auto". Raises
+    ValueError for an unknown one.
+    """
+    if topology not in ("auto", "star", "tree", "ring"):
+        raise ValueError(f"'{topology}' is none of auto, star, tree, ring")
+    all_of_them = candidates(nodes, size)
+    named = {name: trees for name, trees in all_of_them.items() if name.split()[0] == topology}
+    found = [predict(name, trees, network) for name, trees in (named or all_of_them).items()]
+    return min(found, key=lambda each: each.seconds)

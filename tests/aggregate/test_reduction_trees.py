@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions by star, tree and ring: the same bits, and losses that end them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from millpond.aggregate import topology
+from millpond.aggregate.kernels import Vector
+from millpond.aggregate.node import ReductionNode, TreeReduction
+from millpond.aggregate.topology import RANGE_VALUES, ReductionTree
+from millpond.base.errors import ConnectionLost, MillpondError, RemoteError
+from millpond.wire.channel import Channel
+
+SIZE = 2 * RANGE_VALUES + 77
+NAMES = [f"n{number}" for number in range(6)]
+
+
+class Nodes:
+    """Nodes in this process, joined by socket pairs."""
+
+    def __init__(self, seed: int = 1) -> None:
+        rng = np.random.default_rng(seed)
+        scales = 10.0 ** rng.integers(-6, 3, (len(NAMES), 1))
+        rows = (rng.normal(size=(len(NAMES), SIZE)) * scales).astype(np.float32)
+        self.values = dict(zip(NAMES, rows, strict=True))
+        self.nodes = {name: ReductionNode(name, row, self.dial) for name, row in self.values.items()}
+        self.bounds = {name: (1.0, float(np.abs(row).max())) for name, row in self.values.items()}
+        self.bounds["n2"] = (0.25, self.bounds["n2"][1])
+        self.gone: set[str] = set()
+        self.threads: list[threading.Thread] = []
+
+    def dial(self, name: str) -> Channel:
+        if name in self.gone:
+            raise ConnectionLost(f"{name}: gone")
+        ours, theirs = socket.socketpair()
+        thread = threading.Thread(target=self._serve, args=(name, Channel(theirs, "a parent")))
+        self.threads.append(thread)
+        thread.start()
+        return Channel(ours, name)
+
+    def _serve(self, name: str, channel: Channel) -> None:
+        with channel, contextlib.suppress(MillpondError):
+            self.nodes[name].serve(channel)
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    made = Nodes()
+    yield made
+    for thread in made.threads:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def sink(nodes: Nodes) -> Iterator[TreeReduction]:
+    with contextlib.closing(TreeReduction(nodes.dial)) as made:
+        yield made
+
+
+def reduced(nodes: Nodes, sink: TreeReduction, trees: tuple[ReductionTree, ...]) -> Vector:
+    mean = np.full(SIZE, np.nan, np.float32)
+    sink.run(trees, nodes.bounds, 7.0, mean)
+    return mean
+
+
+def test_all_topologies_give_the_same_bits_and_the_mean(nodes: Nodes, sink: TreeReduction) -> None:
+    shapes = topology.candidates(NAMES, SIZE)
+    assert set(shapes) == {"star", "tree 1", "tree 2", "tree 3", "tree 4", "ring"}
+    means = {name: reduced(nodes, sink, trees).tobytes() for name, trees in shapes.items()}
+    assert len(set(means.values())) == 1
+    factors = {name: factor for name, (factor, _) in nodes.bounds.items()}
+    expected = sum(factors[name] * row.astype(np.float64) for name, row in nodes.values.items()) / 7
+    assert np.allclose(np.frombuffer(means["star"], np.float32), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["star", "tree 2", "ring"])
+def test_a_mean_is_spread_to_all(nodes: Nodes, sink: TreeReduction, name: str) -> None:
+    values = np.arange(SIZE, dtype=np.float32)
+    sink.spread(topology.candidates(NAMES, SIZE)[name], values)
+    assert all(row.tobytes() == values.tobytes() for row in nodes.values.values())
+
+
+@pytest.mark.parametrize("name", ["star", "tree 1", "tree 2", "ring"])
+def test_a_lost_node_ends_the_reduction_and_the_others_begin_again(
+    nodes: Nodes, sink: TreeReduction, name: str
+) -> None:
+    nodes.gone.add("n4")
+    with pytest.raises(RemoteError, match="n4"):
+        reduced(nodes, sink, topology.candidates(NAMES, SIZE)[name])
+    others = [each for each in NAMES if each != "n4"]
+    del nodes.bounds["n4"]
+    found = reduced(nodes, sink, topology.candidates(others, SIZE)[name])
+    assert found.tobytes() == reduced(nodes, sink, topology.star(others, SIZE)).tobytes()
+
+
+@pytest.mark.parametrize("name", ["star", "tree 2"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e9])
+def test_values_beyond_their_bound_are_refused_by_name(
+    nodes: Nodes, sink: TreeReduction, name: str, wrong: float
+) -> None:
+    nodes.values["n5"][RANGE_VALUES + 3] = wrong
+    with pytest.raises(RemoteError, match="n5: update refused: its values are beyond those"):
+        reduced(nodes, sink, topology.candidates(NAMES, SIZE)[name])
+
+
+def test_a_node_answers_for_itself_and_its_own_vector_alone(nodes: Nodes, sink: TreeReduction) -> None:
+    with pytest.raises(RemoteError, match="n0 is asked for what it does not have"):
+        sink.run(topology.star(NAMES, SIZE + 1), nodes.bounds, 7.0, np.empty(SIZE + 1, np.float32))

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry: what an aggregation costs, ``make bench-aggregate``: ``aggregate.json``."""
+
+from __future__ import annotations
+
+import sys
+
+from bench import repeated
+from bench.aggregate import topology
+
+_MEASURED: repeated.Measured = {
+    "topology": (topology.TITLE, topology.measure),
+}
+
+if __name__ == "__main__":
+    sys.exit(repeated.main("aggregate", "What an aggregation costs.", _MEASURED))

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: reductions by star, tree and ring over shaped links, beside what the model predicts.
+
+Each node is a process in a network namespace of its own, joined by a bridge; token buckets (``tc tbf``) shape
+both directions of each link, that of the sink too, as in FireCaffe's figure 4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from bench.balance.experiment import Findings
+from bench.rows import Row, summary
+from bench.train.run import Run
+from bench.tunnel.namespace import Namespace
+from millpond.aggregate import topology
+from millpond.aggregate.kernels import Vector
+from millpond.aggregate.node import ReductionNode, TreeReduction
+from millpond.aggregate.topology import SINK, Network, NetworkLink, ReductionTree
+from millpond.base.errors import MillpondError
+from millpond.wire.channel import Channel
+
+RATE = 25e6  # bytes per second: 200 Mbit/s
+VALUES = 1_000_000
+_COUNTS = (2, 4, 8, 16)
+PORT = 7000
+EMULATION = "nodes are processes in namespaces of one machine; links are shaped by tc tbf to 200 Mbit/s"
+Links = dict[str, tuple[float, float, float]]
+Seconds = dict[str, dict[str, list[float]]]  # by number of nodes, topology
+
+
+TITLE = "star, tree and ring over shaped links"
+
+
+def measure(run: Run) -> Findings:
+    """Measure all topologies with 2 to 16 nodes."""
+    links, seconds = _measure(run.repeats, _COUNTS[:2] if run.quick else _COUNTS)
+    network = Network({name: NetworkLink(*link) for name, link in links.items()})
+    predicted = {
+        count: {
+            name: topology.predict(name, trees, _part(network, int(count))).seconds
+            for name, trees in topology.candidates(_names(int(count)), VALUES).items()
+        }
+        for count in seconds
+    }
+    for count, found in seconds.items():
+        for name, measured in found.items():
+            middle = statistics.median(measured)
+            run.say(f"{count:>2} nodes, {name:6} {middle:6.2f} s, predicted {predicted[count][name]:6.2f} s")
+    return Findings(tuple(_figures(seconds, predicted)))
+
+
+def _figures(seconds: Seconds, predicted: Mapping[str, Mapping[str, float]]) -> Iterator[Row]:
+    common = {"peer": "a star over the same links", "emulation": EMULATION}
+    most = max(seconds, key=int)
+    chosen = {count: min(found, key=found.__getitem__) for count, found in predicted.items()}
+    tree = min((name for name in predicted[most] if name.startswith("tree")), key=predicted[most].__getitem__)
+    ratios = [star / other for star, other in zip(seconds[most]["star"], seconds[most][tree], strict=True)]
+    about = f"seconds of a star over those of the chosen tree ({tree}), {most} nodes, {VALUES} values"
+    yield summary(f"tree_over_star_{most}", about, ratios, "x", **common)
+    medians = {c: {n: statistics.median(v) for n, v in found.items()} for c, found in seconds.items()}
+    worst = max(medians, key=lambda count: medians[count][chosen[count]] / min(medians[count].values()))
+    best = min(medians[worst], key=medians[worst].__getitem__)
+    over = [a / b for a, b in zip(seconds[worst][chosen[worst]], seconds[worst][best], strict=True)]
+    about = f"the chosen topology ({chosen[worst]}) over the best ({best}), worst number of nodes ({worst})"
+    yield summary("auto_over_best", about, over, "x", **{**common, "peer": None})
+    pairs = [(predicted[c][name], median) for c, found in medians.items() for name, median in found.items()]
+    errors = sorted(abs(expected / median - 1) for expected, median in pairs)
+    about = "error of the predicted seconds, median, least and most of all topologies and numbers of nodes"
+    yield summary("model_error", about, errors, "", **{**common, "peer": None})
+
+
+def _names(count: int) -> list[str]:
+    return [f"n{number}" for number in range(count)]
+
+
+def _part(network: Network, count: int) -> Network:
+    return Network({name: network.links[name] for name in [SINK, *_names(count)]}, network.shared)
+
+
+def _address(name: str) -> str:
+    return f"10.99.0.{2 + int(name[1:]) if name else 1}"
+
+
+class ShapedLan:
+    """A bridge in a namespace, and a namespace for each node behind a shaped link."""
+
+    def __init__(self, names: Sequence[str], rate: float) -> None:
+        self.switch, self.nodes = Namespace(), {name: Namespace() for name in names}
+        self._ip(self.switch, "link", "add", "lan", "type", "bridge")
+        self._ip(self.switch, "link", "set", "lan", "up")
+        for name, node in self.nodes.items():
+            port = f"p{name or 'sink'}"
+            node.join(self.switch, port)
+            self._ip(self.switch, "link", "set", port, "master", "lan", "up")
+            node.configure(port, _address(name), 24, 1500)
+            for namespace in (node, self.switch):
+                bucket = ["rate", f"{8 * rate:.0f}bit", "burst", "66kb", "latency", "100ms"]
+                self._run(namespace, "tc", "qdisc", "add", "dev", port, "root", "tbf", *bucket)
+
+    def _ip(self, namespace: Namespace, *arguments: str) -> None:
+        self._run(namespace, "ip", *arguments)
+
+    def _run(self, namespace: Namespace, *command: str) -> None:
+        with namespace.entered():
+            subprocess.run(command, check=True)
+
+    def received(self) -> int:
+        """Return the bytes that all nodes have received so far."""
+        return sum(node.traffic(f"p{name or 'sink'}").received for name, node in self.nodes.items())
+
+    def close(self) -> None:
+        """Let go of the namespaces."""
+        for namespace in (self.switch, *self.nodes.values()):
+            namespace.close()
+
+
+@contextlib.contextmanager
+def _forked(run: Callable[[], None], namespace: Namespace) -> Iterator[int]:
+    """Run a function in a process in a namespace, which is killed at the end."""
+    pid = os.fork()
+    if not pid:
+        with contextlib.ExitStack() as last:
+            last.callback(os._exit, 1)  # behind a traceback, too
+            last.callback(traceback.print_exc)
+            with namespace.entered():
+                run()
+            os._exit(0)
+    try:
+        yield pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _measure(repeats: int, counts: Sequence[int]) -> tuple[Links, Seconds]:
+    names = [SINK, *_names(max(counts))]
+    lan = ShapedLan(names, RATE)
+    try:
+        with contextlib.ExitStack() as processes:
+            for name in names[1:]:
+                processes.enter_context(_forked(lambda name=name: _run_node(name), lan.nodes[name]))  # type: ignore[misc]
+            receiving, sending = os.pipe()  # now, as the nodes would keep it open
+            processes.enter_context(_forked(lambda: _run_sink(repeats, counts, sending), lan.nodes[SINK]))
+            os.close(sending)
+            with os.fdopen(receiving, "rb") as results:
+                found = json.loads(results.read())
+        expected = repeats * sum(4 * VALUES * 2 * count for count in counts)
+        if lan.received() < expected:
+            raise RuntimeError("the links did not carry the vectors")
+        return found["links"], found["seconds"]
+    finally:
+        lan.close()
+
+
+def _vector(name: str) -> Vector:
+    return np.random.default_rng(int(name[1:])).normal(size=VALUES).astype(np.float32)
+
+
+def _dial(name: str) -> Channel:
+    for _ in range(100):
+        with contextlib.suppress(ConnectionRefusedError):
+            return Channel(socket.create_connection((_address(name), PORT), timeout=10), name)
+        time.sleep(0.1)
+    raise RuntimeError(f"{name} does not listen")
+
+
+def _run_node(name: str) -> None:
+    server = socket.create_server((_address(name), PORT), backlog=64)
+    node = ReductionNode(name, _vector(name), _dial)
+    while True:
+        connection, _ = server.accept()
+        threading.Thread(target=_serve, args=(node, Channel(connection, "a parent")), daemon=True).start()
+
+
+def _serve(node: ReductionNode, channel: Channel) -> None:
+    with channel, contextlib.suppress(MillpondError):
+        node.serve(channel)
+
+
+def _run_sink(repeats: int, counts: Sequence[int], results: int) -> None:
+    links = _measured_links(max(counts))
+    seconds: Seconds = {
+        str(count): {name: [] for name in topology.candidates(_names(count), VALUES)} for count in counts
+    }
+    for _ in range(repeats):
+        for count in counts:
+            for name, trees in topology.candidates(_names(count), VALUES).items():
+                seconds[str(count)][name].append(_seconds_of(_names(count), trees))
+    with os.fdopen(results, "wb") as file:
+        file.write(json.dumps({"links": links, "seconds": seconds}).encode())
+
+
+def _seconds_of(nodes: Sequence[str], trees: tuple[ReductionTree, ...]) -> float:
+    """Reduce, and spread the mean. The nodes' vectors become the mean, whose sums are known, too."""
+    mean = np.empty(trees[-1].stop, np.float32)
+    with contextlib.closing(TreeReduction(_dial)) as sink:
+        bounds = dict.fromkeys(nodes, (1.0, 100.0))
+        sink.run(trees, bounds, float(len(nodes)), mean)  # connects; windows grow
+        sink.spread(trees, mean)
+        began = time.monotonic()
+        sink.run(trees, bounds, float(len(nodes)), mean)
+        sink.spread(trees, mean)
+        return time.monotonic() - began
+
+
+def _measured_links(count: int) -> Links:
+    """Return the rate to each node, from it, and the latency; for the sink of two nodes at once."""
+    found = {name: _link([name]) for name in _names(count)}
+    to, out, latency = _link(_names(min(count, 4)))
+    return found | {SINK: (out, to, latency)}
+
+
+def _link(nodes: Sequence[str]) -> tuple[float, float, float]:
+    trees = topology.star(nodes, VALUES)
+    bounds = dict.fromkeys(nodes, (1.0, 100.0))
+    volume = 4.0 * VALUES * len(nodes)
+    with contextlib.closing(TreeReduction(_dial)) as sink:
+        mean = np.empty(VALUES, np.float32)
+        sink.run(trees, bounds, float(len(nodes)), mean)
+        sink.spread(trees, mean)
+        latency = (
+            min(
+                _timed(lambda: sink.run(topology.star(nodes, 1), bounds, 1.0, np.empty(1, np.float32)))
+                for _ in range(5)
+            )
+            / 2
+        )
+        out = volume / _timed(lambda: sink.run(trees, bounds, float(len(nodes)), mean))
+        to = volume / _timed(lambda: sink.spread(trees, mean))
+    return to, out, latency
+
+
+def _timed(action: Callable[[], None]) -> float:
+    began = time.monotonic()
+    action()
+    return time.monotonic() - began
