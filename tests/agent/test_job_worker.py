@@ -486,6 +486,25 @@ def test_what_a_model_says_itself_does_not_leave(tmp_path: Path, zygote: Zygote)
         assert sent(agent) == 0
 
 
+def test_a_task_keeps_no_more_than_the_policy_allows(agent: Agent) -> None:
+    large = agent.kept / "large"
+    with agent.host() as host:
+        try:
+            with large.open("wb") as file:
+                file.truncate((1 << 30) + 1)  # a hole
+            host.send(agent.work(), soon(), bytes(4 * SIZE))
+            with pytest.raises(Refused) as refused:
+                host.expect(Update, soon())
+        finally:
+            large.unlink()
+        text = (
+            f"policy.largest_state: the task keeps {(1 << 30) + 1} bytes"
+            f" on the device; at most {1 << 30} are allowed"
+        )
+        assert (refused.value.code, refused.value.text) == ("policy", text)
+        assert agent.step(host)[0].samples == 10
+
+
 def test_the_folder_of_states_stays_while_another_worker_of_the_job_has_it(
     tmp_path: Path, zygote: Zygote
 ) -> None:

@@ -23,7 +23,7 @@ from millpond.host.launch.service import _Launch
 from millpond.host.launch.workers import HostPlace, LaunchWorker
 from millpond.linux.zygote.client import Zygote
 from millpond.train.distributed.channel import ChannelCollectives
-from millpond.train.distributed.collectives import ExchangeStep
+from millpond.train.distributed.collectives import SLOTS, ExchangeStep
 from millpond.wire.channel import Channel
 from millpond.wire.group_messages import PART_BYTES, Contribution, Gather, GroupPart, ReportMetric
 from millpond.wire.launch_messages import Launch
@@ -78,14 +78,20 @@ def group() -> Iterator[Group]:
         assert not thread.is_alive()
 
 
-def test_the_mean_is_exact_whatever_the_order_and_the_batches(group: Group) -> None:
+@pytest.mark.parametrize("counts", [(3, 0, 40), (100, 0, 7)])
+def test_the_mean_is_exact_whatever_the_order_and_the_batches(
+    group: Group, counts: tuple[int, int, int]
+) -> None:
+    """Over what the losses count, such as tokens."""
     source = np.random.default_rng(1)
     values = [source.standard_normal(SIZE).astype(np.float32) for _ in range(RANKS)]
     samples, means = (3, 0, 40), []
-    expected = (values[0].astype(np.float64) + values[2]) / 43
+    expected = (values[0].astype(np.float64) + values[2]) / sum(counts)
     for _ in range(3):
-        vectors = [torch.cat([torch.from_numpy(own.copy()), torch.zeros(2 * RANKS)]) for own in values]
-        steps = group.all(lambda own, rank, v=vectors: own.mean(v[rank], samples[rank], rank / 2))
+        vectors = [torch.cat([torch.from_numpy(own.copy()), torch.zeros(SLOTS * RANKS)]) for own in values]
+        steps = group.all(
+            lambda own, rank, v=vectors: own.mean(v[rank], samples[rank], counts[rank], rank / 2)
+        )
         assert steps == [ExchangeStep(samples, (0.0, 0.5, 1.0))] * RANKS
         means += [vector[:SIZE].numpy() for vector in vectors]
     assert all(np.array_equal(one, other) for one, other in itertools.pairwise(means))
@@ -111,7 +117,8 @@ FAULTS: list[tuple[Message, bytes | None, str]] = [
     (ReportMetric("a", 1.0, 1), None, "it reports a metric while rank 0 is in a step"),
     (Contribution(1, 4, 1, 0.1, 1.0), None, "it is in a step of another model than rank 0"),
     (Contribution(0, 1 << 40, 1, 0.1, 1.0), None, "it is in a step of another model than rank 0"),
-    (Contribution(0, 4, -1, 0.1, 1.0), None, "it claims -1 samples of a model of 4 values"),
+    (Contribution(0, 4, -1, 0.1, 1.0), None, "it claims -1 samples, which count -1, of a model of 4 values"),
+    (Contribution(0, 4, 1, 0.1, 1.0, 1 << 17), None, "it claims 1 samples, which count 131072, of a model"),
     (Contribution(0, 4, 1, 0.1, float("nan")), None, "its gradients are not finite"),
     (FINE, np.full(4, 2, np.float32).tobytes(), "beyond those it has announced"),
     (FINE, np.full(4, np.nan, np.float32).tobytes(), "its gradients are not finite"),

@@ -108,7 +108,7 @@ REFUSED = [
         "few",
         BEGIN
         + "from millpond.train.distributed.channel import own_channel\n"
-        + "own_channel().collectives().mean(torch.ones(9 + 4), 3 if rank else 8, 0.1)\n",
+        + "own_channel().collectives().mean(torch.ones(9 + 6), 3 if rank else 8, 8, 0.1)\n",
         "policy.least_samples: an exchange of 3 samples; it must cover 8 or more",
     ),
     (
@@ -152,6 +152,7 @@ REFUSED = [
         (Gather(7), "a script gives away too many numbers, or one that is no count"),
         (ShareState(7), "a script gives away too many numbers, or one that is no count"),
         (Contribution(0, 9, 0, 0.1, 7.0), "a step of no samples has sums"),
+        (Contribution(0, 9, 0, 0.1, 0.0, 7), "a step of 0 samples counts 7"),
     ],
 )
 def test_what_tells_of_no_samples_tells_little(request_: Message, text: str) -> None:

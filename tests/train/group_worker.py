@@ -118,6 +118,20 @@ def fixed() -> dict[str, Any]:
     return {"states": states, "batches": run.batches, "still": still}
 
 
+def counted() -> dict[str, Any]:
+    """Each sample has as many tokens as its label says, and one more."""
+    dataset, model = data(60, 5), slowed(3)
+    with millpond.train.group(model, policy="fixed") as group:
+        optimizer, epoch = torch.optim.SGD(model.parameters(), lr=0.5), []
+        for images, labels, samples in group.loader(dataset, batch=20):
+            optimizer.zero_grad()
+            losses = cross_entropy(model(images), labels, reduction="none")
+            step = group.step(((labels + 1) * losses).sum(), int((labels + 1).sum()))
+            optimizer.step()
+            epoch.append(samples.tolist() if step.batches[group.rank] else [])
+        return {"state": Run(group, model).state, "epoch": epoch}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps({"balanced": balanced, "fixed": fixed}[sys.argv[1]]()))
+    print(json.dumps({"balanced": balanced, "counted": counted, "fixed": fixed}[sys.argv[1]]()))

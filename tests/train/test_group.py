@@ -151,6 +151,39 @@ def test_fixed_batches_give_the_same_bits() -> None:
     assert first[0]["still"]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loss_may_count_tokens(ranks: int) -> None:
+    workers, dataset, model = seen("counted", ranks), data(60, 5), slowed(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for shares in zip(*(worker["epoch"] for worker in workers), strict=True):
+        images, labels, _ = dataset[list(chain(*shares))]
+        losses = cross_entropy(model(images), labels, reduction="none")
+        optimizer.zero_grad()
+        (((labels + 1) * losses).sum() / (labels + 1).sum()).backward()
+        optimizer.step()
+    expected = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).tolist()
+    for worker in workers:
+        assert worker["state"] == pytest.approx(expected, rel=0, abs=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
+def test_a_model_on_a_gpu_is_exchanged_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in _TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    dataset, states = data(EPOCH, 5), []
+    for device in ("cpu", "cuda"):
+        model = slowed(0).to(device)
+        with group(model) as alone:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            for images, labels, _ in alone.loader(dataset, batch=BATCH):
+                optimizer.zero_grad()
+                loss = cross_entropy(model(images.to(device)), labels.to(device), reduction="sum")
+                alone.step(loss)
+                optimizer.step()
+        states.append(torch.cat([parameter.detach().cpu().reshape(-1) for parameter in model.parameters()]))
+    assert torch.allclose(*states, atol=1e-4)
+
+
 class _Endless(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         yield 1
@@ -176,6 +209,8 @@ def test_what_cannot_be_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> No
             alone.loader(_Endless())  # type: ignore[arg-type]
         batches = iter(alone.loader(data(9, 0), batch=3))
         images, labels, _ = next(batches)
+        with pytest.raises(LocalError, match="the loss is a sum over -1: a count is 0 or more"):
+            alone.step(cross_entropy(model(images), labels), -1)
         with pytest.raises(LocalError, match=r"the loss has the shape \(3,\)"):
             alone.step(cross_entropy(model(images), labels, reduction="none"))
         next(batches)

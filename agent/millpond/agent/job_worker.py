@@ -14,6 +14,7 @@ import select
 import socket
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,6 +167,8 @@ class JobWorker:
         except ConnectionLost:
             host.send(Failure("worker", _DIED), Deadline.after(SEND_SECONDS))
             raise
+        if fault := self._fault_of_state():
+            answer = Failure("policy", fault)
         self._has_update = isinstance(answer, Update) and not (request.held_out or request.synthetic)
         host.send(answer, Deadline.after(SEND_SECONDS))
 
@@ -191,6 +194,14 @@ class JobWorker:
         if request.synthetic:  # how long it takes is all that a profile needs
             return replace(found, weight=1.0, largest=0.0, norm=0.0, metrics={LOSS: (0.0, 1.0)})
         return found
+
+    def _fault_of_state(self) -> str:
+        """Return what is wrong with the state that the task keeps, "" if nothing is."""
+        most = self._config.policy.largest_state
+        size = sum(_sizes(self._kept)) if self._kept else 0
+        if size <= most:
+            return ""
+        return f"policy.largest_state: the task keeps {size} bytes on the device; at most {most} are allowed"
 
     def _rebuilt(self, failure: Failure) -> Failure:
         """Return the part of the worker's report that may leave."""
@@ -273,6 +284,14 @@ class JobWorker:
     def _close_shared(self) -> None:
         for descriptor in self._shared:
             os.close(descriptor)
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    """Yield the bytes of each file below a folder."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # it is written at this moment
+                yield os.lstat(Path(place, name)).st_size
 
 
 def _state_folder(config: AgentConfig, job: str) -> Path | None:

@@ -30,7 +30,7 @@ def group(
     "fixed" they are equal, and the same data and seeds give the same bits. A second model that is trained on
     the batches of a first one, such as a generator's on its critic's, names the first one's group as
     ``beside``. Raises LocalError, in ``with``,
-    for a model without parameters, and for parameters that are not float32 on a CPU.
+    for a model without parameters, and for parameters that are not float32. A model may be on a GPU.
     """
     from millpond.train.distributed.group import joined  # imports torch, which the daemons do without
 

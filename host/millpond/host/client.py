@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +32,8 @@ from millpond.wire.messages import Failure, Message, Ok
 R = TypeVar("R", bound=Message)
 ANSWER_SECONDS = 30.0
 SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
+INITIAL = "initial.safetensors"
+"""The name of a copy of another job's model among a job's files."""
 _LIMITS = Limits(head=64 << 20, payload=SAVED_PART)
 
 
@@ -89,7 +92,16 @@ class DaemonClient:
         return self._call(daemon.GetJob(number), daemon.JobRecord, self._deadline)
 
     def submit(self, job: Job, paths: Mapping[str, Path]) -> int:
-        """Queue a job whose files lie at ``paths``, by name, and return its number."""
+        """Queue a job whose files lie at ``paths``, by name, and return its number. A job whose model begins
+        with that of another job gets a copy of it.
+        """
+        if isinstance(job.code.initial, int):
+            found = self.job(job.code.initial).info.model
+            if not found:
+                raise LocalError(f"{job.table}: initial: job {job.code.initial} has no model yet")
+            paths = {**paths, INITIAL: Path(found)}
+            code = replace(job.code, initial=INITIAL)
+            job = replace(job, task=code) if job.task else replace(job, model=code)
         files = describe(paths, job.name)
         known = {file.sha256: (file, paths[name]) for name, file in files.items()}
         for digest in self._call(daemon.AnnounceFiles(files), MissingFiles, self._deadline).digests:

@@ -17,6 +17,8 @@ GROUP_CHANNEL = "MILLPOND_GROUP_CHANNEL"
 PART_BYTES = 1 << 18
 """The bytes of every GroupPart but the last."""
 MOST_SAMPLES = 1 << 24
+MOST_COUNT = 1 << 16
+"""The most that a loss counts per sample, such as tokens."""
 MOST_GROUPS = 64
 LONGEST_NAME = 40
 """Most characters of a metric's name."""
@@ -74,7 +76,8 @@ class SharedState(Message):
 @dataclass(frozen=True, slots=True)
 class Contribution(Message):
     """A worker's part of a step of the ``group``-th model: sums over ``samples`` samples, float32 [size] in
-    GroupParts, none for 0 samples; the ``largest`` of their magnitudes; the ``seconds`` of its own work.
+    GroupParts, none for 0 samples; the ``largest`` of their magnitudes; the ``seconds`` of its own work. The
+    sums count ``count`` in the mean's divisor, such as tokens; the samples, if that is None.
     Answered by MeanOfStep.
     """
 
@@ -83,6 +86,12 @@ class Contribution(Message):
     samples: int
     seconds: float
     largest: float
+    count: int | None = None
+
+    @property
+    def divisor(self) -> int:
+        """The part of this worker in the mean's divisor."""
+        return self.samples if self.count is None else self.count
 
 
 @message("group.mean")

@@ -15,6 +15,7 @@ from millpond.base.errors import Refused
 from millpond.train.protocol import Folder
 from millpond.wire.group_messages import (
     LONGEST_NAME,
+    MOST_COUNT,
     MOST_GROUPS,
     MOST_SAMPLES,
     Contribution,
@@ -95,6 +96,8 @@ class GroupGuard:
             raise Refused("", "model", "the sums of a step are not finite")
         if request.largest and not request.samples:
             raise Refused("", "model", "a step of no samples has sums")
+        if not 0 <= request.divisor <= MOST_COUNT * request.samples:
+            raise Refused("", "model", f"a step of {request.samples} samples counts {request.divisor}")
 
     def _check_metric(self, request: ReportMetric) -> None:
         self._check_samples(request.samples)

@@ -49,7 +49,7 @@ def check_job(policy: Policy, device: str, request: PrepareWorker) -> None:
     if size < 1:
         raise Refused("", "model", "the model has no values")
     initial = request.work.model.initial
-    if initial and str(PurePosixPath(initial)) not in request.files:  # which owners list or sign
+    if initial and str(PurePosixPath(str(initial))) not in request.files:  # which owners list or sign
         raise Refused("", "model", f"the first values '{initial}' are not among the job's files")
     if (size := total_size(request.files)) > policy.largest_files:
         raise refused("largest_files", f"files of {size} bytes; at most {policy.largest_files} are allowed")

@@ -23,7 +23,8 @@ class Policy:
     means all, each job its own.
     ``code`` "listed" takes jobs whose code has its digest, see ``train.job.signed_code``, in ``listed``,
     "signed" those whose code is signed by a key of ``owners``, public keys as OpenSSH writes them.
-    ``largest_model`` is a number of float32 values, ``largest_files`` the bytes of a job's files together.
+    ``largest_model`` is a number of float32 values, ``largest_files`` the bytes of a job's files together,
+    ``largest_state`` those that the tasks of one job keep on the device.
     """
 
     least_samples: int = 8
@@ -34,14 +35,18 @@ class Policy:
     owners: tuple[str, ...] = ()
     largest_model: int = 1 << 30
     largest_files: int = 4 << 30
+    largest_state: int = 1 << 30
 
 
 def check_policy(policy: Policy, where: str) -> None:
     """Raise ConfigError, naming ``where``, for values that make no sense."""
     if policy.least_samples < 1:
         raise ConfigError(f"{where}: least_samples must be 1 or more")
-    if policy.answers_per_state < 0 or policy.largest_model < 1 or policy.largest_files < 0:
-        raise ConfigError(f"{where}: answers_per_state, largest_files and largest_model must not be negative")
+    for name in ("answers_per_state", "largest_files", "largest_state"):
+        if getattr(policy, name) < 0:
+            raise ConfigError(f"{where}: {name} must not be negative")
+    if policy.largest_model < 1:
+        raise ConfigError(f"{where}: largest_model must be 1 or more")
     for key in policy.owners:
         if not _KEY.fullmatch(key):
             raise ConfigError(

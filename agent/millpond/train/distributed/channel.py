@@ -15,7 +15,7 @@ from torch import Tensor
 
 from millpond.base.deadline import NEVER
 from millpond.base.errors import LocalError
-from millpond.train.distributed.collectives import ExchangeStep
+from millpond.train.distributed.collectives import SLOTS, ExchangeStep
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Limits
 from millpond.wire.group_messages import (
@@ -63,12 +63,12 @@ class ChannelCollectives:
             for tensor, part in zip(state, torch.split(given, sizes), strict=True):
                 tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))  # a clone is aligned
 
-    def mean(self, vector: Tensor, samples: int, seconds: float) -> ExchangeStep:
-        """Replace sums by the mean over all ranks' samples."""
-        values = vector[: len(vector) - 2 * self.ranks]
+    def mean(self, vector: Tensor, samples: int, count: int, seconds: float) -> ExchangeStep:
+        """Replace sums by the mean over all ranks' counts."""
+        values = vector[: len(vector) - SLOTS * self.ranks]
         largest = float(values.abs().max()) if samples else 0.0
         data = _bytes(values)
-        self._channel.send(Contribution(self._group, len(values), samples, seconds, largest), NEVER)
+        self._channel.send(Contribution(self._group, len(values), samples, seconds, largest, count), NEVER)
         if samples:
             self._send(data)
         step = self._channel.expect(MeanOfStep, NEVER)

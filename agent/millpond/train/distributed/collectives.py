@@ -17,6 +17,8 @@ from torch import Tensor
 
 from millpond.base.errors import LocalError
 
+SLOTS = 3
+"""Values of each rank behind the vector of a step."""
 _EXACT = 1 << 24
 """The largest count that a float32 holds exactly."""
 
@@ -52,9 +54,10 @@ class Collectives(Protocol):
     def share(self, state: Sequence[Tensor]) -> None:
         """Overwrite the tensors by those of rank 0."""
 
-    def mean(self, vector: Tensor, samples: int, seconds: float) -> ExchangeStep:
-        """Replace sums over this rank's ``samples`` by the mean over the samples of all ranks, at least one.
-        ``vector`` is float32, with space for 2 values of each rank at its end, and zeros for 0 samples.
+    def mean(self, vector: Tensor, samples: int, count: int, seconds: float) -> ExchangeStep:
+        """Replace sums over this rank's ``samples``, which count ``count``, by the mean over all ranks'
+        counts. ``vector`` is float32, with space for SLOTS values of each rank at its end, and zeros for 0
+        samples.
         """
 
     def add(self, name: str, /, total: float, samples: int) -> tuple[float, int]:
@@ -76,9 +79,9 @@ class Alone:
     def share(self, state: Sequence[Tensor]) -> None:
         """Leave the state as it is."""
 
-    def mean(self, vector: Tensor, samples: int, seconds: float) -> ExchangeStep:
+    def mean(self, vector: Tensor, samples: int, count: int, seconds: float) -> ExchangeStep:
         """Divide the sums."""
-        vector /= samples
+        vector /= count or 1
         return ExchangeStep((samples,), (seconds,))
 
     def add(self, _name: str, /, total: float, samples: int) -> tuple[float, int]:
@@ -88,7 +91,7 @@ class Alone:
 
 class TorchCollectives:
     """The collectives of the ranks of torch's default process group. The vector of a step carries the batches
-    and the seconds of all ranks, too: [sums | batches by rank | seconds by rank].
+    the counts and the seconds of all ranks, too: [sums | batches | counts | seconds], each by rank.
     """
 
     def __init__(self) -> None:
@@ -110,17 +113,16 @@ class TorchCollectives:
             dist.broadcast(given.view(torch.uint8), src=0)  # gloo does not know all types
             tensor.copy_(given.view_as(tensor))
 
-    def mean(self, vector: Tensor, samples: int, seconds: float) -> ExchangeStep:
-        """Replace sums by the mean over all ranks' samples. Raises LocalError for too large a batch."""
-        if samples * self.ranks >= _EXACT:
-            raise LocalError(f"a batch of {samples} samples is too large to be counted")
-        size = len(vector) - 2 * self.ranks
-        batches, times = torch.split(vector[size:], self.ranks)
-        batches[self.rank], times[self.rank] = samples, seconds
+    def mean(self, vector: Tensor, samples: int, count: int, seconds: float) -> ExchangeStep:
+        """Replace sums by the mean over all ranks' counts. Raises LocalError for too large a batch."""
+        if max(samples, count) * self.ranks >= _EXACT:
+            raise LocalError(f"a batch of {samples} samples, which count {count}, is too large to be counted")
+        size = len(vector) - SLOTS * self.ranks
+        batches, counts, times = torch.split(vector[size:], self.ranks)
+        batches[self.rank], counts[self.rank], times[self.rank] = samples, count, seconds
         dist.all_reduce(vector)
-        found = tuple(int(batch) for batch in batches.tolist())
-        vector[:size] /= sum(found)
-        return ExchangeStep(found, tuple(times.tolist()))
+        vector[:size] /= sum(counts.tolist()) or 1.0
+        return ExchangeStep(tuple(map(int, batches.tolist())), tuple(times.tolist()))
 
     def add(self, _name: str, /, total: float, samples: int) -> tuple[float, int]:
         """Return the sums of a metric's total, and of its samples, over all ranks."""

@@ -174,11 +174,14 @@ class ProcessGroup:
             self._loaders[key] = Loader(dataset, pools, self.rank, tuner, seed, self._turn, source)
         return self._loaders[key]
 
-    def step(self, loss: Tensor) -> ExchangeStep:
+    def step(self, loss: Tensor, count: int | None = None) -> ExchangeStep:
         """Run ``backward`` of ``loss``, the *sum* over the samples of the last batch, and exchange gradients:
-        they become those of the mean over all ranks' samples. Raises LocalError for a loss that is not a
-        scalar, and for one without a batch.
+        they become those of the mean over all ranks' samples, or over ``count`` of each, such as the tokens
+        that the loss is a sum over. Raises LocalError for a loss that is not a scalar, for a negative count,
+        and for a loss without a batch.
         """
+        if count is not None and int(count) < 0:
+            raise LocalError(f"the loss is a sum over {count}: a count is 0 or more")
         work = self._beside._turn.last if self._beside else self._turn.work
         self._turn.work = None
         if work is None:
@@ -189,7 +192,9 @@ class ProcessGroup:
             )
         if work.samples:
             loss.backward()  # type: ignore[no-untyped-call]
-        step = self._all_reduce.step(work.samples, time.perf_counter() - work.begun)
+        counted = work.samples if count is None else int(count)
+        seconds = time.perf_counter() - work.begun
+        step = self._all_reduce.step(work.samples, counted if work.samples else 0, seconds)
         if self._beside is None:
             work.tuner.observe(step.batches, step.seconds)
         self._samples = [sum(pair) for pair in zip(self._samples, step.batches, strict=True)]

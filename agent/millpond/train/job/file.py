@@ -50,7 +50,8 @@ def _unsigned(document: Mapping[str, Any], path: Path, settings: Settings) -> tu
     _check_plain(job.train.optimizer, f"{path.name}: train: optimizer")
     _check_plain(job.train.scheduler, f"{path.name}: train: scheduler")
     _check_plain(job.averaging.server, f"{path.name}: federated: server")
-    first = (job.code.initial,) if job.code.initial else ()
+    initial = job.code.initial
+    first = (initial,) if isinstance(initial, str) and initial else ()
     found = _find(job.code.files, path, f"{job.table}: files")
     found |= _find(first, path, f"{job.table}: initial")
     return job, found | _find_wheels(job.code.wheels, path, f"{job.table}: wheels")

@@ -32,12 +32,13 @@ class ModelSpec:
     called with ``arguments``. A task has hooks, see ``train.task``; for ``[model]`` it makes a model alone,
     which classifies images. ``files`` are its code and all else that it reads, files and folders; ``wheels``
     are packages that it imports; ``signature`` is the file of a signature of them by an owner of devices.
-    ``initial`` is a file of the model's first values, in safetensors.
+    ``initial`` is a file of the model's first values, in safetensors, or the number of a job of the same
+    fleet, whose model is taken when the job is submitted.
     """
 
     factory: str
     files: tuple[str, ...] = ()
-    initial: str = ""
+    initial: str | int = ""
     arguments: dict[str, Any] = field(default_factory=dict)
     signature: str = ""
     wheels: tuple[str, ...] = ()

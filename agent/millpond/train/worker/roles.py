@@ -287,7 +287,7 @@ class _HeldOut:
 
 def _initialize(model: nn.Module, work: WorkSpec, code_dir: Path) -> str:
     """Take the first values from the file that the job names. Returns a line of text, "" without one."""
-    return initial.load(model, code_dir / work.model.initial) if work.model.initial else ""
+    return initial.load(model, code_dir / str(work.model.initial)) if work.model.initial else ""
 
 
 def _numbered(states: Sequence[Vector], number: int) -> Vector:

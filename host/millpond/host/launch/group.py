@@ -22,6 +22,7 @@ from millpond.base.errors import ProtocolError, RemoteError
 from millpond.wire.channel import Channel
 from millpond.wire.framing import Head
 from millpond.wire.group_messages import (
+    MOST_COUNT,
     MOST_GROUPS,
     MOST_SAMPLES,
     PART_BYTES,
@@ -184,14 +185,14 @@ class LaunchGroup:
         return state
 
     def _mean(self, calls: Mapping[int, _Call], steps: Mapping[int, Contribution]) -> Vector:
-        """Return the mean over the samples of all, which lives until the group's next step."""
+        """Return the mean over the counts of all, which lives until the group's next step."""
         for rank, step in steps.items():
             _check_step(rank, step)
         first, giving = steps[0], [rank for rank, step in steps.items() if step.samples]
         mean = self._means.get(first.group)
         if mean is None or len(mean) != first.size:
             mean = self._means[first.group] = np.empty(first.size, np.float32)
-        samples = sum(step.samples for step in steps.values())
+        count = sum(step.divisor for step in steps.values())
         scale = scale_of(max((steps[rank].largest for rank in giving), default=0.0), max(len(giving), 1))
         for start in range(0, first.size, _RANGE):
             out = mean[start : start + _RANGE]
@@ -204,7 +205,7 @@ class LaunchGroup:
                 except OutOfBounds:
                     text = "its gradients are not finite, or beyond those it has announced"
                     raise RankFault(rank, text) from None
-            self._sum.divide(max(samples, 1), out)
+            self._sum.divide(max(count, 1), out)
         return mean
 
 
@@ -225,9 +226,11 @@ def _check_alike(rank: int, request: Message, first: Message) -> None:
 def _check_step(rank: int, step: Contribution) -> None:
     if not math.isfinite(step.largest) or step.largest < 0:
         raise RankFault(rank, "its gradients are not finite")
-    sane = 0 <= step.samples <= MOST_SAMPLES and 0 <= step.group < MOST_GROUPS and step.size > 0
+    counted = 0 <= step.divisor <= MOST_COUNT * step.samples
+    sane = counted and 0 <= step.samples <= MOST_SAMPLES and 0 <= step.group < MOST_GROUPS and step.size > 0
     if not sane or 4 * step.size > MOST_STATE:
-        raise RankFault(rank, f"it claims {step.samples} samples of a model of {step.size} values")
+        claimed = f"{step.samples} samples, which count {step.divisor},"
+        raise RankFault(rank, f"it claims {claimed} of a model of {step.size} values")
 
 
 def _does(request: Message) -> str:
