@@ -39,9 +39,11 @@ GRACE_SECONDS = 0.25
 """Time for a range of a source that had as much time before, while another one was waited for."""
 TRANSFER_SECONDS = 10.0
 SLOWEST = 1e6  # bytes per second
-RANGE_VALUES = 1 << 17
-"""The most values of one range."""
+LEAST_RANGE, MOST_RANGE = 1 << 13, 1 << 17  # values
+_RANGES = 16
+"""A vector has as many ranges, so that their sums need little beside it, unless they would be too small."""
 MOST_THREADS = 4
+_LEAST_THREADED = 1 << 19  # values, below which threads cost more memory than they save time
 _NORM_ERROR = 1e-3
 
 
@@ -139,16 +141,16 @@ class _Pull:
 
 class Reduction:
     """Writes means of vectors to ``mean``, float32 [size], with up to ``threads`` threads, by default one
-    for each processor.
+    for each processor if the vectors are long.
     """
 
     def __init__(self, mean: Vector, threads: int = 0) -> None:
         self._mean = mean
-        ranges = -(-len(mean) // RANGE_VALUES)
-        self._threads = min(threads or min(len(os.sched_getaffinity(0)), MOST_THREADS), max(ranges, 1))
-        size = min(RANGE_VALUES, len(mean))
-        self._sums = [ExactSum(size) for _ in range(self._threads)]
-        self._buffers = [np.empty(size, np.float32) for _ in range(self._threads)]
+        self._range = range_values(len(mean))
+        usual = min(len(os.sched_getaffinity(0)), MOST_THREADS) if len(mean) >= _LEAST_THREADED else 1
+        self._threads = min(threads or usual, max(1, -(-len(mean) // self._range)))
+        self._sums = [ExactSum(self._range) for _ in range(self._threads)]
+        self._buffers = [np.empty(self._range, np.float32) for _ in range(self._threads)]
         self._present: dict[Addend, None] = {}
         self._lost: list[LostAddend] = []
         self._losing = threading.Lock()
@@ -181,7 +183,7 @@ class Reduction:
         """Sum the ranges of a thread."""
         turns, following = pull.turns[thread], pull.turns[(thread + 1) % self._threads]
         try:
-            for start in range(thread * RANGE_VALUES, pull.stop, self._threads * RANGE_VALUES):
+            for start in range(thread * self._range, pull.stop, self._threads * self._range):
                 self._sum_range(pull, thread, start, turns, following)
                 if pull.failed:
                     return
@@ -198,7 +200,7 @@ class Reduction:
         following: queue.SimpleQueue[None],
     ) -> None:
         """Write one range of the mean. It is of no use if a source is lost meanwhile."""
-        out = self._mean[start : min(start + RANGE_VALUES, pull.stop)]
+        out = self._mean[start : min(start + self._range, pull.stop)]
         total, values, present = self._sums[thread], self._buffers[thread][: len(out)], self._present
         pull.summed[start + len(out)] = len(present)
         largest = max((each.largest * each.factor for each in present), default=0.0)
@@ -234,3 +236,8 @@ class Reduction:
         for each in wrong:
             self._lose(each, RefusedUpdate(each.source.name, "its norm is not as announced"))
         return bool(wrong)
+
+
+def range_values(size: int) -> int:
+    """Return the values of one range of a vector of ``size`` values, a power of two."""
+    return min(max(1 << (size // _RANGES).bit_length(), LEAST_RANGE), MOST_RANGE)

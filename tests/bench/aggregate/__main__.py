@@ -6,9 +6,10 @@ from __future__ import annotations
 import sys
 
 from bench import repeated
-from bench.aggregate import topology
+from bench.aggregate import rounds, topology
 
 _MEASURED: repeated.Measured = {
+    "rounds": (rounds.TITLE, rounds.measure),
     "topology": (topology.TITLE, topology.measure),
 }
 

@@ -264,13 +264,20 @@ class Channel:
         view = memoryview(buffer).cast("B")
         if len(view) != self._payload_left:
             raise ProtocolError(f"{self.peer} sent {self._payload_left} bytes where {len(view)} belong")
+        self.receive_next(view, deadline)
+
+    def receive_next(self, view: memoryview, deadline: Deadline) -> None:
+        """Receive the next bytes of the last message's payload, which has as many, into ``view`` (bytes)."""
+        left = self._payload_left - len(view)
+        if left < 0:
+            raise ValueError(f"{len(view)} bytes are wanted of {self._payload_left}")
         if self._early:
             view = view[self._take_early(view) :]
         if len(view) > _CHUNK and self._plain:
             view = self._receive_chunks(view, deadline)
         while view:
             view = view[self._receive_some(view, deadline) :]
-        self._payload_left = 0
+        self._payload_left = left
 
     def _receive_chunks(self, view: memoryview, deadline: Deadline) -> memoryview:
         """Fill ``view`` except for its last bytes, which are returned as a view. A wake-up for every packet

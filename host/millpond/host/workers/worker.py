@@ -27,6 +27,7 @@ from millpond.linux.progress import HANG_SECONDS, HangDetector
 from millpond.linux.zygote.client import Zygote
 from millpond.train.job.files import JobFile, contents
 from millpond.train.protocol import (
+    PART_VALUES,
     Fetch,
     FileContents,
     MissingFiles,
@@ -111,7 +112,7 @@ class DeviceWorker:
         self._device, self._request, self._contents = device, request, contents
         self._control: Channel | None = None
         self._channel: Channel | None = None
-        self._next = 0  # of the values that were asked for
+        self._next = self._stop = 0  # of the values that were asked for
         self.holds = False
         self._closed = False
 
@@ -150,15 +151,24 @@ class DeviceWorker:
     def fetch(self, stop: int, deadline: Deadline) -> None:
         """See Worker."""
         self._connected.send(Fetch(stop), deadline)
-        self._next = 0
+        self._next, self._stop = 0, stop
 
     def read(self, out: Vector, deadline: Deadline) -> None:
         """See Worker."""
-        part = self._connected.expect(Part, deadline, payload=out.nbytes)
+        channel, wanted = self._connected, out.data.cast("B")
+        while wanted:
+            if not channel.payload_left:
+                self._begin_part(channel, deadline)
+            piece = wanted[: channel.payload_left]
+            channel.receive_next(piece, deadline)
+            self._next += len(piece) // 4
+            wanted = wanted[len(piece) :]
+
+    def _begin_part(self, channel: Channel, deadline: Deadline) -> None:
+        size = 4 * min(PART_VALUES, self._stop - self._next)
+        part = channel.expect(Part, deadline, payload=size)
         if part.start != self._next:
             raise ProtocolError(f"{self.name} sent values {part.start} where {self._next} belong")
-        self._connected.receive_into(out.data, deadline)
-        self._next += len(out)
 
     @property
     def _connected(self) -> Channel:

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry: a server of rounds, in a process that can be measured:
+``python -m bench.aggregate.server KIND VALUES ROUNDS THREADS FD...``.
+
+A round gives all clients a vector of float32 and takes one of each; their mean is the next round's vector.
+``millpond`` is the product's reduction on the product's connections to devices, ``plain`` a loop around
+``select`` that adds what comes with numpy. It prints a line of JSON once it is connected, and for each round.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from bench.train.simulated_devices import SAMPLES
+from bench.train.simulated_host import SimulatedDevice
+from millpond.aggregate.kernels import Vector
+from millpond.aggregate.reduction import Addend, Reduction
+from millpond.base.deadline import Deadline
+from millpond.host.fleet.device import Device
+from millpond.host.workers.worker import DeviceWorker, ModelState
+from millpond.linux import memory
+from millpond.train.job.spec import ModelSpec, WorkSpec
+from millpond.train.protocol import Folder, PrepareWorker, Work
+from millpond.train.state.layout import Tensor
+
+_CHUNK = 1 << 18
+
+
+class MillpondServer:
+    """The product's side of a round. All clients are asked in turn: there is no thread for each."""
+
+    def __init__(self, descriptors: list[int], size: int, threads: int) -> None:
+        request = PrepareWorker(
+            WorkSpec("bench", ModelSpec("none:none")),
+            "csd0",
+            (Folder("private/digits", "csd0"),),
+            {},
+            (Tensor("weight", (size,), "float32"),),
+        )
+        self._workers = []
+        for number in descriptors:
+            device = cast(Device, SimulatedDevice(f"csd{number}", number, number))
+            self._workers.append(DeviceWorker(device, lambda _: request, lambda file: Path(file.sha256)))
+            self._workers[-1].prepare(Deadline.after(60))
+        self._shared = memory.map_first(memory.make("mean"), 4 * size)
+        self._state = ModelState(self._shared.part(0, 4 * size))
+        self.mean = self._state.values
+        self._reduction = Reduction(self.mean, threads)
+
+    def run(self, number: int) -> None:
+        """Run a round."""
+        work = Work(number, 1, 1, (((0, SAMPLES),),))
+        addends = []
+        for worker in self._workers:
+            update = worker.train(work, self._state, Deadline.after(60))
+            addends.append(Addend(worker, update.weight, update.largest, update.norm))
+        if lost := self._reduction.run(addends):
+            raise RuntimeError(str(lost[0].error))
+
+
+class PlainServer:
+    """Sends to all, and adds what comes."""
+
+    def __init__(self, descriptors: list[int], size: int) -> None:
+        self._clients = [socket.socket(fileno=number) for number in descriptors]
+        for client in self._clients:
+            client.setblocking(False)
+        self.mean = np.zeros(size, np.float32)
+        self._sum = np.zeros(size, np.float32)
+        self._bytes = bytearray(_CHUNK)
+        self._buffer: Vector = np.frombuffer(self._bytes, np.float32)
+
+    def run(self, _number: int) -> None:
+        """Run a round."""
+        self._sum[:] = 0
+        data = self.mean.data.cast("B")
+        with selectors.EpollSelector() as selector:
+            for client in self._clients:
+                selector.register(client, selectors.EVENT_WRITE, [0, 0])
+            while selector.get_map():
+                for key, _ in selector.select():
+                    client, done = cast(socket.socket, key.fileobj), key.data
+                    if key.events & selectors.EVENT_WRITE:
+                        done[0] += client.send(data[done[0] : done[0] + (1 << 20)])
+                        if done[0] == len(data):
+                            selector.modify(client, selectors.EVENT_READ, done)
+                    elif self._take(client, done) == len(data):
+                        selector.unregister(client)
+        np.divide(self._sum, len(self._clients), out=self.mean)
+
+    def _take(self, client: socket.socket, done: list[int]) -> int:
+        """Add what has come, in whole values; the bytes of the last one are left in the socket."""
+        waiting = client.recv_into(self._bytes, _CHUNK, socket.MSG_PEEK) & ~3
+        if waiting:
+            client.recv_into(self._bytes, waiting)
+            start = done[1] // 4
+            self._sum[start : start + waiting // 4] += self._buffer[: waiting // 4]
+            done[1] += waiting
+        return done[1]
+
+
+def _resident() -> int:
+    """Return the peak of this process since the last call, in bytes; its own pages alone."""
+    text = Path("/proc/self/status").read_text()
+    peak = 1024 * int(text.split("VmHWM:")[1].split()[0])
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak
+
+
+def main() -> None:
+    """Connect, run the rounds, tell of each."""
+    kind, size, rounds, threads, *descriptors = sys.argv[1], *map(int, sys.argv[2:])
+    _resident()
+    alone = _resident()
+    server: MillpondServer | PlainServer
+    plain = kind == "plain"
+    server = PlainServer(descriptors, size) if plain else MillpondServer(descriptors, size, threads)
+    _resident()
+    _tell(alone=alone, connected=_resident())
+    for number in range(rounds):
+        began, before = time.monotonic(), time.process_time()
+        server.run(number)
+        seconds, cpu = time.monotonic() - began, time.process_time() - before
+        _tell(seconds=seconds, cpu=cpu, peak=_resident(), first=float(server.mean[0]))
+
+
+def _tell(**values: float) -> None:
+    print(json.dumps(values), flush=True)
+
+
+if __name__ == "__main__":
+    main()
