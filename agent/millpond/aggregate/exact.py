@@ -25,7 +25,7 @@ import math
 
 import numpy as np
 
-from millpond.aggregate.kernels import BEYOND, Kernels, Totals, Vector, kernels
+from millpond.aggregate.kernels import Kernels, Totals, Vector, kernels
 from millpond.base.errors import RemoteError
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -58,15 +58,11 @@ class ExactSum:
         self._totals[:] = 0.0
         self._shift, self._bound = 3 * 2.0**_BITS / scale, 2.0**_BITS / scale
 
-    def add(self, vector: Vector, factor: float = 1.0, bound: float = _LARGEST) -> float:
-        """Add ``factor`` times a vector. Returns the sum of the vector's squares. Raises OutOfBounds for
-        values beyond ``bound`` as a float32.
-        """
+    def add(self, vector: Vector, factor: float = 1.0, bound: float = _LARGEST) -> None:
+        """Add ``factor`` times a vector. Raises OutOfBounds for values beyond ``bound`` as a float32."""
         bound = min(float(np.float32(bound)), _LARGEST)
-        squares = self._kernels.add_rounded(self._totals[: len(vector)], vector, factor, self._shift, bound)
-        if squares == BEYOND:
+        if not self._kernels.add_rounded(self._totals[: len(vector)], vector, factor, self._shift, bound):
             raise OutOfBounds
-        return squares
 
     def merge(self, totals: Totals) -> None:
         """Add the totals of other vectors at the same scale. Raises OutOfBounds if they can be none."""

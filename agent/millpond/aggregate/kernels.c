@@ -8,8 +8,9 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
-enum { ENGINE_VERSION = 1, LANES = 8 };
+enum { ENGINE_VERSION = 2, LANES = 8 };
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -27,33 +28,37 @@ static double sum_of(const double *lanes)
     return sum;
 }
 
-// Adds factor * values, rounded by the shift (see exact.py), to the totals. Returns the sum of the values' squares, or
-// -1 if a value is not within the bound, or not a number: then the totals are of no use.
+// Adds factor * values, rounded by the shift (see exact.py), to the totals. Returns 0, or -1 if a value is not within
+// the bound, which is finite, or is not a number: then the totals are of no use. Without their signs, floats are in the
+// order of their bits, and those of infinity and NaN come last.
 FOR_EACH_PROCESSOR
-double add_rounded(double *restrict totals, const float *restrict values, size_t count, double factor, double shift,
-                   float bound)
+int add_rounded(double *restrict totals, const float *restrict values, size_t count, double factor, double shift,
+                float bound)
 {
-    double squares[LANES] = {0};
-    int beyond = 0;
+    uint32_t most = 0, limit;
+    memcpy(&limit, &bound, 4);
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], 4);
+        bits &= 0x7fffffff;
+        most = bits > most ? bits : most;
+        totals[i] += ((double)values[i] * factor + shift) - shift;
+    }
+    return most > limit ? -1 : 0;
+}
+
+// Returns the sum of the values' squares, in lanes.
+FOR_EACH_PROCESSOR
+double squares(const float *values, size_t count)
+{
+    double lanes[LANES] = {0};
     size_t whole = count - count % LANES;
-    for (size_t start = 0; start < whole; start += LANES) {
-        int found = 0;
-        for (int lane = 0; lane < LANES; lane++) {
-            float value = values[start + lane];
-            double wide = value;
-            found |= !(fabsf(value) <= bound);
-            squares[lane] += wide * wide;
-            totals[start + lane] += (wide * factor + shift) - shift;
-        }
-        beyond |= found;
-    }
-    for (size_t i = whole; i < count; i++) {
-        double wide = values[i];
-        beyond |= !(fabsf(values[i]) <= bound);
-        squares[i - whole] += wide * wide;
-        totals[i] += (wide * factor + shift) - shift;
-    }
-    return beyond ? -1.0 : sum_of(squares);
+    for (size_t start = 0; start < whole; start += LANES)
+        for (int lane = 0; lane < LANES; lane++)
+            lanes[lane] += (double)values[start + lane] * values[start + lane];
+    for (size_t i = whole; i < count; i++)
+        lanes[i - whole] += (double)values[i] * values[i];
+    return sum_of(lanes);
 }
 
 // Adds the sums of another range of vectors, whole multiples of the same unit within the bound. Returns 0, or -1 if one

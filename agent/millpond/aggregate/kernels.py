@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from millpond.base import shared_library
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
-BEYOND = -1.0
-_VERSION = 1
+_VERSION = 2
 _LANES = 8
 _BLOCK = 1 << 15  # of values, whose float64 copy stays in a processor's cache
 
@@ -30,10 +29,13 @@ Totals = NDArray[np.float64]
 class Kernels(Protocol):
     """The loops. All vectors of a call are of one length, contiguous, and do not overlap."""
 
-    def add_rounded(self, totals: Totals, values: Vector, factor: float, shift: float, bound: float) -> float:
-        """Add ``factor`` times ``values``, rounded by ``shift``, to ``totals``. Returns the sum of the
-        squares of ``values``, or BEYOND if one is not within ``bound``; ``totals`` are of no use then.
+    def add_rounded(self, totals: Totals, values: Vector, factor: float, shift: float, bound: float) -> bool:
+        """Add ``factor`` times ``values``, rounded by ``shift``, to ``totals``. Returns whether all
+        values are within ``bound``, a finite float32; ``totals`` are of no use otherwise.
         """
+
+    def squares(self, values: Vector) -> float:
+        """Return the sum of the squares of ``values``."""
 
     def add_totals(self, totals: Totals, others: Totals, shift: float, bound: float) -> bool:
         """Add other totals of the same ``shift``. Returns whether all are multiples of its unit within
@@ -52,15 +54,19 @@ class NativeKernels:
         pointer, size, real = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_double
         self._add_rounded, self._add_totals = library.add_rounded, library.add_totals
         self._add_rounded.argtypes = (pointer, pointer, size, real, real, ctypes.c_float)
-        self._add_rounded.restype = real
+        self._squares = library.squares
+        self._squares.argtypes, self._squares.restype = (pointer, size), real
         self._add_totals.argtypes = (pointer, pointer, size, real, real)
         self._divide = library.divide
         self._divide.argtypes, self._divide.restype = (pointer, pointer, size, real), None
 
-    def add_rounded(self, totals: Totals, values: Vector, factor: float, shift: float, bound: float) -> float:
+    def add_rounded(self, totals: Totals, values: Vector, factor: float, shift: float, bound: float) -> bool:
         """See Kernels."""
-        found = self._add_rounded(*_addresses(totals, values), len(totals), factor, shift, bound)
-        return float(found)
+        return not self._add_rounded(*_addresses(totals, values), len(totals), factor, shift, bound)
+
+    def squares(self, values: Vector) -> float:
+        """See Kernels."""
+        return float(self._squares(_addresses(values, values)[0], len(values)))
 
     def add_totals(self, totals: Totals, others: Totals, shift: float, bound: float) -> bool:
         """See Kernels."""
@@ -74,22 +80,27 @@ class NativeKernels:
 class NumpyKernels:
     """The loops in numpy."""
 
-    def add_rounded(self, totals: Totals, values: Vector, factor: float, shift: float, bound: float) -> float:
+    def add_rounded(self, totals: Totals, values: Vector, factor: float, shift: float, bound: float) -> bool:
         """See Kernels."""
-        lanes = np.zeros(_LANES)
-        limit = float(np.float32(bound))
         for start in range(0, len(values), _BLOCK):
             block = values[start : start + _BLOCK].astype(np.float64)
             with np.errstate(invalid="ignore"):
-                if not max(-block.min(), block.max()) <= limit:  # true for NaN, which min and max pass on
-                    return BEYOND
-            squares = np.zeros(-(-len(block) // _LANES) * _LANES)
-            np.multiply(block, block, out=squares[: len(block)])
-            lanes = np.vstack((lanes, squares.reshape(-1, _LANES))).sum(axis=0)
+                if not max(-block.min(), block.max()) <= bound:  # true for NaN, which min and max pass on
+                    return False
             block *= factor
             block += shift
             block -= shift
             totals[start : start + len(block)] += block
+        return True
+
+    def squares(self, values: Vector) -> float:
+        """See Kernels."""
+        lanes = np.zeros(_LANES)
+        for start in range(0, len(values), _BLOCK):
+            block = values[start : start + _BLOCK].astype(np.float64)
+            found = np.zeros(-(-len(block) // _LANES) * _LANES)
+            np.multiply(block, block, out=found[: len(block)])
+            lanes = np.vstack((lanes, found.reshape(-1, _LANES))).sum(axis=0)
         return float(functools.reduce(float.__add__, lanes.tolist(), 0.0))
 
     def add_totals(self, totals: Totals, others: Totals, shift: float, bound: float) -> bool:

@@ -27,7 +27,7 @@ from typing import Protocol
 import numpy as np
 
 from millpond.aggregate.exact import ExactSum, OutOfBounds, RefusedUpdate, scale_of
-from millpond.aggregate.kernels import Vector
+from millpond.aggregate.kernels import Vector, kernels
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError
 
@@ -97,12 +97,12 @@ class Addend:
     def add_to(self, total: ExactSum, values: Vector, start: int) -> None:
         """Add the values from ``start`` on to a sum. Raises RefusedUpdate."""
         try:
-            squares = total.add(values, self.factor, self.largest)
+            total.add(values, self.factor, self.largest)
         except OutOfBounds:
             text = "its values are beyond those it has announced"
             raise RefusedUpdate(self.source.name, text) from None
         if self._squares is not None:
-            self._squares[start] = squares
+            self._squares[start] = kernels().squares(values)
 
     @property
     def norm_is_wrong(self) -> bool:

@@ -6,10 +6,13 @@ from __future__ import annotations
 import sys
 
 from bench import repeated
-from bench.aggregate import rounds, topology
+from bench.aggregate import peers, rounds, topology
 
 _MEASURED: repeated.Measured = {
     "rounds": (rounds.TITLE, rounds.measure),
+    "flower": (peers.FLOWER_TITLE, peers.measure_flower),
+    "split": (peers.SPLIT_TITLE, peers.measure_split),
+    "gigabyte": (peers.GIGABYTE_TITLE, peers.measure_gigabyte),
     "topology": (topology.TITLE, topology.measure),
 }
 

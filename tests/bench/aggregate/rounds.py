@@ -96,7 +96,7 @@ def serve(kind: str, count: int, size: int, threads: int = 0, rounds: int = _ROU
     with ExitStack() as undo:
         pairs = [undo.enter_context(connected()) for _ in range(count)]
         near, far = ([end.fileno() for end in ends] for ends in zip(*pairs, strict=True))
-        module = "bench.aggregate.plain_clients" if kind == "plain" else "bench.train.simulated_devices"
+        module = "bench.train.simulated_devices" if kind == "millpond" else "bench.aggregate.plain_clients"
         clients = subprocess.Popen([sys.executable, "-m", module, str(size), *map(str, far)], pass_fds=far)
         undo.callback(clients.wait)
         undo.callback(clients.kill)

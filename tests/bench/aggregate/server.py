@@ -9,7 +9,9 @@ A round gives all clients a vector of float32 and takes one of each; their mean 
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import selectors
 import socket
 import sys
@@ -67,9 +69,10 @@ class MillpondServer:
 
 
 class PlainServer:
-    """Sends to all, and adds what comes."""
+    """Sends to all, and adds what comes; with ``adds`` False the first value alone."""
 
-    def __init__(self, descriptors: list[int], size: int) -> None:
+    def __init__(self, descriptors: list[int], size: int, *, adds: bool = True) -> None:
+        self._adds = adds
         self._clients = [socket.socket(fileno=number) for number in descriptors]
         for client in self._clients:
             client.setblocking(False)
@@ -101,10 +104,30 @@ class PlainServer:
         waiting = client.recv_into(self._bytes, _CHUNK, socket.MSG_PEEK) & ~3
         if waiting:
             client.recv_into(self._bytes, waiting)
-            start = done[1] // 4
-            self._sum[start : start + waiting // 4] += self._buffer[: waiting // 4]
+            start, count = done[1] // 4, waiting // 4
+            count = count if self._adds or not start else 0
+            self._sum[start : start + count] += self._buffer[:count]
             done[1] += waiting
         return done[1]
+
+
+class SharedVectorServer:
+    """Threads that add to one vector, in C, see shared_vector.c: ``locked`` or racing."""
+
+    def __init__(
+        self, descriptors: list[int], size: int, threads: int, library: Path, *, locked: bool
+    ) -> None:
+        self._serve = ctypes.CDLL(str(library)).serve_round
+        self._clients = (ctypes.c_int * len(descriptors))(*descriptors)
+        self.mean, self._sum = np.zeros(size, np.float32), np.zeros(size, np.float32)
+        self._threads, self._locked = threads, locked
+
+    def run(self, _number: int) -> None:
+        """Run a round."""
+        vectors = [ctypes.c_void_p(vector.ctypes.data) for vector in (self.mean, self._sum)]
+        size = ctypes.c_size_t(len(self.mean))
+        if self._serve(*vectors, size, self._clients, len(self._clients), self._threads, self._locked):
+            raise RuntimeError("a client has gone")
 
 
 def _resident() -> int:
@@ -115,14 +138,23 @@ def _resident() -> int:
     return peak
 
 
+def _server(
+    kind: str, descriptors: list[int], size: int, threads: int
+) -> MillpondServer | PlainServer | SharedVectorServer:
+    if kind == "millpond":
+        return MillpondServer(descriptors, size, threads)
+    if kind in ("plain", "bare"):
+        return PlainServer(descriptors, size, adds=kind == "plain")
+    library = Path(os.environ["SHARED_VECTOR"])
+    return SharedVectorServer(descriptors, size, threads, library, locked=kind == "locked")
+
+
 def main() -> None:
     """Connect, run the rounds, tell of each."""
     kind, size, rounds, threads, *descriptors = sys.argv[1], *map(int, sys.argv[2:])
     _resident()
     alone = _resident()
-    server: MillpondServer | PlainServer
-    plain = kind == "plain"
-    server = PlainServer(descriptors, size) if plain else MillpondServer(descriptors, size, threads)
+    server = _server(kind, descriptors, size, threads)
     _resident()
     _tell(alone=alone, connected=_resident())
     for number in range(rounds):

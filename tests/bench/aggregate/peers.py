@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (processes): our server of rounds beside Flower's and the paper's, and with large vectors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import venv
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from bench.aggregate import rounds
+from bench.aggregate.rounds import VALUES, Server, serve
+from bench.balance.experiment import Findings
+from bench.rows import Row, summary
+from bench.train.run import Run
+
+FLOWER_TITLE = "beside Flower's server"
+SPLIT_TITLE = "ranges beside threads that share one vector"
+GIGABYTE_TITLE = "a vector of a gigabyte"
+_FOLDER = Path(__file__).parent
+_FLOWER = "flwr==1.41.0"
+_GIGABYTE = 268_435_456
+_THREADS = (1, 2, 3, 4)
+
+
+def measure_flower(run: Run) -> Findings:
+    """Rows ``flower_wall``, ``flower_cpu`` and ``flower_memory``: Flower's figure over ours."""
+    names = {
+        "flower_wall": "seconds",
+        "flower_cpu": "server's processor time",
+        "flower_memory": "server's memory",
+    }
+    try:
+        python = _flower(Path(".bench/flower-venv"))
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = f"Flower could not be installed: {error}"
+        return Findings(tuple(summary(name, why, [], "x", peer=_FLOWER, emulation=None) for name in names))
+    ratios: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(run.repeats):
+        ours, theirs = serve("millpond", 10, VALUES), _flower_rounds(python)
+        ratios["flower_wall"].append(median(theirs.seconds) / median(ours.seconds))
+        ratios["flower_cpu"].append(median(theirs.cpu) / median(ours.cpu))
+        ratios["flower_memory"].append((theirs.peak - theirs.alone) / (ours.peak - ours.alone))
+        run.say(f"Flower: {median(theirs.seconds):.2f} s, {median(theirs.cpu):.2f} s CPU a round")
+    return Findings(
+        tuple(
+            summary(
+                name,
+                f"{what} of a round of 10 clients x {VALUES}, Flower's over ours",
+                ratios[name],
+                "x",
+                peer=f"{_FLOWER}, gRPC server",
+                emulation=rounds.EMULATION,
+            )
+            for name, what in names.items()
+        )
+    )
+
+
+def _flower(folder: Path) -> Path:
+    """Return an interpreter that has Flower; it is installed once."""
+    python = folder / "bin/python"
+    if not (folder / "installed").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        venv.create(folder, with_pip=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", _FLOWER]
+        subprocess.run(pip, check=True, capture_output=True)
+        (folder / "installed").touch()
+    return python.absolute()
+
+
+def _flower_rounds(python: Path, count: int = 10, size: int = VALUES) -> Server:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    environment = os.environ | {"FLWR_TELEMETRY_ENABLED": "0"}
+    command = [str(python), str(_FOLDER / "flower_server.py"), *map(str, (port, size, count, 4))]
+    with contextlib.ExitStack() as undo:
+        server = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        )
+        undo.callback(server.wait)
+        undo.callback(server.kill)
+        assert server.stdout
+        first = json.loads(server.stdout.readline())
+        clients = subprocess.Popen(
+            [str(python), str(_FOLDER / "flower_clients.py"), *map(str, (port, size, count))],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+        undo.callback(clients.wait)
+        undo.callback(clients.kill)
+        told = [json.loads(line) for line in server.stdout]
+    if [each["clients"] for each in told] != 4 * [count]:
+        raise RuntimeError("Flower has not heard all clients")
+    return Server(
+        first["alone"],
+        first["alone"],
+        tuple(b["at"] - a["at"] for a, b in pairwise(told)),
+        tuple(b["cpu"] - a["cpu"] for a, b in pairwise(told)),
+        max(each["peak"] for each in told),
+    )
+
+
+def measure_split(run: Run) -> Findings:
+    """Rows ``range_split_over_locked`` and ``range_split_over_unlocked``, with the best number of threads."""
+    found: dict[str, list[float]] = {"millpond": [], "locked": [], "racing": []}
+    with _shared_vector_library() as library:
+        os.environ["SHARED_VECTOR"] = str(library)
+        for _ in range(run.repeats):
+            for kind, best in found.items():
+                by_threads = {n: median(serve(kind, 10, VALUES, n).seconds) for n in _THREADS}
+                best.append(min(by_threads.values()))
+                run.say(f"{kind}: " + ", ".join(f"{n} threads {s:.3f} s" for n, s in by_threads.items()))
+    about = f"seconds of a round of 10 clients x {VALUES}, best of 1 to 4 threads"
+    return Findings(
+        (
+            _over(
+                found,
+                "locked",
+                "range_split_over_locked",
+                f"{about}: atomic additions over ours",
+            ),
+            _over(found, "racing", "range_split_over_unlocked", f"{about}: racing ones over ours"),
+        )
+    )
+
+
+def _over(found: dict[str, list[float]], kind: str, figure: str, what: str) -> Row:
+    ratios = [peer / ours for peer, ours in zip(found[kind], found["millpond"], strict=True)]
+    return summary(figure, what, ratios, "x", peer="shared_vector.c", emulation=rounds.EMULATION)
+
+
+@contextlib.contextmanager
+def _shared_vector_library() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="millpond-bench-") as folder:
+        library = Path(folder, "shared_vector.so")
+        source = _FOLDER / "shared_vector.c"
+        subprocess.run(["cc", "-O3", "-shared", "-fPIC", "-o", library, source, "-lpthread"], check=True)
+        yield library
+
+
+def measure_gigabyte(run: Run) -> Findings:
+    """Rows ``gigabyte_models`` and ``gigabyte_over_link``."""
+    size = _GIGABYTE >> 4 if run.quick else _GIGABYTE
+    models, ratios = [], []
+    for _ in range(min(run.repeats, 3)):
+        ours, bare = (serve(kind, 4, size, 0, 3) for kind in ("millpond", "bare"))
+        models.append((ours.peak - ours.alone) / (4 * size))
+        ratios.append(median(ours.seconds) / median(bare.seconds))
+        seconds = f"{median(ours.seconds):.2f} s, bare sockets {median(bare.seconds):.2f} s"
+        run.say(f"{4 * size / 1e9:.2f} GB: {seconds}")
+    about = f"4 clients x {4 * size / 1e9:.2f} GB, both ways"
+    peer = "a select server that adds nothing, over the same sockets"
+    return Findings(
+        (
+            summary(
+                "gigabyte_models",
+                f"server's peak memory above alone, {about}",
+                models,
+                "models",
+                peer=None,
+                emulation=rounds.EMULATION,
+            ),
+            summary(
+                "gigabyte_over_link",
+                f"seconds of a round, {about}",
+                ratios,
+                "x",
+                peer=peer,
+                emulation=rounds.EMULATION,
+            ),
+        )
+    )
