@@ -34,11 +34,11 @@ def test_workers_with_one_reason_are_listed_together() -> None:
 
 def test_diverged_values_have_their_advice() -> None:
     refused = "update refused: a value is not finite, or beyond 65536 per sample"
-    found = advised(f"fewer than 1 devices take part (csd0: {refused}, csd1: {refused})", 3, DEVICES)
+    found = advised(f"no device takes part (csd0: {refused}, csd1: {refused})", 3, DEVICES)
     assert found.endswith(
         "; values have left the range of numbers: try a lower learning rate, or look at the samples"
     )
-    other = "fewer than 1 devices take part (csd0: update refused: its norm is not as announced)"
+    other = "no device takes part (csd0: update refused: its norm is not as announced)"
     assert advised(other, 3, DEVICES) == other
 
 

@@ -69,6 +69,7 @@ class Schedule:
         # A scheduler changes its optimizer: it has one of its own, whose parameters nobody trains.
         groups = [{**group, "params": [nn.Parameter(torch.zeros(1))]} for group in optimizer.param_groups]
         make: Any = type(optimizer)
+        total = max(total, 1)  # a job that only prepares its workers has none
         stand_in = make(groups)
         self._optimizer, self._scheduler = stand_in, _make_scheduler(stand_in, spec, total, task)
         self._rates = [_rates(stand_in)]
