@@ -78,6 +78,7 @@ class WorkerGroup:
     def _lay_out_files(self) -> None:
         """Lay the job's files out, and install its wheels, for the workers on the host. Raises LocalError."""
         shutil.rmtree(self._files.folder, ignore_errors=True)
+        self._context.files.check(self._row.files)
         self._context.files.link(laid_out(self._row.files), self._files.folder)
         wheels = wheels_of(self._row.files)
         if wheels := {name: wheels[name] for name in fitting(wheels)}:
