@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from millpond.base.errors import ConnectionLost, Refused
-from millpond.host.model.failures import advised, listed, reason_of
+from millpond.host.model.failures import advised, listed, reason_of, too_few
 from millpond.train.reduce.exact import RefusedUpdate
 
 DEVICES = ("csd0", "csd1")
@@ -57,3 +57,10 @@ def test_a_message_that_stays_on_a_device_can_be_read_there(before: str, device:
     assert (
         advised(text, 7, DEVICES) == f"{text}; 'millpond logs --device {device} 7' shows the job's log there"
     )
+
+
+@pytest.mark.parametrize(
+    ("needed", "text"), [(1, "no device takes part"), (2, "fewer than 2 devices take part")]
+)
+def test_too_few_devices_are_told_in_english(needed: int, text: str) -> None:
+    assert too_few(needed) == text
