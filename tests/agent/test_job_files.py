@@ -143,6 +143,19 @@ def test_each_content_comes_once_and_for_the_next_job_not_at_all(tmp_path: Path,
     assert again.asked == () and again.found == whole
 
 
+@pytest.mark.expected_log("is damaged, and removed")
+def test_contents_that_the_flash_has_lost_come_again(tmp_path: Path, host: FileCache) -> None:
+    Agent(tmp_path / "state", FILES).prepare(host)
+    file = FILES["data/weights.bin"]
+    kept = tmp_path / "state/files" / file.sha256
+    kept.chmod(0o600)
+    kept.write_bytes(bytes(file.size))
+    again = Agent(tmp_path / "state", FILES)
+    assert again.prepare(host).parts == (1,)
+    assert again.asked == (file.sha256,)
+    assert again.found["data/weights.bin"] == SOURCES["data/weights.bin"]
+
+
 def test_wheels_that_fit_come_and_are_unpacked_once(tmp_path: Path) -> None:
     """Not the others, and when they are unpacked they need not be kept."""
     fits, other = "w/tiny-1-py3-none-any.whl", "w/tiny-1-cp27-cp27m-win32.whl"

@@ -29,7 +29,7 @@ from millpond.host.jobs.training.checkpoints import (
     newest,
 )
 from millpond.host.jobs.training.shards import Shard, Shards
-from millpond.host.store.profiles import read_curves, write_curves
+from millpond.host.store import results
 from millpond.train.balance.profiling import Point, Profile
 from millpond.train.state.layout import Tensor
 
@@ -239,16 +239,16 @@ CURVES = Curves(
 
 
 def test_curves_are_kept_with_the_job(tmp_path: Path) -> None:
-    assert read_curves(tmp_path) is None
-    write_curves(tmp_path, Curves((), {}))
-    write_curves(tmp_path, CURVES)
-    assert read_curves(tmp_path) == CURVES
+    assert results.read(tmp_path, Curves) is None
+    results.write(tmp_path, Curves((), {}))
+    results.write(tmp_path, CURVES)
+    assert results.read(tmp_path, Curves) == CURVES
     assert [path.name for path in tmp_path.iterdir()] == ["curves.json"]
 
 
 @pytest.mark.parametrize("text", ['{"profiles": []}', '{"profiles": [], "batches": {"host": "x"}}'])
 def test_curves_of_another_kind_are_refused(tmp_path: Path, text: str) -> None:
-    write_curves(tmp_path, CURVES)
+    results.write(tmp_path, CURVES)
     (tmp_path / "curves.json").write_text(text)
     with pytest.raises(ConfigError, match=r"curves\.json"):
-        read_curves(tmp_path)
+        results.read(tmp_path, Curves)

@@ -117,11 +117,10 @@ def test_a_task_reads_its_own_data(digits: Path) -> None:
     ("arguments", "complaint"),
     [
         (("nowhere",), "missing data: there is no folder nowhere"),
-        (
-            ("csd0:private/digits",),
-            "csd0:private/digits: a device tells nothing of private data but in a job",
-        ),
-        (("csd0:public/digits",), "csd0:public/digits: check it where 'millpond mount csd0 DIR' shows it"),
+        (("csd0:digits",), "csd0:digits: a device has its data in public and private: csd0:private/FOLDER"),
+        (("csd0:public/../private",), "csd0:public/../private: a device has its data in public and private"),
+        (("csd0:private/digits", "--fleet", "/nowhere"), "/nowhere holds no fleet: make one with "),
+        (("csd0:public/digits", "--fleet", "/nowhere"), "/nowhere holds no fleet: make one with "),
         ((".", "--task", "task.py", "--job", "job.toml"), "--task and --job are two ways"),
         ((".", "--task", "nowhere.py:Task"), "--task: there is no file nowhere.py"),
     ],
@@ -131,4 +130,6 @@ def test_wrong_arguments_are_one_line(arguments: tuple[str, ...], complaint: str
 
 
 def test_a_folder_of_nothing_known_says_how_to_go_on(tmp_path: Path) -> None:
-    assert refused(tmp_path).startswith(f"{tmp_path} has no images.npy, no *-images-idx3-ubyte and no sub-")
+    assert refused(tmp_path).startswith(
+        f"missing data: {tmp_path} has no images.npy, no *-images-idx3-ubyte and no sub-"
+    )

@@ -7,7 +7,7 @@ import pytest
 
 from millpond.aggregate.exact import RefusedUpdate
 from millpond.base.errors import ConnectionLost, Refused
-from millpond.host.model.failures import advised, listed, reason_of
+from millpond.host.model.failures import advised, listed, reason_of, too_few
 
 DEVICES = ("csd0", "csd1")
 
@@ -34,11 +34,11 @@ def test_workers_with_one_reason_are_listed_together() -> None:
 
 def test_diverged_values_have_their_advice() -> None:
     refused = "update refused: a value is not finite, or beyond 65536 per sample"
-    found = advised(f"fewer than 1 devices take part (csd0: {refused}, csd1: {refused})", 3, DEVICES)
+    found = advised(f"no device takes part (csd0: {refused}, csd1: {refused})", 3, DEVICES)
     assert found.endswith(
         "; values have left the range of numbers: try a lower learning rate, or look at the samples"
     )
-    other = "fewer than 1 devices take part (csd0: update refused: its norm is not as announced)"
+    other = "no device takes part (csd0: update refused: its norm is not as announced)"
     assert advised(other, 3, DEVICES) == other
 
 
@@ -57,3 +57,10 @@ def test_a_message_that_stays_on_a_device_can_be_read_there(before: str, device:
     assert (
         advised(text, 7, DEVICES) == f"{text}; 'millpond logs --device {device} 7' shows the job's log there"
     )
+
+
+@pytest.mark.parametrize(
+    ("needed", "text"), [(1, "no device takes part"), (2, "fewer than 2 devices take part")]
+)
+def test_too_few_devices_are_told_in_english(needed: int, text: str) -> None:
+    assert too_few(needed) == text

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from millpond.base.errors import ConfigError, LocalError
+from millpond.train.job import file_cache
 from millpond.train.job.file_cache import DamagedFile, FileCache
 from millpond.train.job.files import MOST_FILES, JobFile, check_job_files, total_size
 
@@ -47,6 +48,55 @@ def test_contents_are_kept_under_their_digest(tmp_path: Path) -> None:
     assert cache.has(file(1)) and cache.path(file(1)).read_bytes() == content(1)
     assert cache.path(file(1)).stat().st_mode & 0o777 == 0o444
     assert [path.name for path in (tmp_path / "files").iterdir()] == [file(1).sha256]
+
+
+def rot(path: Path, *, told: bool) -> None:
+    """Change one bit of a file, with or without a trace in its times."""
+    before, data = path.stat(), bytearray(path.read_bytes())
+    data[500] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+    if not told:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.expected_log("is damaged, and removed")
+@pytest.mark.parametrize("found", ["by its time", "later", "by another process"])
+def test_contents_that_lost_a_bit_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str
+) -> None:
+    cache = FileCache(tmp_path / "files")
+    add(cache, 1, 2)
+    cache.check({"a": file(1), "b": file(2)})
+    rot(cache.path(file(1)), told=found == "by its time")
+    if found == "later":
+        assert cache.has(file(1))  # nothing shows the change, and it was read just now
+        monkeypatch.setattr(file_cache, "READ_AGAIN_SECONDS", 0.0)
+    if found == "by another process":
+        cache = FileCache(tmp_path / "files")
+    with pytest.raises(LocalError, match=r"^the stored contents of 'a' are damaged or gone: submit the job"):
+        cache.check({"a": file(1), "b": file(2)})
+    assert present(cache, 1, 2) == [2]
+    assert [path.name for path in (tmp_path / "files").iterdir()] == [file(2).sha256]
+    add(cache, 1)
+    assert present(cache, 1, 2) == [1, 2]
+
+
+def test_what_was_read_lately_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, read = FileCache(tmp_path / "files"), list[str]()
+    add(cache, 1)
+    os.utime(cache.path(file(1)), (2, 2))  # somebody may have written to it
+    digest = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *given: read.append("once") or digest(*given))
+    for _ in range(3):
+        with cache.held([file(1)]):
+            assert cache.has(file(1))
+    assert read == ["once"]
+
+
+def test_contents_that_are_cut_off_are_not_there(tmp_path: Path) -> None:
+    cache = FileCache(tmp_path / "files")
+    add(cache, 1)
     cache.path(file(1)).chmod(0o600)
     cache.path(file(1)).write_bytes(b"cut off")
     assert not cache.has(file(1))

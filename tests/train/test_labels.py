@@ -24,7 +24,7 @@ from millpond.host.jobs.training.worker_group import WorkerGroup
 from millpond.host.model.jobs import JobRow, JobState
 from millpond.linux import memory
 from millpond.train.job.spec import DataSpec, Job, ModelSpec, WorkSpec
-from millpond.train.protocol import Folder, PrepareWorker, Ready
+from millpond.train.protocol import BatchPart, Folder, PrepareWorker, Ready
 from millpond.train.state import flat, layout
 from millpond.train.worker import error_reports, roles, user_code
 
@@ -50,8 +50,9 @@ def pictures(*classes: str) -> Write:
     return write
 
 
-def prepare(root: Path, kind: str, classes: tuple[str, ...]) -> Ready:
-    work = WorkSpec("labels", ModelSpec("labels_net:build"), format=kind, classes=classes)  # type: ignore[arg-type]
+def prepare(root: Path, kind: str, classes: tuple[str, ...], total: int = 1) -> Ready:
+    model = ModelSpec("labels_net:build")
+    work = WorkSpec("labels", model, format=kind, classes=classes, total=total)  # type: ignore[arg-type]
     (root / "labels_net.py").write_text(CODE)
     tensors = flat.describe(user_code.build(work, root)[1])
     shared = roles.Descriptors(memory.make("states"), memory.make("values"))
@@ -122,6 +123,21 @@ def test_folders_with_other_shapes_are_named_both(tmp_path: Path) -> None:
     parts = [task.dataset(tmp_path, name, "train") for name in ("a", "b")]
     with pytest.raises(LocalError, match=r"^b holds samples of 1x5x5, a of 1x4x4$"):
         task.check(parts, task.model())
+
+
+@pytest.mark.parametrize(
+    ("total", "told"),
+    [(0, (BatchPart("[0]", "float32", (1, 4, 4)), BatchPart("[1]", "int64", ()))), (1, ())],
+)
+def test_a_worker_without_rounds_tells_the_parts_of_a_batch(
+    tmp_path: Path, total: int, told: tuple[BatchPart, ...]
+) -> None:
+    (tmp_path / FOLDER).mkdir(parents=True)
+    images(0, 2)(tmp_path / FOLDER)
+    try:
+        assert prepare(tmp_path, "npy", (), total) == Ready((2,), (0,), batch=told)
+    finally:
+        user_code.forget(tmp_path)
 
 
 def test_devices_that_lack_classes_give_the_others_the_same_labels(tmp_path: Path) -> None:

@@ -205,6 +205,11 @@ def test_a_schedule_that_cannot_be_is_refused_in_one_line(spec: SchedulerSpec, t
     assert str(caught.value).startswith(told) and "\n" not in str(caught.value)
 
 
+def test_a_job_without_rounds_has_a_schedule_too() -> None:
+    optimizer = make_optimizer(User().model(), OptimizerSpec("sgd", 0.1))
+    Schedule(optimizer, SchedulerSpec("OneCycleLR", {"max_lr": 1.0, "total_steps": "total"}), 0)
+
+
 def test_a_server_follows_the_schedule_and_clips_as_one_process_would() -> None:
     parameters, plain = FlatParameters(User().model()), User().model()
     spec, mean = OptimizerSpec("sgd", 0.1, {"momentum": 0.9}), np.random.default_rng(1)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.job_files import LaidOutFiles
-from millpond.agent.policy import error_reports
+from millpond.agent.policy import batch_structure, error_reports
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
 from millpond.base.deadline import NEVER, Deadline
@@ -125,7 +125,9 @@ class JobWorker:
         self._guard = ExchangeGuard(
             self._config.policy, self._answers, self._request.folders, ready.parts, ready.held
         )
-        return Ready(ready.parts, ready.held, self._config.policy.least_samples)
+        work = self._request.work
+        batch = () if work.total else batch_structure.rebuilt(ready.batch, work, self._files.sources())
+        return Ready(ready.parts, ready.held, self._config.policy.least_samples, batch=batch)
 
     def _placed(self) -> PrepareWorker:
         """Return the request as the worker, for which private folders lie elsewhere, needs it."""

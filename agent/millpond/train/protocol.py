@@ -78,12 +78,28 @@ class FileContents(Message):
     sha256: str
 
 
+@dataclass(frozen=True, slots=True)
+class BatchPart:
+    """A part of a batch: its ``place`` in the tree, such as "[0].mask", its type, and the lengths of a tensor
+    behind the first, which is that of the samples: -1 for one that is not told, None for what is no tensor.
+    """
+
+    place: str
+    type: str
+    shape: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        lengths = ["" if self.shape is None else " N", *(self.shape or ())]
+        return self.type + "x".join("*" if length == -1 else str(length) for length in lengths)
+
+
 @message("ready", Kind.METRICS)
 @dataclass(frozen=True, slots=True)
 class Ready(Message):
     """The worker can train; ``parts`` are the numbers of samples by folder, ``held`` those that are held out
     besides. From an agent only: an answer covers whole groups of ``group`` private samples; ``token``
-    entitles to the bulk connection for Work, encrypted if ``tls``.
+    entitles to the bulk connection for Work, encrypted if ``tls``. A job without rounds also has the parts of
+    a ``batch`` of the first folder, as far as they may leave.
     """
 
     parts: tuple[int, ...]
@@ -91,6 +107,7 @@ class Ready(Message):
     group: int = 1
     token: bytes = b""
     tls: bool = False
+    batch: tuple[BatchPart, ...] = ()
 
     @property
     def samples(self) -> int:

@@ -174,6 +174,10 @@ class DaemonClient:
         """Return the measured curves of a synchronous job's workers."""
         return self._call(daemon.GetCurves(job), daemon.Curves, self._deadline)
 
+    def prepared(self, job: int) -> daemon.PreparedWorkers:
+        """Return the workers of a job without rounds that is done."""
+        return self._call(daemon.GetPrepared(job), daemon.PreparedWorkers, self._deadline)
+
     def stop(self, job: int) -> None:
         """Stop a job and wait until it has stopped."""
         self._call(daemon.StopJob(job), Ok, Deadline.after(2 * ANSWER_SECONDS))

@@ -215,6 +215,9 @@ class DaemonServer:
     def _get_curves(self, client: Channel, request: daemon.GetCurves, deadline: Deadline) -> None:
         client.send(self._jobs.curves(request.job), deadline)
 
+    def _get_prepared(self, client: Channel, request: daemon.GetPrepared, deadline: Deadline) -> None:
+        client.send(self._jobs.prepared(request.job), deadline)
+
     def _stop(self, client: Channel, request: daemon.StopJob, _deadline: Deadline) -> None:
         self._jobs.stop(request.job)
         client.send(Ok(), Deadline.after(REPLY_SECONDS))
@@ -238,6 +241,7 @@ class DaemonServer:
         daemon.GetLogOf: _get_log,
         daemon.GetNewLogOf: _get_new_log,
         daemon.GetCurves: _get_curves,
+        daemon.GetPrepared: _get_prepared,
         daemon.StopJob: _stop,
         daemon.ResumeJob: _resume,
         StartLaunch: _launch,

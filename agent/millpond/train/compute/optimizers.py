@@ -79,6 +79,7 @@ class Schedule:
         """Raises LocalError for a scheduler that is unknown or does not take its arguments."""
         # A scheduler changes its optimizer: it has one of its own, whose parameters nobody trains.
         groups = [{**group, "params": [nn.Parameter(torch.zeros(1))]} for group in optimizer.param_groups]
+        total = max(total, 1)  # a job that only prepares its workers has none
         stand_in = _StandIn(groups, dict(optimizer.defaults))
         self._optimizer, self._scheduler = stand_in, _make_scheduler(stand_in, spec, total, task)
         self._rates = [_rates(stand_in)]

@@ -5,20 +5,32 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from millpond.base.errors import LocalError
 from millpond.linux.files import open_folders, sync_folder
 from millpond.train.job.files import JobFile
 
+log = logging.getLogger(__name__)
+
 KEPT_FREE = 64 << 20
 """Bytes of the disk that no file takes: others need some, too."""
+READ_AGAIN_SECONDS = 3600.0
 _UNFINISHED = ".new-"
+
+
+class _Identity(NamedTuple):
+    inode: int
+    size: int
+    written: int
 
 
 class DamagedFile(LocalError):
@@ -34,6 +46,7 @@ class FileCache:
         self._folder, self._most = folder, most
         self._lock = threading.Lock()
         self._holds: Counter[JobFile] = Counter()
+        self._read: dict[str, tuple[_Identity, float]] = {}  # by digest: what was read whole, and when
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in folder.glob(f"{_UNFINISHED}*"):
             path.unlink()
@@ -43,11 +56,36 @@ class FileCache:
         return self._folder / file.sha256
 
     def has(self, file: JobFile) -> bool:
-        """Return whether the contents of ``file`` are there."""
+        """Return whether the contents of ``file`` are there. They are read whole, unless that was done within
+        READ_AGAIN_SECONDS and nobody has written to them since: flash loses bits while nothing else shows
+        it. What is damaged is removed.
+        """
+        path, now = self.path(file), time.monotonic()
         try:
-            return self.path(file).stat().st_size == file.size
+            identity = _identity(path.stat())
+            known, at = self._read.get(file.sha256, (None, 0.0))
+            if identity.size != file.size:
+                return False
+            if known == identity and now - at < READ_AGAIN_SECONDS:
+                return True
+            with path.open("rb") as opened:
+                whole = hashlib.file_digest(opened, "sha256").hexdigest() == file.sha256
         except FileNotFoundError:
             return False
+        except OSError:  # a block that the flash cannot read, most likely
+            whole = False
+        if whole:
+            self._read[file.sha256] = identity, now
+        else:
+            log.warning("%s is damaged, and removed", path)
+            path.unlink(missing_ok=True)
+        return whole
+
+    def check(self, files: Mapping[str, JobFile]) -> None:
+        """Raise LocalError, which names it, for one of ``files`` whose contents are not there."""
+        for name, file in files.items():
+            if not self.has(file):
+                raise LocalError(f"the stored contents of '{name}' are damaged or gone: submit the job again")
 
     @contextlib.contextmanager
     def held(self, files: Collection[JobFile]) -> Iterator[None]:
@@ -63,11 +101,20 @@ class FileCache:
         try:
             for file in wanted:
                 with contextlib.suppress(FileNotFoundError):
-                    os.utime(self.path(file))
+                    self._touch(file)
             yield
         finally:
             with self._lock:
                 self._release(wanted)
+
+    def _touch(self, file: JobFile) -> None:
+        """Make a file the most recently used, which is no reason to read it again."""
+        path = self.path(file)
+        before = _identity(path.stat())
+        os.utime(path)
+        known, at = self._read.get(file.sha256, (None, 0.0))
+        if known == before:
+            self._read[file.sha256] = _identity(path.stat()), at
 
     def _release(self, files: Iterable[JobFile]) -> None:
         self._holds.subtract(files)
@@ -117,6 +164,7 @@ class FileCache:
                 os.fchmod(descriptor, 0o444)  # a worker has another uid
                 os.fsync(descriptor)
                 Path(name).replace(self.path(file))
+                self._read[file.sha256] = _identity(os.fstat(descriptor)), time.monotonic()
                 unless_whole.pop_all()
             sync_folder(self._folder)
         except OSError as error:
@@ -147,3 +195,7 @@ def free_bytes(folder: Path) -> int:
     """Return the bytes of the disk of ``folder`` that files may take."""
     found = os.statvfs(folder)
     return max(found.f_bavail * found.f_frsize - KEPT_FREE, 0)
+
+
+def _identity(found: os.stat_result) -> _Identity:
+    return _Identity(found.st_ino, found.st_size, found.st_mtime_ns)

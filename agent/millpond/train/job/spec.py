@@ -112,7 +112,7 @@ class EvaluationSpec:
 
 @dataclass(frozen=True, slots=True)
 class FederatedSpec:
-    """At most ``rounds`` rounds of averaging.
+    """At most ``rounds`` rounds of averaging; with 0 the workers are prepared, and the job ends.
 
     Each round asks ``fraction`` of the devices (a share, 0..1), but at least ``least`` of them, chosen anew.
     It ends when all have answered or ``deadline`` seconds have passed, and counts if ``quorum`` of the
@@ -364,7 +364,6 @@ def _check_positive(job: Job, where: str) -> None:
         "train: epochs": job.train.epochs,
         "train: accumulate": job.train.accumulate,
         "train: clip_norm": job.train.clip_norm,
-        "federated: rounds": job.averaging.rounds,
         "federated: deadline": job.averaging.deadline,
         "federated: server: learning_rate": job.server_rate,
         "evaluate: every": job.evaluate.every,
@@ -378,6 +377,8 @@ def _check_positive(job: Job, where: str) -> None:
     for key, value in positive.items():
         if value is not None and not 0 < value <= _MOST:
             raise ConfigError(f"{where}: {key}: {value} is not greater than 0 and at most {_MOST:g}")
+    if not 0 <= (rounds := job.averaging.rounds) <= _MOST:
+        raise ConfigError(f"{where}: federated: rounds: {rounds} is not between 0 and {_MOST:.10g}")
 
 
 def _check_evaluation(job: Job, where: str) -> None:

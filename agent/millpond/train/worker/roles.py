@@ -33,8 +33,9 @@ from millpond.train.state import flat, initial, layout
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.state.private_state import PrivateState
+from millpond.train.task import structure
 from millpond.train.task.sums import Sums
-from millpond.train.task.task import Task
+from millpond.train.task.task import SampleSet, Task
 from millpond.train.worker import user_code
 from millpond.wire.channel import Buffer
 from millpond.wire.messages import Message, Ok
@@ -42,7 +43,8 @@ from millpond.wire.messages import Message, Ok
 Answer = tuple[Message, Buffer]
 
 _TRIED = 2
-"""Samples with which the parameter server tries the model: BatchNorm has no variance of one."""
+"""Samples with which the parameter server tries the model: BatchNorm has no variance of one. A worker whose
+job has no rounds reads as many, or a group."""
 
 
 class WorkerRole(Protocol):
@@ -114,12 +116,23 @@ class TrainingRole:
         parameters = FlatParameters(model, sums=np.frombuffer(values.data, np.float32))
         self._samples = SampleFolders(task, work.seed, prepare.folders, parts, work.held_out)
         self._trainer = LocalTrainer(parameters, task, self._samples, work)
+        self._batch = () if work.total else self._first_batch(task, prepare, parts)
         kept = task.state() if private else None
         self._private = PrivateState(kept, private) if kept is not None and private else None
 
+    @staticmethod
+    def _first_batch(
+        task: Task, prepare: PrepareWorker, parts: Sequence[SampleSet]
+    ) -> tuple[protocol.BatchPart, ...]:
+        """Read a batch of the first folder, of a group at least: an error in it is of no single sample."""
+        if not parts:
+            return ()
+        count = min(max(prepare.folders[0].group, _TRIED), len(parts[0]))
+        return structure.parts_of(task.fetch([(parts[0], np.arange(count))]))
+
     def ready(self) -> Ready:
         """Implement ``WorkerRole``."""
-        return Ready(self._samples.counts, self._samples.held)
+        return Ready(self._samples.counts, self._samples.held, batch=self._batch)
 
     def inlet(self, _message: Message) -> Vector | None:
         """Implement ``WorkerRole``: there is none, vectors lie in shared memory."""

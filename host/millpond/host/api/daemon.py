@@ -9,6 +9,7 @@ from millpond.host.model.jobs import Round
 from millpond.train.balance.profile import Profile
 from millpond.train.job.files import JobFile
 from millpond.train.job.spec import Job
+from millpond.train.protocol import BatchPart
 from millpond.tunnel.datapath.stats import PacketStats
 from millpond.wire.control_messages import Ledger, Load, LogPosition, Welcome
 from millpond.wire.messages import Message, message
@@ -269,6 +270,34 @@ class Curves(Message):
 
     profiles: tuple[Profile, ...]
     batches: dict[str, int]
+
+
+@message("api.prepared.get")
+@dataclass(frozen=True, slots=True)
+class GetPrepared(Message):
+    """Ask for the PreparedWorkers of a job without rounds."""
+
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedWorker:
+    """The answer of a prepared worker: ``samples`` to train on, in groups of ``group``, and those that are
+    ``held`` out besides; the parts of a ``batch``.
+    """
+
+    samples: int
+    held: int
+    group: int
+    batch: tuple[BatchPart, ...]
+
+
+@message("api.prepared")
+@dataclass(frozen=True, slots=True)
+class PreparedWorkers(Message):
+    """The workers of a job without rounds, by name."""
+
+    workers: dict[str, PreparedWorker]
 
 
 @message("api.resume")

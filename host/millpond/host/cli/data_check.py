@@ -3,30 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
 
 import typer
 
-from millpond.base.errors import LocalError
-from millpond.host.cli.options import Format, FormatOption
+from millpond.base.errors import LocalError, MillpondError
+from millpond.host.cli.options import DEFAULT_FLEET, FleetOption, Format, FormatOption
 from millpond.host.terminal import tables
 from millpond.train.job import file
-from millpond.train.job.spec import ModelSpec, WorkSpec
-
-if TYPE_CHECKING:
-    from torch import nn
+from millpond.train.job.spec import DataSpec, Job, ModelSpec, WorkSpec
+from millpond.train.task import structure
+from millpond.train.task.structure import GUESSED_IMAGES, NO_IMAGES
 
 _FEW = 2
 """Samples of the batch that is shown."""
-_FORMATS = {
-    "npy": ("images*.npy",),
-    "idx": ("*images*idx3-ubyte", "*images*idx3-ubyte.gz"),
-    "images": ("*/",),
-}
-
 app = typer.Typer(help="Look at data before it is trained on.", no_args_is_help=True)
 
 
@@ -43,6 +37,20 @@ class DataSummary:
     classes: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class PrivateSummary:
+    """A private folder as its device tells of it: numbers of samples to train on and held out, the first in
+    groups of ``group``; a batch as in ``DataSummary``; the ``classes`` of the job, which has all of its own.
+    """
+
+    folder: str
+    samples: int
+    held_out: int
+    group: int
+    batch: dict[str, str]
+    classes: tuple[str, ...]
+
+
 @app.callback()
 def _group() -> None:
     """Look at data before it is trained on."""  # with it 'check' is a command of its own
@@ -50,67 +58,111 @@ def _group() -> None:
 
 @app.command()
 def check(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A folder of this machine.")],
+    folder: Annotated[
+        str,
+        typer.Argument(metavar="FOLDER", help="A folder of this machine, or of a device: csd0:private/x."),
+    ],
     task: Annotated[
         str, typer.Option(metavar="FILE.py:NAME", help="Read it with the task of this file.")
     ] = "",
     job: Annotated[
         Path | None, typer.Option(metavar="JOB.toml", help="Read it as the workers of this job.")
     ] = None,
+    fleet_directory: FleetOption = DEFAULT_FLEET,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Show a folder as a worker would see it: format, samples, a batch, labels.
 
-    What a worker would refuse is one line, with exit code 2. A task's own code is run here, by this user.
+    What a worker would refuse is one line, with exit code 2. A task's own code is run here, by this user. A
+    private folder is read on its device by a job without rounds, and what a job is told is shown: how many
+    samples there are, the parts of a batch, of images also their shape.
     """
-    path = _own(folder)
     if task and job:
         raise LocalError("--task and --job are two ways to read the folder: give one of them")
-    work, code_dir = _of_job(job) if job else _of_task(task) if task else (_guessed(path), Path())
-    found = summarize(path, work, code_dir.resolve())
+    how = _of_job(job) if job else _of_task(task) if task else _GUESSED
+    try:
+        found = _look(folder, how, fleet_directory)
+    except MillpondError as error:
+        if NO_IMAGES not in str(error):
+            raise
+        raise LocalError(f"{error}; for other data say how it is read, with --task or --job") from None
     if output is Format.JSON:
         tables.print_json(found)
     else:
-        print("\n".join(lines(found)))
+        print("\n".join(lines(found) if isinstance(found, DataSummary) else private_lines(found)))
 
 
-def _own(folder: str) -> Path:
-    device, colon, path = folder.partition(":")
-    if colon and "/" not in device and not Path(folder).exists():
-        if path.strip("/").partition("/")[0] == "public":
-            raise LocalError(f"{folder}: check it where 'millpond mount {device} DIR' shows it")
-        raise LocalError(
-            f"{folder}: a device tells nothing of private data but in a job, and then only how many samples "
-            "there are, or what is wrong: submit it with 'millpond train'"
-        )
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How a folder is read: the job, its files by name, and the folder where they lie."""
+
+    job: Job
+    code: Mapping[str, Path]
+    folder: Path
+
+
+_GUESSED = _Reading(Job("data-check", DataSpec("private"), task=ModelSpec(GUESSED_IMAGES)), {}, Path())
+
+
+def _look(folder: str, how: _Reading, fleet: Path) -> DataSummary | PrivateSummary:
+    device, path = _place_of(folder)
+    if device:
+        return (_public if path.parts[0] == "public" else _private)(fleet, device, path, how)
     if not Path(folder).is_dir():
         raise LocalError(f"missing data: there is no folder {folder}")
-    return Path(folder)
+    return summarize(Path(folder), how.job.work, how.folder.resolve())
 
 
-def _of_job(path: Path) -> tuple[WorkSpec, Path]:
-    found, _ = file.read(path)
-    return found.work, path.parent
+def _place_of(folder: str) -> tuple[str, PurePosixPath]:
+    """Return the device and the path of a folder, "" as the device of one of this machine. Raises
+    LocalError.
+    """
+    device, colon, text = folder.partition(":")
+    if not colon or "/" in device or Path(folder).exists():
+        return "", PurePosixPath(folder)
+    path = PurePosixPath(text)
+    if path.parts[:1] not in (("public",), ("private",)) or ".." in path.parts:
+        raise LocalError(f"{folder}: a device has its data in public and private: {device}:private/FOLDER")
+    return device, path
 
 
-def _of_task(text: str) -> tuple[WorkSpec, Path]:
+def _of_job(path: Path) -> _Reading:
+    job, code = file.read(path)
+    return _Reading(job, code, path.parent)
+
+
+def _of_task(text: str) -> _Reading:
     path, _, name = text.partition(":")
     source = Path(path)
     if not source.is_file():
         raise LocalError(f"--task: there is no file {path}")
     factory = f"{source.stem}:{name}" if name else source.stem
-    return WorkSpec("check", ModelSpec(factory), task=True), source.parent
+    code = ModelSpec(factory, files=(source.name,))
+    return _Reading(Job("data-check", DataSpec("private"), task=code), {source.name: source}, source.parent)
 
 
-def _guessed(folder: Path) -> WorkSpec:
-    """Return the work on labelled images of the format that the folder has. Raises LocalError for none."""
-    for name, patterns in _FORMATS.items():
-        if any(next(folder.glob(pattern), None) for pattern in patterns):
-            return WorkSpec("check", ModelSpec(""), format=name)  # type: ignore[arg-type]
-    raise LocalError(
-        f"{folder} has no images.npy, no *-images-idx3-ubyte and no sub-folder per class; for other data say "
-        "how it is read, with --task or --job"
-    )
+def _public(fleet: Path, device: str, path: PurePosixPath, how: _Reading) -> DataSummary:
+    """Read a device's public folder here: the host may have all of it."""
+    from millpond.host.remote import device_data
+
+    with device_data.mounted(fleet, device) as volume:
+        if not (volume / path).is_dir():
+            raise LocalError(f"missing data: there is no folder {device}:{path}")
+        try:
+            found = summarize(volume / path, how.job.work, how.folder.resolve())
+        except LocalError as error:
+            raise LocalError(str(error).replace(f"{volume}/", f"{device}:")) from None
+        return replace(found, folder=f"{device}:{path}")
+
+
+def _private(fleet: Path, device: str, path: PurePosixPath, how: _Reading) -> PrivateSummary:
+    from millpond.host.remote import device_data
+
+    job = device_data.looking_at(how.job, device, str(path))
+    ready = device_data.prepare(fleet, job, how.code, lambda text: print(text, file=sys.stderr))
+    batch = {part.place: str(part) for part in ready.batch}
+    named = job.data.classes if job.data.format == "images" else ()
+    return PrivateSummary(f"{device}:{path}", ready.samples, ready.held, ready.group, batch, named)
 
 
 def summarize(folder: Path, work: WorkSpec, code_dir: Path) -> DataSummary:
@@ -135,57 +187,28 @@ def _summarize(folder: Path, work: WorkSpec, code_dir: Path) -> DataSummary:
     import numpy as np
 
     from millpond.train.data.labelled_images import LabelledImages
-    from millpond.train.task.task import Task
+    from millpond.train.task.guessed_images import format_of
     from millpond.train.worker import user_code
 
-    model: nn.Module | None = None
-    if work.model.factory:
-        task, model = user_code.build(work, code_dir)
-    else:
-        task = Task(_Images(), work.format)
+    task, model = user_code.build(work, code_dir)
     part = task.dataset(Path(), str(folder), "train")
     if not len(part):
         raise LocalError(f"missing data: {folder} holds no samples")
-    if model is not None:
-        task.check([part], model)
-    batch = task.fetch([(part, np.arange(min(_FEW, len(part))))])
+    task.check([part], model)
+    batch = structure.parts_of(task.fetch([(part, np.arange(min(_FEW, len(part))))]))
     kind, classes = type(part).__name__, {}
     if isinstance(part, LabelledImages):
-        kind, classes = work.format, _classes(part.labels, folder, work)
-    return DataSummary(str(folder), kind, len(part), dict(_shapes(batch)), classes)
+        kind = format_of(folder) if work.model.factory == GUESSED_IMAGES else work.format
+        classes = _classes(part.labels, folder, kind, work.classes)
+    return DataSummary(str(folder), kind, len(part), {each.place: str(each) for each in batch}, classes)
 
 
-class _Images:
-    """A task that only reads images."""
-
-    def model(self) -> None:
-        """Be there, as each task has this hook."""
-
-
-def _classes(labels: Any, folder: Path, work: WorkSpec) -> dict[str, int]:
+def _classes(labels: Any, folder: Path, format_: str, classes: Sequence[str]) -> dict[str, int]:
     import numpy as np
 
-    names: Sequence[str] = ()
-    if work.format == "images":
-        names = work.classes or file.class_names(folder)
+    names = (classes or file.class_names(folder)) if format_ == "images" else ()
     counts = np.bincount(labels, minlength=len(names)).tolist()
     return {f"{label} {names[label]}" if names else str(label): count for label, count in enumerate(counts)}
-
-
-def _shapes(batch: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the place in a batch, and shape and type, of each of its parts."""
-    if hasattr(batch, "shape") and hasattr(batch, "dtype"):
-        shape = "x".join(["N", *map(str, batch.shape[1:])])
-        yield place or "batch", f"{str(batch.dtype).removeprefix('torch.')} {shape}"
-    elif isinstance(batch, Mapping):
-        for key, each in batch.items():
-            yield from _shapes(each, f"{place}.{key}".lstrip("."))
-    elif isinstance(batch, (list, tuple)) and not all(isinstance(each, (str, bytes)) for each in batch):
-        for number, each in enumerate(batch):
-            yield from _shapes(each, f"{place}[{number}]")
-    else:
-        kind = type(batch[0]).__name__ if isinstance(batch, (list, tuple)) and batch else type(batch).__name__
-        yield place or "batch", kind
 
 
 def lines(found: DataSummary) -> list[str]:
@@ -200,4 +223,15 @@ def lines(found: DataSummary) -> list[str]:
             f"    {label:<{width}}  {count:>8}  {'#' * round(40 * count / most)}".rstrip()
             for label, count in found.classes.items()
         ]
+    return out
+
+
+def private_lines(found: PrivateSummary) -> list[str]:
+    """Return it as text."""
+    held = f", {found.held_out} held out" if found.held_out else ""
+    groups = f" in groups of {found.group}" if found.group > 1 else ""
+    out = [f"{found.folder}: {found.samples} samples{groups}{held}"]
+    out += [f"  {place}: {shape}" for place, shape in found.batch.items()]
+    if found.classes:
+        out.append(f"  classes, all of the job's: {', '.join(found.classes)}")
     return out

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from millpond.base.errors import LocalError, MillpondError, Refused
-from millpond.host.api.daemon import ENDED, Curves, JobInfo, JobProgress, JobRecord, NewLog
+from millpond.host.api.daemon import ENDED, Curves, JobInfo, JobProgress, JobRecord, NewLog, PreparedWorkers
 from millpond.host.jobs import queue
 from millpond.host.jobs.context import JobContext, limited
 from millpond.host.jobs.training.scores import ScoreBoard
 from millpond.host.jobs.training.trainer import Trainer
 from millpond.host.model.failures import advised
 from millpond.host.model.jobs import ACTIVE, JobRow, JobState
-from millpond.host.store.profiles import read_curves
+from millpond.host.store import results
 from millpond.host.store.store import Store
 from millpond.train.job import signed_code
 from millpond.train.job.files import JobFile
@@ -199,7 +199,7 @@ class JobService:
     def _finish(self, number: int, running: _Running) -> tuple[JobState | None, str, str]:
         """Run the job. Returns its last state (None if the daemon's end interrupted it), error, model."""
         try:
-            return JobState.DONE, "", str(running.runner.run())
+            return JobState.DONE, "", str(running.runner.run() or "")
         except Exception as error:
             if self._closing:
                 return None, "", ""
@@ -324,10 +324,17 @@ class JobService:
 
     def curves(self, number: int) -> Curves:
         """Return the measured curves of a synchronous job's workers. Raises Refused without any."""
-        curves = read_curves(self._context.fleet.job_directory(self._row(number).id))
+        curves = results.read(self._context.fleet.job_directory(self._row(number).id), Curves)
         if curves is None:
             raise Refused("", "state", f"the workers of job {number} were not measured")
         return curves
+
+    def prepared(self, number: int) -> PreparedWorkers:
+        """Return the workers of a job without rounds. Raises Refused before they are prepared."""
+        found = results.read(self._context.fleet.job_directory(self._row(number).id), PreparedWorkers)
+        if found is None:
+            raise Refused("", "state", f"job {number} has rounds, or its workers were not prepared")
+        return found
 
     def _notify(self) -> None:
         with self._changed:

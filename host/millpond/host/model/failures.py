@@ -27,6 +27,11 @@ def listed(reasons: Iterable[tuple[str, str]]) -> str:
     return "; ".join(f"{', '.join(found)}: {reason}" for reason, found in names.items())
 
 
+def too_few(needed: int) -> str:
+    """Return the failure of a job of which not ``needed`` devices take part."""
+    return "no device takes part" if needed == 1 else f"fewer than {needed} devices take part"
+
+
 def advised(failure: str, job: int, devices: Collection[str]) -> str:
     """Return the failure of a job with what a user can do about it, if that is known."""
     if "update refused: " in failure and NOT_FINITE in failure:

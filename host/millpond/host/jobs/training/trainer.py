@@ -41,8 +41,9 @@ from millpond.host.jobs.training.scores import ScoreBoard, Scores, described
 from millpond.host.jobs.training.shards import Shards
 from millpond.host.jobs.training.worker_group import START_SECONDS, WorkerGroup
 from millpond.host.model.energy import describe
+from millpond.host.model.failures import too_few
 from millpond.host.model.jobs import HOST, JobRow, Round
-from millpond.host.store.profiles import write_curves
+from millpond.host.store import results
 from millpond.train.compute.lr_scaling import LearningRate
 from millpond.train.job.spec import SynchronousSpec
 from millpond.train.state import checkpoint, layout
@@ -66,6 +67,7 @@ class Trainer:
         self.log = logging.Logger(f"millpond.host.job.{row.id}")  # not kept for ever, as getLogger's are
         self.log.parent = logging.getLogger("millpond.host")
         self._directory = context.fleet.job_directory(row.id)
+        self._only_prepares = self._rounds and not self._steps.epochs
         self._stop = stop
         self._group = WorkerGroup(row, context, stop, self.log)
         self._closers: list[Callable[[], None]] = []
@@ -73,8 +75,10 @@ class Trainer:
         self._tries = 0
         self._progressed = time.monotonic()
 
-    def run(self) -> Path:
-        """Train to the target or the last epoch. Returns the model's path. Raises JobFailed, JobStopped."""
+    def run(self) -> Path | None:
+        """Train to the target or the last epoch. Returns the model's path, None for a job without rounds.
+        Raises JobFailed, JobStopped.
+        """
         self._directory.mkdir(parents=True, exist_ok=True)
         while True:
             try:
@@ -94,7 +98,7 @@ class Trainer:
         """End the job at once, from any thread."""
         self._group.stop()
 
-    def _attempt(self) -> Path:
+    def _attempt(self) -> Path | None:
         """Train from the last checkpoint, if there is one. Raises RemoteError if the parameter server is
         lost.
         """
@@ -104,6 +108,9 @@ class Trainer:
             saved = newest(self._directory, self._server.tensors, done[-1].round if done else 0)
             self._shards.begin(1) if saved is None else self._resume(saved)
             self._gather()
+            if self._only_prepares:
+                self._group.write_prepared()
+                return None
             self._train([round_ for round_ in done if round_.round < self._epoch.number])
             return self._save_model("model.safetensors")
         finally:
@@ -172,7 +179,7 @@ class Trainer:
         curves = self._admission.begin()
         if curves.profiles:
             try:
-                write_curves(self._directory, curves)
+                results.write(self._directory, curves)
             except OSError as error:  # a full disk, most likely
                 self.log.warning("the curves cannot be kept: %s", error.strerror)
 
@@ -194,7 +201,8 @@ class Trainer:
     def _check_quorum(self) -> None:
         """Raise JobFailed if there is no hope for a quorum, or there was none for too long."""
         needed, wait = self._membership.needed, self._job.limits.wait
-        few = f"fewer than {needed} devices take part ({self._group.reasons})"
+        few = f"{too_few(needed)} ({self._group.reasons})"
+        few = self._group.reasons if self._only_prepares else few
         if not self._membership.can_reach_quorum:
             raise JobFailed(few)
         if time.monotonic() - self._progressed > wait:

@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Literal
 
 from millpond.base.deadline import Deadline
-from millpond.base.errors import ConnectionLost, RemoteError
+from millpond.base.errors import ConnectionLost, LocalError, RemoteError
+from millpond.base.text import printable
+from millpond.host.api.daemon import PreparedWorker, PreparedWorkers
 from millpond.host.fleet.device import Device
 from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.jobs.context import JobContext, JobFailed, JobStopped
 from millpond.host.jobs.training.shards import Shard
 from millpond.host.model.failures import listed, reason_of
 from millpond.host.model.jobs import HOST, JobPlan, JobRow
+from millpond.host.store import results
 from millpond.host.workers.parameter_server import PARAMETER_SERVER, ParameterServer
 from millpond.host.workers.supervisor import PREPARE_SECONDS, WorkerSupervisor
 from millpond.host.workers.worker import DeviceWorker, LocalWorker, Worker
@@ -75,6 +78,7 @@ class WorkerGroup:
     def _lay_out_files(self) -> None:
         """Lay the job's files out, and install its wheels, for the workers on the host. Raises LocalError."""
         shutil.rmtree(self._files.folder, ignore_errors=True)
+        self._context.files.check(self._row.files)
         self._context.files.link(laid_out(self._row.files), self._files.folder)
         wheels = wheels_of(self._row.files)
         if wheels := {name: wheels[name] for name in fitting(wheels)}:
@@ -207,6 +211,15 @@ class WorkerGroup:
         name = self.names[rank]
         return HOST if name == HOST else self._context.devices[name].config.board
 
+    def write_prepared(self) -> None:
+        """Keep what the prepared workers told in the job's directory. Raises LocalError."""
+        ready = {member.name: member.ready for member in self._members if member.worker}
+        found = {name: _described(each) for name, each in ready.items() if each}
+        try:
+            results.write(self._directory, PreparedWorkers(found))
+        except OSError as error:  # a full disk, most likely
+            raise LocalError(f"{self._directory}: {error.strerror}") from None
+
     @property
     def reasons(self) -> str:
         """The reasons for the absence of workers, in one line."""
@@ -282,6 +295,14 @@ class WorkerGroup:
             self._server.close()
         self._overlay.close()
         shutil.rmtree(self._files.folder, ignore_errors=True)
+
+
+def _described(ready: Ready) -> PreparedWorker:
+    """Return the answer of a worker; its texts are a device's."""
+    parts = tuple(
+        replace(part, place=printable(part.place), type=printable(part.type)) for part in ready.batch
+    )
+    return PreparedWorker(ready.samples, sum(ready.held), ready.group, parts)
 
 
 def host_trains(job: Job) -> bool:

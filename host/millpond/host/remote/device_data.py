@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: the data of a device: its public part, mounted for a while, and a check of a private folder."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from millpond.base.errors import LocalError, MillpondError, RemoteError
+from millpond.host.api.daemon import PreparedWorker
+from millpond.host.client import DaemonClient
+from millpond.host.fleet import mounts
+from millpond.train.job.spec import FederatedSpec, Job
+
+_STOP_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def mounted(fleet: Path, device: str) -> Iterator[Path]:
+    """Mount a device's volume for as long as the context lasts. Raises LocalError, RemoteError."""
+    with tempfile.TemporaryDirectory(prefix="millpond-") as place:
+        argv = [*mounts.command(fleet.absolute(), device, Path(place)), "--die-with-parent"]
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout
+            if not process.stdout.readline().startswith("ready: "):
+                _, complaint = process.communicate(timeout=_STOP_SECONDS)
+                kind = LocalError if process.returncode == 2 else RemoteError
+                raise kind(complaint.strip() or f"{device} cannot be mounted")
+            yield Path(place)
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_SECONDS)
+
+
+def looking_at(job: Job, device: str, folder: str) -> Job:
+    """Return ``job`` with a device's private ``folder`` alone and without rounds: its worker is prepared, as
+    for training, and the job ends.
+    """
+    evaluate = replace(
+        job.evaluate,
+        on=tuple(place for place in job.evaluate.on if place == "devices"),
+        target=None,
+        patience=None,
+    )
+    return replace(
+        job,
+        data=replace(job.data, private=folder, public=None, test=""),
+        devices=(device,),
+        synchronous=None,
+        federated=FederatedSpec(rounds=0),
+        evaluate=evaluate,
+    )
+
+
+def prepare(fleet: Path, job: Job, code: Mapping[str, Path], waits: Callable[[str], None]) -> PreparedWorker:
+    """Run a job of ``looking_at``. ``waits`` gets what the job waits for. Raises LocalError with the reason
+    for which a worker would refuse the folder.
+    """
+    with DaemonClient(fleet) as client:
+        number = client.submit(job, code)
+        try:
+            _wait(client, number, waits)
+        except BaseException:  # Ctrl-C: nobody is there for its answer
+            with contextlib.suppress(MillpondError), DaemonClient(fleet) as other:
+                other.stop(number)
+            raise
+        return client.prepared(number).workers[job.devices[0]]
+
+
+def _wait(client: DaemonClient, number: int, waits: Callable[[str], None]) -> None:
+    reason = ""
+    for progress in client.watch(number):
+        info = progress.info
+        if info.reason != reason and (reason := info.reason):
+            waits(f"job {number} is queued: {reason}")
+        if info.state in ("failed", "stopped"):
+            raise LocalError(info.error or f"job {number} was stopped")
