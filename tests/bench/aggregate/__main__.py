@@ -12,6 +12,7 @@ _MEASURED: repeated.Measured = {
     "rounds": (rounds.TITLE, rounds.measure),
     "flower": (peers.FLOWER_TITLE, peers.measure_flower),
     "split": (peers.SPLIT_TITLE, peers.measure_split),
+    "staged": (peers.STAGED_TITLE, peers.measure_staged),
     "gigabyte": (peers.GIGABYTE_TITLE, peers.measure_gigabyte),
     "topology": (topology.TITLE, topology.measure),
 }

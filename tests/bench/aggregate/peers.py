@@ -24,11 +24,13 @@ from bench.train.run import Run
 
 FLOWER_TITLE = "beside Flower's server"
 SPLIT_TITLE = "ranges beside threads that share one vector"
+STAGED_TITLE = "ranges of all vectors, or one whole vector after the other"
 GIGABYTE_TITLE = "a vector of a gigabyte"
 _FOLDER = Path(__file__).parent
 _FLOWER = "flwr==1.41.0"
 _GIGABYTE = 268_435_456
 _THREADS = (1, 2, 3, 4)
+_LATE = 0.3  # seconds
 
 
 def measure_flower(run: Run) -> Findings:
@@ -146,6 +148,29 @@ def _shared_vector_library() -> Iterator[Path]:
         source = _FOLDER / "shared_vector.c"
         subprocess.run(["cc", "-O3", "-shared", "-fPIC", "-o", library, source, "-lpthread"], check=True)
         yield library
+
+
+def measure_staged(run: Run) -> Findings:
+    """Rows ``staged_wall``, ``staged_late`` and ``staged_models``: the other design over ours."""
+    ratios: dict[str, list[float]] = {"staged_wall": [], "staged_late": [], "staged_models": []}
+    for _ in range(run.repeats):
+        for figure, late in (("staged_wall", 0.0), ("staged_late", _LATE)):
+            ours, other = (serve(kind, 10, VALUES, late=late) for kind in ("millpond", "staged"))
+            ratios[figure].append(median(other.seconds) / median(ours.seconds))
+            seconds = f"{median(ours.seconds):.3f} s, staged {median(other.seconds):.3f} s"
+            run.say(f"one answer {late:g} s late: {seconds}")
+        ratios["staged_models"].append((other.peak - other.alone) / (ours.peak - ours.alone))
+    about = f"a round of 10 clients x {VALUES}: whole vectors, staged, over ranges of all"
+    what = {
+        "staged_wall": f"seconds of {about}",
+        "staged_late": f"seconds of {about}, one answer {_LATE:g} s late",
+        "staged_models": f"server's memory of {about}",
+    }
+    rows = (
+        summary(name, text, ratios[name], "x", peer="StagedServer", emulation=rounds.EMULATION)
+        for name, text in what.items()
+    )
+    return Findings(tuple(rows))
 
 
 def measure_gigabyte(run: Run) -> Findings:

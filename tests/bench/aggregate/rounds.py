@@ -91,13 +91,24 @@ def _models(figure: str, what: str, values: Sequence[float]) -> Row:
     return summary(figure, what, values, "models", peer=None, emulation=EMULATION)
 
 
-def serve(kind: str, count: int, size: int, threads: int = 0, rounds: int = _ROUNDS) -> Server:
-    """Run a server and its clients. Raises RuntimeError if the mean is wrong."""
+def serve(
+    kind: str, count: int, size: int, threads: int = 0, rounds: int = _ROUNDS, late: float = 0.0
+) -> Server:
+    """Run a server and its clients, of which the first answers ``late`` by so many seconds. Raises
+    RuntimeError if the mean is wrong.
+    """
     with ExitStack() as undo:
         pairs = [undo.enter_context(connected()) for _ in range(count)]
         near, far = ([end.fileno() for end in ends] for ends in zip(*pairs, strict=True))
-        module = "bench.train.simulated_devices" if kind == "millpond" else "bench.aggregate.plain_clients"
-        clients = subprocess.Popen([sys.executable, "-m", module, str(size), *map(str, far)], pass_fds=far)
+        module = (
+            "bench.train.simulated_devices"
+            if kind in ("millpond", "staged")
+            else "bench.aggregate.plain_clients"
+        )
+        arguments = [str(size), *map(str, far)]
+        if late:
+            module, arguments = "bench.aggregate.late_clients", [str(size), str(late), *map(str, far)]
+        clients = subprocess.Popen([sys.executable, "-m", module, *arguments], pass_fds=far)
         undo.callback(clients.wait)
         undo.callback(clients.kill)
         server = [sys.executable, "-m", "bench.aggregate.server", kind, str(size), str(rounds), str(threads)]

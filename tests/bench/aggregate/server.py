@@ -12,10 +12,13 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import queue
 import selectors
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +26,7 @@ import numpy as np
 
 from bench.train.simulated_devices import SAMPLES
 from bench.train.simulated_host import SimulatedDevice
+from millpond.aggregate.exact import ExactSum, scale_of
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.reduction import Addend, Reduction
 from millpond.base.deadline import Deadline
@@ -30,14 +34,15 @@ from millpond.host.fleet.device import Device
 from millpond.host.workers.worker import DeviceWorker, ModelState
 from millpond.linux import memory
 from millpond.train.job.spec import ModelSpec, WorkSpec
-from millpond.train.protocol import Folder, PrepareWorker, Work
+from millpond.train.protocol import Folder, PrepareWorker, Update, Work
 from millpond.train.state.layout import Tensor
 
 _CHUNK = 1 << 18
+_THREADS = 10
 
 
 class MillpondServer:
-    """The product's side of a round. All clients are asked in turn: there is no thread for each."""
+    """The product's side of a round."""
 
     def __init__(self, descriptors: list[int], size: int, threads: int) -> None:
         request = PrepareWorker(
@@ -57,15 +62,64 @@ class MillpondServer:
         self.mean = self._state.values
         self._reduction = Reduction(self.mean, threads)
 
+    def ask(self, number: int, answered: Callable[[DeviceWorker, Update], None]) -> Callable[[], None]:
+        """Give all clients the state; returns what waits for their heads. Few clients have a thread each, as
+        a job's workers have.
+        """
+        work = Work(number, 1, 1, (((0, SAMPLES),),))
+
+        def ask(worker: DeviceWorker) -> None:
+            answered(worker, worker.train(work, self._state, Deadline.after(60)))
+
+        if len(self._workers) > _THREADS:
+            for worker in self._workers:
+                ask(worker)
+            return lambda: None
+        asking = [threading.Thread(target=ask, args=(worker,)) for worker in self._workers]
+        for thread in asking:
+            thread.start()
+
+        def wait() -> None:
+            for thread in asking:
+                thread.join()
+
+        return wait
+
     def run(self, number: int) -> None:
         """Run a round."""
-        work = Work(number, 1, 1, (((0, SAMPLES),),))
-        addends = []
-        for worker in self._workers:
-            update = worker.train(work, self._state, Deadline.after(60))
+        addends: list[Addend] = []
+
+        def answered(worker: DeviceWorker, update: Update) -> None:
             addends.append(Addend(worker, update.weight, update.largest, update.norm))
+
+        self.ask(number, answered)()
         if lost := self._reduction.run(addends):
             raise RuntimeError(str(lost[0].error))
+
+
+class StagedServer(MillpondServer):
+    """The design that was not taken: each vector is pulled whole as soon as its head has come, into a staging
+    buffer, and then added to one exact sum of the whole vector. The bound of all values must be known before.
+    """
+
+    def __init__(self, descriptors: list[int], size: int) -> None:
+        super().__init__(descriptors, size, 1)
+        self._sum, self._staging = ExactSum(size), np.empty(size, np.float32)
+
+    def run(self, number: int) -> None:
+        """Run a round; the threads that wait for answers put them into a queue."""
+        answers: queue.SimpleQueue[tuple[DeviceWorker, float]] = queue.SimpleQueue()
+        wait = self.ask(number, lambda worker, update: answers.put((worker, update.weight)))
+        weights = 0.0
+        self._sum.begin(scale_of(1.0, len(self._workers)))
+        for _ in self._workers:
+            worker, weight = answers.get()
+            worker.fetch(len(self.mean), Deadline.after(60))
+            worker.read(self._staging, Deadline.after(60))
+            self._sum.add(self._staging, bound=1.0)
+            weights += weight
+        wait()
+        self._sum.divide(weights, self.mean)
 
 
 class PlainServer:
@@ -143,6 +197,8 @@ def _server(
 ) -> MillpondServer | PlainServer | SharedVectorServer:
     if kind == "millpond":
         return MillpondServer(descriptors, size, threads)
+    if kind == "staged":
+        return StagedServer(descriptors, size)
     if kind in ("plain", "bare"):
         return PlainServer(descriptors, size, adds=kind == "plain")
     library = Path(os.environ["SHARED_VECTOR"])
