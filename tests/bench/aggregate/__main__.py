@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 
 from bench import repeated
-from bench.aggregate import peers, rounds, topology
+from bench.aggregate import encodings, peers, rounds, topology
 
 _MEASURED: repeated.Measured = {
     "rounds": (rounds.TITLE, rounds.measure),
@@ -14,6 +14,7 @@ _MEASURED: repeated.Measured = {
     "split": (peers.SPLIT_TITLE, peers.measure_split),
     "gigabyte": (peers.GIGABYTE_TITLE, peers.measure_gigabyte),
     "topology": (topology.TITLE, topology.measure),
+    "encodings": (encodings.TITLE, encodings.measure),
 }
 
 if __name__ == "__main__":
