@@ -14,6 +14,7 @@ import pytest
 
 from millpond.aggregate.encoding.codec import codec
 from millpond.aggregate.encoding.layout import Encoding
+from millpond.aggregate.reduction import LEAST_RANGE
 from millpond.base.deadline import Deadline
 from millpond.base.errors import DeadlineExceeded, ProtocolError, RemoteError
 from millpond.host.fleet.device import Device
@@ -197,11 +198,11 @@ def test_encoded_values_come_in_order_as_often_as_they_are_asked_for(encoding: E
     with pair_with(encoding) as (worker, _):
         train(worker, 1)
         found = []
-        for stop in (SIZE, PART_VALUES, SIZE):
+        for stop, step in ((SIZE, PART_VALUES), (PART_VALUES, PART_VALUES), (SIZE, LEAST_RANGE)):
             worker.fetch(stop, soon())
             out = np.empty(stop, np.float32)
-            for start in range(0, stop, PART_VALUES):
-                worker.read(out[start : min(start + PART_VALUES, stop)], soon())
+            for start in range(0, stop, step):
+                worker.read(out[start : min(start + step, stop)], soon())
             found.append(out)
         assert found[0].tobytes() == found[2].tobytes()
         assert found[1].tobytes() == found[0][:PART_VALUES].tobytes()

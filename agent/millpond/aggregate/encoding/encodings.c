@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { ENGINE_VERSION = 1, LANES = 8, INT8_VALUES = 1 << 10, TOP_VALUES = 1 << 16, DIGIT = 11, DIGITS = 1 << DIGIT };
+enum { ENGINE_VERSION = 1, LANES = 8, INT8_VALUES = 1 << 10, TOP_VALUES = 1 << 13, DIGIT = 11, DIGITS = 1 << DIGIT };
 enum { BFLOAT16 = 1, INT8, TOP };
 
 #define MAGNITUDE 0x7fffffffu

@@ -8,7 +8,7 @@ A vector is encoded in blocks of its own, the last of which may be shorter, and 
 | float32 | 1 | the values |
 | bfloat16 | 1 | the upper halves of the values, rounded to nearest, ties to even |
 | int8 | 1,024 | a float32 scale, then n multiples of it as whole numbers of 8 bits |
-| top-k | 65,536 | the k values of largest magnitude, float32; then their positions, ascending uint16 |
+| top-k | 8,192 | the k values of largest magnitude, float32; then their positions, ascending uint16 |
 
 All numbers are little-endian. The length of a part that begins with a block is known before it comes.
 """
@@ -23,8 +23,8 @@ from typing import Final, Literal, NamedTuple
 Buffer = bytearray | memoryview
 EncodingName = Literal["float32", "bfloat16", "int8", "top-k"]
 INT8_VALUES: Final = 1 << 10
-TOP_VALUES: Final = 1 << 16
-"""Values of a block; a position in it takes two bytes."""
+TOP_VALUES: Final = 1 << 13
+"""Values of a block; a position in it takes two bytes. Ranges of sums are whole blocks of every encoding."""
 MOST_SHARE: Final = 0.5
 """A larger share of the values would take almost as many bytes as all of them, or more."""
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from millpond.aggregate.encoding.codec import codec
 from millpond.aggregate.encoding.layout import TOP_VALUES, Bounds, Buffer, Encoding
 
-_PART = TOP_VALUES
+_PART = 8 * TOP_VALUES
 """Values that are encoded at a time, whole blocks of every encoding."""
 
 
@@ -54,10 +54,10 @@ class UpdateEncoder:
 
     def is_end(self, stop: int) -> bool:
         """Return whether the first ``stop`` values can be sent alone."""
-        return stop == self._size or not stop % _PART
+        return stop == self._size or not stop % TOP_VALUES
 
     def data(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of values from the beginning of a part to the end of one."""
+        """Return the bytes of values between such ends."""
         return self._data[self.encoding.size(start) : self.encoding.size(stop)]
 
     def sent(self, stop: int) -> None:
