@@ -119,6 +119,7 @@ def test_what_is_lost_is_bounded(codec: Callable[[], Codec], values: Vector) -> 
     for span, _ in INT8.pieces(len(values)):
         most = wide[span].max()
         lost = np.abs(by_int8[span] - values[span].astype(np.float64))
+        # half a step, and the rounding of the scale, of a quotient up to 127 and of a product
         assert (lost <= (most / 254 * (1 + 5e-5) if most >= 2.0**-100 else most)).all()
     for span, _ in TOP.pieces(len(values)):
         sent = by_top[span] != 0
