@@ -103,6 +103,17 @@ def test_a_canary_is_found_across_the_payloads_of_two_messages() -> None:
     assert ledger(guarded, [])[1]["c"] == 1
 
 
+def test_what_leaves_in_another_form_is_searched_and_not_counted() -> None:
+    guarded = both()
+    outlet = guarded.outlet()
+    outlet.examine(CANARY[4:] + b"tr" + CANARY[:4])
+    outlet.passing(Kind.PARAMETERS, CANARY[4:], payload=True)  # what does not leave is not before it
+    with pytest.raises(CanaryError):
+        outlet.examine(memoryview(CANARY[4:]))
+    sent, seen = ledger(guarded, [])
+    assert (sent["parameters"], seen) == (len(CANARY) - 4, {"c": 1, "t": 1})
+
+
 def test_an_agent_that_starts_again_goes_on_counting(tmp_path: Path) -> None:
     found = (Pattern("c", CANARY, True),)
     for total in (5, 10, 15):

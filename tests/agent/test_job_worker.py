@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -21,6 +22,7 @@ from millpond.agent.job_worker import HostLeft, JobWorker
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import StateAnswers
 from millpond.agent.policy.settings import Policy
+from millpond.aggregate.encoding.layout import Encoding
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.linux.zygote.client import Zygote
@@ -131,6 +133,9 @@ class Watched:
         if payload:
             self.searched()
 
+    def examine(self, data: Buffer) -> None:
+        self._outlet.examine(data)
+
 
 SIZE = 520
 
@@ -138,7 +143,14 @@ SIZE = 520
 class Agent:
     """A worker of a device, and hosts that connect to it one after the other."""
 
-    def __init__(self, base: Path, zygote: Zygote, *patterns: Pattern, classes: int = 8) -> None:
+    def __init__(
+        self,
+        base: Path,
+        zygote: Zygote,
+        *patterns: Pattern,
+        classes: int = 8,
+        encoding: Encoding = Encoding(),  # noqa: B008 - it is frozen
+    ) -> None:
         folder = base / "volume" / "private" / "digits"
         folder.mkdir(parents=True)
         rng = np.random.default_rng(1)
@@ -155,7 +167,8 @@ class Agent:
         self.log = base / "state" / "jobs" / "steps.log"
         self.log.parent.mkdir(parents=True)
         self.outlet = Watched(self.gate)
-        work = WorkSpec("steps", ModelSpec("net:Net", ("net.py",), arguments={"classes": classes}))
+        model = ModelSpec("net:Net", ("net.py",), arguments={"classes": classes})
+        work = WorkSpec("steps", model, encoding=encoding)
         folders = (Folder("private/digits", "csd0"),)
         shapes = {"layers.1.weight": (classes, 64), "layers.1.bias": (classes,)}
         tensors = tuple(Tensor(name, shape, "float32") for name, shape in shapes.items())
@@ -217,9 +230,9 @@ def soon() -> Deadline:
 
 
 @contextmanager
-def agent_in(folder: Path, zygote: Zygote, *patterns: Pattern, classes: int = 8) -> Iterator[Agent]:
+def agent_in(folder: Path, zygote: Zygote, *patterns: Pattern, **options: Any) -> Iterator[Agent]:
     before = psutil.Process().children(recursive=True)
-    made = Agent(folder, zygote, *patterns, classes=classes)
+    made = Agent(folder, zygote, *patterns, **options)
     own = [process for process in psutil.Process().children(recursive=True) if process not in before]
     assert own  # the worker in its sandbox
     try:

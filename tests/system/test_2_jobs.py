@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from millpond.aggregate.encoding.layout import Encoding
+
 from .support import Emulation, Result
 
 pytestmark = pytest.mark.timeout(240)
@@ -66,6 +68,21 @@ def test_digits_twice_come_to_the_same_bits(fleet: Emulation) -> None:
     rounds = [line for line in results[0].out.splitlines() if line.strip()[:1].isdigit()]
     assert rounds
     assert "\x1b" not in results[0].out
+
+
+def test_updates_of_eight_bits_cross_in_a_quarter_of_the_bytes(fleet: Emulation) -> None:
+    settings = [f"train.encoding={encoding}" for encoding in ("float32", "int8")]
+    sizes = []
+    for setting in settings:
+        with fleet.client() as client:
+            before = client.ledgers()
+            chosen = ("--set", "federated.rounds=4", "--set", setting)
+            model = load_file(trained(fleet.millpond("train", fleet.base / "digits.toml", *chosen), fleet))
+            after = client.ledgers()
+        sizes.append({d: after[d].sent["parameters"] - before[d].sent["parameters"] for d in after})
+    values = sum(tensor.size for tensor in model.values())
+    assert sizes == [dict.fromkeys(sizes[0], 4 * Encoding(name).size(values)) for name in ("float32", "int8")]
+    assert sizes[1]["csd0"] / sizes[0]["csd0"] < 0.26
 
 
 def test_an_ended_job_goes_on_where_it_was(fleet: Emulation) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from millpond.aggregate.encoding.layout import Encoding
 from millpond.base.errors import ConfigError
 from millpond.base.schema import dump, load
 from millpond.train.job import file
@@ -113,6 +115,37 @@ def test_what_workers_and_the_server_do_follows_from_the_kind_of_job(folder: Pat
     assert shown(momentum) == (True, 3, 8, 1, OptimizerSpec("SGD", 1.0, {"momentum": 0.5}))
     assert shown("[synchronous]") == (False, 0, 0, 1, own)
     assert shown("[synchronous]\nlocal_steps = 4") == (True, 1, 0, 4, average)
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("", Encoding()),
+        ('encoding = "int8"', Encoding("int8")),
+        ('encoding = "top-k"', Encoding("top-k", 0.01)),
+        ('encoding = { name = "top-k", share = 0.05 }', Encoding("top-k", 0.05)),
+    ],
+)
+def test_an_encoding_is_a_name_or_a_table(folder: Path, text: str, encoding: Encoding) -> None:
+    work = read(folder, f"{GOOD}[train]\n{text}")[0].work
+    assert work.encoding == encoding
+    assert load(WorkSpec, msgpack.unpackb(msgpack.packb(dump(work))), "work") == work
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ('"int9"', "encoding: name: 'int9' is not one of float32, bfloat16, int8, top-k"),
+        ('{ name = "top-k", shar = 0.1 }', "encoding: unknown key 'shar'; did you mean 'share'"),
+        ('{ name = "int8", share = 0.1 }', "encoding: share: 'int8' sends all values; only top-k"),
+        ('{ name = "top-k", share = 0 }', "encoding: share: 0.0 is not above 0 and at most 0.5"),
+        ('{ name = "top-k", share = 0.6 }', "encoding: share: 0.6 is not above 0 and at most 0.5"),
+        ('{ name = "top-k", share = nan }', "encoding: share: nan is not above 0 and at most 0.5"),
+    ],
+)
+def test_an_encoding_that_makes_no_sense_is_refused(folder: Path, encoding: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"train: {re.escape(text)}"):
+        read(folder, f"{GOOD}[train]\nencoding = {encoding}")
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ class GateOutlet:
         self._gate = gate
         self._tail = b""  # the last bytes of all that was sent
         self._payload_tail = b""  # the last bytes of payloads alone
+        self._examined_tail = b""  # the last bytes of what leaves in another form
         self._keep = max((len(pattern.data) for pattern in gate.patterns), default=1) - 1
 
     @property
@@ -127,6 +128,14 @@ class GateOutlet:
             if payload:
                 self._payload_tail = self._end_of(self._payload_tail, content)
         gate.tally.add(KINDS.index(kind), len(data))
+
+    def examine(self, data: Buffer) -> None:
+        """Search ``data`` that is going to leave in another form, which is then searched and counted as it
+        passes. Raises CanaryError.
+        """
+        content = bytes(data)
+        self._search(self._examined_tail, content)
+        self._examined_tail = self._end_of(self._examined_tail, content)
 
     def _end_of(self, tail: bytes, content: bytes) -> bytes:
         return (tail + content[-self._keep :])[-self._keep :] if self._keep else b""

@@ -23,6 +23,7 @@ from millpond.agent.job_files import LaidOutFiles
 from millpond.agent.policy import batch_structure, error_reports
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
+from millpond.aggregate.encoding.update_encoder import UpdateEncoder
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.fs.store.layout import PRIVATE, PUBLIC
@@ -54,7 +55,6 @@ SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 _DIED = "the worker process died; the job's log on the device may say why"
 _STRANGE = "the worker process sent what is no answer"
 _HANGS = "the worker process hangs: it neither computes nor reads"
-_PART = 4 * PART_VALUES
 _STATE = Path("/state")
 _LONGEST_TEXT = 1000
 _IN_USE = Counter[Path]()
@@ -87,7 +87,9 @@ class JobWorker:
         self._guard: ExchangeGuard | None = None
         self._held: tuple[int, ...] = ()  # samples that are held out, by folder
         self._has_update = False  # whether the shared values are of an update whose head has left
-        self._size = 4 * layout.size(request.tensors)
+        size = layout.size(request.tensors)
+        self._size, encoding = 4 * size, request.work.encoding
+        self._encoder = UpdateEncoder(encoding, size) if encoding.name != "float32" else None
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours, f"the worker of {self.name}")
         self._busy = threading.Lock()
@@ -171,8 +173,19 @@ class JobWorker:
             raise
         if fault := self._fault_of_state():
             answer = Failure("policy", fault)
-        self._has_update = isinstance(answer, Update) and not (request.held_out or request.synthetic)
+        if isinstance(answer, Update) and not (request.held_out or request.synthetic):
+            answer = self._encoded(answer, host)
+            self._has_update = True
         host.send(answer, Deadline.after(SEND_SECONDS))
+
+    def _encoded(self, update: Update, host: Channel) -> Update:
+        """Encode the values of an update. Returns its head with the bounds of what will be decoded: this is
+        why they are not encoded while they are sent.
+        """
+        if self._encoder is None:
+            return update
+        largest, norm = self._encoder.encode(self._values.data, host.examined)
+        return replace(update, largest=largest, norm=norm, encoding=self._encoder.encoding.name)
 
     def _answer(self, request: Work) -> Update | Failure:
         """Return the part of the worker's answer that may leave. Raises ProtocolError without the worker's
@@ -220,13 +233,17 @@ class JobWorker:
         return error_reports.rebuilt(failure, names, self._files.sources())
 
     def _send_parts(self, request: Fetch, host: Channel) -> None:
-        stop = 4 * request.stop
-        if not 0 < stop <= self._size:
-            raise ProtocolError(f"{host.peer} wants {request.stop} values of an update")
+        stop, encoder = request.stop, self._encoder
+        if not 0 < 4 * stop <= self._size or (encoder and not encoder.is_end(stop)):
+            raise ProtocolError(f"{host.peer} wants {stop} values of an update")
         if not self._has_update:
             raise ProtocolError(f"{host.peer} wants values of an update that was not answered")
-        for place in range(0, stop, _PART):  # the host may take its time: other updates come first
-            host.send(Part(place // 4), NEVER, self._values.data[place : min(place + _PART, stop)])
+        for start in range(0, stop, PART_VALUES):  # the host may take its time: other updates come first
+            end = min(start + PART_VALUES, stop)
+            data = encoder.data(start, end) if encoder else self._values.data[4 * start : 4 * end]
+            host.send(Part(start), NEVER, data)
+        if encoder:
+            encoder.sent(stop)
 
     def _wait_for_worker(self, host: Channel, deadline: Deadline) -> None:
         """Wait until the worker answers, or raise ConnectionLost as soon as the host has gone."""

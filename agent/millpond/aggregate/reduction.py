@@ -39,7 +39,7 @@ GRACE_SECONDS = 0.25
 """Time for a range of a source that had as much time before, while another one was waited for."""
 TRANSFER_SECONDS = 10.0
 SLOWEST = 1e6  # bytes per second
-LEAST_RANGE, MOST_RANGE = 1 << 13, 1 << 17  # values
+LEAST_RANGE, MOST_RANGE = 1 << 13, 1 << 17  # values; whole blocks of every encoding
 _RANGES = 16
 """A vector has as many ranges, so that their sums need little beside it, unless they would be too small."""
 MOST_THREADS = 4

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from millpond.aggregate.encoding.layout import EncodingName
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.files import JobFile
 from millpond.train.job.spec import OptimizerSpec, WorkSpec
@@ -150,8 +151,9 @@ class Update(Message):
     each buffer (running statistics) its change times ``weight``. The weight of gradients is the count of the
     loss, such as tokens, that of differences the number of samples.
 
-    No value exceeds ``largest``, and ``norm`` is their L2 norm. ``metrics`` are sums and counts over the
-    samples: the loss, or all metrics of samples that are held out.
+    No value exceeds ``largest``, and ``norm`` is their L2 norm, as they are decoded: an agent encodes them as
+    ``encoding`` says, a process on the host does not. ``metrics`` are sums and counts over the samples: the
+    loss, or all metrics of samples that are held out.
     ``busy`` is the part of the processor that other work took meanwhile, 0 to 1, NaN if it is not known,
     ``peak`` the worker's high-water mark of memory, in bytes.
     """
@@ -165,7 +167,7 @@ class Update(Message):
     busy: float
     peak: int
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
-    encoding: Literal["float32"] = "float32"
+    encoding: EncodingName = "float32"
 
 
 @message("fetch")
@@ -179,7 +181,7 @@ class Fetch(Message):
 @message("part", payload=Kind.PARAMETERS)
 @dataclass(frozen=True, slots=True)
 class Part(Message):
-    """Payload: values of an update from ``start`` on, at most PART_VALUES."""
+    """Payload: values of an update from ``start`` on, at most PART_VALUES, in its encoding."""
 
     start: int
 

@@ -54,6 +54,9 @@ class Outlet(Protocol):
     def passing(self, kind: Kind, data: Buffer, payload: bool) -> None:
         """Inspect ``data`` of ``kind`` that is about to leave: part of a head, or of a payload."""
 
+    def examine(self, data: Buffer) -> None:
+        """Search ``data``, which is going to leave in another form; nothing is counted as sent."""
+
 
 @dataclass(frozen=True, slots=True)
 class FileSlice:
@@ -163,6 +166,16 @@ class Channel:
         else:
             self._send_bytes(kind, heads, deadline, payload=False)
             self._send_chunks(payload_kind, memoryview(payload).cast("B"), deadline)
+
+    def examined(self, data: memoryview) -> bytearray | memoryview:
+        """Return data that is going to leave in another form: a copy that the outlet has searched if it
+        searches, else ``data`` itself.
+        """
+        if not (self._outlet and self._outlet.searches):
+            return data
+        copy = bytearray(data)
+        self._outlet.examine(copy)
+        return copy
 
     def _send_small(
         self, kind: Kind, heads: bytes, payload_kind: Kind, body: memoryview, deadline: Deadline

@@ -7,7 +7,9 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from millpond.aggregate.encoding.layout import MOST_SHARE, Encoding
 from millpond.base.errors import ConfigError
+from millpond.base.schema import load
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ class TrainingSpec:
     ``optimizer`` and ``scheduler`` are names in torch, or tables with a name and arguments. ``momentum`` is
     for SGD. A batch is computed in ``accumulate`` parts, which need less memory. Gradients are scaled down to
     the L2 norm ``clip_norm``. ``precision`` "bfloat16" is autocast. ``prefetch`` threads read the next
-    batches meanwhile.
+    batches meanwhile. Devices send their updates in ``encoding``: "float32", "bfloat16", "int8", "top-k", or
+    a table with this ``name`` and the ``share`` (0..1) of the values that top-k sends.
     """
 
     optimizer: str | dict[str, Any] = ""
@@ -88,6 +91,7 @@ class TrainingSpec:
     clip_norm: float | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
     prefetch: int = 0
+    encoding: str | dict[str, Any] = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +204,7 @@ class WorkSpec:
     precision: Literal["float32", "bfloat16"] = "float32"
     prefetch: int = 0
     held_out: float = 0.0
+    encoding: Encoding = field(default_factory=Encoding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +284,7 @@ class Job:
             precision=train.precision,
             prefetch=train.prefetch,
             held_out=self.evaluate.held_out if "devices" in self.evaluate.on else 0.0,
+            encoding=_encoding(train.encoding, "the job"),
             **local,
         )
 
@@ -310,6 +316,14 @@ def _optimizer(given: str | dict[str, Any], rate: float, momentum: float | None 
     if momentum is not None and name.lower() in ("", "sgd"):
         arguments = {"momentum": momentum, **arguments}
     return OptimizerSpec(name, rate, arguments)
+
+
+def _encoding(given: str | dict[str, Any], where: str) -> Encoding:
+    """Return the encoding of a table, or of a name alone. Raises ConfigError."""
+    found = load(Encoding, {"name": given} if isinstance(given, str) else given, where)
+    if isinstance(given, dict) and "share" in given and found.name != "top-k":
+        raise ConfigError(f"{where}: share: '{found.name}' sends all values; only top-k has a share")
+    return found
 
 
 def longer(job: Job, rounds: int) -> Job:
@@ -353,6 +367,7 @@ def check(job: Job, where: str) -> Job:
     _check_evaluation(job, f"{where}: evaluate")
     if job.synchronous:
         _check_synchronous(job.synchronous, f"{where}: synchronous")
+    _encoding(job.train.encoding, f"{where}: train: encoding")
     check_work(job.work, where)
     return job
 
@@ -417,6 +432,9 @@ def check_work(work: WorkSpec, where: str) -> None:
         raise ConfigError(f"{where}: train: prefetch: {work.prefetch} is not between 0 and 64")
     if not (0 <= work.held_out < 1 and 1 <= work.accumulate <= _MOST and 0 <= work.total <= _MOST):
         raise ConfigError(f"{where}: a share of the samples or a number of parts makes no sense")
+    if not 0 < work.encoding.share <= MOST_SHARE:
+        share = work.encoding.share
+        raise ConfigError(f"{where}: train: encoding: share: {share} is not above 0 and at most {MOST_SHARE}")
     if min(work.passes, work.batch) < 0 or work.steps < 1:
         raise ConfigError(f"{where}: a worker cannot train in {work.steps} batches of {work.batch}")
 

@@ -15,6 +15,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from millpond.aggregate.encoding.codec import codec
+from millpond.aggregate.encoding.layout import Encoding
 from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConnectionLost, ProtocolError
@@ -112,7 +114,8 @@ class DeviceWorker:
         self._device, self._request, self._contents = device, request, contents
         self._control: Channel | None = None
         self._channel: Channel | None = None
-        self._next = self._stop = 0  # of the values that were asked for
+        self._next = self._stop = 0  # the next part, and the end, of the values that were asked for
+        self._encoding = Encoding()
         self.holds = False
         self._closed = False
 
@@ -122,6 +125,7 @@ class DeviceWorker:
         self._check_open()
         self._control.call(WarmUp(), Ok, deadline)
         request = self._request(deadline)
+        self._encoding = request.work.encoding
         missing = self._control.call(request, MissingFiles, deadline)
         left = deadline.remaining()
         self._send_files(self._control, request, missing)
@@ -146,7 +150,11 @@ class DeviceWorker:
         channel = self._connected
         channel.send(request, deadline, state.memory.data)
         self.holds = False
-        return _checked(channel.expect(Update, deadline), request, self.name)
+        update = _checked(channel.expect(Update, deadline), request, self.name)
+        has_values = not (request.held_out or request.synthetic)
+        if update.encoding != (self._encoding.name if has_values else "float32"):
+            raise ProtocolError(f"{self.name} encoded an update as {update.encoding}")
+        return update
 
     def fetch(self, stop: int, deadline: Deadline) -> None:
         """See Worker."""
@@ -155,20 +163,31 @@ class DeviceWorker:
 
     def read(self, out: Vector, deadline: Deadline) -> None:
         """See Worker."""
-        channel, wanted = self._connected, out.data.cast("B")
+        encoding, values = self._encoding, out.data.cast("B")
+        if encoding.name == "float32":
+            self._receive(values, deadline)
+            return
+        data = memoryview(bytearray(encoding.size(len(out))))  # one that lasts would be one for each worker
+        self._receive(data, deadline)
+        if not codec().decode(encoding, data, values):
+            raise ProtocolError(f"{self.name} sent values that are not encoded as {encoding.name}")
+
+    def _receive(self, wanted: memoryview, deadline: Deadline) -> None:
+        """Fill ``wanted`` with the next bytes of parts."""
+        channel = self._connected
         while wanted:
             if not channel.payload_left:
                 self._begin_part(channel, deadline)
             piece = wanted[: channel.payload_left]
             channel.receive_next(piece, deadline)
-            self._next += len(piece) // 4
             wanted = wanted[len(piece) :]
 
     def _begin_part(self, channel: Channel, deadline: Deadline) -> None:
-        size = 4 * min(PART_VALUES, self._stop - self._next)
-        part = channel.expect(Part, deadline, payload=size)
+        count = min(PART_VALUES, self._stop - self._next)
+        part = channel.expect(Part, deadline, payload=self._encoding.size(count))
         if part.start != self._next:
             raise ProtocolError(f"{self.name} sent values {part.start} where {self._next} belong")
+        self._next += count
 
     @property
     def _connected(self) -> Channel:
