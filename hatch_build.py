@@ -13,7 +13,11 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = ("tunnel/millpond/tunnel/datapath/datapath.c", "agent/millpond/aggregate/kernels.c")
+SOURCES = (
+    "tunnel/millpond/tunnel/datapath/datapath.c",
+    "agent/millpond/aggregate/kernels.c",
+    "agent/millpond/aggregate/udp/engine.c",
+)
 FLAGS = ("-std=gnu11", "-O3", "-Wall", "-Wextra", "-shared", "-fPIC", "-ffp-contract=off")
 """A fused multiplication and addition would give sums other bits on some processors."""
 
