@@ -104,7 +104,7 @@ class Aggregator:
         self._credit, self._pacer = Credit(plan, window, rate), Pacer(rate)
         self._stall, self._deadline, self._solicit, self._turn = stall, deadline, 0.0, 0
         self._words: list[Outgoing] = []
-        self._closed, self._received = False, 0
+        self._received = 0
         sums.begin(self.arrivals.active)
 
     @property
@@ -207,9 +207,9 @@ class Aggregator:
         if late:
             self._deadline = None
         if faults:
-            self._exclude(faults)
+            self._exclude(faults, now)
 
-    def _exclude(self, faults: dict[int, str]) -> None:
+    def _exclude(self, faults: dict[int, str], now: float) -> None:
         arrivals, traces = self.arrivals, any(self.arrivals.received[row] for row in faults)
         before = self._sums.scale(arrivals.active)
         self.lost |= faults
@@ -226,19 +226,20 @@ class Aggregator:
             self.lost |= dict.fromkeys(self.present, "too many clients were lost one after the other")
             arrivals.active[:] = 0
             return
-        self._begin_anew()
+        self._begin_anew(now)
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, now: float) -> None:
         self.arrivals.begin(self.arrivals.revision + 1)
         self._sums.begin(self.arrivals.active)
         self._seen[:], self._solicit, self._words = 0, 0.0, []
+        self._heard = [now] * len(self.clients)
         for incoming, outgoing in zip(self.incoming, self.outgoing, strict=True):
             incoming.reset()
             outgoing.reset()
 
     def _close(self) -> None:
         """Divide what not all clients have sent, when no more of it can come."""
-        if self._closed or not all(self.incoming[row].ended for row in self.present):
+        if self.arrivals.closed or not all(self.incoming[row].ended for row in self.present):
             return
         arrivals, active = self.arrivals, self.arrivals.active.astype(bool)
         for index in arrivals.incomplete().tolist():
@@ -246,7 +247,7 @@ class Aggregator:
                 self._sums.divide_by(index, arrivals.has(index) & active)
                 arrivals.whole[arrivals.whole_count[0]] = index
                 arrivals.whole_count[0] += 1
-        self._closed = True
+        arrivals.closed = True
 
     def _grant_and_solicit(self, row: int, share: tuple[int, float], now: float) -> None:
         stream = self.incoming[row]
@@ -257,7 +258,7 @@ class Aggregator:
 
     def _mean_words(self, row: int, now: float) -> None:
         stream = self.outgoing[row]
-        stream.ready, stream.closed = int(self.arrivals.whole_count[0]), self._closed
+        stream.ready, stream.closed = int(self.arrivals.whole_count[0]), self.arrivals.closed
         if stream.ready or stream.closed:
             stream.start(now)
         if word := stream.control(now):

@@ -38,6 +38,7 @@ COUNTERS = (
     "length",
     "duplicate",
     "excluded",
+    "late",
 )
 """What happened to datagrams: the names of ``Arrivals.counters``, in the order of engine.c."""
 _COUNTER = {name: place for place, name in enumerate(COUNTERS)}
@@ -60,6 +61,7 @@ class Arrivals:
     ) -> None:
         rows = len(keys)
         self.plan, self.keys, self.first, self.revision = plan, tuple(keys), first, 0
+        self.closed = False  # takes no more values: they have been divided, or are being used
         self.direction = FROM_AGGREGATOR if reverse else 0
         self.bits = np.zeros((rows, -(-plan.blocks // 8)), np.uint8)
         self.active, self.present = np.ones(rows, np.uint8), rows
@@ -73,7 +75,7 @@ class Arrivals:
 
     def begin(self, revision: int) -> None:
         """Forget what has arrived. Rows stay active or not."""
-        self.revision = revision
+        self.revision, self.closed = revision, False
         for each in (self.bits, self.beyond, self.received, self.seen, self.counts, self.whole_count):
             each[...] = 0
 
@@ -113,6 +115,8 @@ class Arrivals:
     def _is_wrong(self, message: Datagram) -> str:
         if message.revision != self.revision:
             return "revision"
+        if self.closed:
+            return "late"
         plan = self.plan
         fits = message.index < plan.blocks and len(message.payload) == 4 * plan.length(message.index)
         return "" if fits else "length"

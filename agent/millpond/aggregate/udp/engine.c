@@ -27,7 +27,7 @@
 enum { ENGINE_VERSION = 1, PROTOCOL = 1, DATA = 7, FROM_AGGREGATOR = 8 };
 enum { HEADER = 16, TAG = 16, OVERHEAD = HEADER + TAG, DIGEST = 32, LANES = 4, BLOCK = 128 };
 enum { BUFFER = 65536, BATCH = 8, SEGMENTS = 64, LARGEST = 65507, MESSAGES = 64, RECORD = 4 };
-enum counter { ACCEPTED, CONTROL, MALFORMED, CLIENT, ROUND, REVISION, WRONG_TAG, LENGTH, DUPLICATE, EXCLUDED };
+enum counter { ACCEPTED, CONTROL, MALFORMED, CLIENT, ROUND, REVISION, WRONG_TAG, LENGTH, DUPLICATE, EXCLUDED, LATE };
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
@@ -54,7 +54,7 @@ struct receiver {
     uint8_t *buffers;    // BATCH * BUFFER bytes
     uint64_t size;
     double shift;
-    uint32_t values, blocks, stride, rows, present, first, round, revision, direction;
+    uint32_t values, blocks, stride, rows, present, first, round, revision, direction, closed;
 };
 
 struct sender {
@@ -222,6 +222,8 @@ static int fault_of(const struct receiver *r, struct found *found)
         return -1;
     if (h.revision != r->revision)
         return REVISION;
+    if (r->closed)
+        return LATE;
     if ((uintptr_t)found->datagram % sizeof(float)) // behind others that are none
         return MALFORMED;
     if (h.index >= r->blocks || found->length != OVERHEAD + 4 * values_of(r->size, r->values, h.index))

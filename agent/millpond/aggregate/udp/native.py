@@ -47,7 +47,7 @@ class _Receiver(ctypes.Structure):
         ("size", ctypes.c_uint64),
         ("shift", ctypes.c_double),
         *((name, ctypes.c_uint32) for name in ("values", "blocks", "stride", "rows", "present", "first")),
-        *((name, ctypes.c_uint32) for name in ("round", "revision", "direction")),
+        *((name, ctypes.c_uint32) for name in ("round", "revision", "direction", "closed")),
     )
 
 
@@ -106,6 +106,7 @@ class NativeEngine:
         """Take some of what has come. Raises OSError."""
         receiver, side = self._receiver, self._side
         receiver.present, receiver.revision = side.arrivals.present, side.arrivals.revision
+        receiver.closed = side.arrivals.closed
         if isinstance(self._values, BlockSums):
             receiver.shift = self._values.shift
         written = self._library.receive_datagrams(

@@ -80,6 +80,7 @@ class Participant:
         if kind in _OF_MEAN:
             for word in self.incoming.hear(message, (self._window, 0.0)):
                 self._say(word, _LAST_WORDS if word[0] == DatagramKind.ENDED else 1)
+            self.arrivals.closed = self.incoming.ended
         else:
             if kind == DatagramKind.GRANT:
                 self._pacer.set_rate(message.index * RATE_UNIT)

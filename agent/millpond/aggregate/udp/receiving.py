@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from millpond.aggregate.udp.datagrams import VectorPlan
 
 Word = tuple[DatagramKind, int, int, bytes]
-"""DatagramKind, sequence number, index and payload of a datagram without values."""
+"""Kind, sequence number, index and payload of a datagram without values."""
 
 RATE_UNIT = 1024
 """Bytes per second of one unit of the rate in a GRANT."""
@@ -89,8 +89,11 @@ class IncomingStream:
             self.ended = True
             return [(DatagramKind.ENDED, 0, passed, b"")]
         bitmap, step = self._arrivals.missing(row), bitmap_size(plan)
-        parts = [(start, bitmap[start : start + step]) for start in range(0, len(bitmap), step)]
+        kind, parts = (
+            DatagramKind.MISSING,
+            (bitmap[start : start + step] for start in range(0, len(bitmap), step)),
+        )
         words = [
-            (DatagramKind.MISSING, passed, 8 * start, part.tobytes()) for start, part in parts if part.any()
+            (kind, passed, 8 * step * place, part.tobytes()) for place, part in enumerate(parts) if part.any()
         ]
         return [self._grant(share), *words]

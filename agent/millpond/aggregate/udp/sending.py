@@ -130,11 +130,8 @@ class OutgoingStream:
         self.unanswered += 1
         if self._phase is _Phase.STARTING:
             return DatagramKind.START, 0, 0
-        return (
-            (DatagramKind.END, self.sequence, self._pass)
-            if self.ending
-            else (DatagramKind.PROBE, self.sequence, 0)
-        )
+        kind = DatagramKind.END if self.ending else DatagramKind.PROBE
+        return kind, self.sequence, self._pass
 
     def due(self) -> float | None:
         """Return when ``control`` is to be called at the latest, None for not before something has come."""

@@ -10,6 +10,7 @@ it is sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from millpond.aggregate.kernels import BEYOND, Vector, kernels
 from millpond.aggregate.udp.aggregator import ClientHead
 from millpond.aggregate.udp.datagrams import VectorPlan
 
+_CHUNK = 1 << 15
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -66,12 +68,17 @@ class BlockSums:
         return mean.tobytes()
 
     def mean(self, counts: NDArray[np.uint32]) -> Vector:
-        """Return the mean; 0.0 where ``counts`` says that no client's values have come."""
-        mean = np.zeros(self._plan.size, np.float32)
-        for divisor in np.unique(self.divisors):
-            for start, stop in _runs((self.divisors == divisor) & (counts > 0)):
-                place = slice(start * self._plan.values, min(stop * self._plan.values, self._plan.size))
-                self._kernels.divide(mean[place], self.totals[place], float(divisor))
+        """Return the mean, in the memory of the sums, which are of no use then; 0.0 where ``counts`` says
+        that no client's values have come.
+        """
+        mean, plan = self.totals.view(np.float32)[: self._plan.size], self._plan
+        for first, last in _runs(np.where(counts > 0, self.divisors, 0.0)):
+            for start in range(first * plan.values, min(last * plan.values, plan.size), _CHUNK):
+                stop = min(start + _CHUNK, last * plan.values, plan.size)
+                part = np.zeros(stop - start, np.float32)
+                if counts[first]:
+                    self._kernels.divide(part, self.totals[start:stop], float(self.divisors[first]))
+                mean[start:stop] = part  # behind what is still to be divided
         return mean
 
     def _slice(self, index: int) -> slice:
@@ -111,7 +118,7 @@ def _bound(largest: float) -> float:
     return min(float(np.float32(min(largest, _LARGEST))), _LARGEST)
 
 
-def _runs(chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return the places where runs of chosen ones begin and end."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], chosen.astype(np.int8), [0]))))
-    return [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
+def _runs(values: NDArray[np.float64]) -> list[tuple[int, int]]:
+    """Return the places where runs of equal values begin and end."""
+    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    return list(pairwise(edges))
