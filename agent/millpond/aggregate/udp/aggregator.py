@@ -101,7 +101,7 @@ class Aggregator:
         self.unconfirmed: set[int] = set()
         self._addresses: dict[int, Address] = {}
         self._heard, self._seen = [now] * len(clients), self.arrivals.seen.copy()
-        self._credit, self._pacer = Credit(plan, window, rate), Pacer(rate)
+        self._credit, self._pacer = Credit(plan, window, rate), Pacer(plan.datagram + WIRE_OVERHEAD, rate)
         self._stall, self._deadline, self._solicit, self._turn = stall, deadline, 0.0, 0
         self._words: list[Outgoing] = []
         self._received = 0
@@ -170,8 +170,8 @@ class Aggregator:
                 times.append(self._pacer.due(now))
             if (due := stream.due()) is not None:
                 times.append(due)
-            if silent or stream.outstanding:
-                times.append(self._heard[row] + self._stall)
+            if silent or stream.unanswered:
+                times.append(self._patience(row))
             if silent and self.arrivals.revision and not self.incoming[row].started:
                 times.append(self._solicit)
         return min(times, default=now)
@@ -198,16 +198,21 @@ class Aggregator:
             if self.arrivals.beyond[row]:
                 faults[row] = "its values are beyond those it has announced"
             elif self.incoming[row].ended:
-                if self.outgoing[row].outstanding and now >= self._heard[row] + self._stall:
+                if self.outgoing[row].unanswered and now >= self._patience(row):
                     self.unconfirmed.add(row)
             elif late:
                 faults[row] = "its values have not come by the deadline"
-            elif now >= self._heard[row] + self._stall:
+            elif now >= self._patience(row):
                 faults[row] = f"no datagram came for {self._stall:g} s"
         if late:
             self._deadline = None
         if faults:
             self._exclude(faults, now)
+
+    def _patience(self, row: int) -> float:
+        """Return the time at which a client is lost if nothing comes from it."""
+        stream, ended = self.outgoing[row], self.incoming[row].ended
+        return max(self._heard[row], stream.since if ended else 0.0) + self._stall
 
     def _exclude(self, faults: dict[int, str], now: float) -> None:
         arrivals, traces = self.arrivals, any(self.arrivals.received[row] for row in faults)

@@ -12,9 +12,10 @@ _INTERVALS = 8
 
 
 class Pacer:
-    """A token bucket. ``rate`` is in bytes per second, 0 for no limit."""
+    """A token bucket for datagrams of up to ``unit`` bytes; ``rate`` in bytes per second, 0 for no limit."""
 
-    def __init__(self, rate: float = 0.0) -> None:
+    def __init__(self, unit: int, rate: float = 0.0) -> None:
+        self._least = max(_LEAST_BURST, 2 * unit)
         self._rate, self._tokens, self._at = 0.0, 0.0, 0.0
         self.set_rate(rate)
         self._tokens = self._burst
@@ -22,7 +23,7 @@ class Pacer:
     def set_rate(self, rate: float) -> None:
         """Go on at another rate."""
         self._rate = rate
-        self._burst = max(_LEAST_BURST, rate * _BURST_SECONDS)
+        self._burst = max(self._least, rate * _BURST_SECONDS)
 
     def allowance(self, now: float) -> float:
         """Return how many bytes may go out now."""

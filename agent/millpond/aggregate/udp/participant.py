@@ -51,7 +51,7 @@ class Participant:
         self.incoming = IncomingStream(self.arrivals, 0)
         order = np.arange(plan.blocks, dtype=np.uint32)
         self.outgoing = OutgoingStream(plan, order, plan.blocks, closed=True)
-        self._pacer, self._window = Pacer(), window
+        self._pacer, self._window = Pacer(plan.datagram + WIRE_OVERHEAD), window
         self._words: list[Outgoing] = []
         sink.begin()
         self.outgoing.start(now)

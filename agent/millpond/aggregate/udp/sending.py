@@ -39,7 +39,7 @@ class OutgoingStream:
     def __init__(self, plan: VectorPlan, order: Indices, ready: int = 0, *, closed: bool = False) -> None:
         self._plan, self._order = plan, order
         self._first_ready, self._first_closed = ready, closed
-        self.unanswered = 0
+        self.since = 0.0  # when the first of the unanswered words went out
         self.reset()
 
     def reset(self) -> None:
@@ -127,6 +127,8 @@ class OutgoingStream:
         if not self.outstanding or now < self._at:
             return None
         self._at, self._wait = now + self._wait, min(2 * self._wait, _LONGEST_WAIT)
+        if not self.unanswered:
+            self.since = now
         self.unanswered += 1
         if self._phase is _Phase.STARTING:
             return DatagramKind.START, 0, 0
