@@ -13,6 +13,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +30,14 @@ from millpond.aggregate.udp.datagrams import (
     seal,
     values_at,
 )
-from millpond.aggregate.udp.exchange import AggregatedRound, ReceivedMean, aggregate, exchange, open_socket
+from millpond.aggregate.udp.exchange import (
+    AggregatedRound,
+    EngineName,
+    ReceivedMean,
+    aggregate,
+    exchange,
+    open_socket,
+)
 from millpond.base.deadline import Deadline
 from millpond.base.errors import DeadlineExceeded, MillpondError, RemoteError
 
@@ -66,8 +74,8 @@ class World:
 
     plan: VectorPlan
     vectors: list[Vector]
-    engine: str
-    client_engine: str
+    engine: EngineName
+    client_engine: EngineName
     loss: float = 0.0
     host: str = "127.0.0.1"
     checksums: bool = True
@@ -133,14 +141,14 @@ class World:
 
 @pytest.mark.parametrize(("engine", "client_engine"), PAIRS)
 @pytest.mark.parametrize("loss", [0.0, 0.05])
-def test_each_engine_understands_each(engine: str, client_engine: str, loss: float) -> None:
+def test_each_engine_understands_each(engine: EngineName, client_engine: EngineName, loss: float) -> None:
     world = World(VectorPlan(9, 50_001), some_vectors(3, 50_001), engine, client_engine, loss)
     world.expect_exact(world.run())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("values", [1, 3, 32, 64, values_at(1500, 6), values_at(9000), values_at(1 << 16)])
-def test_datagrams_of_any_size(engine: str, values: int) -> None:
+def test_datagrams_of_any_size(engine: EngineName, values: int) -> None:
     """Payloads of one to many blocks of BLAKE2b, whole and not; the last datagram is a short one."""
     world = World(VectorPlan(9, 5 * values + 1, values), some_vectors(2, 5 * values + 1), engine, "python")
     world.expect_exact(world.run())
@@ -149,9 +157,24 @@ def test_datagrams_of_any_size(engine: str, values: int) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_ipv6(engine: str) -> None:
+def test_ipv6(engine: EngineName) -> None:
     world = World(VectorPlan(9, 9000, values_at(1500, 6)), some_vectors(2, 9000), engine, engine, host="::1")
     world.expect_exact(world.run())
+
+
+@HAS_C
+def test_a_socket_serves_rounds_of_either_engine() -> None:
+    vector = some_vectors(1, 90_000)[0]
+    heads = heads_of([vector], [1.0])
+    with open_socket(("127.0.0.1", 0)) as hub, open_socket(("127.0.0.1", 0)) as connection:
+        engines: list[EngineName] = ["c", "python", "c"]
+        for number, engine in enumerate(engines):
+            plan, arguments = VectorPlan(number, len(vector)), (heads, Deadline.after(30))
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(aggregate, hub, plan, *arguments, engine=engine)
+                found = exchange(connection, hub.getsockname(), plan, 0, heads[0].key, vector, engine=engine)
+            assert found.mean.tobytes() == vector.tobytes()
+            assert found.counted["malformed"] == 0
 
 
 @HAS_C
@@ -162,7 +185,7 @@ def test_without_segmentation_each_datagram_goes_out_by_itself() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_absent_client_is_left_out(engine: str) -> None:
+def test_an_absent_client_is_left_out(engine: EngineName) -> None:
     world = World(VectorPlan(9, 9000), some_vectors(3, 9000), engine, engine)
     done = world.run(stall=0.5, absent=(1,))
     world.expect_exact(done, absent=(1,))
@@ -170,7 +193,7 @@ def test_an_absent_client_is_left_out(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_losses_that_stay_leave_the_clients_own_values(engine: str) -> None:
+def test_losses_that_stay_leave_the_clients_own_values(engine: EngineName) -> None:
     plan = VectorPlan(9, 900_000, repair=False)
     vectors = [each + 100.0 * (1 + client) for client, each in enumerate(some_vectors(2, 900_000))]
     world = World(plan, vectors, engine, engine, loss=0.2)
@@ -218,7 +241,7 @@ def hostile_datagrams(plan: VectorPlan, key: bytes) -> Iterator[tuple[str, bytes
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_hostile_datagrams_are_counted_and_dropped(engine: str) -> None:
+def test_hostile_datagrams_are_counted_and_dropped(engine: EngineName) -> None:
     plan = VectorPlan(9, 9001)
     hostile = list(hostile_datagrams(plan, client_key(JOB_KEY, 0)))
 
@@ -236,7 +259,7 @@ def test_hostile_datagrams_are_counted_and_dropped(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_random_bytes_change_nothing(engine: str) -> None:
+def test_random_bytes_change_nothing(engine: EngineName) -> None:
     plan, rng = VectorPlan(9, 9001), random.Random(1)
 
     def disturb(connection: socket.socket, hub: tuple[str, int]) -> None:
@@ -252,7 +275,7 @@ def test_random_bytes_change_nothing(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_recorded_datagrams_of_another_round_do_not_count(engine: str) -> None:
+def test_recorded_datagrams_of_another_round_do_not_count(engine: EngineName) -> None:
     """The same job's key, a round before: whole genuine vectors, sent again."""
     old, plan = VectorPlan(8, 9001), VectorPlan(9, 9001)
     recorded = [

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from millpond.aggregate.exact import scale_of
 from millpond.aggregate.udp.aggregator import ClientHead
 from millpond.aggregate.udp.datagrams import VectorPlan
+from millpond.aggregate.udp.outgoing import SealedDatagram
 from millpond.aggregate.udp.pacing import WIRE_OVERHEAD
 
 from ...effort import scaled
-from .fake_link import FakeLink, Faults, Vector, exact_mean, heads_of
+from .fake_link import HUB, FakeLink, Faults, Vector, exact_mean, heads_of
 
 EXAMPLES = scaled(quick=20, full=400)
 
@@ -162,6 +163,19 @@ def test_a_value_beyond_its_announced_bound_is_refused_by_name(wrong: float) -> 
     link.run()
     assert link.aggregator.lost == {2: "its values are beyond those it has announced"}
     assert link.vectors[0].mean.tobytes() == exact_mean(vectors[:2], heads[:2]).tobytes()
+
+
+def test_a_copy_from_elsewhere_does_not_turn_the_mean_away() -> None:
+    vectors, plan = some_vectors(1, 500), VectorPlan(1, 500, 10)
+    heads = heads_of(vectors, [1.0])
+    link = FakeLink(plan, vectors, heads)
+    word = next(each for each in link.participants[0].poll(link.now) if isinstance(each, SealedDatagram))
+    link.put(0, HUB, word.content)
+    while link.now < 1.01 and not link.aggregator.incoming[0].started:
+        link.step()
+    link.aggregator.receive(word.content, "elsewhere", link.now)
+    link.run()
+    assert link.vectors[0].mean.tobytes() == exact_mean(vectors, heads).tobytes()
 
 
 def test_no_client_is_left() -> None:

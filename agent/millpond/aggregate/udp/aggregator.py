@@ -125,7 +125,8 @@ class Aggregator:
         if message is None:
             return
         row = message.client
-        self._addresses[row], self._heard[row] = address, now
+        self._addresses.setdefault(row, address)  # a copy from elsewhere must not turn the mean away
+        self._heard[row] = now
         if message.kind == DatagramKind.DATA:
             self.arrivals.take(message, self._sums)
             return

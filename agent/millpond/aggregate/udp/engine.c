@@ -26,7 +26,7 @@
 
 enum { ENGINE_VERSION = 1, PROTOCOL = 1, DATA = 7, FROM_AGGREGATOR = 8 };
 enum { HEADER = 16, TAG = 16, OVERHEAD = HEADER + TAG, DIGEST = 32, LANES = 4, BLOCK = 128 };
-enum { BUFFER = 65536, BATCH = 8, SEGMENTS = 64, LARGEST = 65507, MESSAGES = 64, RECORD = 4 };
+enum { BUFFER = 65536, BATCH = 16, SEGMENTS = 64, LARGEST = 65507, MESSAGES = 64, RECORD = 4 };
 enum counter { ACCEPTED, CONTROL, MALFORMED, CLIENT, ROUND, REVISION, WRONG_TAG, LENGTH, DUPLICATE, EXCLUDED, LATE };
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
@@ -54,7 +54,7 @@ struct receiver {
     uint8_t *buffers;    // BATCH * BUFFER bytes
     uint64_t size;
     double shift;
-    uint32_t values, blocks, stride, rows, present, first, round, revision, direction, closed;
+    uint32_t values, blocks, stride, rows, present, first, round, revision, direction, closed, more;
 };
 
 struct sender {
@@ -332,15 +332,17 @@ static void take_message(struct receiver *r, struct mmsghdr *message, struct wor
         take_lanes(r, found, count, out);
 }
 
-// Takes what has come, up to `batches` system calls. Returns the bytes of words that were written, or -errno.
-long receive_datagrams(struct receiver *r, int fd, uint32_t batches, uint8_t *words, size_t room)
+// Takes what has come, until that are `most` bytes; r->more says whether there may be more. Returns the bytes of words
+// that were written, or -errno.
+long receive_datagrams(struct receiver *r, int fd, uint32_t most, uint8_t *words, size_t room)
 {
     struct mmsghdr messages[BATCH];
     struct iovec parts[BATCH];
     struct sockaddr_storage from[BATCH];
     union { char bytes[CMSG_SPACE(sizeof(int))]; struct cmsghdr aligned; } control[BATCH];
     struct words out = {words, words + room};
-    for (uint32_t batch = 0; batch < batches; batch++) {
+    r->more = 0;
+    for (uint64_t size = 0; size < most;) {
         memset(messages, 0, sizeof messages);
         for (int i = 0; i < BATCH; i++) {
             parts[i] = (struct iovec){r->buffers + (size_t)i * BUFFER, BUFFER};
@@ -349,11 +351,14 @@ long receive_datagrams(struct receiver *r, int fd, uint32_t batches, uint8_t *wo
         int count = recvmmsg(fd, messages, BATCH, MSG_DONTWAIT, NULL);
         if (count < 0)
             return errno == EAGAIN || errno == EINTR || errno == ECONNREFUSED ? out.at - words : -errno;
-        for (int i = 0; i < count; i++)
+        for (int i = 0; i < count; i++) {
+            size += messages[i].msg_len;
             take_message(r, &messages[i], &out);
+        }
         if (count < BATCH)
-            break;
+            return out.at - words;
     }
+    r->more = 1;
     return out.at - words;
 }
 

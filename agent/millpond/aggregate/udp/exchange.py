@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.udp import native
@@ -21,13 +22,17 @@ from millpond.aggregate.udp.sums import BlockSums, ClientVectors
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import RemoteError
 
-ENGINES = ("auto", "python", "c")
+EngineName = Literal["auto", "python", "c"]
 RECEIVE_BUFFER = 8 << 20
 """Bytes that are asked for; without CAP_NET_ADMIN the kernel gives what net.core.rmem_max allows."""
 SEND_BUFFER = 1 << 20
 _LEAST_SLOT = 4096
 """Bytes that a datagram takes of a receive buffer at most, if it is small: drivers fill pages."""
 _LONGEST_WAIT = 1.0
+_REST, _REST_PER_SLOT = 0.001, 2e-6
+"""Seconds in which datagrams gather, so that each does not cost a turn of the loop: at most as long as a
+small receive buffer takes to fill at a gigabyte per second.
+"""
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 
 
@@ -77,7 +82,7 @@ def aggregate(
     *,
     rate: float = 0.0,
     stall: float = STALL_SECONDS,
-    engine: str = "auto",
+    engine: EngineName = "auto",
     with_mean: bool = True,
 ) -> AggregatedRound:
     """Sum the clients' vectors and send them the mean. Clients without END by the deadline are left out;
@@ -110,7 +115,7 @@ def exchange(
     weight: float = 1.0,
     deadline: Deadline = NEVER,
     *,
-    engine: str = "auto",
+    engine: EngineName = "auto",
 ) -> ReceivedMean:
     """Send a client's vector and return the mean. ``values`` over ``weight`` stand where the mean does not
     come.
@@ -125,7 +130,7 @@ def exchange(
     return ReceivedMean(vectors.mean, own, side.arrivals.counted())
 
 
-def resolve(engine: str) -> str:
+def resolve(engine: EngineName) -> EngineName:
     """Resolve ``auto``: c where the library is built and loads, else python."""
     if engine != "auto":
         return engine
@@ -133,7 +138,7 @@ def resolve(engine: str) -> str:
 
 
 def _engine(
-    name: str, connection: socket.socket, side: RoundSide, values: BlockSums | ClientVectors
+    name: EngineName, connection: socket.socket, side: RoundSide, values: BlockSums | ClientVectors
 ) -> PythonEngine | native.NativeEngine:
     if resolve(name) == "c":
         return native.NativeEngine(connection, side, values)
@@ -144,7 +149,8 @@ def _run(
     connection: socket.socket, side: RoundSide, engine: PythonEngine | native.NativeEngine, deadline: Deadline
 ) -> None:
     """Send and receive until the side is finished. Raises DeadlineExceeded."""
-    poller = select.poll()
+    poller, received, more = select.poll(), 0.0, False
+    rest = min(_REST, _REST_PER_SLOT * _window(connection, side.plan))
     while not side.finished:
         now = time.monotonic()
         full = _send(side, engine, side.poll(now))
@@ -154,7 +160,10 @@ def _run(
         left = deadline.remaining()
         wait = wait if left is None else min(wait, left)
         if poller.poll(max(min(wait, _LONGEST_WAIT), 0.0) * 1000):
-            engine.receive(time.monotonic())
+            if not more:
+                time.sleep(max(received + rest - time.monotonic(), 0.0))
+            received = time.monotonic()
+            more = engine.receive(received)
     _send(side, engine, side.poll(time.monotonic()))
 
 

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from millpond.aggregate import kernels
 from millpond.aggregate.udp.datagrams import DIGEST_SIZE, FROM_AGGREGATOR
 from millpond.aggregate.udp.outgoing import Address, Outgoing, RoundSide, SealedDatagram, Train
+from millpond.aggregate.udp.python_engine import UDP_GRO
 from millpond.aggregate.udp.sums import BlockSums, ClientVectors
 from millpond.base import shared_library
 
 LIBRARY = Path(__file__).with_name("_engine.so")
 _VERSION = 1
-_UDP_GRO = 104
-_BUFFER, _BATCH, _WORDS = 1 << 16, 8, 1 << 16
-_BATCHES = 2
-"""System calls of one ``receive``: at most 1 MiB, before grants go out."""
+_BUFFER, _BATCH, _WORDS = 1 << 16, 16, 1 << 16
+_AT_ONCE = 1 << 19
+"""Bytes that are received before grants go out."""
 
 _Array = NDArray[np.generic]
 
@@ -47,7 +47,7 @@ class _Receiver(ctypes.Structure):
         ("size", ctypes.c_uint64),
         ("shift", ctypes.c_double),
         *((name, ctypes.c_uint32) for name in ("values", "blocks", "stride", "rows", "present", "first")),
-        *((name, ctypes.c_uint32) for name in ("round", "revision", "direction", "closed")),
+        *((name, ctypes.c_uint32) for name in ("round", "revision", "direction", "closed", "more")),
     )
 
 
@@ -86,7 +86,7 @@ class NativeEngine:
     def __init__(self, connection: socket.socket, side: RoundSide, values: BlockSums | ClientVectors) -> None:
         self._socket, self._side, self._values = connection, side, values
         self._library = _library()
-        connection.setsockopt(socket.SOL_UDP, _UDP_GRO, 1)
+        connection.setsockopt(socket.SOL_UDP, UDP_GRO, 1)
         self._buffers = np.empty(_BATCH * _BUFFER, np.uint8)
         self._out, self._words = np.empty(_BUFFER, np.uint8), np.empty(_WORDS, np.uint8)
         self._keys = self._prepared_keys()
@@ -102,15 +102,15 @@ class NativeEngine:
             return self._send_train(outgoing)
         return self._send_word(outgoing)
 
-    def receive(self, now: float) -> None:
-        """Take some of what has come. Raises OSError."""
+    def receive(self, now: float) -> bool:
+        """Take some of what has come. Returns whether there may be more. Raises OSError."""
         receiver, side = self._receiver, self._side
         receiver.present, receiver.revision = side.arrivals.present, side.arrivals.revision
         receiver.closed = side.arrivals.closed
         if isinstance(self._values, BlockSums):
             receiver.shift = self._values.shift
         written = self._library.receive_datagrams(
-            ctypes.byref(receiver), self._socket.fileno(), _BATCHES, self._words.ctypes.data, len(self._words)
+            ctypes.byref(receiver), self._socket.fileno(), _AT_ONCE, self._words.ctypes.data, len(self._words)
         )
         _raise_for(written)
         content = self._words[:written].tobytes()
@@ -119,6 +119,7 @@ class NativeEngine:
             end = 4 + address + length
             side.receive(content[4 + address : end], content[4 : 4 + address], now)
             content = content[end:]
+        return bool(receiver.more)
 
     def _send_word(self, word: SealedDatagram) -> int:
         try:

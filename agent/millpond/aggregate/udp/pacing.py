@@ -5,7 +5,8 @@ from __future__ import annotations
 
 WIRE_OVERHEAD = 66
 """Bytes of a datagram on Ethernet beside its own: IP and UDP headers, frame, preamble and gap."""
-_BURST_SECONDS = 0.002
+_BURST_SECONDS = 0.01
+"""For so long a process may wait for a processor without falling behind its pace."""
 _LEAST_BURST = 32 << 10
 _INTERVAL = 0.02
 _INTERVALS = 8
@@ -40,8 +41,8 @@ class Pacer:
             self._tokens -= size
 
     def due(self, now: float) -> float:
-        """Return when half a burst may go out: waking for less costs more than it gives."""
-        short = self._burst / 2 - self.allowance(now)
+        """Return when a train may go out: waking for less costs more than it gives."""
+        short = 0.8 * self._least - self.allowance(now)
         return now + short / self._rate if self._rate and short > 0 else now
 
 

@@ -13,6 +13,7 @@ from itertools import islice
 from millpond.aggregate.udp.datagrams import LARGEST_DATAGRAM
 from millpond.aggregate.udp.outgoing import Outgoing, RoundSide, SealedDatagram, Train, datagrams_of
 
+UDP_GRO = 104
 _AT_ONCE = 256
 """Datagrams that are received before the clock is looked at."""
 
@@ -24,6 +25,7 @@ class PythonEngine:
 
     def __init__(self, connection: socket.socket, side: RoundSide, payload: Callable[[int], bytes]) -> None:
         self._socket, self._side, self._payload = connection, side, payload
+        connection.setsockopt(socket.SOL_UDP, UDP_GRO, 0)  # a round of the C engine may have set it
 
     def send(self, outgoing: Outgoing) -> int:
         """Send, and return how many datagrams went out before the socket's buffer was full."""
@@ -31,12 +33,14 @@ class PythonEngine:
             return self._send(outgoing.content, outgoing)
         return self._send_train(outgoing)
 
-    def receive(self, now: float) -> None:
-        """Take some of what has come."""
+    def receive(self, now: float) -> bool:
+        """Take some of what has come. Returns whether there may be more."""
         with contextlib.suppress(BlockingIOError, ConnectionRefusedError):
             for _ in range(_AT_ONCE):
                 datagram, address = self._socket.recvfrom(LARGEST_DATAGRAM + 1, socket.MSG_DONTWAIT)
                 self._side.receive(datagram, address, now)
+            return True
+        return False
 
     def _send_train(self, train: Train) -> int:
         found = datagrams_of(self._side, train, self._payload)
