@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from millpond.aggregate.exact import scale_of
 from millpond.aggregate.udp.aggregator import ClientHead
-from millpond.aggregate.udp.datagrams import VectorPlan
+from millpond.aggregate.udp.datagrams import Datagram, DatagramKind, VectorPlan, seal
 from millpond.aggregate.udp.outgoing import SealedDatagram
 from millpond.aggregate.udp.pacing import WIRE_OVERHEAD
 
@@ -176,6 +176,51 @@ def test_a_copy_from_elsewhere_does_not_turn_the_mean_away() -> None:
     link.aggregator.receive(word.content, "elsewhere", link.now)
     link.run()
     assert link.vectors[0].mean.tobytes() == exact_mean(vectors, heads).tobytes()
+
+
+words = st.tuples(
+    st.integers(1, 7),
+    st.integers(0, 2),
+    *(2 * [st.one_of(st.integers(0, 130), st.sampled_from([1 << 31, (1 << 32) - 1]))]),
+    st.one_of(st.binary(max_size=20), st.just(bytes(40)), st.just(b"\xff" * 64), st.just(b"\xff" * 400)),
+)
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.lists(st.tuples(st.booleans(), words), max_size=40), st.integers(0, 1 << 30))
+def test_a_client_that_says_anything_harms_nobody_else(said: list[tuple[bool, tuple]], seed: int) -> None:  # type: ignore[type-arg]
+    """Its words are genuine, as it has a key, and nobody sees to it that they make sense."""
+    vectors, plan = some_vectors(2, 1000), VectorPlan(1, 1000, 10)
+    heads = heads_of(vectors, weights_of(2))
+    link = FakeLink(plan, vectors, heads, seed=seed, lives={1: 0}, stall=0.3)
+    for waits, (kind, revision, sequence, index, payload) in said:
+        link.put(1, HUB, seal(heads[1].key, Datagram(kind, revision, 1, 1, sequence, index, payload)))
+        if waits and not link.finished:
+            link.step()
+    link.run()
+    assert link.participants[0].finished and 0 not in link.aggregator.lost
+    if 1 in link.aggregator.lost:
+        assert link.vectors[0].mean.tobytes() == exact_mean(vectors[:1], heads[:1]).tobytes()
+
+
+def test_a_client_that_asks_for_ever_does_not_hold_the_aggregator() -> None:
+    vectors, plan = some_vectors(2, 500), VectorPlan(1, 500, 10)
+    heads = heads_of(vectors, weights_of(2))
+    link = FakeLink(plan, vectors, heads)
+
+    def step_and_ask() -> None:
+        link.step()
+        for passed in range(50):
+            asked = Datagram(DatagramKind.MISSING, 0, 1, 1, passed, 0, b"\xff" * 8)
+            link.aggregator.receive(seal(heads[1].key, asked), 1, link.now)
+
+    while not link.aggregator.outgoing[0].done:
+        step_and_ask()
+    link.lives[1] = 0
+    link.now += 9.9
+    while not link.aggregator.finished:
+        step_and_ask()
+    assert link.aggregator.unconfirmed == {1} and 10.9 < link.now < 12.0
 
 
 def test_no_client_is_left() -> None:

@@ -15,6 +15,7 @@ costs nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -43,6 +44,8 @@ STALL_SECONDS = 5.0
 LONGEST_TRAIN = 88
 """Datagrams of a train: so many go to one client before the next one's turn."""
 _SOLICIT_SECONDS = 0.05
+_TRANSFER_SECONDS, _SLOWEST = 10.0, 1e6
+"""Time and bytes per second for the mean's way to all clients, once all have sent their values."""
 _MOST_REVISIONS = 255
 
 
@@ -103,6 +106,7 @@ class Aggregator:
         self._heard, self._seen = [now] * len(clients), self.arrivals.seen.copy()
         self._credit, self._pacer = Credit(plan, window, rate), Pacer(plan.datagram + WIRE_OVERHEAD, rate)
         self._stall, self._deadline, self._solicit, self._turn = stall, deadline, 0.0, 0
+        self._given_up = math.inf
         self._words: list[Outgoing] = []
         self._received = 0
         sums.begin(self.arrivals.active)
@@ -144,7 +148,7 @@ class Aggregator:
         """Return what is to be sent now. Of each train ``sent`` says how many datagrams went out."""
         self._notice(now)
         self._lose(now)
-        self._close()
+        self._close(now)
         share = self._share()
         for row in self.present:
             if row not in self.unconfirmed:
@@ -162,7 +166,7 @@ class Aggregator:
 
     def due(self, now: float) -> float:
         """Return when ``poll`` is to be called at the latest, if nothing comes before."""
-        times = [] if self._deadline is None else [self._deadline]
+        times = [self._given_up if self._deadline is None else self._deadline]
         for row in self.present:
             if row in self.unconfirmed:
                 continue
@@ -199,7 +203,8 @@ class Aggregator:
             if self.arrivals.beyond[row]:
                 faults[row] = "its values are beyond those it has announced"
             elif self.incoming[row].ended:
-                if self.outgoing[row].unanswered and now >= self._patience(row):
+                silent = self.outgoing[row].unanswered and now >= self._patience(row)
+                if not self.outgoing[row].done and (silent or now >= self._given_up):
                     self.unconfirmed.add(row)
             elif late:
                 faults[row] = "its values have not come by the deadline"
@@ -243,7 +248,7 @@ class Aggregator:
             incoming.reset()
             outgoing.reset()
 
-    def _close(self) -> None:
+    def _close(self, now: float) -> None:
         """Divide what not all clients have sent, when no more of it can come."""
         if self.arrivals.closed or not all(self.incoming[row].ended for row in self.present):
             return
@@ -254,6 +259,7 @@ class Aggregator:
                 arrivals.whole[arrivals.whole_count[0]] = index
                 arrivals.whole_count[0] += 1
         arrivals.closed = True
+        self._given_up = now + _TRANSFER_SECONDS + 4 * self.plan.size * len(self.present) / _SLOWEST
 
     def _grant_and_solicit(self, row: int, share: tuple[int, float], now: float) -> None:
         stream = self.incoming[row]

@@ -14,6 +14,8 @@ import numpy as np
 
 from millpond.aggregate.udp.datagrams import (
     FROM_AGGREGATOR,
+    KEY_SIZE,
+    LARGEST_SEQUENCE,
     OVERHEAD,
     Datagram,
     DatagramKind,
@@ -59,6 +61,8 @@ class Arrivals:
     def __init__(
         self, plan: VectorPlan, keys: Sequence[bytes], first: int = 0, *, reverse: bool = False
     ) -> None:
+        if any(len(key) != KEY_SIZE for key in keys):
+            raise ValueError(f"a client's key has {KEY_SIZE} bytes")
         rows = len(keys)
         self.plan, self.keys, self.first, self.revision = plan, tuple(keys), first, 0
         self.closed = False  # takes no more values: they have been divided, or are being used
@@ -124,7 +128,7 @@ class Arrivals:
     def take(self, message: Datagram, sink: BlockSink) -> None:
         """Take the values of a datagram that ``open`` returned."""
         row, index = message.client - self.first, message.index
-        self.seen[row] = max(int(self.seen[row]), message.sequence + 1)
+        self.seen[row] = max(int(self.seen[row]), min(message.sequence + 1, LARGEST_SEQUENCE))
         if self.bits[row, index >> 3] >> (index & 7) & 1:
             self.count("duplicate")
             return

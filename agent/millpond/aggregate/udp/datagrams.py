@@ -22,6 +22,7 @@ IP_HEADERS = {4: 20 + 8, 6: 40 + 8}
 LARGEST_DATAGRAM = 65507
 MOST_CLIENTS = 1 << 16
 MOST_BLOCKS = 1 << 31
+LARGEST_SEQUENCE = (1 << 32) - 1
 FROM_AGGREGATOR = 8
 """The bit of a kind that tells the directions apart, so that no datagram is taken for one of its receiver's
 own.

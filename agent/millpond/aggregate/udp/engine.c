@@ -238,7 +238,7 @@ static void take_values(struct receiver *r, const struct found *found)
     uint32_t row = found->row, count = values_of(r->size, r->values, h.index);
     uint8_t *byte = r->bits + (size_t)row * r->stride + (h.index >> 3), bit = (uint8_t)(1 << (h.index & 7));
     if (r->seen[row] <= h.sequence)
-        r->seen[row] = h.sequence + 1;
+        r->seen[row] = h.sequence < UINT32_MAX ? h.sequence + 1 : h.sequence;
     if (*byte & bit) {
         drop(r, DUPLICATE);
         return;

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from millpond.aggregate.udp.arrivals import bitmap_size
-from millpond.aggregate.udp.datagrams import Datagram, DatagramKind
+from millpond.aggregate.udp.datagrams import LARGEST_SEQUENCE, Datagram, DatagramKind
 from millpond.aggregate.udp.pacing import WIRE_OVERHEAD, RateMeter
 
 if TYPE_CHECKING:
@@ -75,12 +75,19 @@ class IncomingStream:
     def next_grant(self, share: tuple[int, float]) -> Word | None:
         """Return a grant where it is worth a datagram."""
         window = share[0]
-        worth = int(self._arrivals.seen[self._row]) + window >= self.limit + max(window // 4, 1)
+        worth = self._seen + window >= self.limit + max(window // 4, 1)
         return self._grant(share) if self.started and not self.ended and worth else None
+
+    @property
+    def _seen(self) -> int:
+        """The sender's numbers that are no longer on the way; it may claim what it likes, but not beyond its
+        grant.
+        """
+        return min(int(self._arrivals.seen[self._row]), self.limit)
 
     def _grant(self, share: tuple[int, float]) -> Word:
         window, rate = share
-        self.limit = max(self.limit, int(self._arrivals.seen[self._row]) + window)
+        self.limit = min(max(self.limit, self._seen + window), LARGEST_SEQUENCE)
         return DatagramKind.GRANT, self.limit, min(-(-int(rate) // RATE_UNIT), (1 << 32) - 1), b""
 
     def _end(self, message: Datagram, share: tuple[int, float]) -> list[Word]:
