@@ -43,6 +43,8 @@ STALL_SECONDS = 5.0
 """Time without a datagram of a client, after which it is lost."""
 LONGEST_TRAIN = 88
 """Datagrams of a train: so many go to one client before the next one's turn."""
+_BURST_SECONDS = 0.05
+"""Longer than of a client: a burst is divided among the ports of the switch."""
 _SOLICIT_SECONDS = 0.05
 _TRANSFER_SECONDS, _SLOWEST = 10.0, 1e6
 """Time and bytes per second for the mean's way to all clients, once all have sent their values."""
@@ -98,13 +100,16 @@ class Aggregator:
             raise ValueError(f"a round has 1 to {MOST_CLIENTS} clients, not {len(clients)}")
         self.plan, self.clients, self._sums = plan, tuple(clients), sums
         self.arrivals = Arrivals(plan, [each.key for each in clients])
-        self.incoming = [IncomingStream(self.arrivals, row) for row in range(len(clients))]
+        self.incoming = [IncomingStream(self.arrivals, row, in_order=True) for row in range(len(clients))]
         self.outgoing = [OutgoingStream(plan, self.arrivals.whole) for _ in clients]
         self.lost: dict[int, str] = {}
         self.unconfirmed: set[int] = set()
         self._addresses: dict[int, Address] = {}
         self._heard, self._seen = [now] * len(clients), self.arrivals.seen.copy()
-        self._credit, self._pacer = Credit(plan, window, rate), Pacer(plan.datagram + WIRE_OVERHEAD, rate)
+        self._credit, self._pacer = (
+            Credit(plan, window, rate),
+            Pacer(plan.datagram + WIRE_OVERHEAD, rate, _BURST_SECONDS),
+        )
         self._stall, self._deadline, self._solicit, self._turn = stall, deadline, 0.0, 0
         self._given_up = math.inf
         self._words: list[Outgoing] = []
@@ -263,9 +268,9 @@ class Aggregator:
 
     def _grant_and_solicit(self, row: int, share: tuple[int, float], now: float) -> None:
         stream = self.incoming[row]
-        if word := stream.next_grant(share):
+        for word in stream.next_grants(share):
             self._say(row, word)
-        elif self.arrivals.revision and not stream.started and now >= self._solicit:
+        if self.arrivals.revision and not stream.started and now >= self._solicit:
             self._say(row, (DatagramKind.GRANT, 0, 0, b""))
 
     def _mean_words(self, row: int, now: float) -> None:

@@ -23,6 +23,8 @@ LARGEST_DATAGRAM = 65507
 MOST_CLIENTS = 1 << 16
 MOST_BLOCKS = 1 << 31
 LARGEST_SEQUENCE = (1 << 32) - 1
+EARLY = LARGEST_SEQUENCE
+"""The pass of a MISSING that comes before the END."""
 FROM_AGGREGATOR = 8
 """The bit of a kind that tells the directions apart, so that no datagram is taken for one of its receiver's
 own.

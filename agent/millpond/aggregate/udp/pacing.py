@@ -5,40 +5,46 @@ from __future__ import annotations
 
 WIRE_OVERHEAD = 66
 """Bytes of a datagram on Ethernet beside its own: IP and UDP headers, frame, preamble and gap."""
-_BURST_SECONDS = 0.01
-"""For so long a process may wait for a processor without falling behind its pace."""
-_LEAST_BURST = 32 << 10
+_CATCH_UP, _BEHIND_SECONDS = 1.5, 0.25
+_LEAST_BURST = 48 << 10
 _INTERVAL = 0.02
 _INTERVALS = 8
 
 
 class Pacer:
-    """A token bucket for datagrams of up to ``unit`` bytes; ``rate`` in bytes per second, 0 for no limit."""
+    """A token bucket for datagrams of up to ``unit`` bytes; ``rate`` in bytes per second, 0 for no limit.
 
-    def __init__(self, unit: int, rate: float = 0.0) -> None:
-        self._least = max(_LEAST_BURST, 2 * unit)
-        self._rate, self._tokens, self._at = 0.0, 0.0, 0.0
-        self.set_rate(rate)
-        self._tokens = self._burst
+    A process that had to wait for a processor catches up, but not in one burst: a second bucket holds it to
+    1.5 times the rate.
+    """
+
+    def __init__(self, unit: int, rate: float = 0.0, burst_seconds: float = 0.01) -> None:
+        self._least, self._burst_seconds = max(_LEAST_BURST, 2 * unit), burst_seconds
+        self._rate, self._at = rate, 0.0
+        self._tokens = self._burst = float(self._least)
 
     def set_rate(self, rate: float) -> None:
         """Go on at another rate."""
         self._rate = rate
-        self._burst = max(self._least, rate * _BURST_SECONDS)
 
     def allowance(self, now: float) -> float:
         """Return how many bytes may go out now."""
         if not self._rate:
             return float("inf")
         if self._at:
-            self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+            new = (now - self._at) * self._rate
+            self._tokens = min(max(self._least, self._rate * _BEHIND_SECONDS), self._tokens + new)
+            self._burst = min(
+                max(self._least, self._rate * self._burst_seconds), self._burst + _CATCH_UP * new
+            )
         self._at = now
-        return max(self._tokens, 0.0)
+        return max(min(self._tokens, self._burst), 0.0)
 
     def spend(self, size: float) -> None:
         """Account for bytes that went out."""
         if self._rate:
             self._tokens -= size
+            self._burst -= size
 
     def due(self, now: float) -> float:
         """Return when a train may go out: waking for less costs more than it gives."""

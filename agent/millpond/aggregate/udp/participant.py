@@ -88,7 +88,7 @@ class Participant:
 
     def poll(self, now: float) -> list[Outgoing]:
         """Return what is to be sent now. Of each train ``sent`` says how many datagrams went out."""
-        if word := self.incoming.next_grant((self._window, 0.0)):
+        for word in self.incoming.next_grants((self._window, 0.0)):
             self._say(word)
         if control := self.outgoing.control(now):
             self._say((*control, self.plan.pack() if control[0] == DatagramKind.START else b""))

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from millpond.aggregate.udp.arrivals import bitmap_size
-from millpond.aggregate.udp.datagrams import LARGEST_SEQUENCE, Datagram, DatagramKind
+from millpond.aggregate.udp.datagrams import EARLY, LARGEST_SEQUENCE, Datagram, DatagramKind
 from millpond.aggregate.udp.pacing import WIRE_OVERHEAD, RateMeter
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ Word = tuple[DatagramKind, int, int, bytes]
 
 RATE_UNIT = 1024
 """Bytes per second of one unit of the rate in a GRANT."""
+_MARGIN = 8
+"""Bytes of a bitmap that are not asked for yet: so many datagrams may be overtaken."""
 _FIRST_FLIGHT, _LEAST_FLIGHT, _FLIGHT_SECONDS, _PROBING = 256, 64, 0.01, 1.1
 
 
@@ -49,15 +53,17 @@ class Credit:
 
 
 class IncomingStream:
-    """A vector's way from the sender of the row ``row`` of ``arrivals``."""
+    """A vector's way from the sender of the row ``row`` of ``arrivals``. With ``in_order`` the sender's
+    indices rise, so that what is missing can be told before the end.
+    """
 
-    def __init__(self, arrivals: Arrivals, row: int) -> None:
-        self._arrivals, self._row = arrivals, row
-        self.ended, self.started, self.limit = False, False, 0
+    def __init__(self, arrivals: Arrivals, row: int, *, in_order: bool = False) -> None:
+        self._arrivals, self._row, self._in_order = arrivals, row, in_order
+        self.reset()
 
     def reset(self) -> None:
         """Expect the vector anew."""
-        self.ended, self.started, self.limit = False, False, 0
+        self.ended, self.started, self.limit, self._asked = False, False, 0, 0
 
     def hear(self, message: Datagram, share: tuple[int, float]) -> list[Word]:
         """Return the answers to a word of the sender."""
@@ -72,11 +78,26 @@ class IncomingStream:
             return self._end(message, share)
         return [self._grant(share)] if kind in (DatagramKind.START, DatagramKind.PROBE) else []
 
-    def next_grant(self, share: tuple[int, float]) -> Word | None:
-        """Return a grant where it is worth a datagram."""
+    def next_grants(self, share: tuple[int, float]) -> list[Word]:
+        """Return a grant where it is worth a datagram, and what is missing meanwhile."""
         window = share[0]
         worth = self._seen + window >= self.limit + max(window // 4, 1)
-        return self._grant(share) if self.started and not self.ended and worth else None
+        if not (worth and self.started) or self.ended:
+            return []
+        return [self._grant(share), *(self._missing_so_far() if self._in_order else ())]
+
+    def _missing_so_far(self) -> list[Word]:
+        """Return what others have overtaken by far, each time from where the last one ended."""
+        start = self._asked >> 3
+        found = np.flatnonzero(self._arrivals.bits[self._row, start:])
+        stop = min(
+            start + bitmap_size(self._arrivals.plan), start + int(found[-1]) - _MARGIN if len(found) else 0
+        )
+        if stop <= start or not self._arrivals.plan.repair:
+            return []
+        first, self._asked = self._asked, 8 * stop
+        bitmap = self._arrivals.missing(self._row)[start:stop]
+        return [(DatagramKind.MISSING, EARLY, first, bitmap.tobytes())] if bitmap.any() else []
 
     @property
     def _seen(self) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from millpond.aggregate.udp.datagrams import Datagram, DatagramKind
+from millpond.aggregate.udp.datagrams import EARLY, Datagram, DatagramKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,7 +46,7 @@ class OutgoingStream:
         """Begin the vector anew."""
         self._phase, self._pass, self.sequence, self.limit, self._position = _Phase.IDLE, 0, 0, 0, 0
         self.ready, self.closed = self._first_ready, self._first_closed
-        self._again: Indices | None = None
+        self._again, self._answered = np.zeros(0, np.uint32), False
         self._at = self._wait = 0.0
         self.unanswered = 0
 
@@ -86,7 +86,9 @@ class OutgoingStream:
 
     def missing(self, passed: int, first: int, bitmap: bytes) -> None:
         """Hear which indices, from ``first`` on, are to go out again."""
-        if self._phase not in (_Phase.ENDING, _Phase.SENDING) or passed != self._pass or first & 7:
+        early = passed == EARLY and self._phase is _Phase.SENDING
+        answer = passed == self._pass and self._phase in (_Phase.ENDING, _Phase.SENDING)
+        if not (early or answer) or first & 7:
             return
         start, stop = first >> 3, (first >> 3) + len(bitmap)
         if stop > -(-self._plan.blocks // 8) + 3:  # it is padded
@@ -94,8 +96,7 @@ class OutgoingStream:
         asked = np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")) + 8 * start
         asked = asked[asked < self._plan.blocks].astype(np.uint32)
         if len(asked):
-            before = [] if self._again is None else [self._again]
-            self._again = np.unique(np.concatenate([*before, asked]))
+            self._again, self._answered = np.union1d(self._again, asked), self._answered or answer
             self._phase, self._at, self.unanswered = _Phase.SENDING, 0.0, 0
 
     def next(self, most: int) -> Indices:
@@ -103,23 +104,22 @@ class OutgoingStream:
         if self._phase is not _Phase.SENDING:
             return self._order[:0]
         most = min(most, self.limit - self.sequence)
-        if self._again is not None:
+        if len(self._again):
             return self._again[: max(most, 0)]
         return self._order[self._position : min(self._position + max(most, 0), self.ready)]
 
     def sent(self, count: int) -> None:
         """Account for the first ``count`` indices of ``next``."""
         self.sequence += count
-        if self._again is None:
-            self._position += count
-        else:
+        if len(self._again):
             self._again = self._again[count:]
+        else:
+            self._position += count
 
     def control(self, now: float) -> tuple[DatagramKind, int, int] | None:
         """Return a word that is due: its kind, sequence number and index."""
         if self._phase is _Phase.SENDING and self.closed and not self._wants():
-            self._pass += self._again is not None
-            self._again = None
+            self._pass, self._answered = self._pass + self._answered, False
             self._enter(_Phase.ENDING, now)
         if self._phase is _Phase.SENDING and self._wants() and self.sequence >= self.limit and not self._at:
             self._wait = _FIRST_WAIT
@@ -154,7 +154,7 @@ class OutgoingStream:
     def _wants(self) -> bool:
         if self._phase is not _Phase.SENDING:
             return False
-        return len(self._again) > 0 if self._again is not None else self._position < self.ready
+        return len(self._again) > 0 or self._position < self.ready
 
     def _enter(self, phase: _Phase, now: float) -> None:
         self._phase, self._at, self._wait, self.unanswered = phase, now, _FIRST_WAIT, 0
