@@ -247,7 +247,7 @@ def test_no_more_is_on_the_way_than_the_receive_buffer_holds(
 
 
 def test_a_pace_is_kept() -> None:
-    rate, size = 1e6, 20_000
+    rate, size = 1e6, 100_000
     vectors, plan = some_vectors(2, size), VectorPlan(1, size, 100)
     link = FakeLink(plan, vectors, heads_of(vectors, weights_of(2)), rate=rate)
     link.run()
