@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network in memory with a clock of its own: it loses, repeats, delays and corrupts what is sent."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.aggregate.exact import ExactSum, scale_of
+from millpond.aggregate.udp.aggregator import Aggregator, ClientHead
+from millpond.aggregate.udp.datagrams import DatagramKind, VectorPlan, client_key, parse
+from millpond.aggregate.udp.outgoing import RoundSide, SealedDatagram, datagrams_of
+from millpond.aggregate.udp.participant import Participant
+from millpond.aggregate.udp.sums import BlockSums, ClientVectors
+
+JOB_KEY = bytes(range(32))
+HUB = "aggregator"
+DELAY = 0.0005
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """How often what happens to a datagram, and how many seconds later than others one may come."""
+
+    lost: float = 0.0
+    repeated: float = 0.0
+    corrupted: float = 0.0
+    jitter: float = 0.0
+
+
+def heads_of(vectors: Sequence[Vector], weights: Sequence[float]) -> list[ClientHead]:
+    """Return what a control session would have said of them."""
+    return [
+        ClientHead(client_key(JOB_KEY, client), weight, float(np.abs(vector).max()))
+        for client, (vector, weight) in enumerate(zip(vectors, weights, strict=True))
+    ]
+
+
+def exact_mean(vectors: Sequence[Vector], heads: Sequence[ClientHead], scale: float = 0.0) -> Vector:
+    """Return the mean as ``ExactSum`` gives it over TCP."""
+    total, mean = ExactSum(len(vectors[0])), np.empty(len(vectors[0]), np.float32)
+    total.begin(scale or scale_of(max(head.largest for head in heads), len(heads)))
+    for vector, head in zip(vectors, heads, strict=True):
+        total.add(vector, bound=head.largest)
+    total.divide(sum(head.weight for head in heads), mean)
+    return mean
+
+
+class FakeLink:
+    """An aggregator and clients. One is dead once it has sent ``lives[client]`` datagrams with values."""
+
+    def __init__(
+        self,
+        plan: VectorPlan,
+        vectors: Sequence[Vector],
+        heads: Sequence[ClientHead],
+        faults: Faults = Faults(),
+        *,
+        seed: int = 0,
+        lives: dict[int, int] | None = None,
+        window: int = 64,
+        rate: float = 0.0,
+        stall: float = 5.0,
+        deadline: float | None = None,
+    ) -> None:
+        self.plan, self.faults, self.random, self.now = plan, faults, random.Random(seed), 1.0
+        self.lives, self.sent = lives or {}, dict.fromkeys([HUB, *range(len(heads))], 0)
+        self.taken: set[tuple[int, int]] = set()
+        self._queue: list[tuple[float, int, Hashable, Hashable, bytes]] = []
+        self._order = 0
+        self.sums = BlockSums(plan, heads)
+        self.aggregator = Aggregator(
+            plan,
+            heads,
+            self.sums,
+            window=window,
+            now=self.now,
+            rate=rate,
+            stall=stall,
+            deadline=None if deadline is None else self.now + deadline,
+        )
+        self.vectors = [
+            ClientVectors(plan, each, head.weight) for each, head in zip(vectors, heads, strict=True)
+        ]
+        self.participants = [
+            Participant(plan, client, head.key, self.vectors[client], HUB, window=window, now=self.now)
+            for client, head in enumerate(heads)
+        ]
+
+    def run(self, seconds: float = 200.0) -> None:
+        """Go on until the aggregator and all clients that it has not lost are finished."""
+        until = self.now + seconds
+        while not self.finished:
+            assert self.now < until, "the round does not end"
+            self.step()
+
+    @property
+    def finished(self) -> bool:
+        """Whether nobody waits for anything."""
+        lost = self.aggregator.lost
+        waiting = any(
+            not each.finished for each in self.participants if each.client not in lost and self._lives(each)
+        )
+        return self.aggregator.finished and not waiting
+
+    def step(self) -> None:
+        """Let all send, and go on to the next time at which something happens."""
+        self._let_send(HUB, self.aggregator, self.sums)
+        for each in self.participants:
+            if self._lives(each):
+                self._let_send(each.client, each, self.vectors[each.client])
+        dues = [
+            self.aggregator.due(self.now),
+            *(each.due(self.now) for each in self.participants if self._lives(each)),
+        ]
+        times = [due for due in dues if due is not None] + [entry[0] for entry in self._queue[:1]]
+        self.now = max(min(times, default=self.now), self.now + 1e-5)
+        while self._queue and self._queue[0][0] <= self.now:
+            _, _, sender, target, datagram = heapq.heappop(self._queue)
+            self._deliver(sender, target, datagram)
+
+    def put(self, sender: Hashable, target: Hashable, datagram: bytes) -> None:
+        """Let a datagram arrive as it is."""
+        self._order += 1
+        later = DELAY + self.random.random() * self.faults.jitter
+        heapq.heappush(self._queue, (self.now + later, self._order, sender, target, datagram))
+
+    def _lives(self, each: Participant) -> bool:
+        return self.sent[each.client] < self.lives.get(each.client, 1 << 60)
+
+    def _let_send(self, name: Hashable, side: RoundSide, values: BlockSums | ClientVectors) -> None:
+        for outgoing in side.poll(self.now):
+            if isinstance(outgoing, SealedDatagram):
+                self._transmit(name, outgoing.address, outgoing.content)
+                continue
+            left = len(outgoing.indices)
+            if isinstance(side, Participant):
+                left = min(left, self.lives.get(side.client, 1 << 60) - self.sent[side.client])
+            for datagram in list(datagrams_of(side, outgoing, values.payload))[:left]:
+                self._transmit(name, outgoing.address, datagram)
+            self.sent[name] += left
+            side.sent(outgoing, left)
+
+    def _transmit(self, sender: Hashable, target: Hashable, datagram: bytes) -> None:
+        if self.random.random() < self.faults.lost:
+            return
+        if self.random.random() < self.faults.corrupted:
+            place = self.random.randrange(8 * len(datagram))
+            changed = int.from_bytes(datagram, "little") ^ 1 << place
+            datagram = changed.to_bytes(len(datagram), "little")
+        for _ in range(2 if self.random.random() < self.faults.repeated else 1):
+            self.put(sender, target, datagram)
+
+    def _deliver(self, sender: Hashable, target: Hashable, datagram: bytes) -> None:
+        if target != HUB:
+            assert isinstance(target, int)
+            self.participants[target].receive(datagram, sender, self.now)
+            return
+        found = parse(datagram)
+        if found is not None and found.kind == DatagramKind.DATA:
+            self.taken.add((found.client, found.index))
+        self.aggregator.receive(datagram, sender, self.now)
