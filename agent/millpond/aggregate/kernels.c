@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { ENGINE_VERSION = 2, LANES = 8 };
+enum { ENGINE_VERSION = 2, LANES = 8, LARGEST = 0x7f7fffff };
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -29,14 +29,15 @@ static double sum_of(const double *lanes)
 }
 
 // Adds factor * values, rounded by the shift (see exact.py), to the totals. Returns 0, or -1 if a value is not within
-// the bound, which is finite, or is not a number: then the totals are of no use. Without their signs, floats are in the
-// order of their bits, and those of infinity and NaN come last.
+// the bound, or not finite: then the totals are of no use. Without their signs, floats are in the order of their bits,
+// and those of infinity and NaN come last.
 FOR_EACH_PROCESSOR
 int add_rounded(double *restrict totals, const float *restrict values, size_t count, double factor, double shift,
                 float bound)
 {
     uint32_t most = 0, limit;
     memcpy(&limit, &bound, 4);
+    limit = limit < LARGEST ? limit : LARGEST;
     for (size_t i = 0; i < count; i++) {
         uint32_t bits;
         memcpy(&bits, &values[i], 4);

@@ -20,6 +20,7 @@ from millpond.base import shared_library
 LIBRARY = Path(__file__).with_name("_kernels.so")
 _VERSION = 2
 _LANES = 8
+LARGEST = float(np.finfo(np.float32).max)
 _BLOCK = 1 << 15  # of values, whose float64 copy stays in a processor's cache
 
 Vector = NDArray[np.float32]
@@ -31,7 +32,7 @@ class Kernels(Protocol):
 
     def add_rounded(self, totals: Totals, values: Vector, factor: float, shift: float, bound: float) -> bool:
         """Add ``factor`` times ``values``, rounded by ``shift``, to ``totals``. Returns whether all
-        values are within ``bound``, a finite float32; ``totals`` are of no use otherwise.
+        values are finite, and within ``bound``, a float32; ``totals`` are of no use otherwise.
         """
 
     def squares(self, values: Vector) -> float:
@@ -85,7 +86,9 @@ class NumpyKernels:
         for start in range(0, len(values), _BLOCK):
             block = values[start : start + _BLOCK].astype(np.float64)
             with np.errstate(invalid="ignore"):
-                if not max(-block.min(), block.max()) <= bound:  # true for NaN, which min and max pass on
+                if not max(-block.min(), block.max()) <= min(
+                    bound, LARGEST
+                ):  # true for NaN, which min and max pass on
                     return False
             block *= factor
             block += shift

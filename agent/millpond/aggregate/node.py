@@ -34,18 +34,27 @@ class ChildConnections:
     """The channels to the children of one thread, dialled when they are needed."""
 
     def __init__(self, dial: Dial) -> None:
-        self._dial, self._open = dial, dict[str, Channel]()
+        self._dial, self._open, self._ended = dial, dict[str, Channel](), False
 
     def __getitem__(self, node: str) -> Channel:
         if node not in self._open:
             self._open[node] = self._dial(node)
+            if self._ended:  # meanwhile, by another thread
+                self._open[node].shut_down()
         return self._open[node]
 
+    def end(self) -> None:
+        """End all connections, from any thread. The descriptors stay until ``close``: another socket could
+        get the number of one that a thread waits for.
+        """
+        self._ended = True
+        for channel in tuple(self._open.values()):
+            channel.shut_down()
+
     def close(self) -> None:
-        """Close all."""
+        """Close all connections, which no other thread uses any more."""
         for channel in self._open.values():
             channel.close()
-        self._open.clear()
 
 
 class ReductionNode:
@@ -206,7 +215,7 @@ class TreeReduction:
         """Close all connections."""
         for connections in self._children.values():
             connections.close()
-        self._children.clear()
+        self._children = {}
 
     def _connections(self, number: int) -> ChildConnections:
         return self._children.setdefault(number, ChildConnections(self._dial))
@@ -215,14 +224,21 @@ class TreeReduction:
         self, trees: tuple[ReductionTree, ...], action: Callable[[int, ReductionTree], None]
     ) -> None:
         """Run one action a tree, side by side. An error closes all connections, which ends the others."""
-        with ThreadPoolExecutor(len(trees), "reduction-tree") as pool:
-            running = [pool.submit(action, number, tree) for number, tree in enumerate(trees)]
-            try:
-                for each in running:
-                    each.result()
-            except BaseException:
-                self.close()
-                raise
+        for number in range(len(trees)):
+            self._connections(number)
+        try:
+            with ThreadPoolExecutor(len(trees), "reduction-tree") as pool:
+                running = [pool.submit(action, number, tree) for number, tree in enumerate(trees)]
+                try:
+                    for each in running:
+                        each.result()
+                except BaseException:
+                    for connections in self._children.values():
+                        connections.end()
+                    raise
+        except BaseException:
+            self.close()
+            raise
 
 
 def ranges(start: int, stop: int) -> list[tuple[int, int]]:

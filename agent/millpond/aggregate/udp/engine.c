@@ -36,7 +36,7 @@ enum counter { ACCEPTED, CONTROL, MALFORMED, CLIENT, ROUND, REVISION, WRONG_TAG,
 #endif
 
 typedef uint64_t lanes __attribute__((vector_size(8 * LANES)));
-typedef double add_function(double *totals, const float *values, size_t count, double factor, double shift, float bound);
+typedef int add_function(double *totals, const float *values, size_t count, double factor, double shift, float bound);
 typedef void divide_function(float *means, const double *totals, size_t count, double divisor);
 
 struct header { uint8_t kind, revision; uint16_t client; uint32_t round, sequence, index; };
@@ -248,7 +248,7 @@ static void take_values(struct receiver *r, const struct found *found)
     const float *values = (const float *)(found->datagram + HEADER);
     if (r->mean)
         memcpy(r->mean + at, values, 4 * (size_t)count);
-    else if (r->add(r->totals + at, values, count, 1.0, r->shift, r->bounds[row]) == -1.0)
+    else if (r->add(r->totals + at, values, count, 1.0, r->shift, r->bounds[row]))
         r->beyond[row] = 1;
     r->counters[ACCEPTED]++;
     r->received[row]++;

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.aggregate.exact import scale_of
-from millpond.aggregate.kernels import BEYOND, Vector, kernels
+from millpond.aggregate.kernels import Vector, kernels
 from millpond.aggregate.udp.aggregator import ClientHead
 from millpond.aggregate.udp.datagrams import VectorPlan
 
@@ -56,9 +56,7 @@ class BlockSums:
         """See BlockSink."""
         totals = self.totals[self._slice(index)]
         bound = float(self.bounds[row])
-        return (
-            self._kernels.add_rounded(totals, np.ascontiguousarray(values), 1.0, self.shift, bound) != BEYOND
-        )
+        return self._kernels.add_rounded(totals, np.ascontiguousarray(values), 1.0, self.shift, bound)
 
     def payload(self, index: int) -> bytes:
         """Return the values of a part of the mean as they are sent."""
