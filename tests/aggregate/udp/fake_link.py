@@ -103,7 +103,7 @@ class FakeLink:
     @property
     def finished(self) -> bool:
         """Whether nobody waits for anything."""
-        lost = self.aggregator.lost
+        lost = {*self.aggregator.lost, *self.aggregator.unconfirmed}
         waiting = any(
             not each.finished for each in self.participants if each.client not in lost and self._lives(each)
         )

@@ -46,8 +46,8 @@ LONGEST_TRAIN = 88
 _BURST_SECONDS = 0.05
 """Longer than of a client: a burst is divided among the ports of the switch."""
 _SOLICIT_SECONDS = 0.05
-_TRANSFER_SECONDS, _SLOWEST = 10.0, 1e6
-"""Time and bytes per second for the mean's way to all clients, once all have sent their values."""
+_SLOWEST = 1e6
+"""Bytes per second of the mean's way to all clients, once all have sent their values, beside two stalls."""
 _MOST_REVISIONS = 255
 
 
@@ -264,7 +264,7 @@ class Aggregator:
                 arrivals.whole[arrivals.whole_count[0]] = index
                 arrivals.whole_count[0] += 1
         arrivals.closed = True
-        self._given_up = now + _TRANSFER_SECONDS + 4 * self.plan.size * len(self.present) / _SLOWEST
+        self._given_up = now + 2 * self._stall + 4 * self.plan.size * len(self.present) / _SLOWEST
 
     def _grant_and_solicit(self, row: int, share: tuple[int, float], now: float) -> None:
         stream = self.incoming[row]
