@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from millpond.host.jobs.training.membership import (
     Membership,
     MemberState,
 )
-from millpond.host.jobs.training.round_planner import RoundPlanner, selected
+from millpond.host.jobs.training.round_planner import FIRST_DEADLINE, RoundPlanner, selected
 
 HOST = 0
 
@@ -91,6 +92,27 @@ def test_a_selection_has_the_wanted_size_and_can_be_repeated(
 def test_every_device_has_its_turn() -> None:
     turns = [rank for number in range(300) for rank in selected(range(10), 0.2, 1, 1, number)]
     assert all(30 < turns.count(rank) < 90 for rank in range(10))
+
+
+def test_an_automatic_deadline_follows_the_workers() -> None:
+    planner = RoundPlanner([f"csd{rank}" for rank in range(5)], "auto")
+    for rank in range(5):
+        planner.join(rank, 100)
+    assert planner.plan.deadline == FIRST_DEADLINE
+    planner.observe(planner.plan.batches, np.array([10.0, 11.0, 12.0, 13.0, 40.0]))
+    assert planner.plan.deadline == pytest.approx(24.0)  # twice the median; the spread is 1.4826
+    planner.observe(planner.plan.batches, np.array([2.0, 10.0, 12.0, 20.0, math.nan]))
+    assert planner.plan.deadline == pytest.approx(12 + 5 * 1.4826 * 8)
+    late = np.array([12.0, math.nan, math.nan, math.nan, math.nan])
+    planner.observe(planner.plan.batches, late)
+    before = planner.plan.deadline
+    planner.observe(planner.plan.batches, late)
+    assert planner.plan.deadline == pytest.approx(2 * before)
+    planner.observe(planner.plan.batches, np.full(5, 0.01))
+    assert planner.plan.deadline == 1.0
+    planner.choose([0, 1, 2])
+    planner.observe(planner.plan.batches, np.array([math.nan, math.nan, math.nan, 0.02, 0.02]))
+    assert planner.plan.deadline == 1.0  # those that were not asked have missed nothing
 
 
 def test_a_round_asks_all_samples_of_the_chosen() -> None:

@@ -119,14 +119,15 @@ class FederatedSpec:
     """At most ``rounds`` rounds of averaging; with 0 the workers are prepared, and the job ends.
 
     Each round asks ``fraction`` of the devices (a share, 0..1), but at least ``least`` of them, chosen anew.
-    It ends when all have answered or ``deadline`` seconds have passed, and counts if ``quorum`` of the
-    devices that were asked (a share, 0..1) answered. The optimizer ``server``, a table with a name,
-    ``learning_rate`` and arguments, applies the weighted mean of the workers' differences: SGD at rate 1 is
-    FedAvg, with momentum FedAvgM, Adam is FedAdam (Reddi et al. 2021).
+    It ends when all have answered or ``deadline`` seconds have passed ("auto": by the seconds of the devices'
+    last answers), and counts if ``quorum`` of the devices that were asked (a share, 0..1) answered. The
+    optimizer ``server``, a table with a name, ``learning_rate`` and arguments, applies the weighted mean of
+    the workers' differences: SGD at rate 1 is FedAvg, with momentum FedAvgM, Adam is FedAdam (Reddi et al.
+    2021).
     """
 
     rounds: int = 20
-    deadline: float = 60.0
+    deadline: float | Literal["auto"] = 60.0
     quorum: float = 0.5
     fraction: float = 1.0
     least: int = 2
@@ -379,7 +380,7 @@ def _check_positive(job: Job, where: str) -> None:
         "train: epochs": job.train.epochs,
         "train: accumulate": job.train.accumulate,
         "train: clip_norm": job.train.clip_norm,
-        "federated: deadline": job.averaging.deadline,
+        "federated: deadline": None if job.averaging.deadline == "auto" else job.averaging.deadline,
         "federated: server: learning_rate": job.server_rate,
         "evaluate: every": job.evaluate.every,
         "evaluate: patience": job.evaluate.patience,

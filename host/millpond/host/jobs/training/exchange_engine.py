@@ -67,7 +67,7 @@ class ExchangeOutcome:
     workers ``lost`` and ``missing`` (asked, but without an answer in time). ``late`` of the samples began in
     an earlier exchange. ``whole`` is how many samples began in the same exchange as the counted ones (the
     largest such exchange if some are late); ``work`` is the longest computation in seconds of a worker in
-    this exchange.
+    this exchange. ``deadline`` is that of its plan.
     """
 
     seconds: float = 0.0
@@ -80,6 +80,7 @@ class ExchangeOutcome:
     lost: list[WorkerLoss] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     new_plan: bool = False
+    deadline: float = math.inf
 
     @property
     def samples(self) -> int:
@@ -147,6 +148,7 @@ class ExchangeEngine:
             for answer in run.answers:
                 self.supply.requeue(answer.dispatcher.rank)
         self._end(run)
+        run.outcome.deadline = run.plan.deadline
         run.outcome.seconds = time.monotonic() - run.began
         run.outcome.new_plan |= policy.observe(self._batches, self._measured, self.busy)
         return run.outcome

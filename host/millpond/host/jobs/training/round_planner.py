@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the plan of rounds: each chosen worker trains on all its samples, up to a deadline."""
+"""Pure: the plan of rounds: each chosen worker trains on all its samples, up to a deadline.
+
+A deadline of "auto" follows the workers: the median of their last seconds plus SPREADS times their spread,
+which is 1.4826 times the median absolute deviation (the standard deviation of normal numbers, but a few
+stragglers do not move it). It is at least LEAST_TIMES the median: few workers have hardly a spread. If more
+than half of the workers miss it, as when all have become slower, the next one is twice as long.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -12,21 +19,34 @@ from millpond.train.balance.controller import BatchPlan
 from millpond.train.balance.curve import Floats, Ints
 from millpond.train.determinism import seeds
 
+FIRST_DEADLINE = 60.0
+"""Seconds of an automatic deadline, until two workers have been measured."""
+SPREADS, LEAST_TIMES, LEAST_SECONDS = 5.0, 2.0, 1.0
+
 
 class RoundPlanner:
     """Plans rounds of ``deadline`` seconds for ``names``, by rank; ``choose`` may leave workers out."""
 
-    def __init__(self, names: Sequence[str], deadline: float) -> None:
-        self._names, self._deadline = names, deadline
+    def __init__(self, names: Sequence[str], deadline: float | Literal["auto"]) -> None:
+        self._names, self._fixed = names, None if deadline == "auto" else deadline
         self._samples: Ints = np.zeros(len(names), np.int64)
+        self._seconds: Floats = np.full(len(names), np.nan)
+        self._factor = 1.0
         self.left_out: list[int] = []
+
+    @property
+    def deadline(self) -> float:
+        """The seconds of the next round."""
+        if self._fixed is not None:
+            return self._fixed
+        return self._factor * automatic_deadline(self._seconds[~np.isnan(self._seconds)])
 
     @property
     def plan(self) -> BatchPlan:
         """All samples of the present workers that are not left out."""
         batches = self._samples.copy()
         batches[self.left_out] = 0
-        return BatchPlan(batches, np.zeros(len(self._names)), self._deadline)
+        return BatchPlan(batches, np.zeros(len(self._names)), self.deadline)
 
     def choose(self, left_out: Sequence[int]) -> None:
         """Leave these workers out of the next round."""
@@ -44,9 +64,14 @@ class RoundPlanner:
     def leave(self, rank: int) -> None:
         """Remove a worker."""
         self._samples[rank] = 0
+        self._seconds[rank] = np.nan
 
-    def observe(self, _batches: Ints, _measured: Floats, _busy: Floats | None = None, /) -> bool:
-        """Ignore the measurements: there is never a new plan."""
+    def observe(self, _batches: Ints, measured: Floats, _busy: Floats | None = None, /) -> bool:
+        """Take the seconds of a round, NaN for workers without an answer. There is never a new plan."""
+        asked = self.plan.batches > 0
+        answered = asked & ~np.isnan(measured)
+        self._seconds[answered] = measured[answered]
+        self._factor = 1.0 if 2 * answered.sum() >= asked.sum() else 2 * self._factor
         return False
 
     @property
@@ -54,6 +79,15 @@ class RoundPlanner:
         """The plan in one line."""
         found = zip(self._names, self._samples.tolist(), strict=True)
         return ", ".join(f"{name} {samples} samples" for name, samples in found if samples)
+
+
+def automatic_deadline(seconds: Floats) -> float:
+    """Return the deadline for workers that took ``seconds``, see the module."""
+    if len(seconds) < 2:
+        return FIRST_DEADLINE
+    middle = float(np.median(seconds))
+    spread = 1.4826 * float(np.median(np.abs(seconds - middle)))
+    return max(middle + SPREADS * spread, LEAST_TIMES * middle, LEAST_SECONDS)
 
 
 def selected(devices: Sequence[int], fraction: float, least: int, seed: int, number: int) -> list[int]:

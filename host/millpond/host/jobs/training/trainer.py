@@ -276,7 +276,7 @@ class Trainer:
 
     def _note_missing(self, outcome: ExchangeOutcome) -> None:
         for rank in outcome.missing:
-            reason = f"no answer within {self._job.averaging.deadline:g} s"
+            reason = f"no answer within {outcome.deadline:.3g} s"
             self._reasons[self._group.names[rank]] = reason
 
     def _await_absent(self) -> bool:
