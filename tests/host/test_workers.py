@@ -46,6 +46,7 @@ from millpond.wire.channel import Channel
 from millpond.wire.messages import Failure, Message, Ok
 
 from ..job_files import no_contents, written
+from ..waiting import eventually
 from .steps import zero_state
 
 SIZE = 6
@@ -322,7 +323,7 @@ def start(folder: Path, tmp_path: Path, states: memory.SharedBuffer, zygote: Zyg
         made.pop().close()  # twice is once
     assert not psutil.wait_procs(own, 10)[1]
     gc.collect()  # a mapping has a descriptor of its own
-    assert psutil.Process().num_fds() <= descriptors
+    eventually(lambda: psutil.Process().num_fds() <= descriptors, "the descriptors are closed", 10)
 
 
 def numbered(states: memory.SharedBuffer, number: int = 0) -> ModelState:

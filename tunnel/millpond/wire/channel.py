@@ -75,18 +75,47 @@ class FileSlice:
         return found
 
 
+class _Use:
+    """The use of a socket by the one thread that sends and receives, while another thread may close it. The
+    descriptor stays until the call has ended: another socket could get its number before the call looks at
+    it, and the thread would wait for that one.
+    """
+
+    __slots__ = ("_closing", "_sock", "_under_way")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._under_way, self._closing = sock, False, False
+
+    def begin(self) -> None:
+        """Begin a call. If the socket is closed the call fails."""
+        self._under_way = True
+
+    def end(self) -> None:
+        """End a call."""
+        self._under_way = False
+        if self._closing:
+            self._sock.close()
+
+    def close(self) -> None:
+        """Close the socket, now or at the end of the call that is under way, which was woken."""
+        self._closing = True
+        if not self._under_way:
+            self._sock.close()
+
+
 class _Sending:
     """Converts errors of system calls to millpond's. (A generator would cost more than the calls.)"""
 
-    __slots__ = ("_peer",)
+    __slots__ = ("_peer", "_use")
 
-    def __init__(self, peer: str) -> None:
-        self._peer = peer
+    def __init__(self, peer: str, use: _Use) -> None:
+        self._peer, self._use = peer, use
 
     def __enter__(self) -> None:
-        pass
+        self._use.begin()
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._use.end()
         if (
             isinstance(error, TimeoutError) and error.errno is None
         ):  # with an errno, the kernel gave the peer up
@@ -99,6 +128,7 @@ class _Receiving(_Sending):
     __slots__ = ()
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._use.end()
         if error is None:
             return
         if isinstance(error, TimeoutError) and error.errno is None:
@@ -138,8 +168,9 @@ class Channel:
         self.eager = False
         self._closing = threading.Lock()
         self._plain = not hasattr(sock, "unwrap")
-        self._sending = _Sending(peer)
-        self._receiving = _Receiving(peer) if self._plain else _ReceivingTls(peer)
+        self._use = _Use(sock)
+        self._sending = _Sending(peer, self._use)
+        self._receiving = (_Receiving if self._plain else _ReceivingTls)(peer, self._use)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             enable_keepalive(sock)
@@ -416,7 +447,7 @@ class Channel:
         """Close the socket, waking a thread that waits in it."""
         self.shut_down()
         with self._closing:
-            self.sock.close()
+            self._use.close()
 
     def __enter__(self) -> Channel:
         return self
