@@ -18,7 +18,7 @@ from millpond.aggregate.encoding.codec import LIBRARY, Codec, NativeCodec
 from millpond.aggregate.encoding.layout import INT8_VALUES, TOP_VALUES, Bounds, Encoding
 from millpond.aggregate.encoding.numpy_codec import NumpyCodec
 from millpond.aggregate.encoding.update_encoder import UpdateEncoder
-from millpond.aggregate.reduction import LEAST_RANGE, range_values
+from millpond.aggregate.rules import LEAST_RANGE, ExactMean
 from millpond.train.protocol import PART_VALUES
 
 Vector = NDArray[np.float32]
@@ -139,7 +139,7 @@ def test_of_equal_magnitudes_the_first_are_sent() -> None:
 
 def test_every_range_of_a_sum_is_of_whole_blocks() -> None:
     for size in (1, 9_000, 100_000, 1_000_000, 2_029_642, 250_000_000):
-        found = range_values(size)
+        found = ExactMean().range_values(size)
         for encoding in (*ALL, Encoding()):
             assert not found % encoding.block and not PART_VALUES % found
             encoder = UpdateEncoder(encoding, 3 * LEAST_RANGE + 5) if encoding != Encoding() else None

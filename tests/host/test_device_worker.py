@@ -14,7 +14,7 @@ import pytest
 
 from millpond.aggregate.encoding.codec import codec
 from millpond.aggregate.encoding.layout import Encoding
-from millpond.aggregate.reduction import LEAST_RANGE
+from millpond.aggregate.rules import LEAST_RANGE
 from millpond.base.deadline import Deadline
 from millpond.base.errors import DeadlineExceeded, ProtocolError, RemoteError
 from millpond.host.fleet.device import Device

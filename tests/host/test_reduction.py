@@ -15,7 +15,7 @@ import pytest
 
 from millpond.aggregate import reduction
 from millpond.aggregate.kernels import Vector
-from millpond.aggregate.reduction import LEAST_RANGE, MOST_RANGE
+from millpond.aggregate.rules import LEAST_RANGE, MOST_RANGE
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, DeadlineExceeded
 from millpond.host.jobs.training.reduction import UpdateReduction

@@ -165,7 +165,9 @@ def test_jobs_and_rounds_of_version_1_are_those_of_today(path: Path, kind: str, 
         )
         if kind == "rounds":
             momentum = {"momentum": 0.5} if name == "sgd" else {}
-            assert job.server == OptimizerSpec(name, 0.25, momentum)
+            optimizer = {"name": name, **momentum}
+            strategy = {"name": "fedopt", "learning_rate": 0.25, "optimizer": optimizer}
+            assert job.strategy == strategy
         assert job.work.optimizer == OptimizerSpec(name, 0.1, {"momentum": 0.9} if name == "sgd" else {})
 
 

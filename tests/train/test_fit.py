@@ -83,7 +83,7 @@ def test_a_simulated_round_is_the_mean_of_local_training_by_samples(folders: lis
 def test_simulated_rounds_learn_and_have_a_server_of_their_own(folders: list[Path]) -> None:
     plain = simulate(Line(), folders, folders[0], rounds=10, batch=8)
     assert plain.scores[-1]["mae"] < 0.01
-    slow = simulate(Line(), folders, folders[0], rounds=10, batch=8, server={"learning_rate": 0.1})
+    slow = simulate(Line(), folders, folders[0], rounds=10, batch=8, strategy={"learning_rate": 0.1})
     assert slow.scores[-1]["mae"] > plain.scores[-1]["mae"]
 
 

@@ -25,7 +25,7 @@ train = { batch = 16 }
     [
         (["train.batch=8"], {"train": {"batch": 8, "epochs": 2}}),
         (["train.learning_rate = 1e-2"], {"train": {"batch": 16, "epochs": 2, "learning_rate": 0.01}}),
-        (["federated.server.optimizer=adam"], {"federated": {"server": {"optimizer": "adam"}}}),
+        (["federated.strategy.optimizer=adam"], {"federated": {"strategy": {"optimizer": "adam"}}}),
         (["name=a.b-c"], {"name": "a.b-c"}),
         (["name="], {"name": ""}),
         (['name="a = b # c"'], {"name": "a = b # c"}),

@@ -99,21 +99,24 @@ def test_a_synchronous_job_is_one_that_has_the_table(folder: Path) -> None:
 
 
 def test_what_workers_and_the_server_do_follows_from_the_kind_of_job(folder: Path) -> None:
-    """Rounds and local steps exchange differences, and the server's own optimizer applies them."""
+    """Rounds and local steps exchange differences, and a strategy applies them."""
     train = "[train]\nlearning_rate = 0.1\nbatch = 8\nepochs = 3\n"
-    own, average = OptimizerSpec("", 0.1, {"momentum": 0.9}), OptimizerSpec("SGD")
+    own, average = OptimizerSpec("", 0.1, {"momentum": 0.9}), {"name": "fedavg"}
 
-    def shown(text: str) -> tuple[bool, int, int, int, OptimizerSpec]:
+    def shown(text: str) -> tuple[bool, int, int, int, dict[str, Any]]:
         job = read(folder, GOOD + train + text)[0]
         assert job.work.optimizer == own and job.work.name == "digits"
-        return job.exchanges_differences, job.work.passes, job.work.batch, job.work.steps, job.server
+        return job.exchanges_differences, job.work.passes, job.work.batch, job.work.steps, job.strategy
 
     assert shown("") == (True, 3, 8, 1, average)
-    adam = '[federated.server]\nname = "adam"\nlearning_rate = 0.01\nbetas = [0.8, 0.9]'
-    assert shown(adam) == (True, 3, 8, 1, OptimizerSpec("adam", 0.01, {"betas": [0.8, 0.9]}))
-    momentum = "[federated.server]\nmomentum = 0.5"
-    assert shown(momentum) == (True, 3, 8, 1, OptimizerSpec("SGD", 1.0, {"momentum": 0.5}))
-    assert shown("[synchronous]") == (False, 0, 0, 1, own)
+    yogi = '[federated.strategy]\nname = "fedyogi"\nbeta1 = 0.8'
+    assert shown(yogi) == (True, 3, 8, 1, {"name": "fedyogi", "beta1": 0.8})
+    assert shown('[federated]\nstrategy = "median"') == (True, 3, 8, 1, {"name": "median"})
+    own_class = '[federated]\nstrategy = { factory = "mymodel:Mine", any = [1] }'
+    assert shown(own_class)[4] == {"factory": "mymodel:Mine", "any": [1]}
+    assert shown("[synchronous]")[:4] == (False, 0, 0, 1)
+    prox = '[synchronous]\nlocal_steps = 4\nstrategy = "fedprox"'
+    assert shown(prox) == (True, 1, 0, 4, {"name": "fedprox"})
     assert shown("[synchronous]\nlocal_steps = 4") == (True, 1, 0, 4, average)
 
 
@@ -272,10 +275,22 @@ ERRORS = [
         f'{GOOD}[train]\noptimizer = {{ name = "sgd", lr = 1 }}',
         "job.toml: train: optimizer: write learning_rate, not lr",
     ),
-    (
-        f"{GOOD}[federated.server]\nlr = 1",
-        "job.toml: federated: server: write learning_rate, not lr",
+    *(
+        (f"{GOOD}[federated]\nstrategy = {given}", f"job.toml: federated: strategy: {told}")
+        for given, told in (
+            ("'fedporx'", "there is no strategy 'fedporx'; did you mean 'fedprox'?"),
+            ('{ name = "fedprox", muu = 1 }', "unknown key 'muu'; did you mean 'mu'?"),
+            ('{ name = "fedprox", mu = nan }', "mu: nan is not between 0 and 1e+09"),
+            ('{ name = "fedprox", mu = "x" }', "mu: expected a number, got text ('x')"),
+            ('{ name = "fedavgm", momentum = 1.5 }', "momentum: 1.5 is not between 0 and 1"),
+            ('{ name = "fedyogi", tau = 0 }', "tau: 0 is not between 1e-12 and 1"),
+            ('{ name = "trimmed", share = 0.5 }', "share: 0.5 is not between 0 and 0.5"),
+            ('{ name = "fedavg", factory = "a:b" }', "a strategy has a name, or a factory that is "),
+            ('{ factory = "mine" }', "a strategy has a name, or a factory that is module:class"),
+            ('{ name = "fedopt", optimizer = { lr = 1 } }', "optimizer: write learning_rate beside "),
+        )
     ),
+    (f"{GOOD}[federated.strategy]\nday = 2026-01-02", "job.toml: federated: strategy"),
     (
         f'{GOOD}[train]\nscheduler = {{ name = "StepLR", step_size = 2026-01-02 }}',
         "job.toml: train: scheduler.step_size: a date cannot be an argument",
@@ -303,7 +318,6 @@ ERRORS = [
         for table, where, key in (
             ("train", "train", "learning_rate"),
             ("train", "train", "clip_norm"),
-            ("federated.server", "federated: server", "learning_rate"),
             ("limits", "limits", "wait"),
             ("limits", "limits", "most_share"),
             ("limits", "limits", "most_count"),
@@ -331,6 +345,10 @@ ERRORS = [
     (TASK + 'signature = "a/b.sig"', "job.toml: task: signature: 'a/b.sig' must be beside the job file"),
 ]
 SYNCHRONOUS = [
+    ('strategy = "fedprox"', "strategy: applies differences, not gradients: set local_steps, or "),
+    ('local_steps = 4\nstrategy = "fednova"', "strategy: all workers take the same number of local steps"),
+    ('local_steps = 4\nstrategy = "median"', "strategy: votes of late updates and of parts of an epoch"),
+    ('local_steps = 4\nstrategy = "medium"', "strategy: there is no strategy 'medium'; did you mean"),
     ("epoch = 3", "unknown key 'epoch'; did you mean 'epochs'?"),
     ("epochs = -1", "epochs: -1 is not between 0 and 1000000000"),
     ("epochs = 1.5", "epochs: expected a whole number"),

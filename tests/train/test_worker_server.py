@@ -28,7 +28,6 @@ from millpond.wire.messages import Ok
 from .worker_process import (
     FOLDERS,
     NETS,
-    OPTIMIZER,
     WORK,
     Process,
     folder,
@@ -56,7 +55,7 @@ def test_a_task_that_cannot_work_is_told_before_any_worker_is_asked(
     server: Process, factory: str, told: str
 ) -> None:
     work = replace(WORK, model=ModelSpec(f"nets:{factory}", ("nets.py",)), task=True)
-    request = PrepareServer(work, OPTIMIZER, test="held-out")
+    request = PrepareServer(work, test="held-out")
     assert server.refused(request) == ("model", told)
 
 

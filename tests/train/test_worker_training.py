@@ -34,7 +34,6 @@ from .worker_process import (
     ADDS,
     CLAMPS,
     FOLDERS,
-    OPTIMIZER,
     RAISES,
     RENEWS,
     REPLACES,
@@ -150,7 +149,7 @@ def test_a_parameter_that_is_another_is_seen(
 def test_frozen_parameters_stay_where_they_are(root: Path, tmp_path: Path, zygote: Zygote) -> None:
     """The host has them for the model that it saves, and each worker builds the same."""
     with started(zygote, root, tmp_path / "a") as server, started(zygote, root, tmp_path / "b") as worker:
-        found = server.call(PrepareServer(of("frozen"), OPTIMIZER), ServerReady)
+        found = server.call(PrepareServer(of("frozen")), ServerReady)
         assert isinstance(found, ServerReady) and found.checksum
         assert [(tensor.name, tensor.shape) for tensor in found.tensors] == [("layers.1.weight", (8, 64))]
         assert [tensor.name for tensor in found.frozen] == ["own", "layers.1.bias"]

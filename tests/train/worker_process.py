@@ -119,8 +119,8 @@ class Casts(nn.Module):
     def forward(self, images):
         return self.linear(images.flatten(1).bfloat16()).float() * self.scale
 """
-WORK = WorkSpec("steps", ModelSpec("nets:Net", ("nets.py",)))
 OPTIMIZER = OptimizerSpec("sgd", 0.5, {"momentum": 0.9})
+WORK = WorkSpec("steps", ModelSpec("nets:Net", ("nets.py",)), optimizer=OPTIMIZER)
 FOLDERS = (Folder("private/digits", "csd1"), Folder("public/digits", "csd1", public=True))
 COUNTS = (30, 20)
 SHRINKS, RAISES, REPLACES, CLAMPS, ADDS, RENEWS, TURNS, RESTORES, WRITES = range(
@@ -155,7 +155,7 @@ class Process:
         return ready
 
     def prepare_server(self, work: WorkSpec = WORK, test: str = "") -> tuple[Tensor, ...]:
-        ready = self.call(PrepareServer(work, OPTIMIZER, test=test), ServerReady)
+        ready = self.call(PrepareServer(work, test=test), ServerReady)
         assert isinstance(ready, ServerReady)
         size = 4 * layout.size(ready.tensors)
         self.state, self.values = (

@@ -206,8 +206,11 @@ class JobWorker:
         samples = sum(self._held) if request.held_out else request.samples
         if (found.exchange, found.samples) != (request.exchange, samples):
             raise ProtocolError("the worker answered another exchange than the one it was asked for")
+        if request.held_out or not self._request.work.local.normalized:
+            found = replace(found, local_steps=1.0)
         if request.synthetic:  # how long it takes is all that a profile needs
-            return replace(found, weight=1.0, largest=0.0, norm=0.0, metrics={LOSS: (0.0, 1.0)})
+            nothing = {LOSS: (0.0, 1.0)}
+            return replace(found, weight=1.0, largest=0.0, norm=0.0, metrics=nothing, local_steps=1.0)
         return found
 
     def _fault_of_state(self) -> str:

@@ -26,8 +26,9 @@ from typing import Protocol
 
 import numpy as np
 
-from millpond.aggregate.exact import ExactSum, OutOfBounds, RefusedUpdate, scale_of
+from millpond.aggregate.exact import OutOfBounds, RefusedUpdate
 from millpond.aggregate.kernels import Vector, kernels
+from millpond.aggregate.rules import CombinationRule, ExactMean, RangeRule
 from millpond.base.deadline import Deadline
 from millpond.base.errors import MillpondError
 
@@ -39,9 +40,6 @@ GRACE_SECONDS = 0.25
 """Time for a range of a source that had as much time before, while another one was waited for."""
 TRANSFER_SECONDS = 10.0
 SLOWEST = 1e6  # bytes per second
-LEAST_RANGE, MOST_RANGE = 1 << 13, 1 << 17  # values; whole blocks of every encoding
-_RANGES = 16
-"""A vector has as many ranges, so that their sums need little beside it, unless they would be too small."""
 MOST_THREADS = 4
 _LEAST_THREADED = 1 << 19  # values, below which threads cost more memory than they save time
 _NORM_ERROR = 1e-3
@@ -94,10 +92,10 @@ class Addend:
             self._heard = time.monotonic()
             self._spent += self._heard - began
 
-    def add_to(self, total: ExactSum, values: Vector, start: int) -> None:
-        """Add the values from ``start`` on to a sum. Raises RefusedUpdate."""
+    def add_to(self, computation: RangeRule, values: Vector, start: int) -> None:
+        """Add the values from ``start`` on to a range. Raises RefusedUpdate."""
         try:
-            total.add(values, self.factor, self.largest)
+            computation.add(self, values)
         except OutOfBounds:
             text = "its values are beyond those it has announced"
             raise RefusedUpdate(self.source.name, text) from None
@@ -141,25 +139,32 @@ class _Pull:
 
 class Reduction:
     """Writes means of vectors to ``mean``, float32 [size], with up to ``threads`` threads, by default one
-    for each processor if the vectors are long.
+    for each processor if the vectors are long. ``rule`` is for other combinations than the mean.
     """
 
-    def __init__(self, mean: Vector, threads: int = 0) -> None:
-        self._mean = mean
-        self._range = range_values(len(mean))
+    def __init__(self, mean: Vector, threads: int = 0, rule: CombinationRule | None = None) -> None:
+        self._mean, self._rule = mean, rule or ExactMean()
         usual = min(len(os.sched_getaffinity(0)), MOST_THREADS) if len(mean) >= _LEAST_THREADED else 1
-        self._threads = min(threads or usual, max(1, -(-len(mean) // self._range)))
-        self._sums = [ExactSum(self._range) for _ in range(self._threads)]
-        self._buffers = [np.empty(self._range, np.float32) for _ in range(self._threads)]
+        self._most_threads, self._range = threads or usual, 0
         self._present: dict[Addend, None] = {}
         self._lost: list[LostAddend] = []
         self._losing = threading.Lock()
 
+    def _set_range(self, vectors: int) -> None:
+        """Have the ranges that the rule wants for so many vectors."""
+        wanted = self._rule.range_values(len(self._mean), vectors, self._most_threads)
+        if wanted != self._range:
+            self._range = wanted
+            self._threads = min(self._most_threads, max(1, -(-len(self._mean) // wanted)))
+            self._computations = [self._rule.computation(wanted) for _ in range(self._threads)]
+            self._buffers = [np.empty(wanted, np.float32) for _ in range(self._threads)]
+
     def run(self, addends: Iterable[Addend]) -> list[LostAddend]:
-        """Write the sum of the addends over the sum of their weights. Returns those that do not count;
-        ``mean`` is of no meaning if none does.
+        """Write the mean of the addends, by default their sum over the sum of their weights. Returns those
+        that do not count; ``mean`` is of no meaning if none does.
         """
         self._present, self._lost = dict.fromkeys(addends), []
+        self._set_range(len(self._present))
         stop = whole = len(self._mean)
         while stop and self._present:
             before, again = len(self._lost), self._pull(stop)
@@ -201,10 +206,10 @@ class Reduction:
     ) -> None:
         """Write one range of the mean. It is of no use if a source is lost meanwhile."""
         out = self._mean[start : min(start + self._range, pull.stop)]
-        total, values, present = self._sums[thread], self._buffers[thread][: len(out)], self._present
+        values, present = self._buffers[thread][: len(out)], self._present
         pull.summed[start + len(out)] = len(present)
-        largest = max((each.largest * each.factor for each in present), default=0.0)
-        total.begin(scale_of(largest, len(present)))
+        computation = self._computations[thread]
+        computation.begin(present.keys(), len(out))
         allowed = TRANSFER_SECONDS + 4 * len(self._mean) / SLOWEST
         for each in pull.addends:
             turns.get()
@@ -212,8 +217,8 @@ class Reduction:
                 self._attempt(each, partial(each.read, values, allowed))
             following.put(None)
             if each in self._present:
-                self._attempt(each, partial(each.add_to, total, values, start))
-        total.divide(sum(each.weight for each in present) or 1.0, out)
+                self._attempt(each, partial(each.add_to, computation, values, start))
+        computation.finish(out)
 
     def _attempt(self, addend: Addend, action: Callable[[], None]) -> None:
         """Do something with a source, which is lost if that fails."""
@@ -236,8 +241,3 @@ class Reduction:
         for each in wrong:
             self._lose(each, RefusedUpdate(each.source.name, "its norm is not as announced"))
         return bool(wrong)
-
-
-def range_values(size: int) -> int:
-    """Return the values of one range of a vector of ``size`` values, a power of two."""
-    return min(max(1 << (size // _RANGES).bit_length(), LEAST_RANGE), MOST_RANGE)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from millpond.train.compute.fit import Fitted
     from millpond.train.distributed.group import GroupPolicy, ProcessGroup
+    from millpond.train.strategies import Strategy
 
 
 def group(
@@ -63,14 +64,14 @@ def simulate(
     *,
     rounds: int = 20,
     seed: int = 0,
-    server: dict[str, Any] | None = None,
+    strategy: str | dict[str, Any] | Strategy = "fedavg",
     **training: Any,
 ) -> Fitted:
     """Simulate federated averaging in this process alone: each of ``folders`` is the private folder of a
     device, csd0, csd1, ... A fleet with these folders computes the same, but for random draws of models,
-    which are each device's own. ``server`` is the optimizer of the server, and ``training`` the keys of
-    ``[train]``, as in a job file; otherwise as ``fit``.
+    which are each device's own. ``strategy`` is that of a job's file or an object of a class of
+    one's own, and ``training`` the keys of ``[train]``; otherwise as ``fit``.
     """
     from millpond.train.compute.simulate import simulate as run
 
-    return run(task, folders, test, rounds=rounds, seed=seed, server=server, **training)
+    return run(task, folders, test, rounds=rounds, seed=seed, strategy=strategy, **training)

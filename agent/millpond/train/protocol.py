@@ -9,13 +9,14 @@ between an agent and the host they follow their messages.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from millpond.aggregate.encoding.layout import EncodingName
 from millpond.train.balance.ranges import Ranges
 from millpond.train.job.files import JobFile
-from millpond.train.job.spec import OptimizerSpec, WorkSpec
+from millpond.train.job.spec import WorkSpec
 from millpond.train.state.layout import Tensor
+from millpond.train.strategies.strategy import Combination, LocalRule
 from millpond.wire.messages import Kind, Message, message
 
 PART_VALUES: Final = 1 << 17
@@ -154,6 +155,7 @@ class Update(Message):
     No value exceeds ``largest``, and ``norm`` is their L2 norm, as they are decoded: an agent encodes them as
     ``encoding`` says, a process on the host does not. ``metrics`` are sums and counts over the samples: the
     loss, or all metrics of samples that are held out.
+    ``local_steps`` is the number by which a normalized difference was divided, see ``strategies.fednova``.
     ``busy`` is the part of the processor that other work took meanwhile, 0 to 1, NaN if it is not known,
     ``peak`` the worker's high-water mark of memory, in bytes.
     """
@@ -168,6 +170,7 @@ class Update(Message):
     peak: int
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
     encoding: EncodingName = "float32"
+    local_steps: float = 1.0
 
 
 @message("fetch")
@@ -192,12 +195,13 @@ class Part(Message):
 @message("server.prepare")
 @dataclass(frozen=True, slots=True)
 class PrepareServer(Message):
-    """Build the model and its optimizer, and try the model on samples of the folder ``test``, if there is
-    one; answered by ServerReady. ``states`` is the number of states in the shared memory.
+    """Build the model and its optimizer, that of ``work`` for gradients and that of the ``strategy`` for
+    differences, and try the model on samples of the folder ``test``, if there is one; answered by
+    ServerReady. ``states`` is the number of states in the shared memory.
     """
 
     work: WorkSpec
-    optimizer: OptimizerSpec
+    strategy: dict[str, Any] = field(default_factory=dict)
     states: int = 1
     test: str = ""
     accelerator: Literal["auto", "cpu", "cuda"] = "cpu"
@@ -208,13 +212,15 @@ class PrepareServer(Message):
 class ServerReady(Message):
     """The model's state is of ``tensors``, and the first state in shared memory is the seeded one.
     ``frozen`` are its frozen parameters, with a ``checksum``; ``note`` is a line about its first values, or
-    "".
+    "". ``local`` and ``combine`` are what the strategy declares.
     """
 
     tensors: tuple[Tensor, ...]
     frozen: tuple[Tensor, ...] = ()
     checksum: int = 0
     note: str = ""
+    local: LocalRule = field(default_factory=LocalRule)
+    combine: Combination = field(default_factory=Combination)
 
 
 @message("evaluate")

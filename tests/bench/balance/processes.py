@@ -67,7 +67,7 @@ class Processes:
         self._zygote = workers_zygote(60.0)
         self._states = memory.make("states")
         weakref.finalize(self, os.close, self._states)
-        request = PrepareServer(work.job.work, work.job.server, states=count + 1)
+        request = PrepareServer(work.job.work, work.job.strategy, states=count + 1)
         files, log = WorkerFiles(logs), logs / "parameter-server.log"
         self.server = ParameterServer(request, files, [work.test], log, self._zygote, self._states)
         self.server.prepare(Deadline.after(_PREPARE_SECONDS))

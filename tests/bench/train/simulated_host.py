@@ -66,7 +66,7 @@ class Rounds:
         self._folder, self._job = folder, job
         self._undo = ExitStack()
         states = memory.make("states")
-        request = PrepareServer(job.work, job.server, count + 1)
+        request = PrepareServer(job.work, job.strategy, count + 1)
         self._server = ParameterServer(
             request, WorkerFiles(folder), [folder], folder / "server.log", zygote, states
         )

@@ -40,7 +40,7 @@ def load(cls: type[T], data: object, where: _Where, *, strict: bool = True) -> T
         if convert is not None:
             values[key] = convert(value, (where, ": ", key), strict)
         elif strict:
-            raise ConfigError(f"{_text(where)}: unknown key '{key}'{_nearest(str(key), fields.converters)}")
+            raise ConfigError(f"{_text(where)}: unknown key '{key}'{nearest(str(key), fields.converters)}")
     for name in fields.required:
         if name not in values:
             raise ConfigError(f"{_text(where)}: missing key '{name}'")
@@ -98,7 +98,8 @@ def _required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _nearest(key: str, known: Mapping[str, Any]) -> str:
+def nearest(key: str, known: Mapping[str, Any]) -> str:
+    """Return the end of an error about an unknown key: the nearest known one, or all of them."""
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
 

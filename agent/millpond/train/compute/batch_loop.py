@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -26,6 +26,14 @@ class BatchLoop:
         self._task, self._model, self._work = task, model, work
         # Gradients of a mean are rounded less often than sums that are divided, which counts in bfloat16.
         self._means = work.accumulate == 1
+        self._near: list[torch.Tensor] = []
+        self.steps = 0
+        """The steps of all runs."""
+
+    def hold(self) -> None:
+        """Have the proximal term, if there is one, hold the parameters near their present values."""
+        if self._work.local.proximal:
+            self._near = [parameter.detach().clone() for parameter in trainable(self._model)]
 
     def run(
         self, optimizer: torch.optim.Optimizer, samples: Selection | Synthetic, shuffle: torch.Generator
@@ -68,10 +76,18 @@ class BatchLoop:
         if count and gradients:
             if not self._means:
                 torch._foreach_mul_(gradients, 1 / count)
+            self._add_proximal(trained)
             if self._work.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(trained, self._work.clip_norm)
             optimizer.step()
+            self.steps += 1
         self._model.zero_grad()  # also what a task's optimizer leaves out: clipping counts all gradients
+
+    def _add_proximal(self, trained: Sequence[torch.nn.Parameter]) -> None:
+        """Add the gradient of the proximal term."""
+        for parameter, near in zip(trained, self._near, strict=False):
+            pull = (parameter.detach() - near).mul_(self._work.local.proximal)
+            parameter.grad = pull if parameter.grad is None else parameter.grad.add_(pull)
 
 
 def _split(places: Ints, parts: int) -> list[Ints]:

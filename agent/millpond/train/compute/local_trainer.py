@@ -7,6 +7,7 @@ import contextlib
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -20,6 +21,7 @@ from millpond.train.job.spec import WorkSpec
 from millpond.train.protocol import Update, Work
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
+from millpond.train.strategies.fednova import accumulated
 from millpond.train.task.sums import LOSS, Sums
 from millpond.train.task.task import Task
 
@@ -37,6 +39,7 @@ class LocalTrainer:
         self._loop = BatchLoop(task, parameters.model, work)
         self._schedule: Schedule | None = None
         self._exchanges = 0
+        self._local_steps = 1.0  # of the last exchange
         self._process = psutil.Process()
         _forget_peak()
 
@@ -53,7 +56,17 @@ class LocalTrainer:
             count, sums, measured = self._answer(request, state)
         seconds = time.perf_counter() - started
         busy = math.nan if seconds <= 0 else 1 - (self._used() - used) / seconds / torch.get_num_threads()
-        return Update(request.exchange, count, *measured, seconds, min(max(busy, 0.0), 1.0), _peak(), sums)
+        busy = min(max(busy, 0.0), 1.0)
+        return Update(
+            request.exchange,
+            count,
+            *measured,
+            seconds,
+            busy,
+            _peak(),
+            sums,
+            local_steps=self._local_steps,
+        )
 
     def _evaluate(self) -> tuple[int, Sums, tuple[float, float, float]]:
         if not any(self._samples.held):
@@ -69,7 +82,7 @@ class LocalTrainer:
         if self._work.passes:
             loss, count = self._train(chosen, request)
             weight = float(len(chosen))
-            largest, norm = self.parameters.gather_differences(state, len(chosen))
+            largest, norm = self.parameters.gather_differences(state, len(chosen), self._local_steps)
         else:
             loss, count = self._differentiate(chosen, state)
             weight = count
@@ -97,15 +110,32 @@ class LocalTrainer:
         optimizer = make_optimizer(self.parameters.model, work.optimizer, self._task)
         self._schedule = self._schedule or Schedule(optimizer, work.scheduler, work.total, self._task)
         self._schedule.set(optimizer, request.epoch)
+        self._loop.hold()
+        before = self._loop.steps
         for _ in range(work.passes):
             loss, count = self._loop.run(optimizer, chosen, shuffle)
             total, counted = total + loss, counted + count
+        if work.local.normalized:
+            self._local_steps = local_steps(optimizer, self._loop.steps - before, work.local.proximal)
         self.parameters.check_bound()
         return total / work.passes, counted / work.passes
 
     def _used(self) -> float:
         times = self._process.cpu_times()
         return times.user + times.system
+
+
+def local_steps(optimizer: torch.optim.Optimizer, steps: int, proximal: float) -> float:
+    """Return by how much the difference of so many steps is divided where it is normalized, see
+    ``strategies.fednova``. The steps of other optimizers than SGD are not linear in the gradients: they are
+    counted. Of several parameter groups it is the first one's.
+    """
+    group = optimizer.param_groups[0]
+    if not isinstance(optimizer, torch.optim.SGD) or not steps:
+        return float(steps or 1)
+    keys = ("momentum", "dampening", "nesterov")
+    found: dict[str, Any] = {key: group[key] for key in keys}
+    return accumulated(steps, float(group["lr"]), proximal=proximal, **found)
 
 
 def _forget_peak() -> None:

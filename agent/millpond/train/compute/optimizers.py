@@ -41,9 +41,11 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
     return free
 
 
-def make_optimizer(model: nn.Module, spec: OptimizerSpec, task: Task | None = None) -> torch.optim.Optimizer:
+def make_optimizer(
+    model: nn.Module, spec: OptimizerSpec, task: Task | None = None, where: str = "train"
+) -> torch.optim.Optimizer:
     """Make an optimizer of the parameters that may be trained: the one that the job names, else that of the
-    task, else SGD. Raises LocalError.
+    task, else SGD. Raises LocalError naming the table ``where``.
     """
     parameters = trainable(model)
     if not spec.name and task and (own := task.optimizer(parameters)) is not None:
@@ -53,9 +55,9 @@ def make_optimizer(model: nn.Module, spec: OptimizerSpec, task: Task | None = No
         for name, found in inspect.getmembers(torch.optim, inspect.isclass)
         if issubclass(found, torch.optim.Optimizer) and name not in _UNFIT
     }
-    make = _known(known, spec.name or "SGD", "optimizer")
+    make = _known(known, spec.name or "SGD", f"{where}: optimizer")
     arguments = {"lr": spec.learning_rate, **spec.arguments}
-    with _told("optimizer", make):
+    with _told(f"{where}: optimizer", make):
         inspect.signature(make).bind(None, **arguments)
         made: torch.optim.Optimizer = make(parameters, **arguments)
     return made
@@ -84,7 +86,8 @@ class Schedule:
         self._optimizer, self._scheduler = stand_in, _make_scheduler(stand_in, spec, total, task)
         self._rates = [_rates(stand_in)]
         if spec.name:
-            with _told("scheduler", type(self._scheduler)):  # some arguments are of no use at the first step
+            # Some arguments are of no use at the first step.
+            with _told("train: scheduler", type(self._scheduler)):
                 self._go_on(min(2, total))
 
     def set(self, optimizer: torch.optim.Optimizer, epoch: int) -> None:
@@ -119,9 +122,9 @@ def _make_scheduler(
         for name, found in inspect.getmembers(lr_scheduler, inspect.isclass)
         if issubclass(found, lr_scheduler.LRScheduler) and name not in (*_NO_SCHEDULERS, "LRScheduler")
     }
-    make = _known(known, spec.name, "scheduler")
+    make = _known(known, spec.name, "train: scheduler")
     arguments = {key: total if value == "total" else value for key, value in spec.arguments.items()}
-    with _told("scheduler", make):
+    with _told("train: scheduler", make):
         inspect.signature(make).bind(None, **arguments)
         made: lr_scheduler.LRScheduler = make(optimizer, **arguments)
     return made
@@ -130,7 +133,7 @@ def _make_scheduler(
 def _known(known: Mapping[str, type[Any]], name: str, what: str) -> Callable[..., Any]:
     if (found := known.get(name.lower())) is None:
         names = ", ".join(sorted(each.__name__ for each in known.values()))
-        raise LocalError(f"train: {what}: '{name}' is not one of {names}")
+        raise LocalError(f"{what}: '{name}' is not one of {names}")
     return found
 
 
@@ -141,4 +144,4 @@ def _told(what: str, make: Callable[..., Any]) -> Iterator[None]:
         yield
     except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         name = getattr(make, "__name__", what)
-        raise LocalError(f"train: {what}: {name}: {' '.join(str(error).split())}") from None
+        raise LocalError(f"{what}: {name}: {' '.join(str(error).split())}") from None

@@ -1,18 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (torch): the parameter server's optimizer, which applies means of gradients or differences."""
+"""Edge (torch): the parameter server's optimizer, which applies means of gradients or differences, the
+latter as a strategy says.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from millpond.base.errors import LocalError
-from millpond.train.compute.optimizers import Schedule
+from millpond.train.compute.optimizers import Schedule, make_optimizer, trainable
+from millpond.train.job.spec import OptimizerSpec
 from millpond.train.state import layout
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.state.layout import Tensor as Entry
+from millpond.train.strategies.strategy import Strategy
+
+
+class StrategyOptimizer(torch.optim.Optimizer):
+    """Has ``strategy`` make the steps of ``parameters``. Its learning rate scales the mean."""
+
+    def __init__(self, strategy: Strategy, parameters: Iterable[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 1.0})
+        self._strategy = strategy
+
+    def step(self, _closure: Any = None) -> None:  # type: ignore[override]
+        """See torch. Raises LocalError for state that a checkpoint could not hold, and any exception of the
+        user's code.
+        """
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    mean = parameter.grad if group["lr"] == 1 else parameter.grad * group["lr"]
+                    kept = self.state[parameter]
+                    self._strategy.step(parameter.data, mean, kept)
+                    _check_kept(kept)
+
+
+def _check_kept(kept: Mapping[str, Any]) -> None:
+    for name, value in kept.items():
+        if not isinstance(value, Tensor) or value.dtype != torch.float32:
+            found = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise LocalError(f"federated: strategy: keeps '{name}', a {found}; keep float32 tensors alone")
+
+
+def optimizer_of(strategy: Strategy, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of a strategy. Raises LocalError."""
+    table = dict(strategy.torch_optimizer)
+    if not table:
+        return StrategyOptimizer(strategy, trainable(model))
+    spec = OptimizerSpec(table.pop("name"), table.pop("learning_rate"), table)
+    return make_optimizer(model, spec, where="federated: strategy")
 
 
 class ServerOptimizer:

@@ -1,24 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge (torch): rounds of federated averaging over folders in this process alone, see ``train.simulate``."""
+"""Edge (torch): rounds of federated training over folders in this process alone, see ``train.simulate``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from millpond.aggregate.kernels import Vector
+from millpond.aggregate.reduction import Addend, Reduction
+from millpond.aggregate.rules import rule_of
+from millpond.base.deadline import Deadline
+from millpond.base.errors import LocalError
 from millpond.train.compute.evaluation import evaluate
 from millpond.train.compute.fit import Fitted, everything
 from millpond.train.compute.local_trainer import LocalTrainer
-from millpond.train.compute.optimizers import make_optimizer
 from millpond.train.compute.selection import SampleFolders
-from millpond.train.compute.server_optimizer import ServerOptimizer
+from millpond.train.compute.server_optimizer import ServerOptimizer, optimizer_of
 from millpond.train.determinism import generators, seeds
 from millpond.train.job.spec import DataSpec, FederatedSpec, Job, ModelSpec, TrainingSpec, WorkSpec
-from millpond.train.protocol import Folder, Work
+from millpond.train.protocol import Folder, Update, Work
 from millpond.train.state.flat_parameters import FlatParameters
+from millpond.train.strategies import Strategy, catalogue
 from millpond.train.task.sums import LOSS
 from millpond.train.task.task import Task
 
@@ -33,29 +39,40 @@ def simulate(
     *,
     rounds: int = 20,
     seed: int = 0,
-    server: dict[str, Any] | None = None,
+    strategy: str | dict[str, Any] | Strategy = "fedavg",
     tell: Callable[[str], None] = print,
     **training: Any,
 ) -> Fitted:
     """Implement ``train.simulate``."""
-    federated = FederatedSpec(rounds=rounds, server=server or {})
-    spec = TrainingSpec(**training)
+    own = _made(strategy)
+    federated, spec = FederatedSpec(rounds=rounds), TrainingSpec(**training)
     job = Job("simulation", DataSpec(""), task=ModelSpec(""), seed=seed, train=spec, federated=federated)
+    work = replace(job.work, local=own.local)
     hooks = Task(task)
-    generators.be_deterministic(job.work.threads)
+    generators.be_deterministic(work.threads)
     average, worker = _model(hooks, seed), _model(hooks, seed)
-    devices = [_device(hooks, worker, number, path, job.work) for number, path in enumerate(folders)]
-    optimizer = ServerOptimizer(average, make_optimizer(average.model, job.server, hooks))
+    devices = [_Device(hooks, worker, number, path, work) for number, path in enumerate(folders)]
+    optimizer = ServerOptimizer(average, optimizer_of(own, average.model))
+    reduction = Reduction(average.sums, rule=rule_of(own.combine.rule, own.combine.share))
     held_out = everything(hooks, hooks.dataset(Path(), str(test), "test")) if test else None
     fitted = Fitted(average.model, [], [])
     for number in range(1, rounds + 1):
-        fitted.losses.append(_round(number, seed, average, worker, devices))
-        optimizer.apply(1.0, number)
-        figures = hooks.summary(evaluate(average.model, hooks, held_out, job.work)) if held_out else {}
+        loss, local_steps = _round(number, seed, average.state, devices, reduction)
+        fitted.losses.append(loss)
+        optimizer.apply(local_steps, number)
+        figures = hooks.summary(evaluate(average.model, hooks, held_out, work)) if held_out else {}
         fitted.scores.append(figures)
         told = "".join(f", {name} {value:.4f}" for name, value in figures.items())
         tell(f"round {number}: training loss {fitted.losses[-1]:.4f}{told}")
     return fitted
+
+
+def _made(strategy: str | dict[str, Any] | Strategy) -> Strategy:
+    if isinstance(strategy, Strategy):
+        return strategy
+    if (found := catalogue.check(strategy, "strategy")) is None:
+        raise LocalError("strategy: give an object of the class itself, not its factory")
+    return found
 
 
 def _model(task: Task, seed: int) -> FlatParameters:
@@ -63,30 +80,48 @@ def _model(task: Task, seed: int) -> FlatParameters:
     return FlatParameters(task.model())
 
 
-def _device(
-    task: Task, parameters: FlatParameters, number: int, folder: str | Path, work: WorkSpec
-) -> tuple[LocalTrainer, int]:
-    """Return the trainer of a device and its number of samples."""
-    name = f"csd{number}"
-    part = task.dataset(Path(), str(folder), "train")
-    own = SampleFolders(task, work.seed, [Folder(name, name, group=LEAST_SAMPLES)], [part])
-    return LocalTrainer(parameters, task, own, work), len(part)
+class _Device:
+    """A device with the samples of ``folder``, and its last update."""
+
+    def __init__(
+        self, task: Task, parameters: FlatParameters, number: int, folder: str | Path, work: WorkSpec
+    ) -> None:
+        self.name, self._parameters = f"csd{number}", parameters
+        part = task.dataset(Path(), str(folder), "train")
+        own = SampleFolders(task, work.seed, [Folder(self.name, self.name, group=LEAST_SAMPLES)], [part])
+        self._trainer, self._samples = LocalTrainer(parameters, task, own, work), len(part)
+        self._values, self._next = np.empty_like(parameters.sums), 0
+
+    def train(self, number: int, seed: int, state: Vector) -> Update:
+        """Return the head of the update of a round."""
+        update = self._trainer.run(Work(number, seed, number, (((0, self._samples),),)), state)
+        self._values[:] = self._parameters.sums
+        return update
+
+    def fetch(self, _stop: int, _deadline: Deadline) -> None:
+        """See Source."""
+        self._next = 0
+
+    def read(self, out: Vector, _deadline: Deadline) -> None:
+        """See Source."""
+        out[:] = self._values[self._next : self._next + len(out)]
+        self._next += len(out)
 
 
 def _round(
-    number: int,
-    seed: int,
-    average: FlatParameters,
-    worker: FlatParameters,
-    devices: Sequence[tuple[LocalTrainer, int]],
-) -> float:
-    """Set ``average.sums`` to the mean difference of a round. Returns the mean training loss."""
-    total, weight, loss, count = np.zeros(len(average.sums)), 0.0, 0.0, 0.0
-    for rank, (trainer, samples) in enumerate(devices):
-        request = Work(number, seeds.derive(seed, str(rank), number), number, (((0, samples),),))
-        update = trainer.run(request, average.state)
-        total += worker.sums
-        weight += update.weight
-        loss, count = loss + update.metrics[LOSS][0], count + update.metrics[LOSS][1]
-    average.sums[:] = total / weight
-    return loss / count
+    number: int, seed: int, state: Vector, devices: Sequence[_Device], reduction: Reduction
+) -> tuple[float, float]:
+    """Combine the updates of a round. Returns the mean training loss, and the mean of local steps. Raises
+    LocalError for an update that would be refused.
+    """
+    updates = [
+        device.train(number, seeds.derive(seed, str(rank), number), state)
+        for rank, device in enumerate(devices)
+    ]
+    addends = [Addend(d, u.weight, u.largest, u.norm) for d, u in zip(devices, updates, strict=True)]
+    for lost in reduction.run(addends):
+        raise LocalError(str(lost.error))
+    losses = [update.metrics[LOSS] for update in updates]
+    weight = sum(update.weight for update in updates)
+    steps = sum(update.weight * update.local_steps for update in updates) / weight
+    return sum(loss for loss, _ in losses) / sum(count for _, count in losses), steps

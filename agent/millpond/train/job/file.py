@@ -49,7 +49,7 @@ def _unsigned(document: Mapping[str, Any], path: Path, settings: Settings) -> tu
     _check_plain(job.code.arguments, f"{path.name}: {job.table}: arguments")
     _check_plain(job.train.optimizer, f"{path.name}: train: optimizer")
     _check_plain(job.train.scheduler, f"{path.name}: train: scheduler")
-    _check_plain(job.averaging.server, f"{path.name}: federated: server")
+    _check_plain(job.strategy, f"{path.name}: federated: strategy")
     initial = job.code.initial
     first = (initial,) if isinstance(initial, str) and initial else ()
     found = _find(job.code.files, path, f"{job.table}: files")

@@ -10,6 +10,9 @@ from typing import Any, Literal
 from millpond.aggregate.encoding.layout import MOST_SHARE, Encoding
 from millpond.base.errors import ConfigError
 from millpond.base.schema import load
+from millpond.train.strategies import catalogue
+from millpond.train.strategies.catalogue import as_table, unfit_for_steps
+from millpond.train.strategies.strategy import LocalRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +123,9 @@ class FederatedSpec:
 
     Each round asks ``fraction`` of the devices (a share, 0..1), but at least ``least`` of them, chosen anew.
     It ends when all have answered or ``deadline`` seconds have passed ("auto": by the seconds of the devices'
-    last answers), and counts if ``quorum`` of the devices that were asked (a share, 0..1) answered. The
-    optimizer ``server``, a table with a name, ``learning_rate`` and arguments, applies the weighted mean of
-    the workers' differences: SGD at rate 1 is FedAvg, with momentum FedAvgM, Adam is FedAdam (Reddi et al.
-    2021).
+    last answers), and counts if ``quorum`` of the devices that were asked (a share, 0..1) answered.
+    ``strategy`` is the name of one, or a table with it or a ``factory`` and further keys, see
+    ``strategies.catalogue``.
     """
 
     rounds: int = 20
@@ -131,7 +133,7 @@ class FederatedSpec:
     quorum: float = 0.5
     fraction: float = 1.0
     least: int = 2
-    server: dict[str, Any] = field(default_factory=dict)
+    strategy: str | dict[str, Any] = "fedavg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ class SynchronousSpec:
     computes, too. The job waits while fewer than ``quorum`` of the devices (a share, 0..1) take part.
 
     With ``local_steps`` above 1, workers take so many local steps over their samples of an exchange, and
-    differences are averaged instead of gradients (local SGD, Stich 2019).
+    differences are averaged instead of gradients (local SGD, Stich 2019), or what ``strategy`` says.
     """
 
     epochs: int = 10
@@ -160,6 +162,7 @@ class SynchronousSpec:
     host: bool = True
     quorum: float = 0.5
     local_steps: int = 1
+    strategy: str | dict[str, Any] = "fedavg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,8 @@ class WorkSpec:
     """The part of a job that its workers need. With ``passes`` a worker trains so many times over the samples
     of an exchange, in batches of ``batch`` or (if that is 0) in ``steps`` equal batches, and answers with its
     difference; without, it answers with the sum of the gradients.
+
+    ``local`` is what a strategy adds to local training.
 
     ``model`` is a task if ``task``, else a model alone. The job has ``total`` rounds or epochs. A share
     ``held_out`` of each private folder is not trained on. The other keys are those of ``TrainingSpec``.
@@ -206,6 +211,13 @@ class WorkSpec:
     prefetch: int = 0
     held_out: float = 0.0
     encoding: Encoding = field(default_factory=Encoding)
+    local: LocalRule = field(default_factory=LocalRule)
+
+    def most_local_steps(self, samples: int) -> int:
+        """Return the most local steps over so many samples: a batch is half full at least, or one group."""
+        if not self.batch:
+            return self.passes * self.steps
+        return self.passes * min(samples, 2 * samples // self.batch + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +278,7 @@ class Job:
     def work(self) -> WorkSpec:
         """The part that workers need."""
         train, synchronous = self.train, self.synchronous
-        local = {"passes": train.epochs, "batch": train.batch} if synchronous is None else {}
+        local: dict[str, Any] = {"passes": train.epochs, "batch": train.batch} if synchronous is None else {}
         if synchronous is not None and synchronous.local_steps > 1:
             local = {"passes": 1, "steps": synchronous.local_steps}
         return WorkSpec(
@@ -290,20 +302,9 @@ class Job:
         )
 
     @property
-    def server(self) -> OptimizerSpec:
-        """The optimizer of the parameter server."""
-        if self.synchronous is None:
-            rest = {"name": "SGD", **self.averaging.server}
-            return _optimizer({k: v for k, v in rest.items() if k != "learning_rate"}, self.server_rate)
-        if self.synchronous.local_steps > 1:
-            return OptimizerSpec("SGD")
-        return self.work.optimizer
-
-    @property
-    def server_rate(self) -> float:
-        """The learning rate of the parameter server in rounds."""
-        rate = self.averaging.server.get("learning_rate", 1.0)
-        return float(rate) if isinstance(rate, (int, float)) else math.nan
+    def strategy(self) -> dict[str, Any]:
+        """The table of the strategy, of no meaning for a job that exchanges gradients."""
+        return as_table((self.synchronous or self.averaging).strategy)
 
 
 def _named(given: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -354,12 +355,8 @@ def check(job: Job, where: str) -> Job:
     for key, share in shares.items():
         if not 0 <= share <= 1:
             raise ConfigError(f"{where}: {key}: {share} is not between 0 and 1")
-    for key, given in {
-        "train: optimizer": job.train.optimizer,
-        "federated: server": job.averaging.server,
-    }.items():
-        if "lr" in given and not isinstance(given, str):
-            raise ConfigError(f"{where}: {key}: write learning_rate, not lr")
+    if "lr" in job.train.optimizer and not isinstance(job.train.optimizer, str):
+        raise ConfigError(f"{where}: train: optimizer: write learning_rate, not lr")
     _check_queueing(job, where)
     if "/" in job.code.signature:
         raise ConfigError(
@@ -368,6 +365,9 @@ def check(job: Job, where: str) -> Job:
     _check_evaluation(job, f"{where}: evaluate")
     if job.synchronous:
         _check_synchronous(job.synchronous, f"{where}: synchronous")
+        _check_strategy_of_steps(job.synchronous, f"{where}: synchronous: strategy")
+    else:
+        catalogue.check(job.strategy, f"{where}: federated: strategy")
     _encoding(job.train.encoding, f"{where}: train: encoding")
     check_work(job.work, where)
     return job
@@ -381,7 +381,6 @@ def _check_positive(job: Job, where: str) -> None:
         "train: accumulate": job.train.accumulate,
         "train: clip_norm": job.train.clip_norm,
         "federated: deadline": None if job.averaging.deadline == "auto" else job.averaging.deadline,
-        "federated: server: learning_rate": job.server_rate,
         "evaluate: every": job.evaluate.every,
         "evaluate: patience": job.evaluate.patience,
         "limits: wait": job.limits.wait,
@@ -438,6 +437,16 @@ def check_work(work: WorkSpec, where: str) -> None:
         raise ConfigError(f"{where}: train: encoding: share: {share} is not above 0 and at most {MOST_SHARE}")
     if min(work.passes, work.batch) < 0 or work.steps < 1:
         raise ConfigError(f"{where}: a worker cannot train in {work.steps} batches of {work.batch}")
+
+
+def _check_strategy_of_steps(synchronous: SynchronousSpec, where: str) -> None:
+    """Refuse what makes no sense in synchronous steps. Raises ConfigError."""
+    strategy = catalogue.check(synchronous.strategy, where)
+    if synchronous.local_steps == 1:
+        if synchronous.strategy != "fedavg":
+            raise ConfigError(f"{where}: applies differences, not gradients: set local_steps, or [federated]")
+    elif strategy and (fault := unfit_for_steps(strategy)):
+        raise ConfigError(f"{where}: {fault}; it is for [federated]")
 
 
 def _check_synchronous(synchronous: SynchronousSpec, where: str) -> None:

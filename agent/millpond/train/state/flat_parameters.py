@@ -112,20 +112,23 @@ class FlatParameters:
         self._gather_buffers(weight)
         return self._measured()
 
-    def gather_differences(self, before: Vector, samples: int) -> tuple[float, float]:
-        """Set ``sums`` to the difference of training from state ``before``, times ``samples``; of buffers it
-        is the change. Returns as ``gather_gradients``.
+    def gather_differences(self, before: Vector, samples: int, steps: float = 1.0) -> tuple[float, float]:
+        """Set ``sums`` to the difference of training from state ``before``, times ``samples`` and over
+        ``steps``; of buffers it is the change times ``samples``. Returns as ``gather_gradients``.
         """
         values = self.model.state_dict() if self._copied else {}
         for tensor in self._copied:
             self.state[self._spans[tensor.name]] = _float32(values[tensor.name])
-        found = self._measured(before, samples)
+        for tensor in self._buffers if steps != 1 else ():  # so that the division leaves them as they were
+            span = self._spans[tensor.name]
+            self.state[span] = before[span] + (self.state[span] - before[span]) * np.float32(steps)
+        found = self._measured(before, samples / steps)
         for tensor in self._buffers:
             span = self._spans[tensor.name]
             np.negative(self.sums[span], out=self.sums[span])
         return found
 
-    def _measured(self, before: Vector | None = None, samples: int = 1) -> tuple[float, float]:
+    def _measured(self, before: Vector | None = None, samples: float = 1.0) -> tuple[float, float]:
         """Return the largest magnitude in ``sums`` and its norm, part by part: each is in the processor's
         cache for all that is done with it, and no sum of squares is so long that float32 loses small ones.
         With ``before``, each part is first set to the difference from it, times ``samples``.

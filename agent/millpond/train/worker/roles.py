@@ -24,7 +24,7 @@ from millpond.train.compute.evaluation import autocast, evaluate
 from millpond.train.compute.local_trainer import LocalTrainer
 from millpond.train.compute.optimizers import Schedule, make_optimizer
 from millpond.train.compute.selection import SampleFolders, Selection
-from millpond.train.compute.server_optimizer import ServerOptimizer
+from millpond.train.compute.server_optimizer import ServerOptimizer, optimizer_of
 from millpond.train.data.errors import DataError
 from millpond.train.determinism import generators
 from millpond.train.job.spec import WorkSpec
@@ -33,6 +33,8 @@ from millpond.train.state import flat, initial, layout
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.state.private_state import PrivateState
+from millpond.train.strategies.catalogue import unfit_for_steps
+from millpond.train.strategies.fedavg import FedAvg
 from millpond.train.task import structure
 from millpond.train.task.sums import Sums
 from millpond.train.task.task import SampleSet, Task
@@ -182,9 +184,15 @@ class ParameterServerRole:
                 self._scored = FlatParameters(own, self._states[0], mean)
         self._parameters = FlatParameters(model.float(), self._states[0], mean)
         self._work = work
-        optimizer = make_optimizer(model, prepare.optimizer, self._task)
         # Workers that train locally follow the schedule, and clip, themselves.
         local = work.passes > 0
+        self._strategy = user_code.strategy(prepare.strategy, code_dir) if local else FedAvg()
+        if local and not work.batch and (fault := unfit_for_steps(self._strategy)):
+            raise LocalError(f"synchronous: strategy: {fault}; it is for [federated]")
+        if local:
+            optimizer = optimizer_of(self._strategy, model)
+        else:
+            optimizer = make_optimizer(model, work.optimizer, self._task)
         self._optimizer = ServerOptimizer(
             self._parameters,
             optimizer,
@@ -224,7 +232,8 @@ class ParameterServerRole:
 
     def ready(self) -> ServerReady:
         """Implement ``WorkerRole``."""
-        return ServerReady(self._tensors, self._frozen, self._frozen_checksum, self._note)
+        local, combine = self._strategy.local, self._strategy.combine
+        return ServerReady(self._tensors, self._frozen, self._frozen_checksum, self._note, local, combine)
 
     def inlet(self, message: Message) -> Vector | None:
         """Implement ``WorkerRole``."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +17,7 @@ from torch import nn
 from millpond.base.errors import LocalError
 from millpond.train.determinism import generators
 from millpond.train.job.spec import ModelSpec, WorkSpec
+from millpond.train.strategies import Combination, LocalRule, Strategy, catalogue
 from millpond.train.task.task import Task, is_task
 
 
@@ -34,7 +35,7 @@ def build(work: WorkSpec, code_dir: Path) -> tuple[Task, nn.Module]:
         wanted = f"callable '{attribute}'" if attribute else "hook 'model'"
         raise LocalError(f"{table}: factory: module {module_name} has no {wanted}")
     called = found if callable(found) else found.model
-    _check_arguments(called, spec, f"{table}: arguments: {spec.factory}")
+    _check_arguments(called, spec.arguments, f"{table}: arguments: {spec.factory}")
     generators.plant(work.seed)
     if not work.task:
         task = Task(_ModelAlone(found, spec), work.format, work.classes)
@@ -43,6 +44,29 @@ def build(work: WorkSpec, code_dir: Path) -> tuple[Task, nn.Module]:
     else:
         task = Task(found, work.format, work.classes, spec.arguments)
     return task, task.model()
+
+
+def strategy(table: Mapping[str, Any], code_dir: Path) -> Strategy:
+    """Return the strategy of a job, which may be a class of its code. Raises LocalError, and any exception of
+    the user's code.
+    """
+    where = "federated: strategy"
+    if (known := catalogue.check(table, where)) is not None:
+        return known
+    arguments = dict(table)
+    factory = str(arguments.pop("factory"))
+    name, _, attribute = factory.partition(":")
+    make = getattr(_import(name, code_dir, where), attribute, None)
+    if not callable(make):
+        raise LocalError(f"{where}: factory: module {name} has no class '{attribute}'")
+    _check_arguments(make, arguments, f"{where}: {factory}")
+    made = make(**arguments)
+    declared = (getattr(made, "local", None), getattr(made, "combine", None))
+    if not (isinstance(made, Strategy) and isinstance(declared[0], LocalRule)):
+        raise LocalError(f"{where}: {factory} is no millpond.train.strategies.Strategy")
+    if not isinstance(declared[1], Combination):
+        raise LocalError(f"{where}: {factory}: combine is no millpond.train.strategies.Combination")
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +123,13 @@ def _is_below(module: ModuleType, folder: Path) -> bool:
     return isinstance(file, str) and Path(file).is_relative_to(folder)
 
 
-def _check_arguments(factory: Callable[..., Any], spec: ModelSpec, where: str) -> None:
+def _check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> None:
     """Raise LocalError where calling would raise TypeError, whose text could come from user code."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
         return  # built in, without a signature
     try:
-        signature.bind(**spec.arguments)
+        signature.bind(**arguments)
     except TypeError as error:
         raise LocalError(f"{where}: {error}") from None

@@ -53,7 +53,18 @@ UPDATE jobs SET job = json_remove(job, '$.federated') WHERE job ->> '$.synchrono
 PRAGMA user_version = 2;
 COMMIT;
 """
-_VERSION = 2
+# Of version 2, whose jobs had an optimizer of the server in place of a strategy.
+_STRATEGIES = """
+BEGIN;
+UPDATE jobs SET job = json_set(json_remove(job, '$.federated.server'), '$.federated.strategy', json_object(
+        'name', 'fedopt', 'learning_rate', coalesce(job ->> '$.federated.server.learning_rate', 1.0),
+        'optimizer',
+        json_remove(json_patch('{"name": "SGD"}', job -> '$.federated.server'), '$.learning_rate')))
+    WHERE job -> '$.federated.server' IS NOT NULL;
+PRAGMA user_version = 3;
+COMMIT;
+"""
+_VERSION = 3
 
 
 class Store:
@@ -197,10 +208,12 @@ def _open(path: Path) -> sqlite3.Connection:
         database.row_factory = sqlite3.Row
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
-        first = database.execute("PRAGMA user_version").fetchone()[0] == 1
+        version = database.execute("PRAGMA user_version").fetchone()[0]
         database.executescript(_SCHEMA)
-        if first:
+        if version == 1:
             database.executescript(_MIGRATION)
+        if version in (1, 2):
+            database.executescript(_STRATEGIES)
         database.execute(f"PRAGMA user_version = {_VERSION}")
         unless_it_opens.pop_all()
     return database

@@ -8,30 +8,35 @@ import math
 from dataclasses import dataclass
 
 from millpond.host.model.failures import NOT_FINITE
-from millpond.train.job.spec import Job
+from millpond.train.job.spec import Job, WorkSpec
 from millpond.train.protocol import Update, Work
 
 BOUND = 65536.0
 """The largest value per sample of an update that counts."""
+MOST_STEP = 100.0
+"""The most that one local step counts where differences are normalized: with a momentum of 0.99."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateBounds:
     """The bounds of one worker's answers: its loss and metrics count at most ``most_count`` per sample, its
-    updates weigh at most ``most_weight`` per sample, and it holds out ``held_out`` samples.
+    updates weigh at most ``most_weight`` per sample, and it holds out ``held_out`` samples. Local steps of
+    normalized differences are bounded by those of ``normalized``.
     """
 
     most_count: float = math.inf
     held_out: int = 1 << 62
     most_weight: float = math.inf
+    normalized: WorkSpec | None = None
 
     @classmethod
-    def of(cls, job: Job, held_out: int) -> UpdateBounds:
+    def of(cls, job: Job, held_out: int, *, normalized: bool = False) -> UpdateBounds:
         """Return the bounds of a worker of a job. Only the gradients of a task weigh what its loss counts:
         differences weigh their samples, and the built-in loss counts samples.
         """
         counts = job.task is not None and not job.exchanges_differences
-        return cls(job.limits.most_count, held_out, math.inf if counts else 1.0)
+        weight = math.inf if counts else 1.0
+        return cls(job.limits.most_count, held_out, weight, job.work if normalized else None)
 
     def refusal(self, request: Work, update: Update) -> str:
         """Return why an answer does not count, "" if it does."""
@@ -48,6 +53,10 @@ class UpdateBounds:
             return f"its loss counts {update.weight:g} of {samples} samples (limits.most_count)"
         if update.weight > self.most_weight * samples:
             return f"it weighs {update.weight:g}, and is of {samples} samples"
+        work = self.normalized
+        most = 1.0 if work is None else MOST_STEP * work.most_local_steps(samples)
+        if not 0 < update.local_steps <= most:
+            return f"it claims {update.local_steps:g} local steps; at most {most:g} are possible"
         if not all(map(math.isfinite, itertools.chain(*update.metrics.values()))):
             return f"its loss or another metric {NOT_FINITE}"
         return ""

@@ -180,7 +180,7 @@ class Admission:
             if not partly:
                 self._group.supervisor(rank).ban(worker, refusal)
                 return
-        bounds = UpdateBounds.of(self._row.job, sum(ready.held))
+        bounds = UpdateBounds.of(self._row.job, sum(ready.held), normalized=self._group.local.normalized)
         dispatcher = Dispatcher(rank, worker, self._engine.events, bounds)
         if not isinstance(self._planner, Planner):
             self._planner.join(rank, ready.samples)

@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from millpond.aggregate.kernels import Vector
+from millpond.aggregate.rules import CombinationRule
 from millpond.host.jobs.training.collection import Collection
 from millpond.host.jobs.training.profiler import Profiler
 from millpond.host.jobs.training.reduction import UpdateReduction
@@ -66,8 +67,9 @@ class ExchangeOutcome:
     """The outcome of an exchange: ``counted`` samples by rank, the summed ``loss`` and its ``count``, the
     workers ``lost`` and ``missing`` (asked, but without an answer in time). ``late`` of the samples began in
     an earlier exchange. ``whole`` is how many samples began in the same exchange as the counted ones (the
-    largest such exchange if some are late); ``work`` is the longest computation in seconds of a worker in
-    this exchange. ``deadline`` is that of its plan.
+    largest such exchange if some are late). ``local_steps`` is the mean by samples of those by which
+    differences were divided; ``work`` is the longest computation in seconds of a worker in this exchange.
+    ``deadline`` is that of its plan.
     """
 
     seconds: float = 0.0
@@ -81,6 +83,7 @@ class ExchangeOutcome:
     missing: list[int] = field(default_factory=list)
     new_plan: bool = False
     deadline: float = math.inf
+    local_steps: float = 1.0
 
     @property
     def samples(self) -> int:
@@ -104,6 +107,7 @@ class ExchangeEngine:
         *,
         late_counts: bool = True,
         clip: float | None = None,
+        rule: CombinationRule | None = None,
     ) -> None:
         self.events: queue.SimpleQueue[WorkerAnswer | WorkerLoss] = queue.SimpleQueue()
         self._postponed: deque[WorkerAnswer | WorkerLoss] = deque()
@@ -111,7 +115,7 @@ class ExchangeEngine:
         self.busy: Floats = np.full(workers, np.nan)  # share of each worker's processor that other work takes
         self.supply, self._on_wait = supply, on_wait
         self.profiler: Profiler | None = None
-        self._reduction = UpdateReduction(mean, clip)
+        self._reduction = UpdateReduction(mean, clip, rule)
         self._collection = Collection(late_counts=late_counts)
         self._batches: Ints = np.zeros(workers, np.int64)
         self._measured: Floats = np.full(workers, np.nan)
@@ -252,9 +256,12 @@ class ExchangeEngine:
         for loss in lost:
             self._lose(run, loss, owed=True)
         refused = {loss.task for loss in lost}
-        for answer in run.answers:
-            if answer.task not in refused:
-                self._count(run, answer)
+        counted = [answer for answer in run.answers if answer.task not in refused]
+        for answer in counted:
+            self._count(run, answer)
+        if weight := sum(answer.update.weight for answer in counted):
+            steps = sum(answer.update.weight * answer.update.local_steps for answer in counted)
+            run.outcome.local_steps = steps / weight
 
     def _count(self, run: _Run, answer: WorkerAnswer) -> None:
         rank, samples, outcome = answer.dispatcher.rank, answer.task.samples, run.outcome

@@ -12,22 +12,23 @@ from collections.abc import Sequence
 from millpond.aggregate.exact import RefusedUpdate
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.reduction import Addend, Reduction
+from millpond.aggregate.rules import CombinationRule
 from millpond.host.model.failures import reason_of
 from millpond.host.workers.dispatcher import WorkerAnswer, WorkerLoss
 
 
 class UpdateReduction:
-    """Writes means of updates to ``mean``, float32 [size]. Updates are scaled down to the norm ``clip`` per
-    sample.
+    """Writes means of updates to ``mean``, float32 [size], or combines them by another ``rule``, with one
+    vote for each worker. Updates are scaled down to the norm ``clip`` per sample.
     """
 
-    def __init__(self, mean: Vector, clip: float | None = None) -> None:
-        self._reduction = Reduction(mean)
+    def __init__(self, mean: Vector, clip: float | None = None, rule: CombinationRule | None = None) -> None:
+        self._reduction, self._votes = Reduction(mean, rule=rule), rule is not None
         self._clip = math.inf if clip is None else clip
 
     def run(self, answers: Sequence[WorkerAnswer]) -> list[WorkerLoss]:
-        """Write the mean of ``answers`` by weight. Returns the losses of the answers that do not count; the
-        mean is of no meaning if none does.
+        """Write the mean of ``answers`` by weight, or what the rule makes of them. Returns the losses of the
+        answers that do not count; the mean is of no meaning if none does.
         """
         answer_of = {self._addend(answer): answer for answer in answers}
         return [
@@ -40,4 +41,6 @@ class UpdateReduction:
     def _addend(self, answer: WorkerAnswer) -> Addend:
         update = answer.update
         most = self._clip * update.samples if self._clip < math.inf else math.inf
-        return Addend(answer.dispatcher.worker, update.weight, update.largest, update.norm, most)
+        # A vote is the update per sample, of samples that the host has counted, whatever the worker claims.
+        weight = float(answer.task.samples) if self._votes else update.weight
+        return Addend(answer.dispatcher.worker, weight, update.largest, update.norm, most)

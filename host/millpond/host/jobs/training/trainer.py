@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from millpond.aggregate.exact import all_finite
+from millpond.aggregate.rules import rule_of
 from millpond.base.deadline import Deadline
 from millpond.base.errors import Refused, RemoteError
 from millpond.host.jobs import energy as job_energy
@@ -125,6 +126,7 @@ class Trainer:
         self._shards = Shards(len(names))
         planner = RoundPlanner(names, self._job.averaging.deadline) if self._rounds else None
         self._planner = planner or Planner(self._steps, names, self._shards.spread)
+        combine = self._server.ready.combine
         self._engine = ExchangeEngine(
             len(names),
             self._server.mean,
@@ -132,6 +134,7 @@ class Trainer:
             self._check_while_waiting,
             late_counts=not self._rounds,
             clip=self._job.limits.clip,
+            rule=rule_of(combine.rule, combine.share, self._job.work.encoding.block),
         )
         devices = [rank for rank, name in enumerate(names) if name != HOST]
         self._membership = Membership(len(names), devices, self._job.quorum)
@@ -329,7 +332,7 @@ class Trainer:
 
     def _apply(self, outcome: ExchangeOutcome) -> None:
         # All samples weigh the same: a step without late samples moves less, the step that counts them more.
-        factor = 1.0 if self._rounds else outcome.samples / outcome.whole
+        factor = outcome.local_steps if self._rounds else outcome.samples / outcome.whole
         if not self._job.exchanges_differences:
             factor *= self._rate.at(self._step, outcome.whole, 1.0)
         began, server = time.monotonic(), self._server

@@ -34,6 +34,7 @@ from millpond.train.job.spec import Job
 from millpond.train.job.wheels import fitting
 from millpond.train.protocol import Folder, PrepareServer, PrepareWorker, Ready
 from millpond.train.state.layout import Tensor
+from millpond.train.strategies.strategy import LocalRule
 from millpond.train.worker.start import WorkerFiles
 
 START_SECONDS = 30.0
@@ -55,6 +56,7 @@ class WorkerGroup:
         weakref.finalize(self, os.close, self._states)
         self._server: ParameterServer | None = None
         self._tensors: tuple[Tensor, ...] = ()
+        self._work = self._job.work  # with what the strategy declares, as soon as the model is known
         self._frozen = 0
         self._model_known = threading.Event()
 
@@ -92,7 +94,7 @@ class WorkerGroup:
         for folder in readable:
             if not folder.is_dir():
                 raise JobFailed(f"missing data: there is no folder {folder}")
-        request = PrepareServer(job.work, job.server, self._state_count, job.data.test, self._accelerator)
+        request = PrepareServer(job.work, job.strategy, self._state_count, job.data.test, self._accelerator)
         log = self._directory / f"{PARAMETER_SERVER}.log"
         try:
             server = ParameterServer(request, self._files, readable, log, self._context.zygote, self._states)
@@ -102,6 +104,7 @@ class WorkerGroup:
         self.check_stop()
         server.prepare(Deadline.after(PREPARE_SECONDS))
         self._tensors, self._frozen = server.tensors, server.ready.checksum
+        self._work = replace(job.work, local=server.ready.local)
         self._model_known.set()
         return server
 
@@ -134,7 +137,7 @@ class WorkerGroup:
         signed = files.pop(self._job.code.signature, None)
         signature = self._context.files.path(signed).read_text(errors="replace") if signed else ""
         return PrepareWorker(
-            self._job.work,
+            self._work,
             device.name,
             folders,
             files,
@@ -157,7 +160,7 @@ class WorkerGroup:
             return None
         self._host_folders = folders
         request = PrepareWorker(
-            self._job.work,
+            self._work,
             HOST,
             folders,
             {},
@@ -219,6 +222,11 @@ class WorkerGroup:
             results.write(self._directory, PreparedWorkers(found))
         except OSError as error:  # a full disk, most likely
             raise LocalError(f"{self._directory}: {error.strerror}") from None
+
+    @property
+    def local(self) -> LocalRule:
+        """What the job's strategy adds to local training."""
+        return self._work.local
 
     @property
     def reasons(self) -> str:

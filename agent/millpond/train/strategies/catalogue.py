@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: the strategies by their names in a job, and their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from millpond.base.errors import ConfigError
+from millpond.base.schema import load, nearest
+from millpond.train.strategies.fedadagrad import FedAdagrad
+from millpond.train.strategies.fedadam import FedAdam
+from millpond.train.strategies.fedavg import FedAvg
+from millpond.train.strategies.fedavgm import FedAvgM
+from millpond.train.strategies.fednova import FedNova
+from millpond.train.strategies.fedopt import FedOpt
+from millpond.train.strategies.fedprox import FedProx
+from millpond.train.strategies.fedyogi import FedYogi
+from millpond.train.strategies.median import CoordinateMedian
+from millpond.train.strategies.strategy import Strategy
+from millpond.train.strategies.trimmed import TrimmedMean
+
+STRATEGIES: Final[Mapping[str, type[Strategy]]] = {
+    "fedavg": FedAvg,
+    "fedavgm": FedAvgM,
+    "fedprox": FedProx,
+    "fednova": FedNova,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedadagrad": FedAdagrad,
+    "fedopt": FedOpt,
+    "median": CoordinateMedian,
+    "trimmed": TrimmedMean,
+}
+
+
+def check(given: str | Mapping[str, Any], where: str) -> Strategy | None:
+    """Return the strategy that a job names, None for one of the user's own, which has a ``factory``. Raises
+    ConfigError.
+    """
+    table = as_table(given)
+    if "factory" in table:
+        module, colon, attribute = str(table["factory"]).partition(":")
+        if "name" in table or not (module and colon and attribute):
+            raise ConfigError(f"{where}: a strategy has a name, or a factory that is module:class")
+        return None
+    name = table.pop("name", "fedavg")
+    if name not in STRATEGIES:
+        raise ConfigError(f"{where}: there is no strategy '{name}'{nearest(str(name), STRATEGIES)}")
+    try:
+        return load(STRATEGIES[name], table, where)
+    except ConfigError as error:  # of a key, which the schema places, or of a value
+        text = str(error)
+        raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from None
+
+
+def as_table(given: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table of a strategy that is given as one, or by its name alone."""
+    return {"name": given} if isinstance(given, str) else dict(given)
+
+
+def unfit_for_steps(strategy: Strategy) -> str:
+    """Return why a strategy makes no sense in synchronous steps, "" if it does."""
+    if strategy.combine.rule != "mean":
+        return "votes of late updates and of parts of an epoch are no votes of devices"
+    if strategy.local.normalized:
+        return "all workers take the same number of local steps"
+    return ""

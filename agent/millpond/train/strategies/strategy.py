@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: a strategy: what local training adds, how updates are combined, how the outcome is applied.
+
+A strategy of the user's own is a class in the job's module, made in the parameter server's process::
+
+    class Sign(Strategy):
+        combine = Combination("median")
+
+        def __init__(self, rate: float = 0.01) -> None:
+            self.rate = rate
+
+        def step(self, value, mean, kept):
+            kept["trend"] = 0.9 * kept.get("trend", 0 * mean) + mean
+            value -= self.rate * kept["trend"].sign()
+
+``mean`` is the mean of what local training took away from a parameter: ``value -= mean`` averages. Tensors
+in ``kept`` are in checkpoints, other attributes are not. Running statistics (BatchNorm) move by their mean
+change whatever a strategy does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from millpond.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST = 1e9
+
+
+def check_within(key: str, value: float, least: float, most: float) -> None:
+    """Raise ConfigError for a value outside of [least, most], and for NaN."""
+    if not least <= value <= most:
+        raise ConfigError(f"{key}: {value:g} is not between {least:g} and {most:g}")
+
+
+def check_rate(value: float) -> None:
+    """Raise ConfigError for what is no learning rate."""
+    if not 0 < value <= MOST:
+        raise ConfigError(f"learning_rate: {value:g} is not greater than 0 and at most {MOST:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRule:
+    """The addition to local training: ``proximal`` times half the squared distance from the round's state is
+    added to the loss. If ``normalized``, differences are divided by their local steps.
+    """
+
+    proximal: float = 0.0
+    normalized: bool = False
+
+    def __post_init__(self) -> None:
+        check_within("mu", self.proximal, 0.0, MOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """The rule by which updates are combined: their exact ``mean`` by samples, or coordinate by coordinate
+    the ``median``, or the ``trimmed`` mean without a ``share`` of the least and of the greatest values. In
+    the latter two each device has one vote, whatever it says of its samples.
+    """
+
+    rule: Literal["mean", "median", "trimmed"] = "mean"
+    share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 0.5 or (self.rule != "trimmed" and self.share):
+            raise ConfigError(f"share: {self.share:g} is not between 0 and 0.5, or is not of a trimmed mean")
+
+
+class Strategy:
+    """Federated averaging with the exact mean, for strategies to change."""
+
+    __slots__ = ()
+
+    @property
+    def local(self) -> LocalRule:
+        """The addition to local training."""
+        return LocalRule()
+
+    @property
+    def combine(self) -> Combination:
+        """The rule by which updates are combined."""
+        return Combination()
+
+    @property
+    def torch_optimizer(self) -> dict[str, Any]:
+        """An optimizer of torch.optim that makes the step instead of ``step``: a table with ``name``,
+        ``learning_rate`` and arguments; empty for none.
+        """
+        return {}
+
+    def step(self, value: Tensor, mean: Tensor, kept: dict[str, Tensor]) -> None:  # noqa: ARG002
+        """Change a parameter's ``value`` in place by the combined difference ``mean``, which may also be
+        changed. ``kept`` has the parameter's own tensors by name, float32.
+        """
+        value -= mean
