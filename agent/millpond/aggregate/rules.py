@@ -3,7 +3,7 @@
 
 The exact mean adds each vector as it comes. A trimmed mean, of which the median is the extreme, needs all
 values of a coordinate at once: the vectors are rows, and ranges are as short as it takes for all rows
-together to be no longer than one vector, down to a block of the encoding in which the vectors come.
+together to be no longer than one and a half vectors, down to a block of the encoding in which vectors come.
 
 Rows are vectors over their weights, so that each has one vote. Sorted values are summed: the result has the
 same bits for every order of the vectors.
@@ -94,8 +94,8 @@ class TrimmedMeanOfRows:
         self._share, self._block = share, block
 
     def range_values(self, size: int, vectors: int, threads: int, /) -> int:
-        """See CombinationRule: a power of two, for rows that are together as long as a vector at most."""
-        wanted = max(size // max(vectors * threads, 1), _LEAST_ROW, self._block)
+        """See CombinationRule: a power of two, for rows that are together no longer than that."""
+        wanted = max(3 * size // (2 * max(vectors * threads, 1)), _LEAST_ROW, self._block)
         return min(1 << (wanted.bit_length() - 1), MOST_RANGE)
 
     def computation(self, values: int) -> RangeRule:

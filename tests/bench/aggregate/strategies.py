@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (files): how far each strategy is from a plain torch reference of it, in points of accuracy."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+from bench.balance.experiment import Findings
+from bench.rows import Row, summary
+from bench.train.run import Run
+from train.strategy_reference import COUNTS, REFERENCES, ROUNDS, TESTED, compare
+
+TITLE = "Strategies: points of accuracy between each and its reference"
+SEEDS = (0, 1, 2)
+
+
+def measure(run: Run) -> Findings:
+    """Rows ``strategies`` (the largest of all), ``strategies.NAME`` and ``strategies.NAME.accuracy``."""
+    torch.set_num_threads(1)
+    rounds, seeds = (2, SEEDS[:1]) if run.quick else (ROUNDS, SEEDS)
+    rows: list[Row] = []
+    largest = [0.0 for _ in seeds]
+    for name in REFERENCES:
+        found = []
+        for seed in seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                found.append(compare(name, Path(folder), seed, rounds))
+        points = [abs(each.ours - each.reference) for each in found]
+        largest = [max(pair) for pair in zip(largest, points, strict=True)]
+        what = f"after {rounds} rounds of {len(COUNTS)} uneven clients, {TESTED} test images, seed by seed"
+        rows.append(_row(f"strategies.{name}", f"points from its reference, {what}", points, "points"))
+        accuracies = [each.ours for each in found]
+        rows.append(_row(f"strategies.{name}.accuracy", f"accuracy {what}", accuracies, "%"))
+        run.say(f"{name}: {', '.join(f'{each:.1f} %' for each in accuracies)}, off by {max(points):.2f}")
+    return Findings((_row("strategies", "points of the farthest strategy", largest, "points"), *rows))
+
+
+def _row(figure: str, what: str, values: list[float], unit: str) -> Row:
+    return summary(figure, what, values, unit, peer="plain torch", emulation=None)
