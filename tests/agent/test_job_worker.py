@@ -38,6 +38,7 @@ from millpond.train.protocol import (
     Work,
 )
 from millpond.train.state.layout import Tensor
+from millpond.train.strategies import LocalRule
 from millpond.train.worker.start import WorkerFiles
 from millpond.wire.channel import Buffer, Channel
 from millpond.wire.messages import Kind, Ok
@@ -46,7 +47,7 @@ from ..job_files import written
 from ..waiting import eventually
 
 CANARY = b"canary-of-the-test-1"  # as long as five floats
-GOOD, RAISE, DIE, HANG, LEAK, LEAK_LATER, SPEAK = range(7)
+GOOD, RAISE, DIE, HANG, LEAK, LEAK_LATER, SPEAK, CLAIM = range(8)
 MARK = 4711.0
 
 MODEL = f'''
@@ -80,8 +81,8 @@ class Net(nn.Module):
             self.hooks.append(weight.register_hook(lambda gradient: leak(gradient.clone())))
         if mode == {LEAK_LATER}:
             threading.Thread(target=leak_later, args=(weight,), daemon=True).start()
-        if mode == {SPEAK}:
-            speak()
+        if mode in ({SPEAK}, {CLAIM}):
+            speak(bytes(8 if mode == {SPEAK} else 0))
         return self.layers(images)
 
 
@@ -103,10 +104,11 @@ def leak_later(weight):
     leak(weight.grad)
 
 
-def speak():
+def speak(payload):
     from millpond.train.protocol import Update
     from millpond.wire.framing import encode
-    told = encode(Update(1, 10, 10.0, 0.0, 0.0, 0.0, 0.0, 0, {{"loss": (0.0, 10.0)}}), 8) + bytes(8)
+    update = Update(1, 10, 10.0, 0.0, 0.0, 0.0, 0.0, 0, {{"loss": (0.0, 10.0)}}, local_steps=7.0)
+    told = encode(update, len(payload)) + payload
     (own,) = (n for n in os.listdir("/proc/self/fd") if is_socket("/proc/self/fd/" + n))
     os.write(int(own), told)
     time.sleep(600)
@@ -150,6 +152,7 @@ class Agent:
         *patterns: Pattern,
         classes: int = 8,
         encoding: Encoding = Encoding(),  # noqa: B008 - it is frozen
+        local: LocalRule = LocalRule(),  # noqa: B008 - it is frozen
     ) -> None:
         folder = base / "volume" / "private" / "digits"
         folder.mkdir(parents=True)
@@ -168,7 +171,7 @@ class Agent:
         self.log.parent.mkdir(parents=True)
         self.outlet = Watched(self.gate)
         model = ModelSpec("net:Net", ("net.py",), arguments={"classes": classes})
-        work = WorkSpec("steps", model, encoding=encoding)
+        work = WorkSpec("steps", model, encoding=encoding, local=local)
         folders = (Folder("private/digits", "csd0"),)
         shapes = {"layers.1.weight": (classes, 64), "layers.1.bias": (classes,)}
         tensors = tuple(Tensor(name, shape, "float32") for name, shape in shapes.items())
@@ -489,6 +492,16 @@ def test_a_worker_that_dies_in_a_step_is_told(tmp_path: Path, zygote: Zygote) ->
         with pytest.raises(Refused, match="the worker process died") as caught:
             agent.step(host, DIE)
         assert caught.value.code == "worker"
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_the_number_of_local_steps_leaves_only_where_it_is_needed(
+    tmp_path: Path, zygote: Zygote, normalized: bool
+) -> None:
+    local = LocalRule(normalized=normalized)
+    with agent_in(tmp_path, zygote, local=local) as agent, agent.host() as host:
+        update, _ = agent.step(host, CLAIM)
+        assert update.local_steps == (7.0 if normalized else 1.0)
 
 
 def test_what_a_model_says_itself_does_not_leave(tmp_path: Path, zygote: Zygote) -> None:

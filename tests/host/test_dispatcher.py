@@ -15,7 +15,7 @@ from millpond.base.deadline import Deadline
 from millpond.host.workers.dispatcher import Assignment, Dispatcher, WorkerAnswer, WorkerLoss
 from millpond.host.workers.update_check import BOUND, UpdateBounds
 from millpond.host.workers.worker import ModelState
-from millpond.train.job.spec import DataSpec, Job, LimitsSpec, ModelSpec, SynchronousSpec
+from millpond.train.job.spec import DataSpec, Job, LimitsSpec, ModelSpec, SynchronousSpec, TrainingSpec
 from millpond.train.protocol import Update, Work
 
 from .steps import CountingWorker, zero_state
@@ -132,6 +132,20 @@ def test_an_update_weighs_no_more_than_its_samples_where_the_loss_of_no_task_cou
     if most == 1.0:
         assert heavier == f"it weighs {1.01 * SAMPLES:g}, and is of {SAMPLES} samples"
     assert heavier != ""
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_local_steps_are_bounded_by_those_that_are_possible(normalized: bool) -> None:
+    """In 2 epochs of batches of 1, each step counting as much as a momentum of 0.99 lets it."""
+    job = replace(ROUNDS, train=TrainingSpec(batch=1, epochs=2))
+    bounds = UpdateBounds.of(job, 0, normalized=normalized)
+    most = 100.0 * 2 * SAMPLES if normalized else 1.0
+    update = Update(1, SAMPLES, SAMPLES, 1.0, 1.0, 0.1, 0.0, 0)
+    for steps in (1.0, 0.25, most):
+        assert bounds.refusal(WORK, replace(update, local_steps=steps)) == ""
+    for steps in (1.01 * most, 0.0, -1.0, math.nan, math.inf):
+        refusal = bounds.refusal(WORK, replace(update, local_steps=steps))
+        assert refusal == f"it claims {steps:g} local steps; at most {most:g} are possible"
 
 
 @pytest.mark.parametrize("pair", [(math.nan, 1.0), (1.0, math.inf)])
