@@ -394,7 +394,7 @@ def test_another_model_than_the_hosts_is_refused(start: Start, tmp_path: Path) -
 @pytest.fixture
 def server(folder: Path, tmp_path: Path, zygote: Zygote) -> Iterator[ParameterServer]:
     optimizer = OptimizerSpec("sgd", 0.05, {"momentum": 0.9})
-    request = PrepareServer(WORK, optimizer, states=3)
+    request = PrepareServer(replace(WORK, optimizer=optimizer), states=3)
     states = memory.make("states")
     files = WorkerFiles(written({"net.py": NET}, tmp_path / "code"))
     process = ParameterServer(request, files, [folder], tmp_path / "log", zygote, states)

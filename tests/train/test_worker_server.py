@@ -19,9 +19,11 @@ from millpond.train.protocol import (
     PrepareWorker,
     Restore,
     Score,
+    ServerReady,
 )
 from millpond.train.state import flat, layout
 from millpond.train.state.layout import Tensor
+from millpond.train.strategies import Combination, LocalRule
 from millpond.train.worker import user_code
 from millpond.wire.messages import Ok
 
@@ -119,6 +121,27 @@ def test_one_goes_on_from_the_momentum_of_another(server: Process) -> None:
     server.state[:] = state
     server.call(Restore(tensors), Ok, values)
     assert [server.apply(state_of(step, 520)).tobytes() for step in (7, 8)] == expected
+
+
+def test_a_strategy_applies_differences_and_says_what_others_do(server: Process) -> None:
+    local = replace(WORK, passes=1, batch=8)
+    table = {"name": "fednova", "learning_rate": 0.5, "mu": 0.25}
+    ready = server.call(PrepareServer(local, table), ServerReady)
+    assert isinstance(ready, ServerReady)
+    assert (ready.local, ready.combine) == (LocalRule(0.25, normalized=True), Combination())
+    before, mean = server.state.copy(), state_of(1, 520)
+    assert np.allclose(server.apply(mean, 3.0), before - 0.5 * 3 * mean, atol=1e-6)
+    ready = server.call(PrepareServer(local, {"name": "trimmed", "share": 0.25}), ServerReady)
+    assert isinstance(ready, ServerReady) and ready.combine == Combination("trimmed", 0.25)
+
+
+def test_a_strategy_that_makes_no_sense_in_steps_is_refused(server: Process) -> None:
+    steps = replace(WORK, passes=1, steps=4)
+    told = "votes of late updates and of parts of an epoch are no votes of devices; it is for [federated]"
+    assert server.refused(PrepareServer(steps, {"name": "median"})) == (
+        "model",
+        f"synchronous: strategy: {told}",
+    )
 
 
 def test_before_its_first_step_one_is_restored_from_nothing(server: Process) -> None:
