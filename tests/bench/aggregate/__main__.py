@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 
 from bench import repeated
-from bench.aggregate import encodings, peers, rounds, topology, udp
+from bench.aggregate import encodings, peers, rounds, strategies, topology, udp
 
 _MEASURED: repeated.Measured = {
     "rounds": (rounds.TITLE, rounds.measure),
@@ -16,6 +16,7 @@ _MEASURED: repeated.Measured = {
     "gigabyte": (peers.GIGABYTE_TITLE, peers.measure_gigabyte),
     "topology": (topology.TITLE, topology.measure),
     "encodings": (encodings.TITLE, encodings.measure),
+    "strategies": (strategies.TITLE, strategies.measure),
     **udp.MEASURED,
 }
 
