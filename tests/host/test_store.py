@@ -10,6 +10,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,6 +170,34 @@ def test_jobs_and_rounds_of_version_1_are_those_of_today(path: Path, kind: str, 
             strategy = {"name": "fedopt", "learning_rate": 0.25, "optimizer": optimizer}
             assert job.strategy == strategy
         assert job.work.optimizer == OptimizerSpec(name, 0.1, {"momentum": 0.9} if name == "sgd" else {})
+
+
+@pytest.mark.parametrize(
+    ("federated", "strategy"),
+    [
+        (None, {"name": "fedavg"}),
+        ({"server": {}}, {"name": "fedopt", "optimizer": {"name": "SGD"}, "learning_rate": 1.0}),
+        (
+            {"server": {"name": "Adam", "learning_rate": 0.01, "betas": [0.8, 0.9]}},
+            {"name": "fedopt", "optimizer": {"name": "Adam", "betas": [0.8, 0.9]}, "learning_rate": 0.01},
+        ),
+    ],
+)
+def test_the_server_of_a_job_of_version_2_is_a_strategy(
+    path: Path, federated: dict[str, Any] | None, strategy: dict[str, Any]
+) -> None:
+    store = Store(path)
+    store.add_job(JOB, {})
+    store.close()
+    with sqlite3.connect(path) as db:
+        (text,) = db.execute("SELECT job FROM jobs").fetchone()
+        db.execute("UPDATE jobs SET job = ?", (json.dumps(json.loads(text) | {"federated": federated}),))
+        db.execute("PRAGMA user_version = 2")
+    db.close()
+    for _ in range(2):
+        store = Store(path)
+        assert check(store.jobs()[0].job, "the job").strategy == strategy
+        store.close()
 
 
 def test_a_round_of_no_job_is_refused_or_of_no_consequence(store: Store) -> None:
