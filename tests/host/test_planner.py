@@ -233,6 +233,22 @@ def test_who_is_too_slow_sits_out_and_works_beside() -> None:
     assert not made.background.any()
 
 
+@pytest.mark.parametrize("policy", ["balance", "fixed"])
+def test_a_slow_worker_is_in_the_global_batch_of_steps_that_wait_for_all(policy: PolicyName) -> None:
+    """Else a step had more samples than the job asks for, and an epoch fewer steps."""
+    shards = Shards(4)
+    shards.begin(1)
+    spec = SynchronousSpec(patience=0, policy=policy, global_batch=48)
+    made = Planner(spec, NAMES, shards.spread)
+    for rank, measured in enumerate([HOST, *DEVICES[:2], profile("csd2", 4.0, kind="csd")]):
+        shards.add(rank, [Shard(NAMES[rank], False, 100)])
+        made.join(rank, measured, PLENTY, 400)
+    assert sum(planned(made)) == 48 and planned(made)[3] >= 10
+    assert not made.background.any()
+    assert made.plan.times[3] > 40 and made.plan.deadline == float("inf")
+    assert "sits out" not in made.description
+
+
 def test_the_line_says_what_the_plan_is() -> None:
     made = planner()
     plan, line = made.plan, made.description

@@ -44,14 +44,15 @@ class Planner:
             return BatchPlan(batches, times, 0.0)
         plan = self._policy.plan
         batches[self._known], times[self._known] = plan.batches, plan.times
-        if self._spread is None:
+        if self._waits_for_all:
+            batches += self._equal_parts()
+        elif self._spread is None:
             return replace(plan, batches=batches, times=times)
-        batches = self._spread(batches, self._target)
+        if self._spread is not None:
+            batches = self._spread(batches, self._target)
         times[self._known] = self._cohort.times(batches[self._known], self._policy.slowness)
-        forever = plan.deadline == float("inf")
-        return BatchPlan(
-            batches, times, plan.deadline if forever else deadline_of(times, self._spec.patience)
-        )
+        deadline = plan.deadline if self._waits_for_all else deadline_of(times, self._spec.patience)
+        return BatchPlan(batches, times, deadline)
 
     def join(self, rank: int, profile: Profile, most: int, samples: int, least: int = LEAST_BATCH) -> None:
         """Add a present worker, whose memory takes batches up to ``most``, and whose samples come in batches
@@ -77,15 +78,24 @@ class Planner:
     def background(self) -> Ints:
         """Batches, by rank, for workers too slow to have one in the plan: an equal part of a step, computed
         in the background. So their own samples are not left to the end of the epoch, and a worker that
-        becomes fast again is noticed.
+        becomes fast again is noticed. Steps that wait for all workers have no background: there these batches
+        are in the plan, and so in its total.
         """
-        background = np.zeros(len(self._names), np.int64)
+        return np.zeros(len(self._names), np.int64) if self._waits_for_all else self._equal_parts()
+
+    @property
+    def _waits_for_all(self) -> bool:
+        return self._policy is not None and self._policy.plan.deadline == float("inf")
+
+    def _equal_parts(self) -> Ints:
+        """Return an equal part of a step for each present worker without a batch in the policy's plan."""
+        parts = np.zeros(len(self._names), np.int64)
         if self._policy is not None:
             batches = self._policy.plan.batches
             equal = max(LEAST_BATCH, int(batches.sum()) // max(1, len(self._present)))
             sit_out = (batches == 0) & [rank in self._present for rank in self._known]
-            background[self._known] = np.where(sit_out, np.minimum(self._caps, equal), 0)
-        return background
+            parts[self._known] = np.where(sit_out, np.minimum(self._caps, equal), 0)
+        return parts
 
     def observe(self, batches: Ints, measured: Floats, busy: Floats | None = None, /) -> bool:
         """Report measured seconds to the policy, as BatchPolicy.observe. Returns whether the plan is new."""
