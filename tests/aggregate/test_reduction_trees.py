@@ -13,8 +13,11 @@ import pytest
 
 from millpond.aggregate import topology
 from millpond.aggregate.kernels import Vector
-from millpond.aggregate.node import ReductionNode, TreeReduction
+from millpond.aggregate.messages import LinkProbed, ProbeLink
+from millpond.aggregate.node import ReductionNode, probe
+from millpond.aggregate.sink import TreeReduction
 from millpond.aggregate.topology import RANGE_VALUES, ReductionTree
+from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, MillpondError, RemoteError
 from millpond.wire.channel import Channel
 
@@ -23,14 +26,20 @@ NAMES = [f"n{number}" for number in range(6)]
 
 
 class Nodes:
-    """Nodes in this process, joined by socket pairs."""
+    """Nodes in this process, joined by socket pairs, with the updates of one exchange."""
+
+    exchange = 5
 
     def __init__(self, seed: int = 1) -> None:
         rng = np.random.default_rng(seed)
         scales = 10.0 ** rng.integers(-6, 3, (len(NAMES), 1))
         rows = (rng.normal(size=(len(NAMES), SIZE)) * scales).astype(np.float32)
         self.values = dict(zip(NAMES, rows, strict=True))
-        self.nodes = {name: ReductionNode(name, row, self.dial) for name, row in self.values.items()}
+        self.states = {name: np.zeros(SIZE, np.float32) for name in NAMES}
+        self.nodes = {
+            name: ReductionNode(name, row, self.states[name], self.dial, self.exchange.__eq__)
+            for name, row in self.values.items()
+        }
         self.bounds = {name: (1.0, float(np.abs(row).max())) for name, row in self.values.items()}
         self.bounds["n2"] = (0.25, self.bounds["n2"][1])
         self.gone: set[str] = set()
@@ -67,7 +76,7 @@ def sink(nodes: Nodes) -> Iterator[TreeReduction]:
 
 def reduced(nodes: Nodes, sink: TreeReduction, trees: tuple[ReductionTree, ...]) -> Vector:
     mean = np.full(SIZE, np.nan, np.float32)
-    sink.run(trees, nodes.bounds, 7.0, mean)
+    sink.run(trees, nodes.bounds, 7.0, mean, nodes.exchange)
     return mean
 
 
@@ -85,7 +94,37 @@ def test_all_topologies_give_the_same_bits_and_the_mean(nodes: Nodes, sink: Tree
 def test_a_mean_is_spread_to_all(nodes: Nodes, sink: TreeReduction, name: str) -> None:
     values = np.arange(SIZE, dtype=np.float32)
     sink.spread(topology.candidates(NAMES, SIZE)[name], values)
-    assert all(row.tobytes() == values.tobytes() for row in nodes.values.values())
+    assert all(state.tobytes() == values.tobytes() for state in nodes.states.values())
+
+
+@pytest.mark.parametrize("name", ["tree 1", "tree 4", "ring"])
+def test_roots_advance_the_state_by_the_mean_that_they_keep(
+    nodes: Nodes, sink: TreeReduction, name: str
+) -> None:
+    trees, values = topology.candidates(NAMES, SIZE)[name], np.arange(SIZE, dtype=np.float32)
+    with pytest.raises(RemoteError, match="keeps no mean"):
+        sink.spread(trees, None)
+    sink.spread(trees, values)
+    mean = reduced(nodes, sink, trees)
+    sink.spread(trees, None)
+    assert all(state.tobytes() == (values + mean).tobytes() for state in nodes.states.values())
+
+
+def test_an_update_of_another_exchange_is_none(nodes: Nodes, sink: TreeReduction) -> None:
+    trees = topology.tree(NAMES, SIZE)
+    with pytest.raises(RemoteError, match=r"n\d has no update of exchange 4"):
+        sink.run(trees, nodes.bounds, 7.0, np.empty(SIZE, np.float32), 4)
+
+
+def test_links_are_probed_between_nodes_too(nodes: Nodes) -> None:
+    with nodes.dial("n0") as channel:
+        own = probe(channel, "n0", 1 << 20)
+        channel.send(ProbeLink("n0", 1 << 20, "n1"), Deadline.after(5))
+        other = channel.expect(LinkProbed, Deadline.after(5))
+        for found in (own, other):
+            assert 0 < found.first <= found.seconds
+        with pytest.raises(RemoteError, match="n0 is asked for a probe that it does not have"):
+            probe(channel, "n0", 1 << 40)
 
 
 @pytest.mark.parametrize("name", ["star", "tree 1", "tree 2", "ring"])
@@ -113,4 +152,4 @@ def test_values_beyond_their_bound_are_refused_by_name(
 
 def test_a_node_answers_for_itself_and_its_own_vector_alone(nodes: Nodes, sink: TreeReduction) -> None:
     with pytest.raises(RemoteError, match="n0 is asked for what it does not have"):
-        sink.run(topology.star(NAMES, SIZE + 1), nodes.bounds, 7.0, np.empty(SIZE + 1, np.float32))
+        sink.run(topology.star(NAMES, SIZE + 1), nodes.bounds, 7.0, np.empty(SIZE + 1, np.float32), 5)

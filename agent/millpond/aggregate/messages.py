@@ -14,23 +14,27 @@ from millpond.wire.messages import Kind, Message, message
 @message("sums.fetch")
 @dataclass(frozen=True, slots=True)
 class FetchSums(Message):
-    """Ask node ``node`` for the sums of its subtree: the values of each node there times its factor, rounded
-    to whole multiples of ``1 / scale``. ``children`` are those of the nodes that have some, ``bounds`` the
-    factor and the largest value of each. Answered by Sums, one after the other, or by Failure.
+    """Ask node ``node`` for the sums of its subtree in ``exchange``: the values of each node there times its
+    factor, rounded to whole multiples of ``1 / scale``. ``children`` are those of the nodes that have some,
+    ``bounds`` the factor and the largest value of each. Answered by Sums, one after the other, or by Failure.
+
+    With a ``divisor`` the node divides its sums by it, keeps the mean, and answers with that.
     """
 
     node: str
+    exchange: int
     start: int
     stop: int
     scale: float
     children: dict[str, tuple[str, ...]]
     bounds: dict[str, tuple[float, float]]
+    divisor: float = 0.0
 
 
 @message("sums", payload=Kind.PARAMETERS)
 @dataclass(frozen=True, slots=True)
 class Sums(Message):
-    """Payload: the next sums, float64, of a node with children; of a leaf its values, float32."""
+    """Payload: the next sums, float64, of a node with children; float32 means, or of a leaf its values."""
 
     start: int
 
@@ -38,14 +42,15 @@ class Sums(Message):
 @message("spread")
 @dataclass(frozen=True, slots=True)
 class Spread(Message):
-    """Announce values, float32, that follow as Values; answered by Ok when all nodes of the subtree have
-    them.
+    """Announce a state, float32, that follows as Values; answered by Ok when all nodes of the subtree have
+    it. If it is ``advanced`` no values follow: the node adds the mean that it keeps to the state it has.
     """
 
     node: str
     start: int
     stop: int
     children: dict[str, tuple[str, ...]]
+    advanced: bool = False
 
 
 @message("values", payload=Kind.PARAMETERS)
@@ -54,3 +59,30 @@ class Values(Message):
     """Payload: the next values, float32."""
 
     start: int
+
+
+@message("link.probe")
+@dataclass(frozen=True, slots=True)
+class ProbeLink(Message):
+    """Ask node ``node`` for ``size`` bytes that mean nothing: its own, answered by LinkBytes, or, to be timed
+    and thrown away, those of the node ``source``, answered by LinkProbed.
+    """
+
+    node: str
+    size: int
+    source: str = ""
+
+
+@message("link.bytes", payload=Kind.PARAMETERS)
+@dataclass(frozen=True, slots=True)
+class LinkBytes(Message):
+    """Payload: zeros."""
+
+
+@message("link.probed")
+@dataclass(frozen=True, slots=True)
+class LinkProbed(Message):
+    """The ``seconds`` that the bytes took, and those that the ``first`` one took."""
+
+    seconds: float
+    first: float

@@ -8,24 +8,26 @@ checks whose channel it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
-from millpond.aggregate.exact import ExactSum, OutOfBounds, RefusedUpdate, scale_of
+from millpond.aggregate.exact import ExactSum, OutOfBounds, RefusedUpdate
 from millpond.aggregate.kernels import Totals, Vector
-from millpond.aggregate.messages import FetchSums, Spread, Sums, Values
-from millpond.aggregate.topology import RANGE_VALUES, SINK, ReductionTree
+from millpond.aggregate.messages import FetchSums, LinkBytes, LinkProbed, ProbeLink, Spread, Sums, Values
+from millpond.aggregate.topology import RANGE_VALUES, ReductionTree
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import MillpondError, ProtocolError
 from millpond.wire.channel import Channel
-from millpond.wire.messages import Failure, Ok
+from millpond.wire.messages import Failure, Message, Ok
 
 STALL_SECONDS = 30.0
 """Time without a range, after which a neighbour is lost."""
+MOST_PROBED = 64 << 20
+"""The most bytes of one probe of a link."""
 Dial = Callable[[str], Channel]
 M = TypeVar("M", FetchSums, Spread)
 
@@ -58,63 +60,102 @@ class ChildConnections:
 
 
 class ReductionNode:
-    """A node with the vector ``values``, which a spread overwrites. ``serve`` may run in several threads,
-    for parents in different trees.
+    """A node with the vector ``update``; a spread overwrites ``state``, which is as long. ``offers`` returns
+    whether the update of an exchange may leave. ``serve`` may run in several threads, for parents in
+    different trees.
     """
 
-    def __init__(self, name: str, values: Vector, dial: Dial) -> None:
-        self.name, self._values, self._dial = name, values, dial
+    def __init__(
+        self,
+        name: str,
+        update: Vector,
+        state: Vector,
+        dial: Dial,
+        offers: Callable[[int], bool] = lambda _exchange: True,
+    ) -> None:
+        self.name, self._update, self._state = name, update, state
+        self._dial, self._offers = dial, offers
+        self._mean: Vector = np.empty(0, np.float32)  # as long as the vector once a mean is asked for
 
     def serve(self, parent: Channel) -> None:
         """Answer the requests of a parent until it closes the channel. Raises RemoteError."""
         children = ChildConnections(self._dial)
         try:
             while True:
-                request = parent.receive(NEVER).message
-                if not isinstance(request, (FetchSums, Spread)):
-                    raise ProtocolError(f"'{request.NAME}' has no place in a reduction")
+                request = parent.receive(NEVER)
                 try:
-                    self._answer(parent, request, children)
+                    if request.payload_size:
+                        raise ProtocolError("a request in a reduction has no payload")
+                    self._answer(parent, request.message, children)
                 except MillpondError as error:
                     parent.send(Failure("subtree", str(error)), Deadline.after(STALL_SECONDS))
                     raise
         finally:
             children.close()
 
-    def _answer(self, parent: Channel, request: FetchSums | Spread, children: ChildConnections) -> None:
-        if request.node != self.name or not 0 <= request.start < request.stop <= len(self._values):
-            raise ProtocolError(f"{self.name} is asked for what it does not have")
+    def _answer(self, parent: Channel, request: Message, children: ChildConnections) -> None:
         if isinstance(request, FetchSums):
+            self._check(request)
+            if not self._offers(request.exchange):
+                raise ProtocolError(f"{self.name} has no update of exchange {request.exchange}")
             self._send_sums(parent, request, children)
-        else:
+        elif isinstance(request, Spread):
+            self._check(request)
             self._pass_on(parent, request, children)
+        elif isinstance(request, ProbeLink):
+            self._probe(parent, request, children)
+        else:
+            raise ProtocolError(f"'{request.NAME}' has no place in a reduction")
+
+    def _check(self, request: FetchSums | Spread) -> None:
+        if request.node != self.name or not 0 <= request.start < request.stop <= len(self._update):
+            raise ProtocolError(f"{self.name} is asked for what it does not have")
 
     def _send_sums(self, parent: Channel, request: FetchSums, children: ChildConnections) -> None:
         own = request.children.get(self.name, ())
-        if not own:
+        if not own and not request.divisor:
             for start, stop in ranges(request.start, request.stop):
-                parent.send(Sums(start), Deadline.after(STALL_SECONDS), self._values[start:stop].data)
+                parent.send(Sums(start), Deadline.after(STALL_SECONDS), self._update[start:stop].data)
             return
+        if request.divisor and not len(self._mean):
+            self._mean = np.zeros(len(self._update), np.float32)
         summing = SubtreeSum(request, own, children)
         factor, largest = request.bounds[self.name]
         for start, stop in ranges(request.start, request.stop):
             summing.begin()
-            summing.add(self.name, self._values[start:stop], factor, largest)
-            totals = summing.add_children(start, stop)
-            parent.send(Sums(start), Deadline.after(STALL_SECONDS), totals.data)
+            summing.add(self.name, self._update[start:stop], factor, largest)
+            found: Totals | Vector = summing.add_children(start, stop)
+            if request.divisor:
+                found = self._mean[start:stop]
+                summing.divide(request.divisor, found)
+            parent.send(Sums(start), Deadline.after(STALL_SECONDS), found.data)
 
     def _pass_on(self, parent: Channel, request: Spread, children: ChildConnections) -> None:
+        if request.advanced and not len(self._mean):
+            raise ProtocolError(f"{self.name} keeps no mean")
         below = [children[child] for child in request.children.get(self.name, ())]
         for child, channel in zip(request.children.get(self.name, ()), below, strict=True):
-            channel.send(below_of(request, child), Deadline.after(STALL_SECONDS))
+            channel.send(replace(below_of(request, child), advanced=False), Deadline.after(STALL_SECONDS))
         for start, stop in ranges(request.start, request.stop):
-            piece = self._values[start:stop]
-            _receive(parent, Values, start, piece.data.cast("B"))
+            piece = self._state[start:stop]
+            if request.advanced:
+                piece += self._mean[start:stop]
+            else:
+                receive_values(parent, Values, start, piece.data.cast("B"))
             for channel in below:
                 channel.send(Values(start), Deadline.after(STALL_SECONDS), piece.data)
         for channel in below:
             channel.expect(Ok, Deadline.after(STALL_SECONDS))
         parent.send(Ok(), Deadline.after(STALL_SECONDS))
+
+    def _probe(self, parent: Channel, request: ProbeLink, children: ChildConnections) -> None:
+        if request.node != self.name or not 0 < request.size <= MOST_PROBED:
+            raise ProtocolError(f"{self.name} is asked for a probe that it does not have")
+        deadline = Deadline.after(STALL_SECONDS)
+        if request.source:
+            parent.send(probe(children[request.source], request.source, request.size), deadline)
+        else:
+            parent.send(LinkBytes(), deadline, bytes(request.size))
 
 
 class SubtreeSum:
@@ -144,10 +185,10 @@ class SubtreeSum:
         count = stop - start
         for child, channel in self._children.items():
             if child in self._request.children:
-                _receive(channel, Sums, start, self._others[:count].data.cast("B"))
+                receive_values(channel, Sums, start, self._others[:count].data.cast("B"))
                 self._merge(child, self._others[:count])
             else:
-                _receive(channel, Sums, start, self._values[:count].data.cast("B"))
+                receive_values(channel, Sums, start, self._values[:count].data.cast("B"))
                 self.add(child, self._values[:count], *self._request.bounds[child])
         return self._total.totals(count)
 
@@ -160,85 +201,6 @@ class SubtreeSum:
             self._total.merge(sums)
         except OutOfBounds:
             raise RefusedUpdate(child, "its sums are none") from None
-
-
-class TreeReduction:
-    """The sink of reductions over ``nodes``, their factor and largest value by name; ``dial`` connects to
-    one of them.
-    """
-
-    def __init__(self, dial: Dial) -> None:
-        self._dial = dial
-        self._children: dict[int, ChildConnections] = {}
-
-    def run(
-        self,
-        trees: tuple[ReductionTree, ...],
-        bounds: Mapping[str, tuple[float, float]],
-        divisor: float,
-        mean: Vector,
-    ) -> None:
-        """Write the sums over ``divisor`` to ``mean``. Raises RemoteError if a node is lost or refused, of
-        which the values that were not written yet are left as they are.
-        """
-        largest = max((factor * largest for factor, largest in bounds.values()), default=0.0)
-        scale = scale_of(largest, max(len(bounds), 1))
-
-        def reduce(number: int, tree: ReductionTree) -> None:
-            request = FetchSums(SINK, tree.start, tree.stop, scale, dict(tree.subtree(SINK)), dict(bounds))
-            summing = SubtreeSum(request, tree.children[SINK], self._connections(number))
-            for start, stop in ranges(tree.start, tree.stop):
-                summing.begin()
-                summing.add_children(start, stop)
-                summing.divide(divisor, mean[start:stop])
-
-        self._for_each(trees, reduce)
-
-    def spread(self, trees: tuple[ReductionTree, ...], values: Vector) -> None:
-        """Send values to all nodes. Raises RemoteError."""
-
-        def send(number: int, tree: ReductionTree) -> None:
-            request = Spread(SINK, tree.start, tree.stop, dict(tree.subtree(SINK)))
-            connections = self._connections(number)
-            below = [connections[child] for child in tree.children[SINK]]
-            for child, channel in zip(tree.children[SINK], below, strict=True):
-                channel.send(below_of(request, child), Deadline.after(STALL_SECONDS))
-            for start, stop in ranges(tree.start, tree.stop):
-                for channel in below:
-                    channel.send(Values(start), Deadline.after(STALL_SECONDS), values[start:stop].data)
-            for channel in below:
-                channel.expect(Ok, Deadline.after(STALL_SECONDS))
-
-        self._for_each(trees, send)
-
-    def close(self) -> None:
-        """Close all connections."""
-        for connections in self._children.values():
-            connections.close()
-        self._children = {}
-
-    def _connections(self, number: int) -> ChildConnections:
-        return self._children.setdefault(number, ChildConnections(self._dial))
-
-    def _for_each(
-        self, trees: tuple[ReductionTree, ...], action: Callable[[int, ReductionTree], None]
-    ) -> None:
-        """Run one action a tree, side by side. An error closes all connections, which ends the others."""
-        for number in range(len(trees)):
-            self._connections(number)
-        try:
-            with ThreadPoolExecutor(len(trees), "reduction-tree") as pool:
-                running = [pool.submit(action, number, tree) for number, tree in enumerate(trees)]
-                try:
-                    for each in running:
-                        each.result()
-                except BaseException:
-                    for connections in self._children.values():
-                        connections.end()
-                    raise
-        except BaseException:
-            self.close()
-            raise
 
 
 def ranges(start: int, stop: int) -> list[tuple[int, int]]:
@@ -254,12 +216,27 @@ def below_of(request: M, child: str) -> M:
         return replace(request, node=child, children=below)
     names = {child, *(name for found in below.values() for name in found)}
     bounds = {name: bound for name, bound in request.bounds.items() if name in names}
-    return replace(request, node=child, children=below, bounds=bounds)
+    return replace(request, node=child, children=below, bounds=bounds, divisor=0.0)
 
 
-def _receive(channel: Channel, kind: type[Sums] | type[Values], start: int, into: memoryview) -> None:
+def receive_values(channel: Channel, kind: type[Sums] | type[Values], start: int, into: memoryview) -> None:
+    """Fill ``into`` with the values of the next message, which begin at ``start``. Raises RemoteError."""
     deadline = Deadline.after(STALL_SECONDS)
     found = channel.expect(kind, deadline, payload=len(into))
     if found.start != start:
         raise ProtocolError(f"{channel.peer} sent values {found.start} where {start} belong")
     channel.receive_into(into, deadline)
+
+
+def probe(channel: Channel, node: str, size: int) -> LinkProbed:
+    """Return the seconds of ``size`` bytes from a node, of at least 2. Raises RemoteError."""
+    deadline = Deadline.after(STALL_SECONDS)
+    began = time.perf_counter()
+    channel.send(ProbeLink(node, size), deadline)
+    channel.expect(LinkBytes, deadline, payload=size)
+    channel.receive_next(memoryview(bytearray(1)), deadline)
+    first = time.perf_counter() - began
+    buffer = memoryview(bytearray(min(size, 1 << 18)))
+    while left := channel.payload_left:
+        channel.receive_next(buffer[:left], deadline)
+    return LinkProbed(time.perf_counter() - began, first)

@@ -2,8 +2,9 @@
 """Pure: reduction trees over a network's links, and the model of their cost that chooses one.
 
 A reduction has one tree for each part of the vector. A leaf sends its own values, 4 bytes each; an inner node
-sends the exact sums of its subtree, 8 bytes each; the sink, which is no node, gets the sums of the roots. The
-mean, or the state that follows from it, goes the same way back, 4 bytes a value.
+sends the exact sums of its subtree, 8 bytes each; the sink, which is no node, gets the sums of the roots, or
+from the only root of a tree the mean, 4 bytes each. The mean, or the state that follows from it, goes the
+same way back, 4 bytes a value.
 
 *Star*: the sink is the parent of all. *Tree*: one tree, a heap with ``fan_out`` children. *Ring*: as many
 parts as nodes; the tree of part i is the chain that ends in node i, so each link carries all parts but one.
@@ -149,7 +150,8 @@ def _bytes(tree: ReductionTree, upwards: bool) -> tuple[dict[str, float], dict[s
     sent: dict[str, float] = {}
     for parent, children in tree.children.items():
         for child in children:
-            width = SUM_BYTES if upwards and child in tree.children else VALUE_BYTES
+            divides = parent == SINK and len(children) == 1
+            width = SUM_BYTES if upwards and child in tree.children and not divides else VALUE_BYTES
             volume = float(width * (tree.stop - tree.start))
             source, target = (child, parent) if upwards else (parent, child)
             sent[source] = sent.get(source, 0.0) + volume

@@ -27,7 +27,8 @@ from bench.train.run import Run
 from bench.tunnel.namespace import Namespace
 from millpond.aggregate import topology
 from millpond.aggregate.kernels import Vector
-from millpond.aggregate.node import ReductionNode, TreeReduction
+from millpond.aggregate.node import ReductionNode
+from millpond.aggregate.sink import TreeReduction
 from millpond.aggregate.topology import SINK, Network, NetworkLink, ReductionTree
 from millpond.base.errors import MillpondError
 from millpond.wire.channel import Channel
@@ -180,7 +181,8 @@ def _dial(name: str) -> Channel:
 
 def _run_node(name: str) -> None:
     server = socket.create_server((_address(name), PORT), backlog=64)
-    node = ReductionNode(name, _vector(name), _dial)
+    vector = _vector(name)
+    node = ReductionNode(name, vector, vector, _dial)
     while True:
         connection, _ = server.accept()
         threading.Thread(target=_serve, args=(node, Channel(connection, "a parent")), daemon=True).start()
