@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -21,6 +21,7 @@ from millpond.aggregate.node import (
 )
 from millpond.aggregate.topology import SINK, ReductionTree
 from millpond.base.deadline import Deadline
+from millpond.wire.channel import Channel
 from millpond.wire.messages import Ok
 
 
@@ -74,9 +75,8 @@ class TreeReduction:
             below = [connections[child] for child in tree.children[SINK]]
             for child, channel in zip(tree.children[SINK], below, strict=True):
                 channel.send(below_of(request, child), Deadline.after(STALL_SECONDS))
-            for start, stop in ranges(tree.start, tree.stop) if values is not None else ():
-                for channel in below:
-                    channel.send(Values(start), Deadline.after(STALL_SECONDS), values[start:stop].data)
+            if values is not None:
+                _send_values(values, tree, below)
             for channel in below:
                 channel.expect(Ok, Deadline.after(STALL_SECONDS))
 
@@ -119,3 +119,9 @@ def _fetch_mean(
     channel.send(replace(below_of(request, root), divisor=divisor), Deadline.after(STALL_SECONDS))
     for start, stop in ranges(request.start, request.stop):
         receive_values(channel, Sums, start, mean[start:stop].data.cast("B"))
+
+
+def _send_values(values: Vector, tree: ReductionTree, below: Sequence[Channel]) -> None:
+    for start, stop in ranges(tree.start, tree.stop):
+        for channel in below:
+            channel.send(Values(start), Deadline.after(STALL_SECONDS), values[start:stop].data)
