@@ -59,11 +59,12 @@ class Privacy:
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """The uids that serve the volume to the host, run jobs, and run launched scripts."""
+    """The uids that serve the volume to the host, run jobs, run launched scripts, and reduction nodes."""
 
     volume: int = 64001
     worker: int = 64002
     launch: int = 64004
+    node: int = 64005
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,13 @@ class AgentConfig:
     many bytes of them are kept for the next job that has them, at least as many as of one job.
     ``watts`` are the board's declared power, for where nothing measures it. The sensors that an "emulated"
     ``board`` sees are of the machine that it shares. ``zygote_idle`` is the seconds from the end of the last
-    worker to that of the zygote, which holds torch.
+    worker to that of the zygote, which holds torch. ``lan`` is the device's address, with the prefix length,
+    on a network of the devices' own, "" if it has none.
     """
 
     name: str
     link: LinkConfig
+    lan: str = ""
     flash: str = "/flash"
     volume: str = "/volume"
     state: str = "/var/lib/millpond"

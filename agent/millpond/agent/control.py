@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -18,11 +19,14 @@ from millpond.agent.job_files import JobFiles, LaidOutFiles
 from millpond.agent.job_worker import JobWorker
 from millpond.agent.launched_script import LaunchedScripts
 from millpond.agent.log_lines import LogLines
+from millpond.agent.node.handle import NodeProcess, NodeRequests
+from millpond.agent.node.memory import NodeMemory
 from millpond.agent.policy import signatures
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import StateAnswers, check_job
 from millpond.agent.tickets import Tickets
 from millpond.agent.volume import VolumeServer
+from millpond.aggregate.messages import StartNode
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import ConfigError, ConnectionLost, LocalError, ProtocolError, Refused
 from millpond.fs.store.usage import private_bytes
@@ -44,6 +48,7 @@ from millpond.wire.control_messages import (
     LogPosition,
     Ticket,
 )
+from millpond.wire.framing import Head
 from millpond.wire.launch_messages import Launch
 from millpond.wire.messages import Failure, Message, Ok
 
@@ -53,9 +58,10 @@ REPLY_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """The purpose of a bulk connection: ``worker``'s parameters, or the volume if there is none."""
+    """The purpose of a bulk connection: ``worker``'s parameters, those of a ``node``, or else the volume."""
 
     worker: JobWorker | None = None
+    node: NodeProcess | None = None
 
 
 class AgentService:
@@ -71,8 +77,10 @@ class AgentService:
         log_lines: LogLines,
         at_rest: AtRest,
         zygote: Zygote,
+        nodes_tally: gates.LedgerCounters,
     ) -> None:
         self.config, self.software, self.gate, self.at_rest = config, software, gate, at_rest
+        self.nodes_tally = nodes_tally
         self.volume, self.launches, self.log_lines = volume, launches, log_lines
         self.boot = os.urandom(8).hex()
         self.tickets: Tickets[Purpose] = Tickets(lambda: os.urandom(32))
@@ -105,17 +113,19 @@ class AgentService:
                 if host.closed_cleanly:
                     return None
                 raise
-            if request.payload_size:
-                raise ProtocolError("the host sent a payload on a control connection")
-            if isinstance(request.message, Attach):
-                return request.message
-            if isinstance(request.message, PrepareWorker):
-                self._run_job(request.message, host)
+            message = _without_payload(request)
+            if isinstance(message, Attach):
+                return message
+            if isinstance(message, PrepareWorker):
+                self._run_job(message, host)
                 return None
-            if isinstance(request.message, Launch):
-                self.launches.serve(request.message, host)
+            if isinstance(message, StartNode):
+                self._run_node(message, host)
                 return None
-            host.send(self._answer(request.message), Deadline.after(REPLY_SECONDS))
+            if isinstance(message, Launch):
+                self.launches.serve(message, host)
+                return None
+            host.send(self._answer(message), Deadline.after(REPLY_SECONDS))
 
     def _answer(self, request: Message) -> Message:
         answer = self._ANSWERS.get(type(request))
@@ -139,7 +149,7 @@ class AgentService:
         self._greeted = True
 
     def _ledger(self, _request: Message) -> Message:
-        sent, seen = gates.ledger(self.gate, [self.volume.tally])
+        sent, seen = gates.ledger(self.gate, [self.volume.tally, self.nodes_tally])
         return Ledger(sent, seen, private_bytes(Path(self.config.flash)))
 
     def _ticket(self, request: Message) -> Message:
@@ -167,6 +177,34 @@ class AgentService:
         GetLog: _log,
         WarmUp: _warm_up,
     }
+
+    def _run_node(self, request: StartNode, host: Channel) -> None:
+        """Run a node without a job, to measure links, for as long as the host holds this connection."""
+        if not 0 < request.size <= self.config.policy.largest_model:
+            text = f"policy.largest_model: a node of {request.size} values"
+            host.send(Failure("policy", text), Deadline.after(REPLY_SECONDS))
+            return
+        self._serve_node(NodeMemory.of_zeros(request.size), host, first=request)
+
+    def _serve_node(self, memory: NodeMemory, host: Channel, first: Message | None = None) -> None:
+        """Answer requests about a node of ``memory`` until the host closes the connection."""
+        requests = NodeRequests(
+            lambda request: NodeProcess(self.config, request, memory, self.gate.patterns, self.nodes_tally),
+            lambda node, tls: self.issue(Purpose(node=node), tls),
+        )
+        with contextlib.closing(requests):
+            while True:
+                try:
+                    request, first = first or _without_payload(host.receive(NEVER)), None
+                except ConnectionLost:
+                    return
+                try:
+                    answer = requests.answer(request)
+                except Refused as error:
+                    answer = Failure(error.code, error.text)
+                except (OSError, LocalError) as error:
+                    answer = Failure("device", f"the node cannot be started: {error}")
+                host.send(answer, Deadline.after(REPLY_SECONDS))
 
     def _run_job(self, request: PrepareWorker, host: Channel) -> None:
         """Run a job's worker for as long as the host holds this connection."""
@@ -196,15 +234,14 @@ class AgentService:
             ready = worker.prepare(host)
             ticket = self.issue(Purpose(worker), request.tls)
             host.send(replace(ready, token=ticket.token, tls=ticket.tls), Deadline.after(REPLY_SECONDS))
-            self._wait_for_end(host)
+            self._serve_node(worker.node_memory, host)
         finally:
             self._workers.remove(worker)
             worker.stop()
             log.info("job %s: worker ended", worker.name)
 
-    def _wait_for_end(self, host: Channel) -> None:
-        try:
-            host.receive(NEVER)
-        except ConnectionLost:
-            return
-        raise ProtocolError("the host sent another request on a connection that holds a job")
+
+def _without_payload(request: Head) -> Message:
+    if request.payload_size:
+        raise ProtocolError("the host sent a payload on a control connection")
+    return request.message

@@ -83,7 +83,8 @@ def running(
         stack.callback(zygote.close)
         launches = LaunchedScripts(config, gate, [volume.tally], lambda: end.counts[0].bytes, zygote)
         software = VERSION
-        service = AgentService(config, software, gate, volume, launches, lines, at_rest, zygote)
+        nodes = open_ledger(ledgers, "nodes", sought)
+        service = AgentService(config, software, gate, volume, launches, lines, at_rest, zygote, nodes)
         context = Identity.in_directory(Path(config.identity)).context(server=True)
         listener = Listener(service, context, ipaddress.IPv4Interface(link.address), CONTROL_PORT)
         stack.callback(listener.stop)

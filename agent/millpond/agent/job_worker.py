@@ -20,6 +20,7 @@ from pathlib import Path
 
 from millpond.agent.config import AgentConfig
 from millpond.agent.job_files import LaidOutFiles
+from millpond.agent.node.memory import NodeMemory, OfferedExchange
 from millpond.agent.policy import batch_structure, error_reports
 from millpond.agent.policy.draws import SecretDraws
 from millpond.agent.policy.rules import ExchangeGuard, StateAnswers
@@ -34,12 +35,14 @@ from millpond.linux.progress import HANG_SECONDS, HangDetector
 from millpond.linux.zygote.client import Zygote
 from millpond.train.protocol import (
     PART_VALUES,
+    SPREAD,
     Fetch,
     Part,
     PrepareWorker,
     Ready,
     Update,
     Work,
+    state_digest,
 )
 from millpond.train.state import layout
 from millpond.train.task.sums import LOSS, is_declared
@@ -98,6 +101,8 @@ class JobWorker:
             self._shared = [memory.make(f"{what} of {self.name}") for what in ("state", "values")]
             failed.callback(self._close_shared)
             self._state, self._values = (memory.map_first(d, self._size) for d in self._shared)
+            self._offered = OfferedExchange.make()
+            self._node_memory: NodeMemory | None = None
             log_file = Path(config.state, "jobs", f"{self.name}.log")
             options = ["--root", config.volume, "--errors", config.privacy.errors]
             self._kept = _state_folder(config, self.name)
@@ -107,6 +112,13 @@ class JobWorker:
                 zygote, self._sandbox(), files.worker, log_file, theirs.fileno(), self._shared, *options
             )
             failed.pop_all()
+
+    @property
+    def node_memory(self) -> NodeMemory:
+        """The memory of a reduction node of the job's updates."""
+        if self._node_memory is None:
+            self._node_memory = NodeMemory(self._shared[1], self._size // 4, self._offered)
+        return self._node_memory
 
     def prepare(self, host: Channel) -> Ready:
         """Have the worker build the model and load its data. Raises Refused with the worker's reason."""
@@ -153,18 +165,16 @@ class JobWorker:
                     raise ProtocolError(f"'{request.message.NAME}' has no place on a bulk connection")
 
     def _train(self, request: Work, size: int, host: Channel) -> None:
-        if size != self._size:
-            raise ProtocolError(f"{host.peer} sent {size} bytes of state, not {self._size}")
         self._has_update = False
-        deadline = Deadline.after(SEND_SECONDS + size / SLOWEST)
-        host.receive_into(self._state.data, deadline)
+        self._offered.withdraw()
         try:
+            self._receive_state(request, size, host)
             assert self._guard is not None  # no ticket is issued before
             self._guard.check(request, self._state.data)
         except Refused as error:
             host.send(Failure(error.code, error.text), Deadline.after(SEND_SECONDS))
             return
-        self._channel.send(replace(request, draws=self._draws.seed(request)), deadline)
+        self._channel.send(replace(request, draws=self._draws.seed(request)), Deadline.after(SEND_SECONDS))
         self._wait_while_busy(host)
         try:
             answer = self._answer(request)
@@ -176,7 +186,23 @@ class JobWorker:
         if isinstance(answer, Update) and not (request.held_out or request.synthetic):
             answer = self._encoded(answer, host)
             self._has_update = True
+            if self._encoder is None:  # a node adds values as they are
+                self._offered.offer(request.exchange)
         host.send(answer, Deadline.after(SEND_SECONDS))
+
+    def _receive_state(self, request: Work, size: int, host: Channel) -> None:
+        """Receive the state of a request, or take the one that was spread over the nodes. Raises Refused if
+        that is another than the host means: nodes are devices of others.
+        """
+        if size != (0 if request.spread else self._size):
+            raise ProtocolError(f"{host.peer} sent {size} bytes of state, not {self._size}")
+        if not request.spread:
+            host.receive_into(self._state.data, Deadline.after(SEND_SECONDS + size / SLOWEST))
+            return
+        if self._node_memory:
+            self._state.data[:] = self._node_memory.state
+        if not self._node_memory or state_digest(self._state.data) != request.spread:
+            raise Refused("", SPREAD, "the state that was spread is not the one that the host means")
 
     def _encoded(self, update: Update, host: Channel) -> Update:
         """Encode the values of an update. Returns its head with the bounds of what will be decoded: this is

@@ -9,6 +9,7 @@ import logging
 import select
 import socket
 import ssl
+from collections.abc import Callable
 
 from millpond.agent.control import AgentService
 from millpond.agent.gate import CanaryError
@@ -104,24 +105,27 @@ class Listener:
         if purpose.worker is not None:
             outlet = self._service.gate.outlet()
             purpose.worker.relay(Channel(client.sock, "host", limits=_HOST, outlet=outlet))
-        elif encrypted:
-            self._relay_volume(client.sock)
+            return
+        server = purpose.node or self._service.volume
+        if encrypted:
+            _relay(client.sock, server.hand_over)
         else:
-            self._service.volume.hand_over(client.sock)
+            server.hand_over(client.sock)
 
-    def _relay_volume(self, host: socket.socket) -> None:
-        """Relay between TLS, which cannot be handed to another process, and the volume server.
 
-        One thread for both directions: OpenSSL allows no two in one connection. Requests and replies take
-        turns, so sending cannot block both ways.
-        """
-        ours, theirs = socket.socketpair()
-        self._service.volume.hand_over(theirs)
-        with ours, contextlib.suppress(OSError):
-            host.settimeout(RELAY_SECONDS)
-            ours.settimeout(RELAY_SECONDS)
-            while _relay_once(host, ours):
-                pass
+def _relay(host: socket.socket, hand_over: Callable[[socket.socket], None]) -> None:
+    """Relay between TLS, which cannot be handed to another process, and the server that gets the other end.
+
+    One thread for both directions: OpenSSL allows no two in one connection. Requests and replies take turns,
+    so sending cannot block both ways.
+    """
+    ours, theirs = socket.socketpair()
+    hand_over(theirs)
+    with ours, contextlib.suppress(OSError):
+        host.settimeout(RELAY_SECONDS)
+        ours.settimeout(RELAY_SECONDS)
+        while _relay_once(host, ours):
+            pass
 
 
 def _relay_once(host: socket.socket, server: socket.socket) -> bool:

@@ -86,3 +86,50 @@ class LinkProbed(Message):
 
     seconds: float
     first: float
+
+
+# The messages below are between a host and an agent, on a control connection.
+
+
+@message("node.start")
+@dataclass(frozen=True, slots=True)
+class StartNode(Message):
+    """Start a node of reductions, of the updates of this connection's job or, without one, of ``size`` zeros;
+    answered by NodeReady. It ends with the connection.
+
+    The host's word that nodes may talk to each other is ``authority``, a certificate of this group of nodes
+    alone; ``certificate`` and ``key``, signed by it, are the node's own (PEM).
+    """
+
+    authority: str
+    certificate: str
+    key: str
+    size: int
+
+
+@message("node.ready")
+@dataclass(frozen=True, slots=True)
+class NodeReady(Message):
+    """Other nodes reach the node at ``address``, ``port``: on a network of the devices' own if it is ``lan``,
+    or through the host.
+    """
+
+    address: str
+    port: int
+    lan: bool
+
+
+@message("node.peers")
+@dataclass(frozen=True, slots=True)
+class SetPeers(Message):
+    """The addresses and ports of the other nodes, which this node may connect to; answered by Ok."""
+
+    peers: dict[str, tuple[str, int]]
+
+
+@message("node.ticket")
+@dataclass(frozen=True, slots=True)
+class GetNodeTicket(Message):
+    """Ask for a connection of the host with the node; answered by Ticket, encrypted if ``tls``."""
+
+    tls: bool = False

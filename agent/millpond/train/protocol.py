@@ -8,6 +8,7 @@ between an agent and the host they follow their messages.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -21,6 +22,13 @@ from millpond.wire.messages import Kind, Message, message
 
 PART_VALUES: Final = 1 << 17
 """The most values of one part of an update."""
+SPREAD: Final = "spread"
+"""The code of a refusal: the state has to be sent again."""
+
+
+def state_digest(state: memoryview) -> str:
+    """Return the digest of a state that is spread."""
+    return hashlib.blake2b(state, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +134,8 @@ class Work(Message):
     worker itself computes the samples that lie there. With ``synthetic`` it makes so many up instead; with
     ``held_out`` it scores the state on the samples that are held out, and the update has no values.
     ``seed`` is for the order in local training and for the model's random draws, unless the agent has set
-    ``draws`` for these; ``state`` is the number of the state in shared memory.
+    ``draws`` for these; ``state`` is the number of the state in shared memory. With ``spread``, its digest,
+    the state has come to an agent over the reduction nodes, and there is no payload.
     """
 
     exchange: int
@@ -137,6 +146,7 @@ class Work(Message):
     held_out: bool = False
     state: int = 0
     draws: int = 0
+    spread: str = ""
 
     @property
     def samples(self) -> int:

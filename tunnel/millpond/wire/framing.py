@@ -24,7 +24,7 @@ from millpond.base.errors import ConfigError, LimitExceeded, ProtocolError, Vers
 from millpond.base.schema import dump, load
 from millpond.wire.messages import Message, registered
 
-PROTOCOL = 7
+PROTOCOL = 8
 MAGIC = b"mp"
 PREFIX = struct.Struct("!2sHIQ")
 

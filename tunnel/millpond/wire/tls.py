@@ -31,15 +31,29 @@ class Identity:
 
     def context(self, *, server: bool) -> ssl.SSLContext:
         """Make a context that presents this identity and demands one of the same fleet. Raises LocalError."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.verify_mode = ssl.CERT_REQUIRED
         try:
-            context.load_verify_locations(self.authority)
-            context.load_cert_chain(self.certificate, self.key)
+            return _context(self.authority.read_text(), self.certificate, self.key, server=server)
         except (OSError, ssl.SSLError) as error:
             raise LocalError(f"{self.certificate.parent}: this identity cannot be loaded: {error}") from None
-        return context
+
+
+def context_of(authority: str, chain: Path, *, server: bool) -> ssl.SSLContext:
+    """Make a context that presents the certificate and key in the file ``chain`` and demands another of the
+    ``authority`` (PEM). Raises LocalError.
+    """
+    try:
+        return _context(authority, chain, None, server=server)
+    except (OSError, ssl.SSLError) as error:
+        raise LocalError(f"{chain}: this identity cannot be loaded: {error}") from None
+
+
+def _context(authority: str, certificate: Path, key: Path | None, *, server: bool) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=authority)
+    context.load_cert_chain(certificate, key)
+    return context
 
 
 def connect(sock: socket.socket, context: ssl.SSLContext, name: str, deadline: Deadline) -> ssl.SSLSocket:
@@ -47,12 +61,16 @@ def connect(sock: socket.socket, context: ssl.SSLContext, name: str, deadline: D
     return _handshake(sock, deadline, name, lambda: context.wrap_socket(sock, server_hostname=name))
 
 
-def accept(sock: socket.socket, context: ssl.SSLContext, name: str, deadline: Deadline) -> ssl.SSLSocket:
-    """Accept TLS from a client, which must prove to be ``name``. Raises RemoteError."""
+def accept(
+    sock: socket.socket, context: ssl.SSLContext, name: str | None, deadline: Deadline
+) -> ssl.SSLSocket:
+    """Accept TLS from a client, which must prove to be ``name``; None: any that the authority knows. Raises
+    RemoteError.
+    """
     tls = _handshake(sock, deadline, "a client", lambda: context.wrap_socket(sock, server_side=True))
     certificate: Any = tls.getpeercert()
     names = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
-    if name not in names:
+    if name is not None and name not in names:
         tls.close()
         raise RemoteError(
             f"the certificate of {', '.join(names) or 'nobody'} was shown where '{name}' belongs"

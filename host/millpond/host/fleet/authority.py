@@ -27,20 +27,26 @@ class Authority:
     key: ec.EllipticCurvePrivateKey
 
     @staticmethod
-    def create(directory: Path, fleet: str) -> Authority:
-        """Make an authority and keep it in ``directory`` as ``ca.pem`` and ``ca.key``."""
+    def make(name: str) -> Authority:
+        """Make an authority that is kept nowhere."""
         key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"millpond fleet {fleet}")])
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         certificate = (
-            _builder(name, name, key.public_key())
+            _builder(subject, subject, key.public_key())
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_key_usage(signs_certificates=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .sign(key, hashes.SHA256())
         )
-        write_private(directory / "ca.key", _private_pem(key))
-        write_public(directory / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
         return Authority(certificate, key)
+
+    @staticmethod
+    def create(directory: Path, fleet: str) -> Authority:
+        """Make an authority and keep it in ``directory`` as ``ca.pem`` and ``ca.key``."""
+        made = Authority.make(f"millpond fleet {fleet}")
+        write_private(directory / "ca.key", _private_pem(made.key))
+        write_public(directory / "ca.pem", made.pem)
+        return made
 
     @staticmethod
     def load(directory: Path) -> Authority:
@@ -49,10 +55,13 @@ class Authority:
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         return Authority(x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes()), key)
 
-    def issue(self, name: str, directory: Path) -> Identity:
-        """Write a certificate for ``name`` (``host`` or a device), its key and the authority's certificate to
-        ``directory``.
-        """
+    @property
+    def pem(self) -> bytes:
+        """The authority's certificate."""
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    def sign(self, name: str) -> tuple[bytes, bytes]:
+        """Return a certificate for ``name`` (``host`` or a device), and its new key, as PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -67,10 +76,17 @@ class Authority:
             )
             .sign(self.key, hashes.SHA256())
         )
+        return certificate.public_bytes(serialization.Encoding.PEM), _private_pem(key)
+
+    def issue(self, name: str, directory: Path) -> Identity:
+        """Write a certificate for ``name`` (``host`` or a device), its key and the authority's certificate to
+        ``directory``.
+        """
+        certificate, key = self.sign(name)
         identity = Identity.in_directory(directory)
-        write_private(identity.key, _private_pem(key))
-        write_public(identity.certificate, certificate.public_bytes(serialization.Encoding.PEM))
-        write_public(identity.authority, self.certificate.public_bytes(serialization.Encoding.PEM))
+        write_private(identity.key, key)
+        write_public(identity.certificate, certificate)
+        write_public(identity.authority, self.pem)
         return identity
 
 

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reduction nodes on the device: their confined process, and what the agent does for it."""

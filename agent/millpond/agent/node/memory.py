@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge (shared memory): what the agent and the process of a reduction node share."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+
+from millpond.linux import memory
+
+
+class OfferedExchange:
+    """The exchange whose update may leave at present, in memory that the agent writes and the node reads."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._number = memoryview(mmap.mmap(descriptor, mmap.PAGESIZE)).cast("Q")
+
+    @classmethod
+    def make(cls) -> OfferedExchange:
+        """Offer nothing, in new memory."""
+        descriptor = os.memfd_create("offered exchange")
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+        made = cls(descriptor)
+        weakref.finalize(made, os.close, descriptor)
+        return made
+
+    def offer(self, exchange: int) -> None:
+        """Let the update of an exchange leave."""
+        self._number[0] = exchange + 1
+
+    def withdraw(self) -> None:
+        """Let no update leave."""
+        self._number[0] = 0
+
+    def __contains__(self, exchange: int) -> bool:
+        return self._number[0] == exchange + 1
+
+
+class NodeMemory:
+    """A node's vectors of ``size`` values, float32, as the agent sees them: ``values`` is the descriptor of
+    the memory of the updates, of which ``offered`` says when they are whole; spread states come to ``state``.
+    """
+
+    def __init__(self, values: int, size: int, offered: OfferedExchange) -> None:
+        self.size, self.offered = size, offered
+        self._descriptors = contextlib.ExitStack()
+        weakref.finalize(self, self._descriptors.close)
+        self.values = self._kept(os.dup(values))
+        self._state_memory = self._kept(memory.make("spread state"))
+        self._state = memory.map_first(self._state_memory, 4 * size)
+
+    @classmethod
+    def of_zeros(cls, size: int) -> NodeMemory:
+        """Make the memory of a node without a job, which offers zeros as exchange 0."""
+        values, offered = memory.make("zeros"), OfferedExchange.make()
+        try:
+            memory.map_first(values, 4 * size)
+            made = cls(values, size, offered)
+        finally:
+            os.close(values)
+        offered.offer(0)
+        return made
+
+    def _kept(self, descriptor: int) -> int:
+        self._descriptors.callback(os.close, descriptor)
+        return descriptor
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """The descriptors that a node's process opens, in their order."""
+        return self.values, self._state_memory, self.offered.descriptor
+
+    @property
+    def state(self) -> memoryview:
+        """The bytes of the state that was spread last. The node's process can write to them at any time."""
+        return self._state.data

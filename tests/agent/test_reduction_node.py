@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reduction nodes as confined processes: exact means over mutual TLS, and all that they must refuse."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from millpond.agent.config import AgentConfig, LinkConfig
+from millpond.agent.gate import LedgerCounters, Pattern
+from millpond.agent.node.handle import NodeProcess
+from millpond.agent.node.memory import NodeMemory, OfferedExchange
+from millpond.aggregate import topology
+from millpond.aggregate.kernels import Vector
+from millpond.aggregate.messages import StartNode
+from millpond.aggregate.sink import TreeReduction
+from millpond.aggregate.topology import RANGE_VALUES
+from millpond.base.deadline import Deadline
+from millpond.base.errors import MillpondError, Refused, RemoteError
+from millpond.host.fleet.authority import Authority
+from millpond.linux import memory
+from millpond.wire import tls
+from millpond.wire.channel import Channel
+
+SIZE = RANGE_VALUES + 100
+NAMES = ("csd0", "csd1", "csd2")
+CANARY = Pattern("secret", b"cana" * 5, True)  # five equal values, which no rounding changes
+
+
+class Node:
+    """A node's process, and the update of exchange 3 that it offers."""
+
+    def __init__(self, name: str, authority: Authority, patterns: tuple[Pattern, ...] = ()) -> None:
+        self.descriptor = memory.make("values")
+        self.values = np.frombuffer(memory.map_first(self.descriptor, 4 * SIZE).data, np.float32)
+        self.values[:] = np.random.default_rng(int(name[-1])).normal(size=SIZE)
+        self.offered = OfferedExchange.make()
+        self.memory = NodeMemory(self.descriptor, SIZE, self.offered)
+        self.tally = LedgerCounters.in_memory()
+        config = AgentConfig(name, LinkConfig("127.0.0.1/8", "unused", peers="127.0.0.0/8"))
+        certificate, key = (text.decode() for text in authority.sign(name))
+        request = StartNode(authority.pem.decode(), certificate, key, SIZE)
+        self.process = NodeProcess(config, request, self.memory, patterns, self.tally)
+        self.offered.offer(3)
+
+    def connect(self) -> Channel:
+        ours, theirs = socket.socketpair()
+        self.process.hand_over(theirs)
+        return Channel(ours, "a node")
+
+    def stop(self) -> None:
+        self.process.stop()
+        os.close(self.descriptor)
+
+
+Nodes = dict[str, Node]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    authority = Authority.make("nodes of a test")
+    with contextlib.ExitStack() as stack:
+        made = {}
+        for name in NAMES:
+            made[name] = Node(name, authority)
+            stack.callback(made[name].stop)
+        places = {name: (node.process.ready.address, node.process.ready.port) for name, node in made.items()}
+        for node in made.values():
+            node.process.set_peers(places)
+        yield made
+
+
+@pytest.fixture
+def sink(nodes: Nodes) -> Iterator[TreeReduction]:
+    with contextlib.closing(TreeReduction(lambda name: nodes[name].connect())) as made:
+        yield made
+
+
+def reduced(nodes: Nodes, sink: TreeReduction, trees: tuple[topology.ReductionTree, ...]) -> Vector:
+    mean = np.empty(SIZE, np.float32)
+    bounds = {name: (1.0, float(np.abs(node.values).max())) for name, node in nodes.items()}
+    sink.run(trees, bounds, 3.0, mean, 3)
+    return mean
+
+
+def test_nodes_reduce_and_spread_by_themselves(nodes: Nodes, sink: TreeReduction) -> None:
+    expected = sum(node.values.astype(np.float64) for node in nodes.values()) / 3
+    state = np.arange(SIZE, dtype=np.float32)
+    found = set()
+    for trees in topology.candidates(NAMES, SIZE).values():
+        mean = reduced(nodes, sink, trees)
+        assert np.allclose(mean, expected, atol=1e-6)
+        found.add(mean.tobytes())
+        if len(trees[0].children[topology.SINK]) == 1:
+            sink.spread(trees, state)
+            sink.spread(trees, None)
+            assert {bytes(node.memory.state) for node in nodes.values()} == {(state + mean).tobytes()}
+    assert len(found) == 1
+
+
+def test_only_an_offered_update_leaves(nodes: Nodes, sink: TreeReduction) -> None:
+    trees = topology.tree(NAMES, SIZE)
+    nodes["csd2"].offered.withdraw()
+    with pytest.raises(RemoteError, match="csd2 has no update of exchange 3"):
+        reduced(nodes, sink, trees)
+    nodes["csd2"].offered.offer(3)
+    reduced(nodes, sink, trees)
+
+
+def test_a_node_talks_to_named_nodes_of_its_own_authority_alone(nodes: Nodes, sink: TreeReduction) -> None:
+    ready, places = nodes["csd1"].process.ready, {"csd1": ("127.0.0.1", nodes["csd1"].process.ready.port)}
+    nodes["csd0"].process.set_peers({})
+    with pytest.raises(RemoteError, match="csd1: the host has not named this node"):
+        reduced(nodes, sink, topology.tree(NAMES, SIZE))
+    with pytest.raises(Refused, match=r"csd1 has the address 192\.0\.2\.1, on no network of the fleet"):
+        nodes["csd0"].process.set_peers({"csd1": ("192.0.2.1", 7)})
+    with pytest.raises(Refused, match="on no network"):
+        nodes["csd0"].process.set_peers({"csd1": ("a name", 7)})
+    stranger = Node("csd0", Authority.make("another job"))
+    try:
+        stranger.process.set_peers(places)
+        other = TreeReduction(lambda _name: stranger.connect())
+        with pytest.raises(RemoteError, match="csd1: certificate refused"):
+            reduced(nodes, other, topology.tree(NAMES[:2], SIZE))
+        with socket.create_connection((ready.address, ready.port), 5) as plain:
+            plain.sendall(b"\0" * 64)
+            plain.settimeout(5)
+            with contextlib.suppress(ConnectionResetError):
+                while plain.recv(100):  # an alert, and the end
+                    pass
+        context = _context(Authority.make("a third"))
+        with pytest.raises(RemoteError):
+            secure = tls.connect(
+                socket.create_connection((ready.address, ready.port)), context, "csd1", Deadline.after(5)
+            )
+            Channel(secure, "csd1").receive(Deadline.after(5))
+    finally:
+        stranger.stop()
+    everything = {name: (node.process.ready.address, node.process.ready.port) for name, node in nodes.items()}
+    nodes["csd0"].process.set_peers(everything)
+    reduced(nodes, sink, topology.tree(NAMES, SIZE))
+
+
+def _context(authority: Authority) -> tls.ssl.SSLContext:
+    certificate, key = authority.sign("csd0")
+    descriptor = os.memfd_create("identity")
+    try:
+        os.write(descriptor, certificate + key)
+        return tls.context_of(authority.pem.decode(), Path(f"/proc/self/fd/{descriptor}"), server=False)
+    finally:
+        os.close(descriptor)
+
+
+def test_what_nodes_send_passes_their_gate() -> None:
+    authority = Authority.make("nodes of a test")
+    node = Node("csd0", authority, (CANARY,))
+    try:
+        node.process.set_peers({})
+        with contextlib.closing(TreeReduction(lambda _name: node.connect())) as sink:
+            hidden = np.frombuffer(CANARY.data, np.float32)
+            bounds = {"csd0": (1.0, float(hidden[0]))}
+            sink.run(topology.star(["csd0"], SIZE), bounds, 1.0, np.empty(SIZE, np.float32), 3)
+            sent = node.tally[2]
+            assert 4 * SIZE <= sent < 5 * SIZE
+            node.values[1000:1005] = hidden
+            with pytest.raises(MillpondError):
+                sink.run(topology.star(["csd0"], SIZE), bounds, 1.0, np.empty(SIZE, np.float32), 3)
+    finally:
+        node.stop()
+
+
+def test_a_nodes_process_is_confined(nodes: Nodes) -> None:
+    """No volume, no torch, no network of its own, a user of its own, and no private data."""
+    outermost = psutil.Process(nodes["csd0"].process.process.pid)
+    process = [outermost, *outermost.children(recursive=True)][-1]
+    maps = Path(f"/proc/{process.pid}/maps").read_text()
+    assert "numpy" in maps and "torch" not in maps
+    assert Path(f"/proc/{process.pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
+    root = Path(f"/proc/{process.pid}/root")
+    assert not (root / "volume").exists() and not (root / "flash").exists() and not (root / "home").exists()
+    if os.geteuid() == 0:
+        assert process.uids().real == 64005
