@@ -25,13 +25,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 SINK = ""
 """The receiver of the sums, the host as a rule."""
 VALUE_BYTES, SUM_BYTES = 4, 8
 RANGE_VALUES = 1 << 15
 """The values that a node passes on at a time."""
+TOPOLOGIES = ("auto", "star", "tree", "ring")
 _FAN_OUTS = (1, 2, 3, 4)
 _SHARING = 0.1
 """How much longer a link takes for the same bytes with each further tree; measured with 1 to 15 of them."""
@@ -70,11 +71,25 @@ class NetworkLink:
 @dataclass(frozen=True, slots=True)
 class Network:
     """The links of all nodes and of the SINK; ``shared`` is the rate of what all links share, such as the
-    host's bus or, where all nodes are emulated, its processors.
+    host's bus or, where all nodes are emulated, its processors. Nodes in ``uplinks`` have another link to the
+    sink, such as a tunnel beside a LAN, than to each other.
     """
 
     links: Mapping[str, NetworkLink]
     shared: float = math.inf
+    uplinks: Mapping[str, NetworkLink] = field(default_factory=dict)
+
+    def link(self, node: str, uplink: bool) -> NetworkLink:
+        """Return a node's link to the sink, or to the other nodes."""
+        return self.uplinks[node] if uplink else self.links[node]
+
+    def after(self, earlier: Network | None) -> Network:
+        """Return this network with the nodes that were measured ``earlier``, too."""
+        if earlier is None:
+            return self
+        return replace(
+            self, links={**earlier.links, **self.links}, uplinks={**earlier.uplinks, **self.uplinks}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,28 +147,36 @@ def _seconds(trees: Sequence[ReductionTree], network: Network, *, upwards: bool)
 
 def _busiest(trees: Sequence[ReductionTree], network: Network, upwards: bool) -> float:
     """Return the seconds that the busiest link needs for all bytes of ``trees``."""
-    received: dict[str, list[float]] = {}
-    sent: dict[str, list[float]] = {}
+    received: _Volumes = {}
+    sent: _Volumes = {}
     for each in trees:
-        of_tree = _bytes(each, upwards)
+        of_tree = _bytes(each, network, upwards)
         for volumes, side in ((received, 0), (sent, 1)):
-            for node, volume in of_tree[side].items():
-                volumes.setdefault(node, []).append(volume)
-    to = (_shared(volumes) / network.links[node].to for node, volumes in received.items())
-    out = (_shared(volumes) / network.links[node].out for node, volumes in sent.items())
+            for link, volume in of_tree[side].items():
+                volumes.setdefault(link, []).append(volume)
+    to = (_shared(volumes) / network.link(*link).to for link, volumes in received.items())
+    out = (_shared(volumes) / network.link(*link).out for link, volumes in sent.items())
     return max(*to, *out, sum(map(sum, sent.values())) / network.shared)
 
 
-def _bytes(tree: ReductionTree, upwards: bool) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the bytes that each node receives and sends in one tree."""
-    received: dict[str, float] = {}
-    sent: dict[str, float] = {}
+_Link = tuple[str, bool]
+"""A node, and whether it is its uplink."""
+_Volumes = dict[_Link, list[float]]
+
+
+def _bytes(
+    tree: ReductionTree, network: Network, upwards: bool
+) -> tuple[dict[_Link, float], dict[_Link, float]]:
+    """Return the bytes that come and go over each link in one tree."""
+    received: dict[_Link, float] = {}
+    sent: dict[_Link, float] = {}
     for parent, children in tree.children.items():
         for child in children:
             divides = parent == SINK and len(children) == 1
             width = SUM_BYTES if upwards and child in tree.children and not divides else VALUE_BYTES
             volume = float(width * (tree.stop - tree.start))
-            source, target = (child, parent) if upwards else (parent, child)
+            ends = (child, parent == SINK and child in network.uplinks), (parent, False)
+            source, target = ends if upwards else reversed(ends)
             sent[source] = sent.get(source, 0.0) + volume
             received[target] = received.get(target, 0.0) + volume
     return received, sent
@@ -167,8 +190,19 @@ def _fill(each: ReductionTree, network: Network, upwards: bool) -> float:
     """Return the seconds until the first range has passed all levels but one."""
     values = min(RANGE_VALUES, each.stop - each.start)
     width = values * (SUM_BYTES if upwards else VALUE_BYTES)
-    hop = max(width / min(link.to, link.out) + link.latency for link in network.links.values())
-    return (each.levels() - 1) * hop + max(link.latency for link in network.links.values())
+    links = (*network.links.values(), *network.uplinks.values())
+    hop = max(width / min(link.to, link.out) + link.latency for link in links)
+    return (each.levels() - 1) * hop + max(link.latency for link in links)
+
+
+def below_one(nodes: Sequence[str], size: int) -> dict[str, tuple[ReductionTree, ...]]:
+    """Return the reductions by nodes alone, by name: of each tree a node is the only root, which divides, and
+    the first one is the root of a single tree. In a "star" it is the parent of all others.
+    """
+    found = {"star": tree(nodes, size, max(len(nodes) - 1, 1))}
+    fan_outs = [fan_out for fan_out in _FAN_OUTS if fan_out < len(nodes) - 1]
+    found |= {f"tree {fan_out}": tree(nodes, size, fan_out) for fan_out in fan_outs}
+    return found | ({"ring": ring(nodes, size)} if len(nodes) > 1 else {})
 
 
 def candidates(nodes: Sequence[str], size: int) -> dict[str, tuple[ReductionTree, ...]]:
@@ -185,9 +219,15 @@ def choose(nodes: Sequence[str], size: int, network: Network, topology: str = "a
     """Return the fastest reduction by prediction, of one ``topology`` unless that is "auto". Raises
     ValueError for an unknown one.
     """
-    if topology not in ("auto", "star", "tree", "ring"):
-        raise ValueError(f"'{topology}' is none of auto, star, tree, ring")
-    all_of_them = candidates(nodes, size)
-    named = {name: trees for name, trees in all_of_them.items() if name.split()[0] == topology}
-    found = [predict(name, trees, network) for name, trees in (named or all_of_them).items()]
+    return fastest(candidates(nodes, size), network, topology)
+
+
+def fastest(
+    reductions: Mapping[str, tuple[ReductionTree, ...]], network: Network, topology: str = "auto"
+) -> Prediction:
+    """Return the fastest of some reductions by prediction, see ``choose``. Raises ValueError."""
+    if topology not in TOPOLOGIES:
+        raise ValueError(f"'{topology}' is none of {', '.join(TOPOLOGIES)}")
+    named = {name: trees for name, trees in reductions.items() if name.split()[0] == topology}
+    found = [predict(name, trees, network) for name, trees in (named or reductions).items()]
     return min(found, key=lambda each: each.seconds)

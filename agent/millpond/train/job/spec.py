@@ -227,6 +227,10 @@ class Job:
 
     It takes part with ``devices``, all of the fleet if none is named. Of the jobs that wait for a device, one
     with a higher ``priority`` begins first.
+
+    Updates are added by ``aggregate``: the "host", the devices among themselves with one named as the root,
+    or "auto": the devices where they have a LAN of their own and are faster so. Devices add by ``topology``;
+    "auto" is the one that takes the least time by the rates of their links.
     """
 
     name: str
@@ -241,6 +245,8 @@ class Job:
     limits: LimitsSpec = field(default_factory=LimitsSpec)
     devices: tuple[str, ...] = ()
     priority: int = 0
+    aggregate: str = "auto"
+    topology: Literal["auto", "star", "tree", "ring"] = "auto"
 
     @property
     def code(self) -> ModelSpec:
@@ -253,6 +259,13 @@ class Job:
     def table(self) -> Literal["task", "model"]:
         """The table of the user's code."""
         return "task" if self.task else "model"
+
+    @property
+    def adds_on_host(self) -> str:
+        """The key for whose sake the host adds the updates, "" if devices can."""
+        if self.limits.clip is not None:
+            return "limits.clip"
+        return "train.encoding" if self.work.encoding.name != "float32" else ""
 
     @property
     def averaging(self) -> FederatedSpec:
@@ -358,6 +371,8 @@ def check(job: Job, where: str) -> Job:
     if "lr" in job.train.optimizer and not isinstance(job.train.optimizer, str):
         raise ConfigError(f"{where}: train: optimizer: write learning_rate, not lr")
     _check_queueing(job, where)
+    if job.aggregate not in ("auto", "host") and (key := job.adds_on_host):
+        raise ConfigError(f"{where}: aggregate: with {key} the host has to add the updates")
     if "/" in job.code.signature:
         raise ConfigError(
             f"{where}: {job.table}: signature: '{job.code.signature}' must be beside the job file"

@@ -33,6 +33,7 @@ class DeviceConfig:
     encrypt: Literal["auto", "always"] = "auto"
     agent: tuple[str, ...] = ()
     watts: Watts | None = None
+    lan: str = ""
 
 
 @dataclass(frozen=True, slots=True)

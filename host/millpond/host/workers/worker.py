@@ -19,9 +19,10 @@ from millpond.aggregate.encoding.codec import codec
 from millpond.aggregate.encoding.layout import Encoding
 from millpond.aggregate.kernels import Vector
 from millpond.base.deadline import NEVER, Deadline
-from millpond.base.errors import ConnectionLost, ProtocolError
+from millpond.base.errors import ConnectionLost, ProtocolError, Refused
 from millpond.base.text import printable
 from millpond.host.fleet.device import Device
+from millpond.host.workers.node_control import NodeControl
 from millpond.linux import memory
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, system_binds
 from millpond.linux.confinement.sandboxed_process import end
@@ -30,6 +31,7 @@ from millpond.linux.zygote.client import Zygote
 from millpond.train.job.files import JobFile, contents
 from millpond.train.protocol import (
     PART_VALUES,
+    SPREAD,
     Fetch,
     FileContents,
     MissingFiles,
@@ -117,6 +119,8 @@ class DeviceWorker:
         self._next = self._stop = 0  # the next part, and the end, of the values that were asked for
         self._encoding = Encoding()
         self.holds = False
+        self.node: NodeControl | None = None
+        self.spread: tuple[ModelState, str] | None = None
         self._closed = False
 
     def prepare(self, deadline: Deadline) -> Ready:
@@ -133,6 +137,7 @@ class DeviceWorker:
         ready = self._control.expect(Ready, deadline)
         self._channel = self._device.bulk(ready.token, ready.tls, deadline)
         self._check_open()
+        self.node = NodeControl(self._device, self._control)
         return ready
 
     def _send_files(self, agent: Channel, request: PrepareWorker, missing: MissingFiles) -> None:
@@ -147,14 +152,28 @@ class DeviceWorker:
 
     def train(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
         """See Worker."""
-        channel = self._connected
-        channel.send(request, deadline, state.memory.data)
-        self.holds = False
-        update = _checked(channel.expect(Update, deadline), request, self.name)
+        update = _checked(self._answer(request, state, deadline), request, self.name)
         has_values = not (request.held_out or request.synthetic)
         if update.encoding != (self._encoding.name if has_values else "float32"):
             raise ProtocolError(f"{self.name} encoded an update as {update.encoding}")
         return update
+
+    def _answer(self, request: Work, state: ModelState, deadline: Deadline) -> Update:
+        """Send the request, with the state unless the device has it from other nodes."""
+        channel, spread = self._connected, self.spread
+        if spread and spread[0] is state:
+            try:
+                channel.send(replace(request, spread=spread[1]), deadline)
+                update = channel.expect(Update, deadline)
+                self.holds = False
+                return update
+            except Refused as error:
+                if error.code != SPREAD:
+                    raise
+                self.spread = None
+        channel.send(request, deadline, state.memory.data)
+        self.holds = False
+        return channel.expect(Update, deadline)
 
     def fetch(self, stop: int, deadline: Deadline) -> None:
         """See Worker."""

@@ -30,7 +30,8 @@ from millpond.host.workers.dispatcher import (
     WorkerAnswer,
     WorkerLoss,
 )
-from millpond.host.workers.worker import ModelState
+from millpond.host.workers.node_reduction import NodeReduction
+from millpond.host.workers.worker import DeviceWorker, ModelState
 from millpond.train.balance.curve import Floats, Ints
 from millpond.train.balance.ranges import Ranges
 from millpond.train.balance.simulation import BatchPolicy
@@ -108,6 +109,7 @@ class ExchangeEngine:
         late_counts: bool = True,
         clip: float | None = None,
         rule: CombinationRule | None = None,
+        nodes: NodeReduction | None = None,
     ) -> None:
         self.events: queue.SimpleQueue[WorkerAnswer | WorkerLoss] = queue.SimpleQueue()
         self._postponed: deque[WorkerAnswer | WorkerLoss] = deque()
@@ -115,7 +117,7 @@ class ExchangeEngine:
         self.busy: Floats = np.full(workers, np.nan)  # share of each worker's processor that other work takes
         self.supply, self._on_wait = supply, on_wait
         self.profiler: Profiler | None = None
-        self._reduction = UpdateReduction(mean, clip, rule)
+        self._reduction, self._nodes = UpdateReduction(mean, clip, rule, nodes), nodes
         self._collection = Collection(late_counts=late_counts)
         self._batches: Ints = np.zeros(workers, np.int64)
         self._measured: Floats = np.full(workers, np.nan)
@@ -141,6 +143,7 @@ class ExchangeEngine:
         self._collection.begin(run.began + run.plan.deadline)
         for rank in np.flatnonzero(run.plan.batches).tolist():
             self._collection.plan(rank)
+        self._spread(run)
         self._begin(run, self._idle(), run.plan.batches)
         self._begin(run, self._idle(), background)
         while event := self._next_event(run):
@@ -201,6 +204,13 @@ class ExchangeEngine:
 
     def _idle(self) -> list[int]:
         return [rank for rank, dispatcher in sorted(self.dispatchers.items()) if not dispatcher.task]
+
+    def _spread(self, run: _Run) -> None:
+        """Have the devices that are about to get a task pass the state on to each other."""
+        if self._nodes:
+            asked = [self.dispatchers[rank].worker for rank in self._idle() if run.plan.batches[rank]]
+            workers = [worker for worker in asked if isinstance(worker, DeviceWorker)]
+            self._nodes.spread(run.state, workers if len(workers) == len(asked) else [])
 
     def _begin(self, run: _Run, ranks: Sequence[int], batches: Ints) -> None:
         """Give a task to each of ``ranks`` that has a batch and samples for it."""

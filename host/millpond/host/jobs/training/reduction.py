@@ -15,15 +15,24 @@ from millpond.aggregate.reduction import Addend, Reduction
 from millpond.aggregate.rules import CombinationRule
 from millpond.host.model.failures import reason_of
 from millpond.host.workers.dispatcher import WorkerAnswer, WorkerLoss
+from millpond.host.workers.node_reduction import NodeReduction
 
 
 class UpdateReduction:
     """Writes means of updates to ``mean``, float32 [size], or combines them by another ``rule``, with one
-    vote for each worker. Updates are scaled down to the norm ``clip`` per sample.
+    vote for each worker. Updates are scaled down to the norm ``clip`` per sample. Where there are ``nodes``
+    they add the updates, if they can.
     """
 
-    def __init__(self, mean: Vector, clip: float | None = None, rule: CombinationRule | None = None) -> None:
+    def __init__(
+        self,
+        mean: Vector,
+        clip: float | None = None,
+        rule: CombinationRule | None = None,
+        nodes: NodeReduction | None = None,
+    ) -> None:
         self._reduction, self._votes = Reduction(mean, rule=rule), rule is not None
+        self._mean, self._nodes = mean, nodes
         self._clip = math.inf if clip is None else clip
 
     def run(self, answers: Sequence[WorkerAnswer]) -> list[WorkerLoss]:
@@ -31,6 +40,11 @@ class UpdateReduction:
         answers that do not count; the mean is of no meaning if none does.
         """
         answer_of = {self._addend(answer): answer for answer in answers}
+        exchanges = {answer.task.request.exchange for answer in answers}
+        if self._nodes and len(exchanges) == 1:
+            addends = {addend.source.name: addend for addend in answer_of}
+            if self._nodes.reduce(addends, self._mean, *exchanges):
+                return []
         return [
             answer_of[lost.addend].loss(
                 reason_of(lost.error, lost.addend.source.name), isinstance(lost.error, RefusedUpdate)

@@ -45,9 +45,11 @@ from millpond.host.model.energy import describe
 from millpond.host.model.failures import too_few
 from millpond.host.model.jobs import HOST, JobRow, Round
 from millpond.host.store import results
+from millpond.host.workers.node_reduction import NodeReduction
 from millpond.train.compute.lr_scaling import LearningRate
 from millpond.train.job.spec import SynchronousSpec
 from millpond.train.state import checkpoint, layout
+from millpond.train.strategies.strategy import Combination
 from millpond.train.task.sums import Sums
 
 REPORT_SECONDS, MOST_REPORT_SECONDS = 2.0, 60.0
@@ -135,6 +137,7 @@ class Trainer:
             late_counts=not self._rounds,
             clip=self._job.limits.clip,
             rule=rule_of(combine.rule, combine.share, self._job.work.encoding.block),
+            nodes=self._nodes(combine),
         )
         devices = [rank for rank, name in enumerate(names) if name != HOST]
         self._membership = Membership(len(names), devices, self._job.quorum)
@@ -155,6 +158,19 @@ class Trainer:
         self._step, self._state_checked = 0, True
         self._reasons: dict[str, str] = {}
         self._absent_since: dict[str, float] = {}
+
+    def _nodes(self, combine: Combination) -> NodeReduction | None:
+        """Return the reduction by devices, None for a job whose updates the host adds. Raises JobFailed."""
+        job, devices = self._job, self._context.devices
+        lans = [device for device in devices.values() if device.config.lan]
+        reason = job.adds_on_host or ("" if combine.rule == "mean" else f"the rule '{combine.rule}'")
+        if job.aggregate == HOST or (job.aggregate == "auto" and (reason or len(lans) < len(devices))):
+            return None
+        if reason or (job.aggregate != "auto" and job.aggregate not in devices):
+            raise JobFailed(f"aggregate: '{job.aggregate}': {reason or 'no device that takes part'}")
+        nodes = NodeReduction(job.aggregate, job.topology, self.log)
+        self._closers.append(nodes.close)
+        return nodes
 
     def _resume(self, saved: SavedCheckpoint) -> None:
         progress = saved.progress
