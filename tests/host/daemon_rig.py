@@ -146,7 +146,9 @@ def open_rig(
         files = FileCache(fleet.files)
 
         def context(changed: Callable[[], None]) -> JobContext:
-            return JobContext(fleet, store, known, unused, unused, unused, changed, unused, files, unused)
+            return JobContext(
+                fleet, store, known, unused, unused, unused, changed, unused, files, unused, unused
+            )
 
         jobs = JobService(store, context)
         jobs.resume()

@@ -92,6 +92,7 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
                 worker_zygote,
                 files,
                 Overlays(fleet.overlays),
+                forwarding.between,
             )
 
         jobs = JobService(store, make_context)

@@ -31,7 +31,7 @@ from millpond.wire.control_messages import Ticket
 from millpond.wire.messages import Message, Ok
 
 log = logging.getLogger(__name__)
-DIAL_SECONDS = 5.0
+DIAL_SECONDS = 3.0
 _LONGEST_NAME = 64
 
 

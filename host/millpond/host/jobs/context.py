@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -36,7 +37,8 @@ class JobContext:
     """The parts of the daemon that a job uses. ``mount`` returns the folder of a device's volume on the host,
     ``traffic`` the bytes (to, from) that crossed each device's tunnel, ``energy`` the meters' readings;
     ``changed`` is to be called when the job has made progress. Workers on the host are forks of ``zygote``.
-    ``files`` has the contents of jobs' files, ``overlays`` their unpacked wheels.
+    ``files`` has the contents of jobs' files, ``overlays`` their unpacked wheels. ``between`` lets devices
+    reach each other by their tunnels.
     """
 
     fleet: Fleet
@@ -49,6 +51,7 @@ class JobContext:
     zygote: Zygote
     files: FileCache
     overlays: Overlays
+    between: Callable[[Sequence[str]], AbstractContextManager[None]]
 
 
 def limited(context: JobContext, names: Collection[str]) -> JobContext:

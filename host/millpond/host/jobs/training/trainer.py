@@ -9,6 +9,7 @@ during training; a job that is started again resumes at the last one, in the mid
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -162,12 +163,16 @@ class Trainer:
     def _nodes(self, combine: Combination) -> NodeReduction | None:
         """Return the reduction by devices, None for a job whose updates the host adds. Raises JobFailed."""
         job, devices = self._job, self._context.devices
-        lans = [device for device in devices.values() if device.config.lan]
+        have_lan = all(device.config.lan for device in devices.values())
         reason = job.adds_on_host or ("" if combine.rule == "mean" else f"the rule '{combine.rule}'")
-        if job.aggregate == HOST or (job.aggregate == "auto" and (reason or len(lans) < len(devices))):
+        if job.aggregate == HOST or (job.aggregate == "auto" and (reason or not have_lan)):
             return None
         if reason or (job.aggregate != "auto" and job.aggregate not in devices):
             raise JobFailed(f"aggregate: '{job.aggregate}': {reason or 'no device that takes part'}")
+        if not have_lan:
+            reachable = contextlib.ExitStack()
+            reachable.enter_context(self._context.between(list(devices)))
+            self._closers.append(reachable.close)
         nodes = NodeReduction(job.aggregate, job.topology, self.log)
         self._closers.append(nodes.close)
         return nodes
