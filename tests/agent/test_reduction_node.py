@@ -19,7 +19,7 @@ from millpond.agent.node.handle import NodeProcess
 from millpond.agent.node.memory import NodeMemory, OfferedExchange
 from millpond.aggregate import topology
 from millpond.aggregate.kernels import Vector
-from millpond.aggregate.messages import StartNode
+from millpond.aggregate.messages import Advance, StartNode
 from millpond.aggregate.sink import TreeReduction
 from millpond.aggregate.topology import RANGE_VALUES
 from millpond.base.deadline import Deadline
@@ -100,8 +100,8 @@ def test_nodes_reduce_and_spread_by_themselves(nodes: Nodes, sink: TreeReduction
         found.add(mean.tobytes())
         if len(trees[0].children[topology.SINK]) == 1:
             sink.spread(trees, state)
-            sink.spread(trees, None)
-            assert {bytes(node.memory.state) for node in nodes.values()} == {(state + mean).tobytes()}
+            sink.advance(trees, Advance())
+            assert {bytes(node.memory.state) for node in nodes.values()} == {(state - mean).tobytes()}
     assert len(found) == 1
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from millpond.aggregate import topology
 from millpond.aggregate.kernels import Vector
-from millpond.aggregate.messages import LinkProbed, ProbeLink
+from millpond.aggregate.messages import Advance, LinkProbed, ProbeLink
 from millpond.aggregate.node import ReductionNode, probe
 from millpond.aggregate.sink import TreeReduction
 from millpond.aggregate.topology import RANGE_VALUES, ReductionTree
@@ -102,12 +102,17 @@ def test_roots_advance_the_state_by_the_mean_that_they_keep(
     nodes: Nodes, sink: TreeReduction, name: str
 ) -> None:
     trees, values = topology.candidates(NAMES, SIZE)[name], np.arange(SIZE, dtype=np.float32)
+    step = Advance(((10, 20), (RANGE_VALUES - 5, SIZE)), ((0, 7.0), (SIZE - 1, 8.0)))
     with pytest.raises(RemoteError, match="keeps no mean"):
-        sink.spread(trees, None)
+        sink.advance(trees, step)
     sink.spread(trees, values)
     mean = reduced(nodes, sink, trees)
-    sink.spread(trees, None)
-    assert all(state.tobytes() == (values + mean).tobytes() for state in nodes.states.values())
+    sink.advance(trees, step)
+    for start, stop in step.added:
+        mean[start:stop] *= -1
+    values -= mean
+    values[0], values[-1] = 7.0, 8.0
+    assert all(state.tobytes() == values.tobytes() for state in nodes.states.values())
 
 
 def test_an_update_of_another_exchange_is_none(nodes: Nodes, sink: TreeReduction) -> None:

@@ -32,7 +32,7 @@ from .support import (
 WHY_NOT = why_not()
 _HERE = Path(__file__).parent
 AGENTS = _HERE / "agents"
-GROUPS = {"shared_fleet": "fleet", "odd": "fleet-odd", "dying": "fleet-odd"}
+GROUPS = {"shared_fleet": "fleet", "odd": "fleet-odd", "dying": "fleet-odd", "lan_fleet": "fleet-odd"}
 """A fleet of a whole run is in one of its processes, and with it all tests that use it."""
 
 
@@ -126,6 +126,18 @@ def dying(tmp_path: Path) -> Iterator[Emulation]:
     name_agent(emulation, "csd1", AGENTS / "dying.py")
     toml = emulation.directory / "fleet.toml"
     toml.write_text(toml.read_text().replace('name = "csd0"\n', 'name = "csd0"\nencrypt = "always"\n'))
+    with _switched_on(emulation):
+        emulation.wait_ready()
+        yield emulation
+
+
+@pytest.fixture(scope="session")
+def lan_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulation]:
+    """Three devices with a LAN of their own of 400 Mbit/s; csd0 takes bulk data in TLS."""
+    emulation = create(tmp_path_factory.mktemp("lan"), ("csd0", "csd1", "csd2"), lan=True)
+    toml = emulation.directory / "fleet.toml"
+    text = toml.read_text().replace('name = "csd0"\n', 'name = "csd0"\nencrypt = "always"\n')
+    toml.write_text(f"{text}\n[lan]\nmbit = 400\n")
     with _switched_on(emulation):
         emulation.wait_ready()
         yield emulation

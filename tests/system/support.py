@@ -379,10 +379,10 @@ class Pace:
         (self.folders[-1] / "finish").unlink(missing_ok=True)
 
 
-def create(base: Path, names: Iterable[str]) -> Emulation:
+def create(base: Path, names: Iterable[str], *, lan: bool = False) -> Emulation:
     """A fleet with data, switched off."""
     emulation = Emulation(base)
-    fleet = provisioning.create(emulation.directory, "tests", list(names))
+    fleet = provisioning.create(emulation.directory, "tests", list(names), lan=lan)
     write_data(fleet, base)
     for example in ("digits.toml", "mymodel.toml", "mymodel.py"):
         shutil.copy(EXAMPLES / example, base / example)

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from ..waiting import eventually
 from .support import Emulation, descendants, running
 
 pytestmark = pytest.mark.timeout(300)
@@ -124,6 +125,39 @@ def test_the_host_adds_where_a_node_dies_and_devices_again_later(shared_fleet: E
 def test_a_root_that_is_no_device_of_the_job_ends_it_by_name(shared_fleet: Emulation) -> None:
     result = shared_fleet.millpond("train", job(shared_fleet, "csd9"))
     assert result.code == 3 and "aggregate: 'csd9': no device that takes part" in result.err
+
+
+def test_on_a_lan_updates_do_not_cross_the_host(lan_fleet: Emulation) -> None:
+    fleet = lan_fleet
+    size = 4 * (64 * 9 + 64 + 4 * 64 + 40960 + 10)
+    expected, _, alone = train(fleet, job(fleet, "host"))
+    assert all(min(way) > size for round_ in alone for way in round_.values())
+    model, log, traffic = train(fleet, job(fleet, "csd0", "star"))
+    assert model == expected and "WARNING" not in log, log
+    for round_ in traffic[1:]:  # the state of the first is sent, and links are measured
+        assert size < round_["csd0"][1] < 1.5 * size and round_["csd0"][0] < 0.2 * size
+        assert all(max(round_[name]) < 0.2 * size for name in ("csd1", "csd2"))
+
+
+def test_devices_add_by_themselves_where_that_is_faster(lan_fleet: Emulation) -> None:
+    """And say in one line what each would take; either way it is the same model."""
+    expected, _, _ = train(lan_fleet, job(lan_fleet, "host"))
+    model, log, _ = train(lan_fleet, job(lan_fleet, "auto"))
+    assert model == expected and "WARNING" not in log
+    assert re.search(
+        r"(devices add|the host adds) the updates: predicted are [0-9.]+ s an exchange for a ", log
+    )
+
+
+def test_a_board_is_on_the_lan_again_after_a_power_cut_and_the_host_is_not(lan_fleet: Emulation) -> None:
+    fleet = lan_fleet
+    routes = Path(f"/proc/{fleet.daemon().pid}/net/fib_trie").read_text()
+    assert "10.77.0.1" in routes and "10.78" not in routes
+    fleet.pid_one("csd1").kill()
+    eventually(lambda: fleet.devices()["csd1"].state != "ready", "csd1 is off")
+    fleet.wait_ready()
+    _, log, _ = train(fleet, job(fleet, "csd1", "tree"))
+    assert "devices add the updates" in log and "WARNING" not in log
 
 
 def node_processes(fleet: Emulation, device: str) -> list[psutil.Process]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -105,6 +106,10 @@ def read(path: Path) -> AgentConfig:
         joules.check(config.watts, f"{path.name}: watts")
     if bool(config.link.socket) == bool(config.link.ivshmem):
         raise ConfigError(f"{path.name}: link: either socket or ivshmem")
+    try:
+        ipaddress.IPv4Interface(config.lan or "0.0.0.0")
+    except ValueError as error:
+        raise ConfigError(f"{path.name}: lan: {error}") from None
     if config.public_quota is not None and config.public_quota <= 0:
         raise ConfigError(f"{path.name}: public_quota must be a number of bytes above 0")
     if config.files_cache < config.policy.largest_files:

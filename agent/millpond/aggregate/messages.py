@@ -39,18 +39,28 @@ class Sums(Message):
     start: int
 
 
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """The step from one state to the next: the mean is subtracted, but added from ``start`` to ``stop`` of
+    each of ``added``, and the values at some places are then those of ``fixed`` (place, value).
+    """
+
+    added: tuple[tuple[int, int], ...] = ()
+    fixed: tuple[tuple[int, float], ...] = ()
+
+
 @message("spread")
 @dataclass(frozen=True, slots=True)
 class Spread(Message):
     """Announce a state, float32, that follows as Values; answered by Ok when all nodes of the subtree have
-    it. If it is ``advanced`` no values follow: the node adds the mean that it keeps to the state it has.
+    it. With an ``advance`` no values follow: the node moves the state that it has by the mean that it keeps.
     """
 
     node: str
     start: int
     stop: int
     children: dict[str, tuple[str, ...]]
-    advanced: bool = False
+    advance: Advance | None = None
 
 
 @message("values", payload=Kind.PARAMETERS)

@@ -17,7 +17,16 @@ import numpy as np
 
 from millpond.aggregate.exact import ExactSum, OutOfBounds, RefusedUpdate
 from millpond.aggregate.kernels import Totals, Vector
-from millpond.aggregate.messages import FetchSums, LinkBytes, LinkProbed, ProbeLink, Spread, Sums, Values
+from millpond.aggregate.messages import (
+    Advance,
+    FetchSums,
+    LinkBytes,
+    LinkProbed,
+    ProbeLink,
+    Spread,
+    Sums,
+    Values,
+)
 from millpond.aggregate.topology import RANGE_VALUES, ReductionTree
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import MillpondError, ProtocolError
@@ -131,22 +140,35 @@ class ReductionNode:
             parent.send(Sums(start), Deadline.after(STALL_SECONDS), found.data)
 
     def _pass_on(self, parent: Channel, request: Spread, children: ChildConnections) -> None:
-        if request.advanced and not len(self._mean):
-            raise ProtocolError(f"{self.name} keeps no mean")
+        if request.advance:
+            self._advance(request, request.advance)
         below = [children[child] for child in request.children.get(self.name, ())]
         for child, channel in zip(request.children.get(self.name, ()), below, strict=True):
-            channel.send(replace(below_of(request, child), advanced=False), Deadline.after(STALL_SECONDS))
+            values_follow = replace(below_of(request, child), advance=None)
+            channel.send(values_follow, Deadline.after(STALL_SECONDS))
         for start, stop in ranges(request.start, request.stop):
             piece = self._state[start:stop]
-            if request.advanced:
-                piece += self._mean[start:stop]
-            else:
+            if not request.advance:
                 receive_values(parent, Values, start, piece.data.cast("B"))
             for channel in below:
                 channel.send(Values(start), Deadline.after(STALL_SECONDS), piece.data)
         for channel in below:
             channel.expect(Ok, Deadline.after(STALL_SECONDS))
         parent.send(Ok(), Deadline.after(STALL_SECONDS))
+
+    def _advance(self, request: Spread, step: Advance) -> None:
+        """Change the state of a request by the mean."""
+        if not len(self._mean):
+            raise ProtocolError(f"{self.name} keeps no mean")
+        own = slice(request.start, request.stop)
+        mean = self._mean[own].copy()
+        for start, stop in step.added:
+            part = slice(max(start - own.start, 0), max(stop - own.start, 0))
+            np.negative(mean[part], out=mean[part])
+        self._state[own] -= mean
+        for place, value in step.fixed:
+            if own.start <= place < own.stop:
+                self._state[place] = value
 
     def _probe(self, parent: Channel, request: ProbeLink, children: ChildConnections) -> None:
         if request.node != self.name or not 0 < request.size <= MOST_PROBED:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from millpond.aggregate.exact import scale_of
 from millpond.aggregate.kernels import Vector
-from millpond.aggregate.messages import FetchSums, Spread, Sums, Values
+from millpond.aggregate.messages import Advance, FetchSums, Spread, Sums, Values
 from millpond.aggregate.node import (
     STALL_SECONDS,
     ChildConnections,
@@ -64,13 +64,25 @@ class TreeReduction:
 
         self._for_each(trees, reduce)
 
-    def spread(self, trees: tuple[ReductionTree, ...], values: Vector | None) -> None:
-        """Send a state to all nodes; None: the roots, each the only one of its tree, add the mean that they
-        keep to the state that they have. Raises RemoteError.
+    def advance(self, trees: tuple[ReductionTree, ...], step: Advance) -> None:
+        """Have the roots, each the only one of its tree, make a step from the state that they have by the
+        mean that they keep, and send the new one to all nodes. Raises RemoteError.
         """
+        self._spread(trees, None, step)
+
+    def spread(self, trees: tuple[ReductionTree, ...], values: Vector) -> None:
+        """Send a state to all nodes. Raises RemoteError."""
+        self._spread(trees, values, None)
+
+    def _spread(
+        self,
+        trees: tuple[ReductionTree, ...],
+        values: Vector | None,
+        step: Advance | None,
+    ) -> None:
 
         def send(number: int, tree: ReductionTree) -> None:
-            request = Spread(SINK, tree.start, tree.stop, dict(tree.subtree(SINK)), values is None)
+            request = Spread(SINK, tree.start, tree.stop, dict(tree.subtree(SINK)), step)
             connections = self._connections(number)
             below = [connections[child] for child in tree.children[SINK]]
             for child, channel in zip(tree.children[SINK], below, strict=True):

@@ -56,13 +56,14 @@ def init(
     fleet_directory: FleetOption = DEFAULT_FLEET,
     devices: Annotated[int, typer.Option(min=1, max=99, help="How many emulated devices.")] = 3,
     name: Annotated[str, typer.Option(help="The fleet's name.")] = "fleet",
+    lan: Annotated[bool, typer.Option("--lan", help="Devices with a network of their own.")] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Make a fleet: its certificate authority, SSH keys, and devices."""
     from millpond.host.fleet import provisioning
 
     names = [f"csd{number}" for number in range(devices)]
-    made = provisioning.create(fleet_directory, name, names)
+    made = provisioning.create(fleet_directory, name, names, lan=lan)
     if output is Format.JSON:
         tables.print_json({"fleet": str(made.directory), "name": name, "devices": names})
     else:

@@ -16,10 +16,12 @@ import time
 from pathlib import Path
 
 from millpond.base.errors import LocalError
+from millpond.host.fleet import provisioning
 from millpond.host.fleet.directory import DeviceConfig, Fleet
 from millpond.images import boards
 from millpond.images.boards import EMULATED
 from millpond.images.runtime.emulated import AGENT, BoardSpec, EmulatedBoard
+from millpond.images.runtime.emulated_lan import BoardLink, make_bridge
 from millpond.images.runtime.qemu import QemuBoard, QemuSpec
 from millpond.images.runtime.supervisor import BoardRuntime, BoardSupervisor
 from millpond.linux.confinement.sandbox import FORWARDED_SIGNALS, Sandbox, accept_signals, exit_code, spawn
@@ -86,7 +88,9 @@ def _user_namespaces_work() -> bool:
 def _board(fleet: Fleet, device: DeviceConfig) -> BoardRuntime:
     directory = fleet.device_directory(device.name)
     if device.board == EMULATED:
-        return EmulatedBoard(BoardSpec(device.name, directory, device.agent or AGENT))
+        provisioning.write_lan(fleet, device)
+        lan = BoardLink(device.lan, fleet.config.lan) if device.lan else None
+        return EmulatedBoard(BoardSpec(device.name, directory, device.agent or AGENT, lan))
     return QemuBoard(QemuSpec(device.name, directory, boards.read(device.board)))
 
 
@@ -106,6 +110,8 @@ class EmulatedMachine:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
         accept_signals()
+        if any(device.lan for device in self._fleet.config.device):
+            make_bridge()
         self._backplane.power_on()
         self._start_daemon()
         command = self._start_command()

@@ -15,6 +15,7 @@ from millpond.energy import joules
 from millpond.energy.joules import Watts
 from millpond.images import boards
 from millpond.images.boards import EMULATED
+from millpond.images.runtime.emulated_lan import LinkShape
 from millpond.wire.tls import Identity
 
 
@@ -25,7 +26,8 @@ class DeviceConfig:
     ``encrypt`` "always" adds TLS to bulk data; "auto" leaves it plain inside the box.
 
     ``agent`` is another command to run as an emulated board's agent, such as a build under test. ``watts``
-    declares the device's power, for agents that cannot measure or know it.
+    declares the device's power, for agents that cannot measure or know it. ``lan`` is the device's address,
+    with the prefix length, on a network that the devices have of their own, "" for none.
     """
 
     name: str
@@ -47,7 +49,7 @@ class HostConfig:
 class FleetConfig:
     """The contents of ``fleet.toml``. ``network`` is cut into one /30 for each device, in order. ``watts``
     declares the host's power, for hosts without a meter. ``zygote_idle`` is the seconds from the end of the
-    host's last worker to that of the zygote, which holds torch.
+    host's last worker to that of the zygote, which holds torch. ``lan`` is the shape of an emulated LAN.
     """
 
     name: str
@@ -56,6 +58,7 @@ class FleetConfig:
     watts: Watts | None = None
     zygote_idle: float = 600.0
     host: HostConfig = field(default_factory=HostConfig)
+    lan: LinkShape = field(default_factory=LinkShape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +212,27 @@ def checked(config: FleetConfig) -> FleetConfig:
             boards.read(device.board)
         if device.watts:
             joules.check(device.watts, f"fleet.toml: device: {device.name}: watts")
+    _check_lan(config)
     return config
+
+
+def _check_lan(config: FleetConfig) -> None:
+    """Check the LAN, and the addresses of devices on it. Raises ConfigError."""
+    if fault := config.lan.fault():
+        raise ConfigError(f"fleet.toml: lan: {fault}")
+    network = ipaddress.ip_network(config.network)
+    known: dict[str, str] = {}
+    for device in (device for device in config.device if device.lan):
+        where = f"fleet.toml: device: {device.name}: lan"
+        try:
+            address = ipaddress.IPv4Interface(device.lan)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if network.version == 4 and address.network.overlaps(network):
+            raise ConfigError(f"{where}: {address} is in the network of the tunnels, {network}")
+        if other := known.get(str(address.ip)):
+            raise ConfigError(f"{where}: {other} has the address {address.ip}, too")
+        known[str(address.ip)] = device.name
 
 
 def check_name(name: str) -> None:

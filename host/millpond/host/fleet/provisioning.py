@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +20,17 @@ from millpond.images.boards import EMULATED
 from millpond.images.ondevice.sshd_config import ADMIN, HOST_KEY, USER
 from millpond.images.runtime.emulated import FLASH, IDENTITY, SLOT, STATE, VOLUME
 
+_LAN_BASE = ipaddress.IPv4Address("10.78.0.0")
 
-def create(directory: Path, name: str, devices: Sequence[str]) -> Fleet:
-    """Make a fleet of emulated devices in ``directory``. Raises ConfigError if there is one already."""
+
+def _emulated(name: str, lan: str) -> DeviceConfig:
+    return DeviceConfig(name, lan=lan)
+
+
+def create(directory: Path, name: str, devices: Sequence[str], *, lan: bool = False) -> Fleet:
+    """Make a fleet of emulated devices in ``directory``, with a ``lan`` if wanted. Raises ConfigError if
+    there is one already.
+    """
     if (directory / "fleet.toml").exists():
         raise ConfigError(f"{directory} holds a fleet already")
     for device in devices:
@@ -28,7 +38,8 @@ def create(directory: Path, name: str, devices: Sequence[str]) -> Fleet:
     directory.mkdir(parents=True, exist_ok=True)
     authority = Authority.create(directory / "ca", name)
     authority.issue("host", directory / "host")
-    config = FleetConfig(name, device=tuple(DeviceConfig(device) for device in devices))
+    addresses = (f"{_LAN_BASE + number + 1}/16" if lan else "" for number in range(len(devices)))
+    config = FleetConfig(name, device=tuple(map(_emulated, devices, addresses)))
     fleet = Fleet(directory, config)
     create_ssh_key(fleet.ssh_key, f"millpond@{name}")
     create_ssh_key(fleet.admin_key, f"millpond-admin@{name}")
@@ -84,6 +95,8 @@ def write_agent_config(fleet: Fleet, device: str, privacy: dict[str, Any]) -> No
     """Write the device's ``agent.toml``; ``privacy`` as in the agent's configuration."""
     emulated = fleet.device(device).board == EMULATED
     places = {"flash": FLASH, "volume": VOLUME, "state": STATE, "identity": IDENTITY}
+    if lan := fleet.device(device).lan:
+        places["lan"] = lan
     if not emulated:
         places["files"] = f"{FLASH}/jobs"  # on boards the state has a small partition of its own
     tables: dict[str, dict[str, Any]] = {
@@ -101,13 +114,24 @@ def write_agent_config(fleet: Fleet, device: str, privacy: dict[str, Any]) -> No
     write_public(fleet.device_directory(device) / "etc" / "agent.toml", _toml(tables).encode())
 
 
+def write_lan(fleet: Fleet, device: DeviceConfig) -> None:
+    """Write the address of a device's LAN to its ``agent.toml``, if that has another one."""
+    path = fleet.device_directory(device.name) / "etc" / "agent.toml"
+    old = path.read_text()
+    kept = [line for line in old.splitlines() if not re.match(r"lan\s*=", line)]
+    kept[:0] = [f'lan = "{device.lan}"'] if device.lan else []  # no table has this key
+    if (text := "\n".join(kept) + "\n") != old:
+        write_public(path, text.encode())
+
+
 def _fleet_toml(config: FleetConfig) -> str:
     text = _toml({"": {"name": config.name, "network": config.network}})
     return text + "".join(map(_device_toml, config.device))
 
 
 def _device_toml(device: DeviceConfig) -> str:
-    return f'\n[[device]]\nname = "{device.name}"\nboard = "{device.board}"\n'
+    lan = f'lan = "{device.lan}"\n' if device.lan else ""
+    return f'\n[[device]]\nname = "{device.name}"\nboard = "{device.board}"\n{lan}'
 
 
 def _toml(tables: dict[str, dict[str, str]]) -> str:

@@ -13,8 +13,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import numpy as np
-
 from millpond.aggregate import topology
 from millpond.aggregate.kernels import Vector
 from millpond.aggregate.reduction import Addend
@@ -23,14 +21,14 @@ from millpond.aggregate.topology import Network, Prediction
 from millpond.base.errors import MillpondError
 from millpond.host.workers.node_control import NodeControl
 from millpond.host.workers.node_group import NodeGroup
+from millpond.host.workers.step_guess import StepGuess
 from millpond.host.workers.worker import ModelState
 from millpond.train.protocol import state_digest
+from millpond.train.state.layout import Tensor
 
 LEAST_NODES = 2
 _MOST_PAUSE = 63
 """Exchanges without nodes after failures, at most: 0, 1, 3, 7, ..."""
-_SAMPLE = 4096
-"""Values of a state that show whether it is the sum of the last one and the mean, before its digest does."""
 
 
 class NodeWorker(Protocol):
@@ -46,20 +44,19 @@ class NodeWorker(Protocol):
 
 
 class NodeReduction:
-    """Reduces and spreads over the nodes of a job. ``root`` is the device that adds, "auto" for any, if that
-    is faster than the host; ``shape`` is the topology. Call from one thread.
+    """Reduces and spreads states of ``tensors`` over the nodes of a job. ``root`` is the device that adds,
+    "auto" for any, if that is faster than the host; ``shape`` is the topology. Call from one thread.
     """
 
-    def __init__(self, root: str, shape: str, log: logging.Logger) -> None:
+    def __init__(self, root: str, shape: str, tensors: Sequence[Tensor], log: logging.Logger) -> None:
         self._root, self._shape, self._log = root, shape, log
+        self._step = StepGuess(tensors)
         self._group: NodeGroup | None = None
         self._network: Network | None = None
         self._sink: TreeReduction | None = None
         self._chosen: Prediction | None = None
         self._names: list[str] = []  # of the chosen trees
         self._failures = self._pause = self._turn = 0
-        self._state: Vector | None = None  # a sample of the state that the nodes have
-        self._mean: Vector | None = None  # a sample of the mean that the roots keep
         self._is_slower = False
 
     def spread(self, state: ModelState, workers: Sequence[NodeWorker]) -> None:
@@ -81,13 +78,13 @@ class NodeReduction:
 
     def _spread(self, state: ModelState, workers: Sequence[NodeWorker]) -> None:
         assert self._sink and self._chosen
-        sample = _sampled(state.values)
-        # With a strategy that makes another step, the state has to be sent.
-        known = self._state is not None and self._mean is not None
-        advanced = known and np.array_equal(np.add(self._state, self._mean), sample)  # type: ignore[arg-type]
-        self._state = self._mean = None
-        self._sink.spread(self._chosen.trees, None if advanced else state.values)
-        self._state, digest = sample, state_digest(state.memory.data)
+        step = self._step.to(state.values)
+        self._step.forget()
+        if step:
+            self._sink.advance(self._chosen.trees, step)
+        else:
+            self._sink.spread(self._chosen.trees, state.values)
+        self._step.state, digest = self._step.sample(state.values), state_digest(state.memory.data)
         for worker in workers:
             worker.spread = (state, digest)
 
@@ -104,7 +101,7 @@ class NodeReduction:
         except (MillpondError, OSError) as error:
             self._fail("the host adds the updates", error)
             return False
-        self._mean, self._failures = _sampled(mean), 0
+        self._step.mean, self._failures = self._step.sample(mean), 0
         return True
 
     def _choose(self, controls: Mapping[str, NodeControl], size: int) -> None:
@@ -150,15 +147,9 @@ class NodeReduction:
     def _forget(self) -> None:
         if self._sink:
             self._sink.close()
-        self._sink = self._chosen = self._state = self._mean = None
-        self._names = []
+        self._sink, self._chosen, self._names = None, None, []
+        self._step.forget()
 
     def close(self) -> None:
         """Close all connections with nodes."""
         self._forget()
-
-
-def _sampled(values: Vector) -> Vector:
-    """Return a copy of some of the values."""
-    places = np.linspace(0, len(values) - 1, min(_SAMPLE, len(values))).astype(np.int64)
-    return values[places]

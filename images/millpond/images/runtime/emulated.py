@@ -18,7 +18,9 @@ from pathlib import Path
 
 from millpond.base.errors import LocalError
 from millpond.images.ondevice import sshd, sshd_config
+from millpond.images.runtime import emulated_lan
 from millpond.images.runtime.emulated_init import EmulatedInit
+from millpond.images.runtime.emulated_lan import BoardLink
 from millpond.linux.confinement.sandbox import Bind, Sandbox, python_binds, spawn, system_binds
 from millpond.linux.logs import rotate
 from millpond.linux.network import allow_low_ports, loopback_up
@@ -35,11 +37,14 @@ AGENT = (sys.executable, "-m", "millpond.agent.daemon", "--config", f"{IDENTITY}
 
 @dataclass(frozen=True, slots=True)
 class BoardSpec:
-    """A board to emulate: its name, and the directory of its ``etc``, ``flash``, ``state`` and ``slot``."""
+    """A board to emulate: its name, the directory of its ``etc``, ``flash``, ``state`` and ``slot``, and its
+    link to the devices' LAN, if it has one.
+    """
 
     name: str
     directory: Path
     agent: tuple[str, ...] = AGENT
+    lan: BoardLink | None = None
 
 
 class EmulatedBoard:
@@ -58,6 +63,8 @@ class EmulatedBoard:
                 raise LocalError(f"{self.spec.name} has no directory '{part}': run 'millpond init' first")
         rotate(self.spec.directory / "console.log")
         self._pid = spawn(_sandbox(self.spec), self._body)
+        if self.spec.lan:
+            emulated_lan.attach(self.spec.name, self._pid, self.spec.lan.shape)
 
     def _body(self) -> int:
         console = os.open("/dev/console.log", os.O_WRONLY | os.O_APPEND)
@@ -67,6 +74,8 @@ class EmulatedBoard:
         logging.basicConfig(level=logging.INFO, format="init: %(message)s", force=True)
         loopback_up()
         allow_low_ports()
+        if self.spec.lan:
+            emulated_lan.configure(self.spec.lan)
         public = Path(VOLUME, "public")
         servers = [sshd.command(name, Path(IDENTITY), public) for name in ("admin", "user")]
         return EmulatedInit(self.spec.agent, servers).run()

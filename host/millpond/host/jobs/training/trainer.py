@@ -173,7 +173,7 @@ class Trainer:
             reachable = contextlib.ExitStack()
             reachable.enter_context(self._context.between(list(devices)))
             self._closers.append(reachable.close)
-        nodes = NodeReduction(job.aggregate, job.topology, self.log)
+        nodes = NodeReduction(job.aggregate, job.topology, self._server.tensors, self.log)
         self._closers.append(nodes.close)
         return nodes
 
