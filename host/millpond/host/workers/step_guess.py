@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from millpond.aggregate.kernels import Vector
 from millpond.aggregate.messages import Advance
 from millpond.train.state.layout import Tensor, spans
 
+Vector = NDArray[np.float32]
 _MOST_FIXED = 4096
 """The most values that are rounded, or no step is guessed."""
 _OF_EACH = 64

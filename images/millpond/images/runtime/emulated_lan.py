@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millpond.base.errors import LocalError
-from millpond.linux.netlink import NO_LOCAL_ADDRESS, in_child
+from millpond.linux.child import NO_LOCAL_ADDRESS, in_child
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
