@@ -142,7 +142,10 @@ def test_what_is_a_devices_own_stays_there_through_restarts(fleet: Emulation) ->
     assert "1040 of 1210 values are trained and exchanged, 170 stay on their devices: 14.0 % of" in log
 
     median = job(fleet, '"median"')
-    model_of(fleet, "train", median, *personal, "--set", "train.encoding=int8", "--set", "federated.rounds=1")
+    settings = ("train.encoding=int8", "federated.rounds=1", 'data.public="public/digits"')
+    options = [text for setting in settings for text in ("--set", setting)]
+    number, _ = model_of(fleet, "train", median, *personal, *options)
+    assert len(list((fleet.fleet.job_directory(number) / "state").iterdir())) == 1  # the host's worker's own
     again = {name: count - before[name] - sent[name] for name, count in parameters_sent(fleet).items()}
     assert again == dict.fromkeys(DEVICES, Encoding("int8").size(own))
     misspelt = ("--set", 'federated.local=["4.*"]', *personal[2:])

@@ -202,7 +202,7 @@ def accuracy(clients: list[Client], values: Callable[[Client], Tensors]) -> floa
     for client in clients:
         outputs = client.outputs(values(client), client.held)
         right += int((outputs.argmax(1) == client.part.labels[client.held]).sum())
-    return 100 * right / sum(len(client.held) for client in clients)
+    return 100 * (right / sum(len(client.held) for client in clients))
 
 
 def replayed(reference: Plain, clients: list[Client], state: Tensors, rounds: int) -> Tensors:

@@ -97,8 +97,8 @@ class BatchLoop:
         for batch in parts:
             loss, count = self._backward(batch, mean=self._means)
             total, counted = total + loss, counted + count
-        found = [p.grad for p in trainable(self._model) if p.grad is not None]
-        if counted and found and not self._means:
+        found = [] if self._means else [p.grad for p in trainable(self._model) if p.grad is not None]
+        if counted and found:
             torch._foreach_mul_(found, 1 / counted)
         return total, counted
 

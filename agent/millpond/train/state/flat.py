@@ -84,7 +84,7 @@ def freeze(model: nn.Module, names: Collection[str]) -> None:
 
 def checksum(model: nn.Module, local: Collection[str] = ()) -> int:
     """Return a checksum of the names and bits of what ``describe`` leaves out, 0 without any."""
-    found, values = 0, model.state_dict()
+    found, values = 0, dict(model.named_parameters(remove_duplicate=False)) | model.state_dict()
     for name in sorted(frozen_names(model).union(local)):
         value = values[name].detach().cpu().contiguous()
         found = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), found))
