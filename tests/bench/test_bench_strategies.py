@@ -17,6 +17,8 @@ from bench.train.run import Run
 print(json.dumps([dataclasses.asdict(row) for row in measure(Run(1, True, lambda line: None)).rows]))
 """
 NAMES = {"fedavg", "fedavgm", "fedprox", "fednova", "fedadam", "fedyogi", "fedadagrad", "fedopt"}
+NAMES |= {"median", "trimmed", "local-layers", "apfl", "apfl-adaptive"}
+NAMES |= {"perfedavg", "perfedavg-hessian-free"}
 
 
 def test_a_short_run_has_a_row_for_every_strategy() -> None:
@@ -26,7 +28,7 @@ def test_a_short_run_has_a_row_for_every_strategy() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row["figure"]: row for row in json.loads(done.stdout)}
-    for name in NAMES | {"median", "trimmed"}:
+    for name in NAMES:
         assert rows[f"strategies.{name}"]["low"] >= 0 and rows[f"strategies.{name}.accuracy"]["low"] > 0
     assert rows["strategies"]["value"] == max(
         row["value"] for name, row in rows.items() if row["unit"] == "points"

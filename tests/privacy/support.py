@@ -10,7 +10,7 @@ import textwrap
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +155,8 @@ class Device:
         passes: int = 0,
         batch: int = 0,
         held_out: float = 0.0,
+        local: tuple[str, ...] = (),
+        unsent: int = 0,
     ) -> None:
         policy = policy or Policy()
         link = LinkConfig("10.77.0.2/30", str(volume.base / "s"))
@@ -167,7 +169,8 @@ class Device:
         work = WorkSpec(
             "attack", spec, seed=seed, optimizer=own, passes=passes, batch=batch, held_out=held_out
         )
-        request = PrepareWorker(work, "csd0", tuple(folders), {}, tensors)
+        work = replace(work, local_layers=local)
+        request = PrepareWorker(work, "csd0", tuple(folders), {}, tensors, unsent)
         check_job(policy, "csd0", request)
         self.gate = Gate((), LedgerCounters.in_memory())
         self.left = Leaving(self.gate)

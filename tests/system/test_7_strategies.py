@@ -6,15 +6,18 @@ from __future__ import annotations
 import json
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.numpy import load_file
-from torch import nn
 
+from millpond.aggregate.encoding.layout import Encoding
 from millpond.train import simulate
+from millpond.train.compute.fit import Fitted
 from millpond.train.determinism import generators
 
+from ..waiting import eventually
 from .support import Emulation
 
 pytestmark = pytest.mark.timeout(300)
@@ -82,14 +85,16 @@ def model_of(fleet: Emulation, *command: str | Path) -> tuple[int, dict[str, tor
     return number, {name: torch.from_numpy(value) for name, value in found.items()}
 
 
-def simulated(fleet: Emulation, path: Path, strategy: str | tuple[str, float], rounds: int) -> nn.Module:
-    """The model that one process trains on the same folders; a class of the job's has an argument."""
+def simulated(
+    fleet: Emulation, path: Path, strategy: str | dict[str, Any] | tuple[str, float], rounds: int, **more: Any
+) -> Fitted:
+    """What one process trains on the same folders; a class of the job's has an argument."""
     generators.be_deterministic(1)
     own = runpy.run_path(str(path.with_name("own_strategies.py")))
-    made = strategy if isinstance(strategy, str) else own[strategy[0]](strategy[1])
+    made = own[strategy[0]](strategy[1]) if isinstance(strategy, tuple) else strategy
     folders = [fleet.directory / "devices" / name / "flash" / "private" / "digits" for name in DEVICES]
-    keys = {"batch": 16, "learning_rate": 0.05, "tell": lambda line: None}
-    return simulate(own["Task"](), folders, rounds=rounds, strategy=made, **keys).model
+    keys = {"batch": 16, "learning_rate": 0.05, "tell": lambda line: None, **more}
+    return simulate(own["Task"](), folders, rounds=rounds, strategy=made, **keys)
 
 
 def test_one_of_the_users_own_is_resumed_and_trains_as_in_one_process(fleet: Emulation) -> None:
@@ -97,15 +102,55 @@ def test_one_of_the_users_own_is_resumed_and_trains_as_in_one_process(fleet: Emu
     number, _ = model_of(fleet, "train", path)
     again, found = model_of(fleet, "resume", str(number), "--rounds", "4")
     assert again == number
-    model = simulated(fleet, path, ("Damped", 0.7), 4)
+    model = simulated(fleet, path, ("Damped", 0.7), 4).model
     assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
 
 
 def test_differences_are_normalized_as_in_one_process(fleet: Emulation) -> None:
     path = job(fleet, '"fednova"')
     _, found = model_of(fleet, "train", path)
-    model = simulated(fleet, path, "fednova", 2)
+    model = simulated(fleet, path, "fednova", 2).model
     assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
+
+
+def parameters_sent(fleet: Emulation) -> dict[str, int]:
+    with fleet.client() as client:
+        return {name: ledger.sent["parameters"] for name, ledger in client.ledgers().items()}
+
+
+def test_what_is_a_devices_own_stays_there_through_restarts(fleet: Emulation) -> None:
+    """Local layers and personal models, on a fleet as in one process; an agent dies between two rounds."""
+    personal = ("--set", 'federated.local=["3.*"]', "--set", 'evaluate.on=["devices"]')
+    path, before = job(fleet, '{ name = "apfl", alpha = "adaptive" }'), parameters_sent(fleet)
+    number, _ = model_of(fleet, "train", path, *personal, "--set", "federated.quorum=1.0")
+    console = fleet.directory / "devices" / "csd1" / "console.log"
+    starts = console.read_text().count("csd1 is ready at")
+    fleet.agent("csd1").kill()
+    eventually(lambda: console.read_text().count("csd1 is ready at") > starts, "a new agent", 120)
+    fleet.wait_ready()
+    _, found = model_of(fleet, "resume", str(number), "--rounds", "4")
+    table = {"name": "apfl", "alpha": "adaptive"}
+    model = simulated(fleet, path, table, 4, local=["3.*"], held_out=0.1)
+    assert all(torch.equal(found[name], value) for name, value in model.model.state_dict().items())
+    with fleet.client() as client:
+        scores = [each.scores for each in client.job(number).rounds]
+    assert scores == [{"devices": figures} for figures in model.devices]
+    own = 64 * 16 + 16
+    sent = {name: count - before[name] for name, count in parameters_sent(fleet).items()}
+    assert sent == dict.fromkeys(DEVICES, 4 * 4 * own)
+    log = (fleet.fleet.job_directory(number) / "job.log").read_text()
+    assert "1040 of 1210 values are trained and exchanged, 170 stay on their devices: 14.0 % of" in log
+
+    median = job(fleet, '"median"')
+    settings = ("train.encoding=int8", "federated.rounds=1", 'data.public="public/digits"')
+    options = [text for setting in settings for text in ("--set", setting)]
+    number, _ = model_of(fleet, "train", median, *personal, *options)
+    assert len(list((fleet.fleet.job_directory(number) / "state").iterdir())) == 1  # the host's worker's own
+    again = {name: count - before[name] - sent[name] for name, count in parameters_sent(fleet).items()}
+    assert again == dict.fromkeys(DEVICES, Encoding("int8").size(own))
+    misspelt = ("--set", 'federated.local=["4.*"]', *personal[2:])
+    told = fleet.millpond("train", median, *misspelt)
+    assert told.code != 0 and "federated: local: '4.*' is no parameter or buffer of the model" in told.err
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from millpond.train.determinism import generators
 from millpond.train.job.spec import ModelSpec, OptimizerSpec, WorkSpec
 from millpond.train.protocol import Folder, Work
 from millpond.train.state.flat_parameters import FlatParameters
+from millpond.train.strategies import LocalRule
 from millpond.train.task.task import Task
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
@@ -54,16 +55,18 @@ def images() -> LabelledImages:
 
 
 @needs_gpu
-@pytest.mark.parametrize("passes", [0, 2])
-def test_an_exchange_on_a_gpu_is_that_on_the_processor(passes: int) -> None:
-    work = WorkSpec(
-        "gpu", ModelSpec("x:y"), optimizer=OptimizerSpec("SGD", 0.05), passes=passes, batch=8 * passes
-    )
+@pytest.mark.parametrize(
+    ("passes", "rule"),
+    [(0, LocalRule()), (2, LocalRule()), (2, LocalRule(alpha=0.5)), (2, LocalRule(inner_rate=0.01))],
+)
+def test_an_exchange_on_a_gpu_is_that_on_the_processor(passes: int, rule: LocalRule) -> None:
+    optimizer = OptimizerSpec("SGD", 0.05)
+    work = WorkSpec("gpu", ModelSpec("x:y"), optimizer=optimizer, passes=passes, batch=8 * passes, local=rule)
     found = []
     for where in ("cpu", "cuda"):
         task = Task(Digits())
         model = accelerator.place(task.model(), where)  # type: ignore[arg-type]
-        parameters = FlatParameters(model)
+        parameters = FlatParameters(model, local=["2.bias"] if passes else [])
         samples = SampleFolders(task, 0, [Folder("p", "csd0")], [images()])
         before = parameters.state.copy()
         LocalTrainer(parameters, task, samples, work).run(Work(1, 5, 1, (((0, 40),),)), before)

@@ -70,7 +70,7 @@ def test_frozen_parameters_are_neither_sent_nor_changed() -> None:
     tuned[0].requires_grad_(False)
     names = [tensor.name for tensor in flat.describe(tuned)]
     assert "0.weight" not in names and "2.weight" in names and "1.running_mean" in names
-    assert [tensor.name for tensor in flat.describe_frozen(tuned)] == ["0.weight", "0.bias"]
+    assert [tensor.name for tensor in flat.describe_unsent(tuned)] == ["0.weight", "0.bias"]
     before = tuned[0].weight.clone()
     parameters = FlatParameters(tuned)
     assert len(parameters.state) == layout.size(parameters.tensors) == 4 * 4 + 1 + 10

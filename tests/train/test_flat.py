@@ -100,7 +100,7 @@ def test_frozen_parameters_are_not_exchanged_but_compared() -> None:
     every, none = flat.describe(model), flat.checksum(model)
     model[0].requires_grad_(False)
     model[2].weight.requires_grad_(False)
-    frozen = flat.describe_frozen(model)
+    frozen = flat.describe_unsent(model)
     assert [tensor.name for tensor in frozen] == ["0.weight", "0.bias", "2.weight"]
     assert flat.describe(model) == tuple(tensor for tensor in every if tensor not in frozen)
     found = flat.checksum(model)

@@ -278,6 +278,11 @@ ERRORS = [
     *(
         (f"{GOOD}[federated]\nstrategy = {given}", f"job.toml: federated: strategy: {told}")
         for given, told in (
+            ("{ name = 'apfl', alpha = 0 }", 'alpha: 0 is not above 0 and at most 1, or "adaptive"'),
+            ("{ name = 'apfl', alpha = nan }", 'alpha: nan is not above 0 and at most 1, or "adaptive"'),
+            ("{ name = 'perfedavg', inner_learning_rate = 0 }", "inner_learning_rate: 0 is not greater"),
+            ("{ name = 'perfedavg', delta = 2 }", "delta: 2 is not greater than 0 and at most 1"),
+            ("{ name = 'perfedavg', variant = 'second' }", "variant: "),
             ("'fedporx'", "there is no strategy 'fedporx'; did you mean 'fedprox'?"),
             ('{ name = "fedprox", muu = 1 }', "unknown key 'muu'; did you mean 'mu'?"),
             ('{ name = "fedprox", mu = nan }', "mu: nan is not between 0 and 1e+09"),
@@ -297,6 +302,15 @@ ERRORS = [
     ),
     (f"{GOOD}[task]\nfactory = 'a:b'", "job.toml: a job has one of the tables [task] and [model]"),
     (GOOD.partition("[model]")[0], "job.toml: a job has one of the tables [task] and [model]"),
+    (
+        f'{GOOD}[federated]\nlocal = ["head.*"]',
+        'job.toml: evaluate: on: layers of federated.local are on devices alone: on = ["devices"]',
+    ),
+    (
+        f'{GOOD}[federated]\nlocal = [""]\n[evaluate]\non = ["devices"]',
+        "job.toml: federated: local: a pattern is empty",
+    ),
+    (f"{GOOD}[federated]\nlocal = 'head.*'", "job.toml: federated: local: expected a list"),
     (edited('test = "test"', ""), 'job.toml: evaluate: on: "host" needs a folder of the host: data.test'),
     (f'{GOOD}[evaluate]\non = ["disk"]', "job.toml: evaluate: on"),
     (f'{GOOD}[evaluate]\non = ["host", "host"]', "job.toml: evaluate: on: a place is named twice"),
@@ -348,6 +362,8 @@ SYNCHRONOUS = [
     ('strategy = "fedprox"', "strategy: applies differences, not gradients: set local_steps, or "),
     ('local_steps = 4\nstrategy = "fednova"', "strategy: all workers take the same number of local steps"),
     ('local_steps = 4\nstrategy = "median"', "strategy: votes of late updates and of parts of an epoch"),
+    ('local_steps = 4\nstrategy = "apfl"', "strategy: personal models are trained and scored from round to"),
+    ('local_steps = 4\nstrategy = "perfedavg"', "strategy: personal models are trained and scored from"),
     ('local_steps = 4\nstrategy = "medium"', "strategy: there is no strategy 'medium'; did you mean"),
     ("epoch = 3", "unknown key 'epoch'; did you mean 'epochs'?"),
     ("epochs = -1", "epochs: -1 is not between 0 and 1000000000"),

@@ -164,7 +164,9 @@ def test_frozen_parameters_stay_where_they_are(root: Path, tmp_path: Path, zygot
         update = worker.call(Work(1, 5, 1, (((0, 3),), ())), Update)
         assert isinstance(update, Update) and len(worker.values) == 512 and worker.values.any()
         other = replace(WORK, model=ModelSpec("nets:frozen", ("nets.py",), arguments={"value": 0.25}))
-        with pytest.raises(Refused, match="csd1 builds other frozen parameters than the host"):
+        with pytest.raises(
+            Refused, match="csd1 builds other frozen parameters or local layers than the host"
+        ):
             worker.prepare(other, frozen=found.checksum)
 
 

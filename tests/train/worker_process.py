@@ -97,6 +97,7 @@ def frozen(value=0.5):
     net.layers[1].bias.requires_grad_(False)
     return net
 
+def two(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 8))
 def double(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).double()
 def brief(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8).bfloat16())
 def half(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).half()
@@ -131,25 +132,31 @@ SHRINKS, RAISES, REPLACES, CLAMPS, ADDS, RENEWS, TURNS, RESTORES, WRITES = range
 class Process:
     """A worker process, the coordinator's end of its channel, and the memory of both."""
 
-    def __init__(self, zygote: Zygote, root: Path, log: Path) -> None:
+    def __init__(self, zygote: Zygote, root: Path, log: Path, state: Path | None = None) -> None:
         ours, theirs = socket.socketpair()
         self.shared = [memory.make(f"{what} of the tests") for what in ("states", "values")]
         self._code_dir = written({"nets.py": NETS}, log.parent / f"{log.name}.code")
         options = ["3", "--root", str(root), "--shared", "4", "5", "--code", str(self._code_dir)]
+        options += ["--state", str(state)] if state else []
         with theirs, log.open("wb") as output:
             passed = [theirs.fileno(), *self.shared]
             self.process = zygote.start(Sandbox(), options, passed, output.fileno())
         self.channel = Channel(ours, "worker")
         self.state = self.values = np.empty(0, np.float32)
 
-    def prepare(self, work: WorkSpec = WORK, folders: tuple[Folder, ...] = FOLDERS, frozen: int = 0) -> Ready:
-        tensors = flat.describe(user_code.build(work, self._code_dir)[1])
+    def prepare(
+        self, work: WorkSpec = WORK, folders: tuple[Folder, ...] = FOLDERS, frozen: int = 0, run: str = ""
+    ) -> Ready:
+        model = user_code.build(work, self._code_dir)[1]
+        local = flat.local_names(model, work.local_layers)
+        tensors = flat.describe(model, local)
         user_code.forget(self._code_dir)
         size = 4 * layout.size(tensors)
         self.state, self.values = (
             np.frombuffer(memory.map_first(shared, size).data, np.float32) for shared in self.shared
         )
-        request = PrepareWorker(work, "csd1", folders, {}, tensors, frozen)
+        frozen = frozen or flat.checksum(model, local)
+        request = PrepareWorker(work, "csd1", folders, {}, tensors, frozen, run=run)
         ready = self.call(request, Ready)
         assert isinstance(ready, Ready)
         return ready
@@ -187,8 +194,8 @@ def soon() -> Deadline:
 
 
 @contextmanager
-def started(zygote: Zygote, root: Path, log: Path) -> Iterator[Process]:
-    process = Process(zygote, root, log)
+def started(zygote: Zygote, root: Path, log: Path, state: Path | None = None) -> Iterator[Process]:
+    process = Process(zygote, root, log, state)
     try:
         with process.channel:
             yield process

@@ -65,13 +65,17 @@ def simulate(
     rounds: int = 20,
     seed: int = 0,
     strategy: str | dict[str, Any] | Strategy = "fedavg",
+    local: Sequence[str] = (),
+    held_out: float = 0.0,
     **training: Any,
 ) -> Fitted:
     """Simulate federated averaging in this process alone: each of ``folders`` is the private folder of a
     device, csd0, csd1, ... A fleet with these folders computes the same, but for random draws of models,
     which are each device's own. ``strategy`` is that of a job's file or an object of a class of
-    one's own, and ``training`` the keys of ``[train]``; otherwise as ``fit``.
+    one's own, ``local`` are patterns of layers that stay on their devices, and ``training`` the keys of
+    ``[train]``. Devices are scored, too, on a share ``held_out`` of their samples. Otherwise as ``fit``.
     """
     from millpond.train.compute.simulate import simulate as run
 
+    training |= {"local": local, "held_out": held_out}
     return run(task, folders, test, rounds=rounds, seed=seed, strategy=strategy, **training)

@@ -53,11 +53,12 @@ class WarmUp(Message):
 @message("prepare")
 @dataclass(frozen=True, slots=True)
 class PrepareWorker(Message):
-    """Build the model, whose state must be of ``tensors`` and whose frozen parameters must have the checksum
-    ``frozen``, and load the samples of ``folders``; answered by Ready, and by an agent by MissingFiles
-    before. An agent needs ``files``, the job's by name, and ``signature``, one of them all by an owner of
-    the device. A worker on the host computes with ``accelerator``, and has ``states`` states in its shared
-    memory.
+    """Build the model, whose state must be of ``tensors`` and the rest of which (frozen parameters, first
+    values of local layers) must have the checksum ``frozen``, and load the samples of ``folders``; answered
+    by Ready, and by an agent by MissingFiles before. An agent needs ``files``, the job's by name, and
+    ``signature``, one of them all by an owner of the device. A worker on the host computes with
+    ``accelerator``, and has ``states`` states in its shared memory. Personal state is that of the ``run``: of
+    this job, also when it resumes.
     """
 
     work: WorkSpec
@@ -70,6 +71,7 @@ class PrepareWorker(Message):
     states: int = 1
     signature: str = ""
     accelerator: Literal["auto", "cpu", "cuda"] = "cpu"
+    run: str = ""
 
 
 @message("files.missing")
@@ -221,7 +223,8 @@ class PrepareServer(Message):
 @dataclass(frozen=True, slots=True)
 class ServerReady(Message):
     """The model's state is of ``tensors``, and the first state in shared memory is the seeded one.
-    ``frozen`` are its frozen parameters, with a ``checksum``; ``note`` is a line about its first values, or
+    ``frozen`` are its tensors that are not exchanged, frozen parameters and local layers, with a
+    ``checksum``; ``note`` is a line about its first values, or
     "". ``local`` and ``combine`` are what the strategy declares.
     """
 
@@ -292,13 +295,13 @@ class Momentum(Message):
 @message("frozen.get")
 @dataclass(frozen=True, slots=True)
 class GetFrozen(Message):
-    """Ask the parameter server for the frozen parameters of the model; answered by Frozen."""
+    """Ask the parameter server for the tensors of the model that are not exchanged; answered by Frozen."""
 
 
 @message("frozen", payload=Kind.PARAMETERS)
 @dataclass(frozen=True, slots=True)
 class Frozen(Message):
-    """Payload: the frozen parameters, flat float32 [size] in the order of ``tensors``."""
+    """Payload: what is not exchanged, flat float32 [size] in the order of ``tensors``."""
 
     tensors: tuple[Tensor, ...]
     size: int

@@ -11,7 +11,9 @@ import torch
 from bench.balance.experiment import Findings
 from bench.rows import Row, summary
 from bench.train.run import Run
-from train.strategy_reference import COUNTS, REFERENCES, ROUNDS, TESTED, compare
+from train import personal_reference, strategy_reference
+from train.personal_reference import PERSONALIZED
+from train.strategy_reference import COUNTS, REFERENCES, ROUNDS, TESTED
 
 TITLE = "Strategies: points of accuracy between each and its reference"
 SEEDS = (0, 1, 2)
@@ -23,14 +25,18 @@ def measure(run: Run) -> Findings:
     rounds, seeds = (2, SEEDS[:1]) if run.quick else (ROUNDS, SEEDS)
     rows: list[Row] = []
     largest = [0.0 for _ in seeds]
-    for name in REFERENCES:
+    compared = {
+        **dict.fromkeys(REFERENCES, (strategy_reference.compare, f"{TESTED} test images")),
+        **dict.fromkeys(PERSONALIZED, (personal_reference.compare, "what clients hold out")),
+    }
+    for name, (compare, tested) in compared.items():
         found = []
         for seed in seeds:
             with tempfile.TemporaryDirectory() as folder:
                 found.append(compare(name, Path(folder), seed, rounds))
         points = [abs(each.ours - each.reference) for each in found]
         largest = [max(pair) for pair in zip(largest, points, strict=True)]
-        what = f"after {rounds} rounds of {len(COUNTS)} uneven clients, {TESTED} test images, seed by seed"
+        what = f"after {rounds} rounds of {len(COUNTS)} uneven clients, {tested}, seed by seed"
         rows.append(_row(f"strategies.{name}", f"points from its reference, {what}", points, "points"))
         accuracies = [each.ours for each in found]
         rows.append(_row(f"strategies.{name}.accuracy", f"accuracy {what}", accuracies, "%"))

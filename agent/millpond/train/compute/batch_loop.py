@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -16,11 +18,22 @@ from millpond.train.compute.optimizers import trainable
 from millpond.train.compute.prefetch import prefetched
 from millpond.train.compute.selection import Selection, Synthetic, batches
 from millpond.train.job.spec import WorkSpec
+from millpond.train.state.flat import Vector
+from millpond.train.state.layout import Tensor
 from millpond.train.task.task import Batch, Task
+
+Part = tuple[int, Batch]
+"""A part of a batch that is computed at once, with the number of the gradient that it is for."""
 
 
 class BatchLoop:
     """Trains ``model`` with the loss of ``task``, in batches as ``work`` says."""
+
+    roles = 1
+    """The number of gradients that a step takes of different parts of a batch."""
+
+    tensors: tuple[Tensor, ...] = ()
+    """What it keeps for itself from exchange to exchange."""
 
     def __init__(self, task: Task, model: nn.Module, work: WorkSpec) -> None:
         self._task, self._model, self._work = task, model, work
@@ -30,8 +43,10 @@ class BatchLoop:
         self.steps = 0
         """The steps of all runs."""
 
-    def hold(self) -> None:
-        """Have the proximal term, if there is one, hold the parameters near their present values."""
+    def begin(self, _make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+        """Begin an exchange: the proximal term, if there is one, holds the parameters near their present
+        values.
+        """
         if self._work.local.proximal:
             self._near = [parameter.detach().clone() for parameter in trainable(self._model)]
 
@@ -39,15 +54,52 @@ class BatchLoop:
         self, optimizer: torch.optim.Optimizer, samples: Selection | Synthetic, shuffle: torch.Generator
     ) -> tuple[float, float]:
         """Take a step for each batch of the shuffled samples. Returns the summed loss and its count."""
-        work, total, counted, whole = self._work, 0.0, 0.0, 0.0
+        total = counted = 0.0
         self._model.zero_grad()
-        parts = _parts(batches(samples.groups, work.batch, work.steps, shuffle), work.accumulate)
-        for (_, last), batch in prefetched(parts, lambda part: samples.batch(part[0]), work.prefetch):
+        for parts in self.read(samples, shuffle, self.roles):
+            loss, count = self.learn(optimizer, parts)
+            total, counted = total + loss, counted + count
+        return total, counted
+
+    def read(
+        self, samples: Selection | Synthetic, shuffle: torch.Generator, roles: int
+    ) -> Iterator[Iterator[Part]]:
+        """Yield each batch of the shuffled samples, as the parts that it is read in."""
+        work = self._work
+        whole = batches(samples.groups, work.batch, work.steps, shuffle)
+        wanted = _parts(whole, samples.groups, roles, work.accumulate)
+        reading = prefetched(wanted, lambda part: samples.batch(part[0]), work.prefetch)
+        for (_, role, count), first in reading:
+            rest = ((role, batch) for (_, role, _), batch in islice(reading, count - 1))
+            yield chain([(role, first)], rest)
+
+    def restore(self, kept: Vector | None) -> None:
+        """Take back what was ``kept``, laid out as ``tensors``; None before the first exchange."""
+
+    def kept(self) -> Vector:
+        """Return what is to be kept, laid out as ``tensors``."""
+        return np.empty(0, np.float32)
+
+    @contextlib.contextmanager
+    def scored(self, _training: Callable[[], Selection]) -> Iterator[nn.Module]:
+        """Have a worker's model to be scored, with the ``training`` samples that it would train on."""
+        yield self._model
+
+    def learn(self, optimizer: torch.optim.Optimizer, parts: Iterator[Part]) -> tuple[float, float]:
+        """Take a step with the parts of a batch. Returns the summed loss and its count."""
+        loss, count = self.gradients(batch for _, batch in parts)
+        self.step(optimizer, count)
+        return loss, count
+
+    def gradients(self, parts: Iterable[Batch]) -> tuple[float, float]:
+        """Add the gradients of the mean loss of some parts. Returns the summed loss and its count."""
+        total = counted = 0.0
+        for batch in parts:
             loss, count = self._backward(batch, mean=self._means)
-            total, counted, whole = total + loss, counted + count, whole + count
-            if last:
-                self._step(optimizer, whole)
-                whole = 0.0
+            total, counted = total + loss, counted + count
+        found = [] if self._means else [p.grad for p in trainable(self._model) if p.grad is not None]
+        if counted and found:
+            torch._foreach_mul_(found, 1 / counted)
         return total, counted
 
     def backward(self, samples: Selection | Synthetic) -> tuple[float, float]:
@@ -69,13 +121,10 @@ class BatchLoop:
         (loss / count if mean and count else loss).backward()  # type: ignore[no-untyped-call]
         return loss.item(), count
 
-    def _step(self, optimizer: torch.optim.Optimizer, count: float) -> None:
-        """Take a step with the gradients of a batch that counts ``count``."""
+    def step(self, optimizer: torch.optim.Optimizer, count: float) -> None:
+        """Take a step with the gradients of a batch that counts ``count``, and clear them."""
         trained = trainable(self._model)
-        gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
-        if count and gradients:
-            if not self._means:
-                torch._foreach_mul_(gradients, 1 / count)
+        if count and any(parameter.grad is not None for parameter in trained):
             self._add_proximal(trained)
             if self._work.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(trained, self._work.clip_norm)
@@ -95,9 +144,20 @@ def _split(places: Ints, parts: int) -> list[Ints]:
     return np.array_split(places, min(parts, max(1, len(places) // 2)))
 
 
-def _parts(places: Iterable[Ints], accumulate: int) -> Iterator[tuple[Ints, bool]]:
-    """Yield the parts of all batches, and whether each is the last of its batch."""
+def _parts(
+    places: Iterable[Ints], groups: Ints, roles: int, accumulate: int
+) -> Iterator[tuple[Ints, int, int]]:
+    """Yield the parts of all batches, each with its role, and the number of parts of its batch."""
+    group_of = np.repeat(np.arange(len(groups)), groups) if roles > 1 else groups
     for whole in places:
-        *before, last = _split(whole, accumulate)
-        yield from ((part, False) for part in before)
-        yield last, True
+        own = _by_role(whole, group_of, roles) if roles > 1 else [whole]
+        found = [(part, role) for role, places in enumerate(own) for part in _split(places, accumulate)]
+        yield from ((part, role, len(found)) for part, role in found)
+
+
+def _by_role(places: Ints, group_of: Ints, roles: int) -> list[Ints]:
+    """Divide a batch into as many parts of whole groups, or fewer: a gradient tells of its own part alone."""
+    starts = np.flatnonzero(np.diff(group_of[places], prepend=-1))
+    cuts = [int(each[0]) for each in np.array_split(starts, min(roles, len(starts)))]
+    found = np.split(places, cuts[1:])
+    return found if min(map(len, found)) > 1 else [places]  # as in ``_split``

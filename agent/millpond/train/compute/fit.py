@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,15 @@ from millpond.train.task.task import SampleSet, Task
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A trained ``model``, the mean ``losses`` of its epochs, and its figures on the test data after each."""
+    """A trained ``model``, the mean ``losses`` of its epochs or rounds, and its figures on the test data
+    after each. After a simulated round, those on what the ``devices`` hold out, each with its own local
+    layers and personal model.
+    """
 
     model: nn.Module
     losses: list[float]
     scores: list[dict[str, float]]
+    devices: list[dict[str, float]] = field(default_factory=list)
 
 
 def fit(

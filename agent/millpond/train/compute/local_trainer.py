@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import torch
 
-from millpond.train.compute.batch_loop import BatchLoop
 from millpond.train.compute.evaluation import evaluate
 from millpond.train.compute.optimizers import Schedule, make_optimizer
+from millpond.train.compute.personal import PersonalPart, loop_of
 from millpond.train.compute.selection import SampleFolders, Selection, Synthetic
 from millpond.train.determinism import generators
 from millpond.train.job.spec import WorkSpec
@@ -30,13 +30,23 @@ _CHECKED = 16
 
 
 class LocalTrainer:
-    """Trains the model of ``parameters`` on a worker's samples as ``work`` says, one exchange at a time."""
+    """Trains the model of ``parameters`` on a worker's samples as ``work`` says, one exchange at a time. What
+    it trains for itself alone in a ``run`` lies in ``folder``, or in memory without one.
+    """
 
     def __init__(
-        self, parameters: FlatParameters, task: Task, samples: SampleFolders, work: WorkSpec
+        self,
+        parameters: FlatParameters,
+        task: Task,
+        samples: SampleFolders,
+        work: WorkSpec,
+        run: str = "",
+        folder: Path | None = None,
     ) -> None:
         self.parameters, self._task, self._samples, self._work = parameters, task, samples, work
-        self._loop = BatchLoop(task, parameters.model, work)
+        self._loop = loop_of(task, parameters.model, work)
+        personal = parameters.local or self._loop.tensors
+        self._personal = PersonalPart(parameters, self._loop, run, folder) if personal else None
         self._schedule: Schedule | None = None
         self._exchanges = 0
         self._local_steps = 1.0  # of the last exchange
@@ -50,6 +60,8 @@ class LocalTrainer:
         started, used = time.perf_counter(), self._used()
         generators.plant(request.draws or request.seed)
         self.parameters.load(state)
+        if self._personal:
+            self._personal.load(request.exchange - (not request.held_out))
         if request.held_out:
             count, sums, measured = self._evaluate()
         else:
@@ -72,7 +84,8 @@ class LocalTrainer:
         if not any(self._samples.held):
             return 0, {}, (0.0, 0.0, 0.0)
         samples = self._samples.held_out()
-        return len(samples), evaluate(self.parameters.model, self._task, samples, self._work), (0.0, 0.0, 0.0)
+        with self._loop.scored(self._samples.everything) as model:
+            return len(samples), evaluate(model, self._task, samples, self._work), (0.0, 0.0, 0.0)
 
     def _answer(self, request: Work, state: Vector) -> tuple[int, Sums, tuple[float, float, float]]:
         """Return the number of samples, the loss, and weight, largest value and norm of the update."""
@@ -83,6 +96,8 @@ class LocalTrainer:
             loss, count = self._train(chosen, request)
             weight = float(len(chosen))
             largest, norm = self.parameters.gather_differences(state, len(chosen), self._local_steps)
+            if self._personal and not made_up:
+                self._personal.keep(request.exchange)
         else:
             loss, count = self._differentiate(chosen, state)
             weight = count
@@ -107,10 +122,8 @@ class LocalTrainer:
         """
         work, total, counted = self._work, 0.0, 0.0
         shuffle = torch.Generator().manual_seed(request.seed)
-        optimizer = make_optimizer(self.parameters.model, work.optimizer, self._task)
-        self._schedule = self._schedule or Schedule(optimizer, work.scheduler, work.total, self._task)
-        self._schedule.set(optimizer, request.epoch)
-        self._loop.hold()
+        optimizer = self._optimizer(self.parameters.model, request.epoch)
+        self._loop.begin(lambda model: self._optimizer(model, request.epoch))
         before = self._loop.steps
         for _ in range(work.passes):
             loss, count = self._loop.run(optimizer, chosen, shuffle)
@@ -119,6 +132,13 @@ class LocalTrainer:
             self._local_steps = local_steps(optimizer, self._loop.steps - before, work.local.proximal)
         self.parameters.check_bound()
         return total / work.passes, counted / work.passes
+
+    def _optimizer(self, model: torch.nn.Module, epoch: int) -> torch.optim.Optimizer:
+        work = self._work
+        made = make_optimizer(model, work.optimizer, self._task)
+        self._schedule = self._schedule or Schedule(made, work.scheduler, work.total, self._task)
+        self._schedule.set(made, epoch)
+        return made
 
     def _used(self) -> float:
         times = self._process.cpu_times()

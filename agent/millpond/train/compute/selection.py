@@ -64,6 +64,11 @@ class SampleFolders:
             found.append(np.concatenate([own[:0], *(own[start:stop] for start, stop in ranges)]))
         return Selection(self._task, self._parts, found, np.concatenate([_groups(0, 1), *groups]))
 
+    def everything(self) -> Selection:
+        """Return all samples to train on. Raises DataError if there are none."""
+        ranges = tuple(((0, count),) if count else () for count in self.counts)
+        return self.take(Work(0, 0, 1, ranges))
+
     def held_out(self) -> Selection:
         """Return the samples that are held out. Raises DataError if there are none."""
         found = [

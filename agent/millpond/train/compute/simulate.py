@@ -23,9 +23,10 @@ from millpond.train.compute.server_optimizer import ServerOptimizer, optimizer_o
 from millpond.train.determinism import generators, seeds
 from millpond.train.job.spec import DataSpec, FederatedSpec, Job, ModelSpec, TrainingSpec, WorkSpec
 from millpond.train.protocol import Folder, Update, Work
+from millpond.train.state import flat
 from millpond.train.state.flat_parameters import FlatParameters
 from millpond.train.strategies import Strategy, catalogue
-from millpond.train.task.sums import LOSS
+from millpond.train.task.sums import LOSS, Sums, add
 from millpond.train.task.task import Task
 
 LEAST_SAMPLES = 8
@@ -40,29 +41,36 @@ def simulate(
     rounds: int = 20,
     seed: int = 0,
     strategy: str | dict[str, Any] | Strategy = "fedavg",
+    local: Sequence[str] = (),
+    held_out: float = 0.0,
     tell: Callable[[str], None] = print,
     **training: Any,
 ) -> Fitted:
     """Implement ``train.simulate``."""
     own = _made(strategy)
-    federated, spec = FederatedSpec(rounds=rounds), TrainingSpec(**training)
+    if test and local:
+        raise LocalError("test: local layers have trained values on devices alone: set held_out instead")
+    federated, spec = FederatedSpec(rounds=rounds, local=tuple(local)), TrainingSpec(**training)
     job = Job("simulation", DataSpec(""), task=ModelSpec(""), seed=seed, train=spec, federated=federated)
-    work = replace(job.work, local=own.local)
+    work = replace(job.work, local=own.local, held_out=held_out)
     hooks = Task(task)
     generators.be_deterministic(work.threads)
-    average, worker = _model(hooks, seed), _model(hooks, seed)
+    average, worker = _model(hooks, seed, local), _model(hooks, seed, local)
+    flat.freeze(average.model, average.local)
     devices = [_Device(hooks, worker, number, path, work) for number, path in enumerate(folders)]
     optimizer = ServerOptimizer(average, optimizer_of(own, average.model))
     reduction = Reduction(average.sums, rule=rule_of(own.combine.rule, own.combine.share))
-    held_out = everything(hooks, hooks.dataset(Path(), str(test), "test")) if test else None
+    tested = everything(hooks, hooks.dataset(Path(), str(test), "test")) if test else None
     fitted = Fitted(average.model, [], [])
     for number in range(1, rounds + 1):
         loss, local_steps = _round(number, seed, average.state, devices, reduction)
         fitted.losses.append(loss)
         optimizer.apply(local_steps, number)
-        figures = hooks.summary(evaluate(average.model, hooks, held_out, work)) if held_out else {}
+        figures = hooks.summary(evaluate(average.model, hooks, tested, work)) if tested else {}
         fitted.scores.append(figures)
-        told = "".join(f", {name} {value:.4f}" for name, value in figures.items())
+        fitted.devices.append(_scored(number, average.state, devices, hooks) if held_out else {})
+        shown = [*figures.items(), *((f"devices {name}", each) for name, each in fitted.devices[-1].items())]
+        told = "".join(f", {name} {value:.4f}" for name, value in shown)
         tell(f"round {number}: training loss {fitted.losses[-1]:.4f}{told}")
     return fitted
 
@@ -75,9 +83,10 @@ def _made(strategy: str | dict[str, Any] | Strategy) -> Strategy:
     return found
 
 
-def _model(task: Task, seed: int) -> FlatParameters:
+def _model(task: Task, seed: int, local: Sequence[str]) -> FlatParameters:
     generators.plant(seed)
-    return FlatParameters(task.model())
+    model = task.model()
+    return FlatParameters(model, local=flat.local_names(model, local))
 
 
 class _Device:
@@ -88,8 +97,9 @@ class _Device:
     ) -> None:
         self.name, self._parameters = f"csd{number}", parameters
         part = task.dataset(Path(), str(folder), "train")
-        own = SampleFolders(task, work.seed, [Folder(self.name, self.name, group=LEAST_SAMPLES)], [part])
-        self._trainer, self._samples = LocalTrainer(parameters, task, own, work), len(part)
+        private = Folder(self.name, self.name, group=LEAST_SAMPLES)
+        own = SampleFolders(task, work.seed, [private], [part], work.held_out)
+        self._trainer, self._samples = LocalTrainer(parameters, task, own, work), own.counts[0]
         self._values, self._next = np.empty_like(parameters.sums), 0
 
     def train(self, number: int, seed: int, state: Vector) -> Update:
@@ -97,6 +107,10 @@ class _Device:
         update = self._trainer.run(Work(number, seed, number, (((0, self._samples),),)), state)
         self._values[:] = self._parameters.sums
         return update
+
+    def score(self, number: int, state: Vector) -> Sums:
+        """Return the sums and counts of the metrics on the samples that are held out."""
+        return self._trainer.run(Work(number, 0, number, (), held_out=True), state).metrics
 
     def fetch(self, _stop: int, _deadline: Deadline) -> None:
         """See Source."""
@@ -106,6 +120,14 @@ class _Device:
         """See Source."""
         out[:] = self._values[self._next : self._next + len(out)]
         self._next += len(out)
+
+
+def _scored(number: int, state: Vector, devices: Sequence[_Device], task: Task) -> dict[str, float]:
+    """Return the figures of a round's state on the samples that devices hold out."""
+    sums = Sums()
+    for device in devices:
+        add(sums, device.score(number, state))
+    return task.summary(sums)
 
 
 def _round(

@@ -125,7 +125,8 @@ class FederatedSpec:
     It ends when all have answered or ``deadline`` seconds have passed ("auto": by the seconds of the devices'
     last answers), and counts if ``quorum`` of the devices that were asked (a share, 0..1) answered.
     ``strategy`` is the name of one, or a table with it or a ``factory`` and further keys, see
-    ``strategies.catalogue``.
+    ``strategies.catalogue``. Parameters and buffers whose names match a pattern of ``local`` stay on their
+    devices.
     """
 
     rounds: int = 20
@@ -134,6 +135,7 @@ class FederatedSpec:
     fraction: float = 1.0
     least: int = 2
     strategy: str | dict[str, Any] = "fedavg"
+    local: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,8 @@ class WorkSpec:
     of an exchange, in batches of ``batch`` or (if that is 0) in ``steps`` equal batches, and answers with its
     difference; without, it answers with the sum of the gradients.
 
-    ``local`` is what a strategy adds to local training.
+    ``local`` is what a strategy adds to local training. Tensors of the model whose names match
+    ``local_layers`` stay with each worker.
 
     ``model`` is a task if ``task``, else a model alone. The job has ``total`` rounds or epochs. A share
     ``held_out`` of each private folder is not trained on. The other keys are those of ``TrainingSpec``.
@@ -212,6 +215,7 @@ class WorkSpec:
     held_out: float = 0.0
     encoding: Encoding = field(default_factory=Encoding)
     local: LocalRule = field(default_factory=LocalRule)
+    local_layers: tuple[str, ...] = ()
 
     def most_local_steps(self, samples: int) -> int:
         """Return the most local steps over so many samples: a batch is half full at least, or one group."""
@@ -311,6 +315,7 @@ class Job:
             prefetch=train.prefetch,
             held_out=self.evaluate.held_out if "devices" in self.evaluate.on else 0.0,
             encoding=_encoding(train.encoding, "the job"),
+            local_layers=() if synchronous else self.averaging.local,
             **local,
         )
 
@@ -417,6 +422,8 @@ def _check_evaluation(job: Job, where: str) -> None:
         raise ConfigError(f'{where}: on: "host" needs a folder of the host: data.test')
     if "devices" in evaluate.on and not 0 < evaluate.held_out < 1:
         raise ConfigError(f"{where}: held_out: {evaluate.held_out} holds no samples out, or all")
+    if "host" in evaluate.on and job.averaging.local:
+        raise ConfigError(f'{where}: on: layers of federated.local are on devices alone: on = ["devices"]')
     if len(set(evaluate.on)) < len(evaluate.on):
         raise ConfigError(f"{where}: on: a place is named twice")
     if evaluate.target is not None and not math.isfinite(evaluate.target):
@@ -450,6 +457,8 @@ def check_work(work: WorkSpec, where: str) -> None:
     if not 0 < work.encoding.share <= MOST_SHARE:
         share = work.encoding.share
         raise ConfigError(f"{where}: train: encoding: share: {share} is not above 0 and at most {MOST_SHARE}")
+    if not all(work.local_layers):
+        raise ConfigError(f"{where}: federated: local: a pattern is empty")
     if min(work.passes, work.batch) < 0 or work.steps < 1:
         raise ConfigError(f"{where}: a worker cannot train in {work.steps} batches of {work.batch}")
 

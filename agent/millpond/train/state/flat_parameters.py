@@ -3,13 +3,14 @@
 
 Both are float32 and laid out as ``flat.describe`` says. Parameters are views of ``state``, their gradients of
 ``sums``. Parameters of another dtype or on a GPU, and running statistics, which also change in training, are
-copied: to ``state`` as they are, to ``sums`` as their gradient or their change. Frozen parameters are in
-neither.
+copied: to ``state`` as they are, to ``sums`` as their gradient or their change. Frozen parameters and local
+layers are in neither.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -26,18 +27,24 @@ CHANGED = "the model's forward changes its parameter {}; only the optimizer may"
 class FlatParameters:
     """Binds ``model`` to the vector ``state``, which takes the model's values, and to ``sums``, both [size];
     without them to memory of its own (PyTorch FSDP's FlatParameter does the same). Raises LocalError for a
-    state that a flat vector cannot carry.
+    state that a flat vector cannot carry. Tensors with ``local`` names are left out.
     """
 
-    def __init__(self, model: nn.Module, state: Vector | None = None, sums: Vector | None = None) -> None:
-        self.tensors = flat.describe(model)
+    def __init__(
+        self,
+        model: nn.Module,
+        state: Vector | None = None,
+        sums: Vector | None = None,
+        local: Collection[str] = (),
+    ) -> None:
+        self.tensors, self.local = flat.describe(model, local), frozenset(local)
         size = layout.size(self.tensors)
         self.state = np.empty(size, np.float32) if state is None else state
         self.sums = np.empty(size, np.float32) if sums is None else sums
         self.model = model
         self._spans = {tensor.name: span for tensor, span in layout.spans(self.tensors)}
-        flat.read(model, self.state)
-        self._parameters, self._again = _parameters(model)
+        flat.read(model, self.state, self.tensors)
+        self._parameters, self._again = _parameters(model, local)
         self._views: dict[str, torch.Tensor] = {}
         total = torch.from_numpy(self.sums)
         self._gradients = {
@@ -85,13 +92,8 @@ class FlatParameters:
     def loaded(self) -> None:
         """Copy a newly filled ``state`` to all that is no view of it. Raises LocalError."""
         values = self.model.state_dict() if self._copied else {}
-        with torch.no_grad():
-            for tensor in self._copied:
-                part = self.state[self._spans[tensor.name]]
-                if tensor.dtype in layout.INTEGERS:
-                    part = flat.whole(part, tensor.name)
-                target = values[tensor.name]
-                target.copy_(torch.from_numpy(part.copy()).view(target.shape))
+        for tensor in self._copied:
+            flat.put(values[tensor.name], self.state[self._spans[tensor.name]], tensor)
 
     def clear(self) -> None:
         """Zero the gradients, before ``backward`` adds to them."""
@@ -170,13 +172,15 @@ def _float32(value: torch.Tensor) -> Vector:
     return found
 
 
-def _parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
-    """Return the parameters that may be trained by name, and by each further name its first one."""
+def _parameters(model: nn.Module, local: Collection[str]) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
+    """Return the parameters that are trained and not ``local`` by name, and by each further name its first
+    one.
+    """
     found: dict[str, nn.Parameter] = {}
     again: dict[str, str] = {}
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if not parameter.requires_grad:
+        if not parameter.requires_grad or name in local:
             continue
         if id(parameter) in first:
             again[name] = first[id(parameter)]

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ def spans(tensors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, slice]]:
         stop = start + math.prod(tensor.shape)
         yield tensor, slice(start, stop)
         start = stop
+
+
+def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """Return the names that match one of ``patterns`` of the shell, such as "head.*"."""
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def name_at(tensors: tuple[Tensor, ...], index: int) -> str:

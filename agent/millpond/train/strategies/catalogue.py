@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from millpond.base.errors import ConfigError
 from millpond.base.schema import load, nearest
+from millpond.train.strategies.apfl import Apfl
 from millpond.train.strategies.fedadagrad import FedAdagrad
 from millpond.train.strategies.fedadam import FedAdam
 from millpond.train.strategies.fedavg import FedAvg
@@ -17,6 +18,7 @@ from millpond.train.strategies.fedopt import FedOpt
 from millpond.train.strategies.fedprox import FedProx
 from millpond.train.strategies.fedyogi import FedYogi
 from millpond.train.strategies.median import CoordinateMedian
+from millpond.train.strategies.perfedavg import PerFedAvg
 from millpond.train.strategies.strategy import Strategy
 from millpond.train.strategies.trimmed import TrimmedMean
 
@@ -31,6 +33,8 @@ STRATEGIES: Final[Mapping[str, type[Strategy]]] = {
     "fedopt": FedOpt,
     "median": CoordinateMedian,
     "trimmed": TrimmedMean,
+    "apfl": Apfl,
+    "perfedavg": PerFedAvg,
 }
 
 
@@ -65,4 +69,6 @@ def unfit_for_steps(strategy: Strategy) -> str:
         return "votes of late updates and of parts of an epoch are no votes of devices"
     if strategy.local.normalized:
         return "all workers take the same number of local steps"
+    if strategy.local.personal:
+        return "personal models are trained and scored from round to round"
     return ""

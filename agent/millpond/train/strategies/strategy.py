@@ -47,13 +47,34 @@ def check_rate(value: float) -> None:
 class LocalRule:
     """The addition to local training: ``proximal`` times half the squared distance from the round's state is
     added to the loss. If ``normalized``, differences are divided by their local steps.
+
+    With ``alpha`` above 0, each device also trains a personal model, of which so large a share is mixed with
+    the round's, see ``strategies.apfl``; ``adaptive``: this is the share to begin with. With ``inner_rate``
+    above 0, gradients are those after a step at this rate, see ``strategies.perfedavg``; ``delta`` is 0 for
+    the first order, else the step of the differences that stand for the Hessian.
     """
 
     proximal: float = 0.0
     normalized: bool = False
+    alpha: float = 0.0
+    adaptive: bool = False
+    inner_rate: float = 0.0
+    delta: float = 0.0
 
     def __post_init__(self) -> None:
         check_within("mu", self.proximal, 0.0, MOST)
+        check_within("alpha", self.alpha, 0.0, 1.0)
+        check_within("inner_learning_rate", self.inner_rate, 0.0, MOST)
+        check_within("delta", self.delta, 0.0, 1.0)
+        if self.alpha and self.inner_rate:
+            raise ConfigError("alpha: a mixed model takes no inner steps: set inner_rate or alpha to 0")
+        if (self.adaptive and not self.alpha) or (self.delta and not self.inner_rate):
+            raise ConfigError("alpha, inner_rate: greater than 0 where adaptive or delta is set")
+
+    @property
+    def personal(self) -> bool:
+        """Whether devices score models of their own."""
+        return bool(self.alpha or self.inner_rate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from millpond.train.protocol import PrepareServer, PrepareWorker, Ready, Score, 
 from millpond.train.state import flat, initial, layout
 from millpond.train.state.flat import Vector
 from millpond.train.state.flat_parameters import FlatParameters
+from millpond.train.state.personal_state import FULL
 from millpond.train.state.private_state import PrivateState
 from millpond.train.strategies.catalogue import unfit_for_steps
 from millpond.train.strategies.fedavg import FedAvg
@@ -88,7 +89,9 @@ def make(
 
 
 class TrainingRole:
-    """Trains from the states in shared memory. The task's own state lies in the folder ``private``."""
+    """Trains from the states in shared memory. The task's own state, and what is trained for this worker
+    alone, lie in the folder ``private``.
+    """
 
     def __init__(
         self,
@@ -101,10 +104,13 @@ class TrainingRole:
         work = prepare.work
         task, model = user_code.build(work, code_dir)
         _initialize(model, work, code_dir)
-        if flat.describe(model) != prepare.tensors:
+        local = flat.local_names(model, work.local_layers)
+        if flat.describe(model, local) != prepare.tensors:
             raise LocalError(f"{prepare.worker} builds another model than the host")
-        if flat.checksum(model) != prepare.frozen:
-            raise LocalError(f"{prepare.worker} builds other frozen parameters than the host")
+        if flat.checksum(model, local) != prepare.frozen:
+            raise LocalError(f"{prepare.worker} builds other frozen parameters or local layers than the host")
+        if (local or work.local.alpha) and private is None:
+            raise LocalError(FULL)
         size, self._count, self._descriptor = layout.size(prepare.tensors), prepare.states, shared.states
         values = memory.map_second(shared.values, 4 * size)
         self._states: list[Vector] = []
@@ -115,9 +121,9 @@ class TrainingRole:
         with autocast(work, device_of(model)):
             task.check(parts, model)
         model = accelerator.place(model, prepare.accelerator)
-        parameters = FlatParameters(model, sums=np.frombuffer(values.data, np.float32))
+        parameters = FlatParameters(model, sums=np.frombuffer(values.data, np.float32), local=local)
         self._samples = SampleFolders(task, work.seed, prepare.folders, parts, work.held_out)
-        self._trainer = LocalTrainer(parameters, task, self._samples, work)
+        self._trainer = LocalTrainer(parameters, task, self._samples, work, prepare.run, private)
         self._batch = () if work.total else self._first_batch(task, prepare, parts)
         kept = task.state() if private else None
         self._private = PrivateState(kept, private) if kept is not None and private else None
@@ -165,8 +171,11 @@ class ParameterServerRole:
         work = prepare.work
         self._task, model = user_code.build(work, code_dir)
         self._note = _initialize(model, work, code_dir)
-        self._tensors = flat.describe(model)
-        self._frozen, self._frozen_checksum = flat.describe_frozen(model), flat.checksum(model)
+        layers = flat.local_names(model, work.local_layers)
+        self._tensors = flat.describe(model, layers)
+        self._frozen = flat.describe_unsent(model, layers)
+        self._frozen_checksum = flat.checksum(model, layers)
+        flat.freeze(model, layers)
         size = layout.size(self._tensors)
         mean = np.frombuffer(memory.map_first(shared.values, 4 * size).data, np.float32)
         states = memory.map_first(shared.states, 4 * size * prepare.states).data
@@ -181,8 +190,8 @@ class ParameterServerRole:
             _initialize(own, work, code_dir)
             own = accelerator.place(own, prepare.accelerator)
             if own_types or device_of(own).type != "cpu":
-                self._scored = FlatParameters(own, self._states[0], mean)
-        self._parameters = FlatParameters(model.float(), self._states[0], mean)
+                self._scored = FlatParameters(own, self._states[0], mean, layers)
+        self._parameters = FlatParameters(model.float(), self._states[0], mean, layers)
         self._work = work
         # Workers that train locally follow the schedule, and clip, themselves.
         local = work.passes > 0

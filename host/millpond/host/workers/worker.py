@@ -52,6 +52,7 @@ from millpond.wire.messages import Message, Ok
 
 REPLY_SECONDS = 60.0
 SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
+_STATE = Path("/state")
 LOCAL_LIMITS = Limits(head=4 << 20, payload=1 << 34)
 R = TypeVar("R", bound=Message)
 
@@ -241,6 +242,7 @@ class HostProcess:
         log: Path,
         zygote: Zygote,
         states: int,
+        kept: Path | None = None,
     ) -> None:
         self.name = name
         self._request, self._log = request, log
@@ -249,8 +251,9 @@ class HostProcess:
             failed.callback(ours.close)
             self._shared = (states, memory.make(f"values of {name}"))
             weakref.finalize(self, os.close, self._shared[1])
+            options = ("--errors", "full", *(("--state", str(_STATE)) if kept else ()))
             self._process = start_worker(
-                zygote, _sandbox(readable), files, log, theirs.fileno(), self._shared, "--errors", "full"
+                zygote, _sandbox(readable, kept), files, log, theirs.fileno(), self._shared, *options
             )
             failed.pop_all()
         self._channel = Channel(ours, f"the worker '{name}' on the host", limits=LOCAL_LIMITS)
@@ -290,7 +293,7 @@ class HostProcess:
 
 
 class LocalWorker(HostProcess):
-    """A worker on the host."""
+    """A worker on the host. What it keeps for itself lies in the folder ``kept``."""
 
     def __init__(
         self,
@@ -300,8 +303,9 @@ class LocalWorker(HostProcess):
         log: Path,
         zygote: Zygote,
         states: int,
+        kept: Path | None = None,
     ) -> None:
-        super().__init__(request.worker, request, files, readable, log, zygote, states)
+        super().__init__(request.worker, request, files, readable, log, zygote, states, kept)
         self.holds = False
         self._next = 0
         size = 4 * layout.size(request.tensors)
@@ -329,10 +333,11 @@ class LocalWorker(HostProcess):
         self._next += len(out)
 
 
-def _sandbox(readable: Sequence[Path]) -> Sandbox:
+def _sandbox(readable: Sequence[Path], kept: Path | None) -> Sandbox:
     gpus = (Bind(path, path, read_only=False) for path in sorted(Path("/dev").glob("nvidia*")))
+    own = (Bind(kept, _STATE, read_only=False),) if kept else ()
     return Sandbox(
-        binds=(*system_binds(), *python_binds(), *gpus, *(Bind(path, path) for path in readable)),
+        binds=(*system_binds(), *python_binds(), *gpus, *own, *(Bind(path, path) for path in readable)),
         own_network=True,
         own_pids=True,
         capabilities=False,

@@ -237,13 +237,16 @@ class Trainer:
         if ready.note:
             self.log.info("%s", ready.note)
         if ready.frozen:
-            own, frozen = layout.size(ready.tensors), layout.size(ready.frozen)
-            saved = frozen / (own + frozen)
+            own, kept = layout.size(ready.tensors), layout.size(ready.frozen)
+            local = set(layout.matching((t.name for t in ready.frozen), self._job.work.local_layers))
+            layers = layout.size(tuple(tensor for tensor in ready.frozen if tensor.name in local))
             self.log.info(
-                "%d of %d values are trained and exchanged: %.1f %% of the bytes of each exchange are saved",
+                "%d of %d values are trained and exchanged%s: %.1f %% of the bytes of each exchange are "
+                "saved",
                 own,
-                own + frozen,
-                100 * saved,
+                own + kept,
+                f", {layers} stay on their devices" if layers else "",
+                100 * kept / (own + kept),
             )
 
     def _train(self, done: list[Round]) -> None:

@@ -145,6 +145,7 @@ class WorkerGroup:
             self._frozen,
             tls,
             signature=signature,
+            run=self._run,
         )
 
     def _wait_for_model(self, deadline: Deadline) -> None:
@@ -168,10 +169,13 @@ class WorkerGroup:
             self._frozen,
             states=self._state_count,
             accelerator=self._accelerator,
+            run=self._run,
         )
         readable = [self._context.fleet.mountpoint(folder.source) for folder in folders]
         log = self._directory / f"{HOST}.log"
-        return LocalWorker(request, self._files, readable, log, self._context.zygote, self._states)
+        kept = self._directory / "state"
+        kept.mkdir(exist_ok=True)
+        return LocalWorker(request, self._files, readable, log, self._context.zygote, self._states, kept)
 
     def _admit(self, name: str, ready: Ready) -> str:
         """Return "" to admit a prepared worker, or the reason for refusing it."""
@@ -222,6 +226,11 @@ class WorkerGroup:
             results.write(self._directory, PreparedWorkers(found))
         except OSError as error:  # a full disk, most likely
             raise LocalError(f"{self._directory}: {error.strerror}") from None
+
+    @property
+    def _run(self) -> str:
+        """What tells this job from all others, also from those of an earlier database."""
+        return f"{self._row.id} of {self._row.created!r}"
 
     @property
     def local(self) -> LocalRule:

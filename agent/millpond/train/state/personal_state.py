@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: the personal state of a worker: local layers and a personal model, which never leave its machine.
+
+A round can be asked for twice: it did not count, or the host or the device broke off in it. So what was
+before the last round is kept, too, and the same round begins with the same values again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from millpond.base.errors import LocalError
+from millpond.linux.progress import reading
+from millpond.train.state import checkpoint
+from millpond.train.state.checkpoint import Checkpoint
+from millpond.train.state.flat import Vector
+from millpond.train.state.layout import Tensor
+
+FULL = "the personal state cannot be kept: there is no room for it, or the disk has failed"
+DAMAGED = "the personal state that the device has kept is damaged or of another model: submit the job anew"
+
+
+class PersonalState:
+    """Keeps vectors [size] laid out as ``tensors`` after the last two exchanges of ``run``, in ``folder``, or
+    in memory alone without one. The folder may hold those of another run until the first is kept. Raises
+    LocalError for a file that cannot be read, or is of other tensors.
+    """
+
+    def __init__(self, tensors: tuple[Tensor, ...], run: str = "", folder: Path | None = None) -> None:
+        self._tensors, self._run, self._folder = tensors, run, folder
+        # A host may call its run anything.
+        self._name = f"personal-{hashlib.sha256(run.encode()).hexdigest()[:16]}"
+        self._kept: dict[int, Vector] = {}
+        for path in folder.glob(f"{self._name}-*.safetensors") if folder else ():
+            found = _load(path)
+            if found.tensors != tensors:
+                raise LocalError(DAMAGED)
+            self._kept[found.round] = found.vector
+
+    def after(self, exchange: int) -> Vector | None:
+        """Return the newest vector of an exchange up to this one, None without any."""
+        numbers = [number for number in self._kept if number <= exchange]
+        return self._kept[max(numbers)] if numbers else None
+
+    def keep(self, exchange: int, vector: Vector) -> None:
+        """Keep the vector after an exchange. One that is not finite is of no use, and is not kept. Raises
+        LocalError.
+        """
+        if not np.isfinite(vector).all():
+            return
+        before = max((number for number in self._kept if number < exchange), default=None)
+        self._kept = {number: kept for number, kept in self._kept.items() if number == before}
+        self._kept[exchange] = vector
+        if self._folder:
+            with reading():  # a process that waits for a slow flash is not hung
+                self._write(self._folder, exchange)
+
+    def _write(self, folder: Path, exchange: int) -> None:
+        places = {number: folder / f"{self._name}-{number:09d}.safetensors" for number in self._kept}
+        try:
+            checkpoint.save(
+                places[exchange], Checkpoint(self._kept[exchange], self._tensors, self._run, exchange)
+            )
+            for old in {*folder.glob("personal-*.safetensors")} - {*places.values()}:
+                old.unlink(missing_ok=True)
+        except (LocalError, OSError) as error:
+            raise LocalError(FULL) from error
+
+
+def _load(path: Path) -> Checkpoint:
+    try:
+        with reading():
+            return checkpoint.load(path)
+    except LocalError as error:
+        raise LocalError(DAMAGED) from error
