@@ -152,7 +152,7 @@ def open_rig(
 
         jobs = JobService(store, context)
         jobs.resume()
-        server = DaemonServer(fleet, known, jobs, files, cast(LaunchService, None), dict)
+        server = DaemonServer(fleet, known, jobs, files, cast(LaunchService, None), dict, cast(Any, None))
         rigs.append((server, jobs, store))
         return Rig(tmp_path, jobs, store, begun, command)
 

@@ -58,7 +58,9 @@ def fleet(tmp_path: Path) -> Fleet:
 @pytest.fixture
 def jobs(fleet: Fleet) -> Iterator[Jobs]:
     made = Jobs()
-    server = DaemonServer(fleet, {}, cast(Any, made), FileCache(fleet.files), cast(Any, None), dict)
+    server = DaemonServer(
+        fleet, {}, cast(Any, made), FileCache(fleet.files), cast(Any, None), dict, cast(Any, None)
+    )
     yield made
     server.close()
 

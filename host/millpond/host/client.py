@@ -31,6 +31,7 @@ from millpond.wire.messages import Failure, Message, Ok
 
 R = TypeVar("R", bound=Message)
 ANSWER_SECONDS = 30.0
+TOPOLOGY_SECONDS = 600.0
 SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 INITIAL = "initial.safetensors"
 """The name of a copy of another job's model among a job's files."""
@@ -78,6 +79,11 @@ class DaemonClient:
     def tunnel(self, device: str) -> daemon.TunnelInfo:
         """Return the state of the host's endpoint of a device's tunnel."""
         return self._call(daemon.GetTunnel(device), daemon.TunnelInfo, self._deadline)
+
+    def topology(self, size: int, root: str = "", repeats: int = 0) -> daemon.TopologyInfo:
+        """Return the links of all ready devices, and what reductions of ``size`` values take over them."""
+        request = daemon.GetTopology(size, root, repeats)
+        return self._call(request, daemon.TopologyInfo, Deadline.after(TOPOLOGY_SECONDS))
 
     def ledgers(self) -> dict[str, Ledger]:
         """Return the privacy ledgers by device."""

@@ -99,7 +99,9 @@ def running(fleet: Fleet) -> Iterator[dict[str, Device]]:
         stack.callback(jobs.close)
         jobs.resume()
         launches = LaunchService(fleet, devices, forwarding, worker_zygote, volumes.folder)
-        server = DaemonServer(fleet, devices, jobs, files, launches, lambda: traffic(fleet))
+        server = DaemonServer(
+            fleet, devices, jobs, files, launches, lambda: traffic(fleet), forwarding.between
+        )
         stack.callback(server.close)
         yield devices
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from millpond.base.deadline import NEVER, Deadline
 from millpond.base.errors import (
@@ -26,6 +27,7 @@ from millpond.host.fleet.directory import Fleet
 from millpond.host.fleet.lifecycle import DeviceState
 from millpond.host.jobs.service import JobService
 from millpond.host.launch.service import LaunchService
+from millpond.host.workers import topology_report
 from millpond.linux import sockets
 from millpond.train.job.file_cache import FileCache
 from millpond.train.job.files import JobFile, check_job_files, contents
@@ -50,6 +52,7 @@ log = logging.getLogger(__name__)
 REPLY_SECONDS = 10.0
 SLOWEST = 1e6  # bytes per second, below which a transfer counts as stuck
 COMMANDS = 256
+MOST_VALUES, MOST_REPEATS = 1 << 26, 100
 Traffic = Callable[[], dict[str, tuple[int, int]]]
 
 
@@ -64,9 +67,10 @@ class DaemonServer:
         files: FileCache,
         launches: LaunchService,
         traffic: Traffic,
+        between: Callable[[Sequence[str]], AbstractContextManager[None]],
     ) -> None:
         self._fleet, self._devices, self._jobs, self._traffic = fleet, devices, jobs, traffic
-        self._files, self._launches = files, launches
+        self._files, self._launches, self._between = files, launches, between
         server = sockets.listen(fleet.socket)
         self._acceptor = Acceptor(server, self._serve, places=COMMANDS, name="commands")
 
@@ -132,6 +136,17 @@ class DaemonServer:
 
     def _get_tunnel(self, client: Channel, request: daemon.GetTunnel, deadline: Deadline) -> None:
         client.send(self._device(request.device).tunnel(), deadline)
+
+    def _get_topology(self, client: Channel, request: daemon.GetTopology, _deadline: Deadline) -> None:
+        ready = {name: d for name, d in self._devices.items() if d.status.state is DeviceState.READY}
+        if request.root and request.root not in ready:
+            raise Refused("", "unknown", f"'{request.root}' is no device that is ready")
+        if not (0 < request.size <= MOST_VALUES and 0 <= request.repeats <= MOST_REPEATS):
+            raise Refused("", "size", f"at most {MOST_VALUES} values and {MOST_REPEATS} repeats")
+        lan = all(device.config.lan for device in ready.values())
+        with contextlib.nullcontext() if lan else self._between(list(ready)):
+            found = topology_report.report(ready, request)
+        client.send(found, Deadline.after(REPLY_SECONDS))
 
     def _dial(self, client: Channel, request: daemon.Dial, deadline: Deadline) -> None:
         with self._device(request.device).dial(request.port, deadline) as sock:
@@ -229,6 +244,7 @@ class DaemonServer:
     _HANDLERS: Mapping[type[Message], Callable[..., None]] = {
         daemon.GetDevices: _get_devices,
         daemon.GetTunnel: _get_tunnel,
+        daemon.GetTopology: _get_topology,
         daemon.Dial: _dial,
         daemon.GetVolume: _get_volume,
         daemon.GetLedgers: _get_ledgers,

@@ -159,6 +159,28 @@ def devices(fleet_directory: FleetOption = DEFAULT_FLEET, output: FormatOption =
 
 
 @app.command()
+def topology(
+    fleet_directory: FleetOption = DEFAULT_FLEET,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Run each, and show what it took beside the prediction.")
+    ] = False,
+    values: Annotated[int, typer.Option(min=1, help="The size of the model.")] = 1_000_000,
+    root: Annotated[str, typer.Option(help="The device that adds.")] = "",
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="How often each is run.")] = 5,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Measure the links between the devices, and predict what adding their updates takes in each topology."""
+    from millpond.host.terminal import topology_table
+
+    with DaemonClient(fleet_directory) as client:
+        found = client.topology(values, root, repeats if explain else 0)
+    if output is Format.JSON:
+        tables.print_json(found)
+    else:
+        tables.console().print(topology_table.show(found, values))
+
+
+@app.command()
 def tunnel(
     device: DeviceArgument,
     fleet_directory: FleetOption = DEFAULT_FLEET,

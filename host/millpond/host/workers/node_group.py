@@ -47,6 +47,11 @@ class NodeGroup:
         self._size, self._authority = size, Authority.make("millpond reduction nodes")
         self._members: dict[str, _Member] = {}
 
+    @property
+    def on_lan(self) -> bool:
+        """Whether all nodes are on a network of the devices' own."""
+        return all(member.ready.lan for member in self._members.values())
+
     def join(self, controls: Mapping[str, NodeControl]) -> bool:
         """Have nodes on these devices, too, which know all others. Returns whether any is new. Raises
         RemoteError if a node cannot be had.
