@@ -13,12 +13,12 @@ from system.support import Emulation, create
 
 
 @contextmanager
-def running(devices: Sequence[str], *, searched: bool) -> Iterator[Emulation]:
+def running(devices: Sequence[str], *, searched: bool, lan: bool = False) -> Iterator[Emulation]:
     """A running fleet: with a canary and a tracer for agents to search for, or without, as fleets are by
-    themselves. What a peer sends is never searched.
+    themselves. What a peer sends is never searched. With a ``lan`` the devices have one of their own.
     """
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
-        emulation = create(Path(name), devices)
+        emulation = create(Path(name), devices, lan=lan)
         if not searched:
             for device in devices:
                 provisioning.write_agent_config(emulation.fleet, device, {})

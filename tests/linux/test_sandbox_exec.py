@@ -50,9 +50,13 @@ def test_confined_command_that_does_not_exist() -> None:
 
 @needs_root
 def test_confined_hands_sigterm_on() -> None:
-    script = (
-        "import signal; signal.signal(15, lambda *_: exit(5)); print('ready', flush=True); signal.pause()"
-    )
+    script = """if True:
+        import signal, time
+        signal.signal(15, lambda *_: exit(5))
+        print("ready", flush=True)
+        while True:  # signal.pause() would miss a signal that arrives just before it
+            time.sleep(0.01)
+    """
     command = confined(Sandbox(own_pids=True), [sys.executable, "-c", script])
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout

@@ -23,7 +23,13 @@ from millpond.linux.confinement.sandboxed_process import end, start
 SOON = 30.0
 NOBODY = 65534
 OWN_PIDS = Sandbox(own_pids=True)
-STOPPABLE = "import os, signal; signal.signal(15, lambda *_: os._exit(5)); print('ready', flush=True)"
+STOPPABLE = """
+    import os, signal, time
+    signal.signal(15, lambda *_: os._exit(5))
+    print("ready", flush=True)
+    while True:  # signal.pause() would miss a signal that arrives just before it
+        time.sleep(0.01)
+"""
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts and uids of this machine")
 
 
@@ -75,7 +81,7 @@ def test_what_the_thread_starts_afterwards_has_its_own_pids() -> None:
 
 @needs_root
 def test_sigterm_reaches_it() -> None:
-    with start(OWN_PIDS, python(f"{STOPPABLE}; signal.pause()"), stdout=subprocess.PIPE) as process:
+    with start(OWN_PIDS, python(STOPPABLE), stdout=subprocess.PIPE) as process:
         assert first_line(process) == b"ready\n"
         process.terminate()
         assert process.wait(SOON) == 5
@@ -86,7 +92,7 @@ def test_it_dies_with_the_thread_that_starts_it() -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     def body() -> None:
-        started.append(start(OWN_PIDS, python(f"{STOPPABLE}; signal.pause()"), stdout=subprocess.PIPE))
+        started.append(start(OWN_PIDS, python(STOPPABLE), stdout=subprocess.PIPE))
         first_line(started[0])
 
     thread = threading.Thread(target=body)

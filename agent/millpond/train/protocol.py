@@ -28,7 +28,7 @@ SPREAD: Final = "spread"
 
 def state_digest(state: memoryview) -> str:
     """Return the digest of a state that is spread."""
-    return hashlib.blake2b(state, digest_size=16).hexdigest()
+    return hashlib.sha256(state).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 
 from bench import repeated
-from bench.aggregate import encodings, peers, rounds, strategies, topology, udp
+from bench.aggregate import encodings, offload, peers, rounds, strategies, topology, udp
 
 _MEASURED: repeated.Measured = {
     "rounds": (rounds.TITLE, rounds.measure),
@@ -15,6 +15,7 @@ _MEASURED: repeated.Measured = {
     "staged": (peers.STAGED_TITLE, peers.measure_staged),
     "gigabyte": (peers.GIGABYTE_TITLE, peers.measure_gigabyte),
     "topology": (topology.TITLE, topology.measure),
+    "offload": (offload.TITLE, offload.measure),
     "encodings": (encodings.TITLE, encodings.measure),
     "strategies": (strategies.TITLE, strategies.measure),
     **udp.MEASURED,
