@@ -23,8 +23,18 @@ def read(cls: type[T], path: Path) -> T:
 def document(path: Path) -> dict[str, Any]:
     """Read the tables of a TOML file. Raises ConfigError as ``read`` does for a file that is not TOML."""
     try:
-        return tomllib.loads(path.read_text())
+        return parsed(path.read_text(), path.name)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except ValueError as error:  # of TOML or of UTF-8
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path.name}: {error}") from None
+
+
+def parsed(text: str, name: str) -> dict[str, Any]:
+    """Return the tables of TOML text. Raises ConfigError, naming the file, for text that is not TOML."""
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: it is nested too deeply") from None

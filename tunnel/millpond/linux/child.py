@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -19,6 +21,8 @@ NO_LOCAL_ADDRESS = {"attrs": [["AF_INET6", {"attrs": [["IFLA_INET6_ADDR_GEN_MODE
 """IFLA_AF_SPEC of an interface without an IPv6 link-local address: with one the kernel sends router
 solicitations over the link for ever.
 """
+CHILD_SECONDS, KILL_SECONDS = 30.0, 3.0
+_LOOK_SECONDS = 0.002
 _DONE, _FAILED = b"D", b"F"
 _MAX_REPORT = 1000
 
@@ -50,7 +54,7 @@ def fork(body: Callable[[int], None]) -> tuple[int, int]:
 
 def in_child(work: Callable[[IPRoute], None]) -> str:
     """Run ``work`` in a forked child and return the reason for its failure, empty for success. pyroute2 takes
-    25 MiB, which a process would keep for its few messages.
+    25 MiB, which a process would keep for its few messages. The child is killed if it does not end in time.
     """
 
     def body(report: int) -> None:
@@ -61,20 +65,46 @@ def in_child(work: Callable[[IPRoute], None]) -> str:
             with IPRoute() as netlink:
                 work(netlink)
         except (NetlinkError, ValueError, OSError) as error:
-            os.write(report, _FAILED + str(error).encode()[: _MAX_REPORT - 1])
+            text = " ".join(str(error).split())
+            os.write(report, _FAILED + text.encode()[: _MAX_REPORT - 2] + b"\n")
         else:
-            os.write(report, _DONE)
+            os.write(report, _DONE + b"\n")
 
     try:
         pid, report = fork(body)
     except OSError as error:
         return str(error)
     try:
-        answer = os.read(report, _MAX_REPORT)
+        answer = first_line(report, CHILD_SECONDS)
+    except TimeoutError as error:
+        return str(error)
     finally:
         os.close(report)
-        with suppress(ChildProcessError):
-            os.waitpid(pid, 0)
-    if answer == _DONE:
+        end(pid)
+    if answer == _DONE.decode():
         return ""
-    return answer[1:].decode(errors="replace") or "the process that should do it ended"
+    return answer.removeprefix(_FAILED.decode()) or "the process that should do it ended"
+
+
+def end(pid: int) -> None:
+    """Kill and reap a child, if it has not ended yet. One that the kernel does not let go is left behind."""
+    last = time.monotonic() + KILL_SECONDS
+    with suppress(ChildProcessError, ProcessLookupError):
+        while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < last:
+            os.kill(pid, signal.SIGKILL)  # a child that was not waited for yet: nobody else has its pid
+            time.sleep(_LOOK_SECONDS)
+
+
+def first_line(descriptor: int, seconds: float) -> str:
+    """Return the first line that a child writes to a pipe, with what there is of it if the child ends. Raises
+    TimeoutError after so many seconds.
+    """
+    poll, end, line = select.poll(), time.monotonic() + seconds, b""
+    poll.register(descriptor, select.POLLIN)
+    while not line.endswith(b"\n") and len(line) < _MAX_REPORT:
+        if not poll.poll(max(0.0, 1000 * (end - time.monotonic()))):
+            raise TimeoutError(f"the process said nothing for {seconds:g} s")
+        if not (byte := os.read(descriptor, 1)):  # the next lines are another reader's
+            break
+        line += byte
+    return line.decode(errors="replace").strip()

@@ -23,8 +23,9 @@ def locked(path: Path, complaint: str) -> Iterator[None]:
         os.close(descriptor)
         raise LocalError(f"{complaint} (pid {pid})") from None
     try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without the pid
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)

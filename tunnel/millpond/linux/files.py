@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: make changes of a directory durable, keep secrets, and compute digests of files."""
+"""Edge: make changes of files and directories durable, keep secrets, and compute digests of files."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from pathlib import Path
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def sync_folder(folder: Path) -> None:
@@ -23,16 +26,38 @@ def open_folders(folder: Path) -> None:
         Path(path).chmod(0o755)
 
 
-def write_secret(file: Path, data: bytes) -> None:
-    """Write a file that its owner alone may read. It is whole and on disk, or not there. Raises OSError."""
-    fresh = file.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
-    fresh.rename(file)
+def replace_durably(fresh: Path, file: Path) -> None:
+    """Rename a whole new file. Also after a power cut ``file`` is the old or the new one, and when this
+    returns it is the new one. Raises OSError.
+    """
+    with fresh.open("rb") as opened:
+        os.fsync(opened.fileno())
+    fresh.replace(file)
     sync_folder(file.parent)
+
+
+def write_durably(file: Path, data: bytes, mode: int | None = None) -> None:
+    """Write or replace a small file as ``replace_durably`` does. Without a ``mode`` that of the old file
+    stays, or it is as the umask has it. Raises OSError, and leaves the old file then.
+    """
+    fresh = file.with_name(f".{file.name}.new")
+    fresh.unlink(missing_ok=True)
+    if mode is None and file.exists():
+        mode = stat.S_IMODE(file.stat().st_mode)
+    try:
+        with os.fdopen(os.open(fresh, _NEW, 0o666 if mode is None else 0o600), "wb") as out:
+            if mode is not None:
+                os.fchmod(out.fileno(), mode)
+            out.write(data)
+        replace_durably(fresh, file)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def write_secret(file: Path, data: bytes) -> None:
+    """Write a file that its owner alone may read, as ``write_durably`` does. Raises OSError."""
+    write_durably(file, data, 0o600)
 
 
 def sha256_of(path: Path) -> str:

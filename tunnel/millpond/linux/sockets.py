@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge: use Unix sockets at paths of any length, and pass descriptors over them."""
+"""Edge: use Unix sockets at paths of any length, pass descriptors over them, and enlarge buffers."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -12,10 +13,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 _INT = struct.Struct("i")
+_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # that Python does not name
 
 
-def listen(path: Path, *, mode: int = 0o600, backlog: int = 64) -> socket.socket:
-    """Return a listening stream socket at ``path``; it replaces a socket that a dead server left there.
+def set_buffers(sock: socket.socket, receive: int, send: int) -> None:
+    """Ask for socket buffers of so many bytes; without CAP_NET_ADMIN the kernel gives what net.core.rmem_max
+    and wmem_max allow.
+    """
+    for option, forced, size in (
+        (socket.SO_RCVBUF, _SO_RCVBUFFORCE, receive),
+        (socket.SO_SNDBUF, _SO_SNDBUFFORCE, send),
+    ):
+        sock.setsockopt(socket.SOL_SOCKET, option, size)
+        with contextlib.suppress(PermissionError):
+            sock.setsockopt(socket.SOL_SOCKET, forced, size)
+
+
+def listen(path: Path, *, mode: int = 0o600, group: int | None = None, backlog: int = 64) -> socket.socket:
+    """Return a listening stream socket at ``path``; it replaces a socket that a dead server left there. The
+    file has this ``mode``, and the ``group`` of this gid if that is given.
 
     Raises OSError, EADDRINUSE when a server still listens there.
     """
@@ -27,12 +44,22 @@ def listen(path: Path, *, mode: int = 0o600, backlog: int = 64) -> socket.socket
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _at(path, server.bind)
+        if group is not None:
+            os.chown(path, -1, group)
         path.chmod(mode)  # before it listens: until then nobody can connect
         server.listen(backlog)
     except OSError:
         server.close()
         raise
     return server
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """Return the uid of the process at the other end of a Unix socket, as the kernel saw it when that process
+    connected. Raises OSError.
+    """
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(found)[1])
 
 
 def _is_served(path: Path) -> bool:

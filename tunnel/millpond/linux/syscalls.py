@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from signal import SIGKILL
 
@@ -27,11 +28,13 @@ MS_NOSYMFOLLOW = 0x100
 MS_BIND = 0x1000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
+MS_SHARED = 0x100000
 
 MNT_DETACH = 0x2
 
 CAP_CHOWN = 0
 CAP_FOWNER = 3
+CAP_FSETID = 4
 CAP_KILL = 5
 CAP_SETGID = 6
 CAP_SETUID = 7
@@ -54,11 +57,16 @@ UTIME_NOW = (1 << 30) - 1
 UTIME_OMIT = (1 << 30) - 2
 
 _AT_FDCWD = -100
+_AT_EMPTY_PATH = 0x1000
 _AT_RECURSIVE = 0x8000
-_MOUNT_ATTR_RDONLY = 0x1
 _SYS_MOUNT_SETATTR = 442  # the same on all processors
 _CAPABILITY_VERSION_3 = 0x20080522
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_STATX_BTIME = 0x800
+_BIRTH = struct.Struct("@I76xqI")  # struct statx, from its mask to stx_btime
+_SYS_MEMBARRIER = {"x86_64": 324, "aarch64": 283}
+_BARRIER, _TAKE_BARRIERS = 1 << 1, 1 << 2  # MEMBARRIER_CMD_(REGISTER_)GLOBAL_EXPEDITED
+_DIRENT = struct.Struct("@QqHB")  # struct linux_dirent64, up to its name
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -90,7 +98,7 @@ def mount(source: str, target: Path, kind: str, flags: int = 0, data: str = "") 
 def bind(source: Path, target: Path, *, read_only: bool = False) -> None:
     """Bind ``source`` (a file or tree, with its submounts) to ``target``. Raises OSError."""
     mount(str(source), target, "", MS_BIND | MS_REC)
-    if read_only and not _make_tree_read_only(target):
+    if read_only and not _set_tree(target, MS_RDONLY):
         flags = MS_BIND | MS_REMOUNT | MS_RDONLY
         try:
             mount("", target, "", flags)
@@ -98,9 +106,11 @@ def bind(source: Path, target: Path, *, read_only: bool = False) -> None:
             mount("", target, "", flags | _locked_flags(target))
 
 
-def _make_tree_read_only(target: Path) -> bool:
-    """Make a mount and its submounts, which a remount leaves writable, read-only. False before Linux 5.12."""
-    attributes = ctypes.create_string_buffer(struct.pack("=4Q", _MOUNT_ATTR_RDONLY, 0, 0, 0), 32)
+def _set_tree(target: Path, flags: int, propagation: int = 0) -> bool:
+    """Add ``flags``, of MS_RDONLY, MS_NOSUID, MS_NODEV and MS_NOEXEC, to those of a mount and its submounts,
+    which a remount leaves as they are. False before Linux 5.12.
+    """
+    attributes = ctypes.create_string_buffer(struct.pack("=4Q", flags, 0, propagation, 0), 32)
     arguments = (ctypes.c_int(_AT_FDCWD), os.fsencode(target), ctypes.c_uint(_AT_RECURSIVE), attributes)
     result = _libc.syscall(ctypes.c_long(_SYS_MOUNT_SETATTR), *arguments, ctypes.c_size_t(32))
     if result < 0 and ctypes.get_errno() == errno.ENOSYS:
@@ -114,6 +124,21 @@ def _locked_flags(path: Path) -> int:
     pairs = ((os.ST_NOSUID, MS_NOSUID), (os.ST_NODEV, MS_NODEV), (os.ST_NOEXEC, MS_NOEXEC))
     noatime, relatime = (0x400, 0x400), (0x1000, 0x200000)
     return sum(flag for bit, flag in (*pairs, noatime, relatime) if have & bit)
+
+
+def restrict(target: Path, flags: int) -> None:
+    """Add ``flags`` (MS_NOSUID and the like) to those of the mount at ``target``. Raises OSError."""
+    mount("", target, "", MS_BIND | MS_REMOUNT | flags | _locked_flags(target))
+
+
+def restrict_tree(target: Path, flags: int) -> None:
+    """Add ``flags``, of MS_RDONLY, MS_NOSUID, MS_NODEV and MS_NOEXEC, to those of the mount at ``target`` and
+    of all below it. What is mounted later where it was bound from does not appear below it, as it would
+    without these flags. Before Linux 5.12 only the mount itself gets them. Raises OSError.
+    """
+    if not _set_tree(target, flags, MS_PRIVATE):
+        mount("", target, "", MS_REC | MS_PRIVATE)
+        restrict(target, flags)
 
 
 def follow_no_links(target: Path) -> None:
@@ -192,6 +217,22 @@ def keep_capabilities(*numbers: int) -> None:
     _check(_libc.capset(header, ctypes.create_string_buffer(struct.pack("=6I", *words), 24)), "capset")
 
 
+@contextlib.contextmanager
+def without_capability(number: int) -> Iterator[None]:
+    """Return a context in which this thread acts without capability CAP_* ``number`` if it has it."""
+    header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0))
+    before = ctypes.create_string_buffer(24)
+    _check(_libc.capget(header, before), "capget")
+    word, bit = 3 * (number // 32), 1 << number % 32  # effective, permitted, inheritable, twice
+    words = list(struct.unpack("=6I", before.raw))
+    words[word] &= ~bit
+    _check(_libc.capset(header, ctypes.create_string_buffer(struct.pack("=6I", *words), 24)), "capset")
+    try:
+        yield
+    finally:
+        _check(_libc.capset(header, before), "capset")
+
+
 def drop_bounding_set(*numbers: int) -> None:
     """Drop every capability but CAP_* ``numbers`` for good, also for programs that root executes."""
     for number in range(64):
@@ -215,6 +256,12 @@ def filter_system_calls(program: bytes) -> None:
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
     arguments = (ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.create_string_buffer(header, len(header)))
     _check(_libc.prctl(_PR_SET_SECCOMP, *arguments, 0, 0), "seccomp")
+
+
+def has_system_call_filters() -> bool:
+    """Return whether the kernel takes seccomp programs: it then finds that there is none at address 0."""
+    _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), None, 0, 0)
+    return ctypes.get_errno() == errno.EFAULT
 
 
 def set_hostname(name: str) -> None:
@@ -245,8 +292,59 @@ def sync_file_system(descriptor: int) -> None:
     _check(_libc.syncfs(ctypes.c_int(descriptor)), "syncfs")
 
 
+def start_writeback(descriptor: int) -> None:
+    """Call sync_file_range(2) to begin the writing of an open file's data to its disk, without waiting."""
+    whole = (ctypes.c_int64(0), ctypes.c_int64(0))
+    _check(_libc.sync_file_range(ctypes.c_int(descriptor), *whole, ctypes.c_uint(2)), "sync_file_range")
+
+
+def read_directory(descriptor: int, size: int = 1 << 15) -> list[tuple[bytes, int, int, int]]:
+    """Call getdents64(2) on an open directory: ``size`` bytes of entries, none at its end. Returns name,
+    inode, type bits as in a mode, and the file offset behind the entry, from which lseek(2) goes on.
+    """
+    buffer, found, at = ctypes.create_string_buffer(size), [], 0
+    end = _libc.getdents64(ctypes.c_int(descriptor), buffer, ctypes.c_size_t(size))
+    _check(end, "getdents64")
+    data = buffer.raw[:end]
+    while at < end:
+        inode, offset, length, kind = _DIRENT.unpack_from(data, at)
+        name = data[at + _DIRENT.size : data.index(b"\0", at + _DIRENT.size)]
+        found.append((name, inode, kind << 12, offset))
+        at += length
+    return found
+
+
 def file_system(descriptor: int) -> int:
     """Return the type of the file system of an open file, as its magic number. Raises OSError."""
     found = ctypes.create_string_buffer(256)  # struct statfs, which begins with it
     _check(_libc.fstatfs(ctypes.c_int(descriptor), found), "fstatfs")
     return int(struct.unpack_from("@l", found)[0]) & 0xFFFFFFFF
+
+
+def birth_time(descriptor: int) -> int | None:
+    """Return when an open file, also one with O_PATH, was made, in nanoseconds since 1970, by statx(2); None
+    if its file system does not know. Raises OSError.
+    """
+    found = ctypes.create_string_buffer(256)  # struct statx
+    numbers = (ctypes.c_int(_AT_EMPTY_PATH), ctypes.c_uint(_STATX_BTIME))
+    _check(_libc.statx(ctypes.c_int(descriptor), b"", *numbers, found), "statx")
+    mask, seconds, nanoseconds = _BIRTH.unpack_from(found)
+    return seconds * 10**9 + nanoseconds if mask & _STATX_BTIME else None
+
+
+def take_barriers() -> None:
+    """Have this process take part in the memory barriers of others, ``barrier``. Raises OSError."""
+    _membarrier(_TAKE_BARRIERS)
+
+
+def barrier() -> None:
+    """Execute a memory barrier in this thread, and in each running thread of the processes that called
+    ``take_barriers``: their stores before it are seen here after it, and the reverse (membarrier(2)). Raises
+    OSError.
+    """
+    _membarrier(_BARRIER)
+
+
+def _membarrier(command: int) -> None:
+    number = _SYS_MEMBARRIER.get(os.uname().machine, -1)
+    _check(_libc.syscall(ctypes.c_long(number), ctypes.c_int(command), ctypes.c_uint(0)), "membarrier")

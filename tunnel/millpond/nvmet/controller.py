@@ -26,13 +26,14 @@ _TUNNEL_IO = (Opcode.SEND, Opcode.RECV)
 @dataclass(frozen=True, slots=True)
 class Target:
     """The parts behind a controller: identity, namespace, tunnel. ``max_queues`` is the most I/O queues of a
-    host.
+    host, ``hosts`` are the NQNs of those that may connect.
     """
 
     identity: TargetIdentity
     namespace: Namespace
     vendor: VendorCommands
     max_queues: int
+    hosts: frozenset[str]
 
 
 class NvmeController:

@@ -10,7 +10,7 @@ from typing import Any
 
 from millpond.base.deadline import Deadline
 from millpond.tunnel.addresses import Address
-from millpond.tunnel.datapath.address_filter import AddressFilter
+from millpond.tunnel.datapath.packet_filter import PacketFilter
 from millpond.tunnel.datapath.stats_shm import map_stats
 from millpond.tunnel.endpoint.status import StatusWriter
 from millpond.tunnel.errors import InterfaceGone, LinkViolation
@@ -39,7 +39,7 @@ class Interface:
         self._status, self._more_figures = status, more_figures
         self._outward, self._inward = map_stats(counters)
         self._resets = 0
-        self._filter = AddressFilter(address, own.vnet_header)
+        self._address, self._filter = address, PacketFilter(address, own.vnet_header)
         self._tun = Tun(name, own.vnet_header, Deadline.after(_INTERFACE_SECONDS))
         self._tun.set_offloads(own.offloads)
         self._mtu = own.mtu
@@ -51,6 +51,7 @@ class Interface:
     def opened(self, params: LinkParameters, peer: str) -> None:
         """Set the interface up as negotiated and report the link. Raises InterfaceGone."""
         self._tun.set_offloads(params.offloads)
+        self._filter = PacketFilter(self._address, params.vnet_header, offloads=params.offloads)
         if params.mtu != self._mtu:
             self._tun.set_mtu(params.mtu)
             self._mtu = params.mtu
@@ -68,7 +69,7 @@ class Interface:
     def packet(self, packet: bytes | memoryview) -> None:
         """Write a host's packet to the interface, unless the filter drops it."""
         head = bytes(packet[: self._filter.head])
-        cause = self._filter.verdict(head)
+        cause = self._filter.verdict(head, len(packet))
         if cause is None and not self._tun.write(head, memoryview(packet)[len(head) :]):
             cause = "refused"
         if cause is None:

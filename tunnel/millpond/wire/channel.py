@@ -30,6 +30,7 @@ from millpond.base.text import printable
 from millpond.linux.memory import SharedSlice
 from millpond.wire.framing import Head, Limits, Receiver, encode
 from millpond.wire.messages import Failure, Kind, Message
+from millpond.wire.texts import cleaned
 
 R = TypeVar("R", bound=Message)
 Buffer = bytes | bytearray | memoryview
@@ -154,13 +155,20 @@ class _ReceivingTls(_Receiving):
 
 class Channel:
     """Sends and receives messages. ``peer`` names the other end in errors. An ``eager`` channel reads ahead
-    all that has come, to be woken less often: then nobody else may read from its socket.
+    all that has come, to be woken less often: then nobody else may read from its socket. The messages that a
+    ``clean`` one receives have no control characters in their texts.
     """
 
     def __init__(
-        self, sock: socket.socket, peer: str, *, limits: Limits | None = None, outlet: Outlet | None = None
+        self,
+        sock: socket.socket,
+        peer: str,
+        *,
+        limits: Limits | None = None,
+        outlet: Outlet | None = None,
+        clean: bool = False,
     ) -> None:
-        self.sock, self.peer = sock, peer
+        self.sock, self.peer, self._clean = sock, peer, clean
         self._receiver = Receiver(limits or Limits(), peer)
         self._outlet = outlet
         self._payload_left = 0
@@ -301,7 +309,7 @@ class Channel:
             count = self._receive_some(self._receiver.buffer(), deadline)
             if head := self._receiver.received(count):
                 self._payload_left = head.payload_size
-                return head
+                return Head(cleaned(head.message), head.payload_size) if self._clean else head
 
     def receive_into(self, buffer: Buffer, deadline: Deadline) -> None:
         """Receive the whole payload of the last message into ``buffer``, which must be of its size."""
@@ -372,7 +380,12 @@ class Channel:
 
     def expect(self, reply: type[R], deadline: Deadline, payload: int | None = 0) -> R:
         """Return the next message, a ``reply`` with ``payload`` bytes (None: any number). Raises Refused."""
-        head = self.receive(deadline)
+        return self.checked(self.receive(deadline), reply, payload)
+
+    def checked(self, head: Head, reply: type[R], payload: int | None = 0) -> R:
+        """Return a received message if it is a ``reply`` with ``payload`` bytes (None: any number). Raises
+        Refused for a Failure, ProtocolError for another message.
+        """
         if isinstance(head.message, Failure):
             if head.payload_size:  # the bytes would be taken for the next message
                 raise ProtocolError(f"{self.peer} sent {head.payload_size} bytes behind 'failure'")

@@ -14,11 +14,13 @@ SSH_ADMIN_PORT = 2222
 
 
 @message("hello")
-@dataclass(frozen=True, slots=True)
 class Hello(Message):
-    """The host introduces itself; answered by Welcome."""
+    """The host introduces itself; answered by Welcome. ``time`` is in seconds since 1970 by the host's clock,
+    0 from a host that does not tell it.
+    """
 
     software: str
+    time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,6 @@ class AtRest:
 
 
 @message("welcome")
-@dataclass(frozen=True, slots=True)
 class Welcome(Message):
     """The agent's identity. ``boot`` differs each time the agent starts; ``memory`` and ``flash`` are in
     bytes.
@@ -49,17 +50,16 @@ class Welcome(Message):
 
 
 @message("load.get")
-@dataclass(frozen=True, slots=True)
 class GetLoad(Message):
     """Ask for the load; answered by Load."""
 
 
 @message("load", Kind.METRICS)
-@dataclass(frozen=True, slots=True)
 class Load(Message):
     """The load of the device: cpu 0..1, memory and flash used in bytes, degrees Celsius, running jobs.
 
     ``joules`` is the energy used since its agent was started; ``energy`` names the source of that figure.
+    ``fault`` is the reason why the device can run no job now, "" if it can.
     """
 
     cpu: float
@@ -69,16 +69,15 @@ class Load(Message):
     jobs: tuple[str, ...]
     joules: float | None = None
     energy: Literal["rapl", "hwmon", "declared", "unknown"] = "unknown"
+    fault: str = ""
 
 
 @message("ledger.get")
-@dataclass(frozen=True, slots=True)
 class GetLedger(Message):
     """Ask for the privacy ledger; answered by Ledger."""
 
 
 @message("ledger", Kind.METRICS)
-@dataclass(frozen=True, slots=True)
 class Ledger(Message):
     """The privacy ledger: bytes that left the agent by kind; sightings of each canary; bytes of private files
     kept.
@@ -90,7 +89,6 @@ class Ledger(Message):
 
 
 @message("ticket.get")
-@dataclass(frozen=True, slots=True)
 class GetTicket(Message):
     """Ask for a bulk connection to the volume; answered by Ticket. ``tls`` False lets the agent decide."""
 
@@ -99,7 +97,6 @@ class GetTicket(Message):
 
 
 @message("ticket")
-@dataclass(frozen=True, slots=True)
 class Ticket(Message):
     """Entitles to one bulk connection, by Attach, within a minute; encrypted if ``tls``."""
 
@@ -108,7 +105,6 @@ class Ticket(Message):
 
 
 @message("attach")
-@dataclass(frozen=True, slots=True)
 class Attach(Message):
     """First message of a bulk connection; answered by Ok."""
 
@@ -126,7 +122,6 @@ class LogPosition:
 
 
 @message("log.get")
-@dataclass(frozen=True, slots=True)
 class GetLog(Message):
     """Ask for the last lines of the agent's own log, never of a job's output; answered by Log.
 
@@ -138,7 +133,6 @@ class GetLog(Message):
 
 
 @message("log")
-@dataclass(frozen=True, slots=True)
 class Log(Message):
     """Lines of a log, oldest first; the ``position`` is behind the last of them."""
 

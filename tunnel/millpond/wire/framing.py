@@ -22,9 +22,10 @@ import msgpack
 
 from millpond.base.errors import ConfigError, LimitExceeded, ProtocolError, VersionMismatch
 from millpond.base.schema import dump, load
+from millpond.base.text import printable
 from millpond.wire.messages import Message, registered
 
-PROTOCOL = 8
+PROTOCOL = 10
 MAGIC = b"mp"
 PREFIX = struct.Struct("!2sHIQ")
 
@@ -111,7 +112,8 @@ class Receiver:
             name, fields = msgpack.unpackb(self._data, max_str_len=len(self._data))
             return load(registered(name), fields, name, strict=False)
         except KeyError as error:
-            raise ProtocolError(f"{self._peer} sent an unknown message: {error!s:.100}") from None
+            reason = printable(str(error), 100)
+            raise ProtocolError(f"{self._peer} sent an unknown message: {reason}") from None
         except (ValueError, TypeError, ConfigError, RecursionError) as error:
-            reason = str(error) or type(error).__name__
-            raise ProtocolError(f"{self._peer} sent a head that cannot be read: {reason:.200}") from None
+            reason = printable(str(error) or type(error).__name__, 200)
+            raise ProtocolError(f"{self._peer} sent a head that cannot be read: {reason}") from None

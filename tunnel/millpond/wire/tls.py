@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,16 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, DeadlineExceeded, LocalError, RemoteError
 
 HOST = "host"
+Stamp = tuple[int, int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The files that identify one member of the fleet: the authority's certificate, its own, and its key."""
+    """The files that identify one member of the fleet: the authority's certificate, its own, and its key.
+
+    Beside the authority's may lie its list of ``revoked`` certificates, and beside the key, while a renewal
+    is put in place, the ``next_key``.
+    """
 
     authority: Path
     certificate: Path
@@ -29,12 +35,70 @@ class Identity:
         """Return the identity in a directory, by the usual names of the files."""
         return Identity(directory / "ca.pem", directory / "cert.pem", directory / "key.pem")
 
+    @property
+    def revoked(self) -> Path:
+        """The authority's list of revoked certificates (a CRL, PEM); without the file none is revoked."""
+        return self.authority.with_name("crl.pem")
+
+    @property
+    def next_key(self) -> Path:
+        """The key of a renewed certificate, which is put in place after that."""
+        return self.key.with_name(f"{self.key.name}.new")
+
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """Make a context that presents this identity and demands one of the same fleet. Raises LocalError."""
+        """Make a context that presents this identity and demands one of the same fleet that is not revoked.
+        Raises LocalError.
+        """
         try:
-            return _context(self.authority.read_text(), self.certificate, self.key, server=server)
+            return self._context(server=server)
         except (OSError, ssl.SSLError) as error:
             raise LocalError(f"{self.certificate.parent}: this identity cannot be loaded: {error}") from None
+
+    def _context(self, *, server: bool) -> ssl.SSLContext:
+        authority = self.authority.read_text()
+        try:
+            context = _context(authority, self.certificate, self.key, server=server)
+        except (OSError, ssl.SSLError):
+            if not self.next_key.exists():
+                raise
+            context = _context(authority, self.certificate, self.next_key, server=server)
+        if self.revoked.exists():
+            _load_list(context, self.revoked)
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+        return context
+
+    def stamps(self) -> tuple[Stamp, ...]:
+        """Return what changes when one of the files is written or replaced."""
+        return tuple(map(stamp, (self.authority, self.certificate, self.key, self.next_key, self.revoked)))
+
+
+class CurrentContext:
+    """The context of an identity as its files are now: it is made again once one has changed."""
+
+    def __init__(self, identity: Identity, *, server: bool) -> None:
+        """Load the identity. Raises LocalError."""
+        self._identity, self._server = identity, server
+        self._lock = threading.Lock()
+        self._stamps = identity.stamps()
+        self._context = identity.context(server=server)
+
+    def get(self) -> ssl.SSLContext:
+        """Return the context. Raises LocalError while the files are none of an identity."""
+        with self._lock:
+            stamps = self._identity.stamps()  # before the files are read: a later change is seen next time
+            if stamps != self._stamps:
+                self._context = self._identity.context(server=self._server)
+                self._stamps = stamps
+            return self._context
+
+
+def stamp(path: Path) -> Stamp:
+    """Return what changes when the file is written or replaced; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def context_of(authority: str, chain: Path, *, server: bool) -> ssl.SSLContext:
@@ -56,6 +120,13 @@ def _context(authority: str, certificate: Path, key: Path | None, *, server: boo
     return context
 
 
+def _load_list(context: ssl.SSLContext, path: Path) -> None:
+    try:
+        context.load_verify_locations(path)
+    except ssl.SSLError:
+        raise LocalError(f"{path}: it is no list of revoked certificates") from None
+
+
 def connect(sock: socket.socket, context: ssl.SSLContext, name: str, deadline: Deadline) -> ssl.SSLSocket:
     """Start TLS with the server, which must prove to be ``name``. Raises RemoteError."""
     return _handshake(sock, deadline, name, lambda: context.wrap_socket(sock, server_hostname=name))
@@ -68,14 +139,30 @@ def accept(
     RemoteError.
     """
     tls = _handshake(sock, deadline, "a client", lambda: context.wrap_socket(sock, server_side=True))
+    shown = peer_name(tls)
+    if name is not None and name != shown:
+        tls.close()
+        raise RemoteError(f"the certificate of {shown or 'nobody'} was shown where '{name}' belongs")
+    return tls
+
+
+def peer_name(tls: ssl.SSLSocket) -> str:
+    """Return the name in the certificate that a peer has shown, "" if it has none."""
     certificate: Any = tls.getpeercert()
     names = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
-    if name is not None and name not in names:
-        tls.close()
-        raise RemoteError(
-            f"the certificate of {', '.join(names) or 'nobody'} was shown where '{name}' belongs"
-        )
-    return tls
+    return str(names[0]) if names else ""
+
+
+def peer_serial(tls: ssl.SSLSocket) -> int:
+    """Return the serial number of the certificate that a peer has shown."""
+    certificate: Any = tls.getpeercert()
+    return int(certificate["serialNumber"], 16)
+
+
+def peer_expiry(tls: ssl.SSLSocket) -> float:
+    """Return when the certificate expires that a peer has shown, in seconds since 1970."""
+    certificate: Any = tls.getpeercert()
+    return float(ssl.cert_time_to_seconds(certificate["notAfter"]))
 
 
 def _handshake(

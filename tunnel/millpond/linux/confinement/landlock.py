@@ -62,6 +62,17 @@ def version() -> int:
     return _call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
 
 
+def why_off() -> str:
+    """Return why no process can be restricted here; empty if they can be. Raises OSError if that fails."""
+    try:
+        found = version()
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        return "the kernel has none" if error.errno == errno.ENOSYS else "the kernel's is not active"
+    return "" if found > 1 else "the kernel's first version forbids to move files between directories"
+
+
 def restrict(directory: Path) -> str:
     """Let this process, and all that it starts, open and change only files below ``directory`` and execute
     none. Returns in words whether it is so: "on" or "off", and why. Raises OSError if it fails.
@@ -70,16 +81,9 @@ def restrict(directory: Path) -> str:
     """
     if threading.active_count() > 1:
         raise RuntimeError("Landlock would not hold for the threads that run already")
-    try:
-        found = version()
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
-            raise
-        return (
-            "off: the kernel has none" if error.errno == errno.ENOSYS else "off: the kernel's is not active"
-        )
-    if found < 2:
-        return "off: the kernel's first version forbids to move files between directories"
+    if reason := why_off():
+        return f"off: {reason}"
+    found = version()
     syscalls.no_new_privileges()
     _restrict(directory, handled(found), next(size for since, size in _SIZES if found >= since))
     return f"on, version {found}"

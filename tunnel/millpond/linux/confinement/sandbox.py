@@ -8,6 +8,7 @@ process must not reach do not exist for it. Works as root and, with one uid, in 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import signal
@@ -21,6 +22,9 @@ from typing import NoReturn
 import millpond.linux
 from millpond.linux import syscalls
 from millpond.linux.confinement.userns import has_many_uids
+
+_ROOT_SIZE, _TMPFS_SIZE = "size=5%", "size=25%"
+"""The part of the machine's memory that files in a sandbox take at most; the kernel's default is half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +244,7 @@ def _build_root(sandbox: Sandbox, many_uids: bool) -> None:
     with contextlib.ExitStack() as stack:
         sources = [_open(item.source, stack) for item in sandbox.binds]
         root = Path("/tmp")  # noqa: S108 - covered by our own tmpfs at once
-        syscalls.mount("tmpfs", root, "tmpfs", syscalls.MS_NOSUID, "mode=755")
+        syscalls.mount("tmpfs", root, "tmpfs", syscalls.MS_NOSUID, f"mode=755,{_ROOT_SIZE}")
         _fill(root, sandbox, sources)
     for name, text in sandbox.files.items():
         _write(inside(root, Path(name)), text, 0o755 if text.startswith("#!") else 0o644, None)
@@ -284,7 +288,9 @@ def _fill(root: Path, sandbox: Sandbox, sources: Sequence[Path | None]) -> None:
 
 def _show_tmpfs(target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
-    syscalls.mount("tmpfs", target, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=1777")
+    syscalls.mount(
+        "tmpfs", target, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, f"mode=1777,{_TMPFS_SIZE}"
+    )
 
 
 def _show(source: Path, target: Path, item: Bind) -> None:
@@ -293,7 +299,14 @@ def _show(source: Path, target: Path, item: Bind) -> None:
         target.mkdir(exist_ok=True)
     elif not target.exists():
         target.touch()
-    syscalls.bind(source, target, read_only=item.read_only)
+    try:
+        syscalls.bind(source, target, read_only=item.read_only)
+    except OSError as error:
+        if error.errno != errno.ENOENT or not source.is_file():
+            raise
+        # A file that was replaced after this process's own sandbox had bound it: it cannot be bound again.
+        target.write_bytes(source.read_bytes())
+        target.chmod(source.stat().st_mode & 0o777)
 
 
 def _mount_kernel_trees(root: Path, sandbox: Sandbox) -> None:

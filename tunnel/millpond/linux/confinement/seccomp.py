@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: assemble seccomp programs that allow named system calls and answer EPERM to all others."""
+"""Pure: assemble seccomp programs that allow named system calls, and ioctl for numbered requests, and answer
+EPERM to all others.
+"""
 
 from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -77,7 +79,8 @@ THREADS = frozenset(["clone", "clone3", "rseq", "sched_getaffinity", "set_robust
 
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
-_NUMBER_OFFSET, _ARCH_OFFSET = 0, 4
+_NUMBER_OFFSET, _ARCH_OFFSET, _SECOND_ARGUMENT_OFFSET = 0, 4, 24
+"""Offsets in ``struct seccomp_data``; of an argument the lower half, on little-endian processors."""
 _INSTRUCTION = struct.Struct("=HBBI")
 
 
@@ -86,10 +89,14 @@ def known(machine: str) -> bool:
     return machine in _AUDIT_ARCH
 
 
-def program(machine: str, calls: Iterable[str]) -> bytes:
-    """Assemble the program for a processor. Raises KeyError for a call or processor that is
-    not known here.
+def program(machine: str, calls: Iterable[str], requests: Iterable[int] = ()) -> bytes:
+    """Assemble the program for a processor. ``requests`` are the requests of ioctl(2) that are allowed, of
+    which the kernel takes 32 bits. Raises KeyError for a call or processor that is not known here, ValueError
+    for ioctl without requests.
     """
+    calls = set(calls)
+    if "ioctl" in calls:
+        raise ValueError("ioctl is allowed by its requests alone")
     column = list(_AUDIT_ARCH).index(machine)
     numbers = sorted({number for call in calls if (number := _NUMBERS[call][column]) is not None})
     steps = [
@@ -100,5 +107,16 @@ def program(machine: str, calls: Iterable[str]) -> bytes:
     ]
     for number in numbers:
         steps += [(_JUMP_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    steps += _requests(_NUMBERS["ioctl"][column], sorted(set(requests)))
     steps.append((_RETURN, 0, 0, _ERRNO | errno.EPERM))
     return b"".join(_INSTRUCTION.pack(*step) for step in steps)
+
+
+def _requests(ioctl: int | None, requests: Sequence[int]) -> list[tuple[int, int, int, int]]:
+    """Return the steps that allow ioctl for these requests; another call passes over them."""
+    if ioctl is None or not requests:
+        return []
+    steps = [(_LOAD, 0, 0, _SECOND_ARGUMENT_OFFSET)]
+    for request in requests:
+        steps += [(_JUMP_IF_EQUAL, 0, 1, request), (_RETURN, 0, 0, _ALLOW)]
+    return [(_JUMP_IF_EQUAL, 0, len(steps), ioctl), *steps]

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from millpond.linux.confinement.sandbox import Sandbox
 from millpond.linux.confinement.sandbox_exec import kept_environment, serialized
 from millpond.linux.confinement.sandboxed_process import can_be_first, end
+from millpond.linux.limits.process_limits import LimitedTree, ProcessLimits, Shortage
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ FIRST, NESTED = b"F", b"N"
 STARTED, REFUSED = b"S", b"R"
 LOAD_SECONDS = 240.0
 """The first answer comes when all is loaded: on an ARM board that is busy, after minutes."""
-ANSWER_SECONDS = 30.0
+START_SECONDS = ANSWER_SECONDS = 30.0
 _STATUS_SECONDS = 5.0
 _Started = queue.SimpleQueue[subprocess.Popen[bytes] | OSError]
 
@@ -38,9 +39,10 @@ class Child:
     thread-safe. The zygote keeps the pid from being used again until it has been waited for.
     """
 
-    def __init__(self, pid: int, zygote: _Process, connection: socket.socket) -> None:
-        self.pid, self._zygote, self._connection = pid, zygote, connection
+    def __init__(self, pid: int, zygote: _Process, connection: socket.socket, tree: LimitedTree) -> None:
+        self.pid, self._zygote, self._connection, self._tree = pid, zygote, connection, tree
         self.returncode: int | None = None
+        self._killed = False
         self._lock = threading.Lock()
         self._handle = os.pidfd_open(pid)
         weakref.finalize(self, os.close, self._handle)
@@ -52,6 +54,7 @@ class Child:
 
     def kill(self) -> None:
         """Kill it."""
+        self._killed = True
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -63,9 +66,29 @@ class Child:
         with self._lock:
             if self.returncode is None:
                 self.returncode = self._status()
+                self._tree.end(self._own_end)
                 self._connection.close()
                 self._zygote.count(-1)
             return self.returncode
+
+    def shortage(self, patience: float = 0.0, code: int | None = None) -> Shortage:
+        """Return the memory that the process and its descendants have run out of so far, if any. Waits for
+        its end at most ``patience`` seconds. ``code`` is the exit code of the descendant that matters, if
+        not its own.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(patience)
+        return self._tree.shortage(self._own_end if code is None else code)
+
+    @property
+    def refusals(self) -> int:
+        """The number of processes and threads that it and its descendants were refused so far."""
+        return self._tree.refusals
+
+    @property
+    def _own_end(self) -> int | None:
+        """The exit code, None as long as it runs or if it was killed from here."""
+        return None if self._killed else self.returncode
 
     def _status(self) -> int:
         self._connection.settimeout(_STATUS_SECONDS)
@@ -86,15 +109,18 @@ class _Process:
         weakref.finalize(self, self._control.close)
         self._control.settimeout(ANSWER_SECONDS)
         started = _Started()
-        with theirs:
-            arguments = (program, theirs.fileno(), started)
-            threading.Thread(target=_keep, args=arguments, name="zygote", daemon=True).start()
-            process = started.get()
+        arguments = (program, theirs, started)
+        threading.Thread(target=_keep, args=arguments, name="zygote", daemon=True).start()
+        try:
+            process = started.get(timeout=START_SECONDS)
+        except queue.Empty:
+            self._control.close()  # at which it ends if it starts later
+            raise TimeoutError(f"its program has not started in {START_SECONDS:g} s") from None
         if isinstance(process, OSError):
             raise process
         self.process = process
 
-    def start(self, request: bytes, descriptors: Sequence[int]) -> Child:
+    def start(self, request: bytes, descriptors: Sequence[int], tree: LimitedTree) -> Child:
         """See Zygote. Raises ConnectionError if the zygote died, TimeoutError if it does not answer."""
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as failed:
@@ -108,10 +134,15 @@ class _Process:
             self._answered = True
             if answer[:1] == REFUSED:
                 raise OSError(answer[1:].decode(errors="replace"))
-            child = Child(int(answer[1:]), self, near)
+            child = Child(int(answer[1:]), self, near, tree)
             self.count(1)
             failed.pop_all()
         return child
+
+    @property
+    def has_children(self) -> bool:
+        """Whether it lives, and processes that it has started do."""
+        return self._children > 0 and self.process.poll() is None
 
     def count(self, change: int) -> None:
         """Note that a child has started or ended."""
@@ -128,13 +159,14 @@ class _Process:
         self.count(0)
 
 
-def _keep(program: Sequence[str], control: int, started: _Started) -> None:
+def _keep(program: Sequence[str], control: socket.socket, started: _Started) -> None:
     """Start the zygote, which dies with this thread, and wait for its end."""
-    argv = [sys.executable, "-I", "-m", "millpond.linux.zygote.server", str(control), str(os.getpid())]
+    number = control.fileno()
+    argv = [sys.executable, "-I", "-m", "millpond.linux.zygote.server", str(number), str(os.getpid())]
     try:
         process = subprocess.Popen(
             [*argv, *program],
-            pass_fds=(control,),
+            pass_fds=(number,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=kept_environment() | {"HOME": "/"},
@@ -143,19 +175,22 @@ def _keep(program: Sequence[str], control: int, started: _Started) -> None:
         )
     except OSError as error:
         started.put(error)
-    else:
-        started.put(process)
-        process.wait()
+        return
+    finally:
+        control.close()
+    started.put(process)
+    process.wait()
 
 
 class Zygote:
     """Starts processes that call ``main`` of the module ``entry``; thread-safe. The zygote begins with the
     first of them, loads ``modules``, which must start no threads, and ends ``idle`` seconds after the last.
-    It runs as this process's user, without network.
+    It runs as this process's user, without network. Each process and its descendants are within ``limits``.
     """
 
-    def __init__(self, entry: str, *modules: str, idle: float) -> None:
+    def __init__(self, entry: str, *modules: str, idle: float, limits: ProcessLimits | None = None) -> None:
         self._entry, self._program = entry, (str(idle), entry, *modules)
+        self._limits = limits or ProcessLimits()
         self._lock = threading.Lock()
         self._process: _Process | None = None
         self._closed = False
@@ -165,6 +200,12 @@ class Zygote:
         """Return the pid of the zygote, or of the last one that ran; None if there was none."""
         process = self._process
         return process.process.pid if process else None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether processes of the zygote run."""
+        process = self._process
+        return process is not None and process.has_children
 
     def warm_up(self) -> None:
         """Have it begin to load its modules, if it has not. Does not wait. Raises OSError."""
@@ -189,17 +230,25 @@ class Zygote:
             if enters := network and os.geteuid() == 0:  # otherwise the zygote has not left it
                 passed.append(os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
                 stack.callback(os.close, passed[-1])
+            limits, tree = self._limits, self._limits.begin()
+            stack.callback(tree.joined)
+            passed += tree.descriptors
             request = FIRST if can_be_first(sandbox) else NESTED
-            about = [serialized(sandbox), arguments, entry or self._entry, enters]
-            return self._start(request + json.dumps(about).encode(), passed)
+            bounds = [len(tree.descriptors), limits.memory, limits.processes]
+            about = [serialized(sandbox), arguments, entry or self._entry, enters, bounds]
+            try:
+                return self._start(request + json.dumps(about).encode(), passed, tree)
+            except OSError:
+                tree.end(None)
+                raise
 
-    def _start(self, request: bytes, passed: Sequence[int]) -> Child:
+    def _start(self, request: bytes, passed: Sequence[int], tree: LimitedTree) -> Child:
         if len(request) > MAX_REQUEST:
             raise OSError("the request to the zygote is too long")
         for _ in range(2):
             process = self._current()
             try:
-                return process.start(request, passed)
+                return process.start(request, passed, tree)
             except TimeoutError:
                 self._leave(process)
                 raise TimeoutError(f"the zygote of {self._entry} does not answer") from None

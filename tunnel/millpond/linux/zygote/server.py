@@ -21,6 +21,7 @@ from millpond.linux import syscalls
 from millpond.linux.confinement.sandbox import FORWARDED_SIGNALS, accept_signals, become
 from millpond.linux.confinement.sandbox_exec import parent_pid, parsed
 from millpond.linux.confinement.sandboxed_process import new_pids
+from millpond.linux.limits.process_limits import enter_limits
 from millpond.linux.sockets import receive_with_descriptors
 from millpond.linux.zygote.client import FIRST, MAX_REQUEST, REFUSED, STARTED
 from millpond.linux.zygote.preloading import load
@@ -129,7 +130,8 @@ class Server:
             if parent_pid() != self._pid:  # the zygote died before the kernel knew
                 os._exit(70)
             self._control.detach()
-            spec, arguments, entry, enters = json.loads(self._request[1:size])
+            spec, arguments, entry, enters, (groups, *limits) = json.loads(self._request[1:size])
+            enter_limits([own.pop() for _ in range(groups)], *limits)
             if enters:
                 syscalls.enter_namespace(own.pop(), syscalls.CLONE_NEWNET)
             _place(own)

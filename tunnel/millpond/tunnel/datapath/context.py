@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from millpond.tunnel.datapath.address_filter import AddressFilter
+from millpond.tunnel.datapath.packet_filter import PacketFilter
 from millpond.tunnel.ring.link_params import LinkParameters
 from millpond.tunnel.ring.region import QueueMemory
 
@@ -42,6 +42,19 @@ class PacketInterface(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PumpNeeds:
+    """The needs of a connection's pumps beyond their interface: ``descriptors`` that stay open, system
+    ``calls`` beyond those for packets and notifications, as ``seccomp`` names them, ``requests`` of ioctl(2),
+    and CAP_* ``capabilities``.
+    """
+
+    descriptors: frozenset[int] = frozenset()
+    calls: frozenset[str] = frozenset()
+    requests: frozenset[int] = frozenset()
+    capabilities: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class DatapathContext:
     """A link as its pumps see it, apart from its memory: the negotiated ``params``, the interface and its
     filter, counters from the interface (``outward``) and to it (``inward``), and the engine.
@@ -49,7 +62,7 @@ class DatapathContext:
 
     params: LinkParameters
     interface: PacketInterface
-    filter: AddressFilter
+    filter: PacketFilter
     outward: SharedStats
     inward: SharedStats
     engine: str = "python"

@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,11 +18,14 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define ENGINE_VERSION 3 /* of struct context; native.py has the same */
+#define ENGINE_VERSION 4 /* of struct context; native.py has the same */
 
 enum { SQE_SIZE = 64, CQE_SIZE = 16, MAX_ENTRIES = 1024, MAX_HEAD = 64 };
 enum { SAFETY_TIMEOUT_MS = 100, SPURIOUS_WAKEUPS = 64, REST_MS = 1 };
 enum { SEND = 0x81, RECV = 0x82 };
+enum { NEEDS_CSUM = 1, DATA_VALID = 2, GSO_TCPV4 = 1, GSO_TCPV6 = 4 }; /* of a vnet header */
+enum { OFFLOAD_CSUM = 1, OFFLOAD_TSO4 = 2, OFFLOAD_TSO6 = 4 };         /* TUN_F_* */
+enum { TCP = 6, TCP_HEADER = 20, TCP_CHECKSUM = 16, LEAST_SEGMENT = 8, MOST_SEGMENT = 0xFFFF, FRAGMENT = 0x3FFF };
 enum outcome { GOES_ON = 0, VIOLATION = 1, INTERFACE_GONE = 2, BROKEN = 3 };
 enum counter {
     PACKETS, BYTES, NOTIFICATIONS, SLEEPS, BACKLOG, FULL, MALFORMED, FOREIGN_SOURCE, FOREIGN_DESTINATION, REFUSED
@@ -39,7 +43,7 @@ struct context {
     uint32_t buffer_size, entries, queue;
     uint32_t weakly_ordered;                /* of a strongly ordered processor: write-combining memory on x86 */
     int32_t wake, notifier, interface;      /* descriptors */
-    uint32_t vnet_header, addresses_at, addresses_length, version_bits;
+    uint32_t vnet_header, offloads, addresses_at, addresses_length, version_bits;
     uint8_t addresses[32], mask[32];        /* allowed source and destination, and the bits of them that count */
     char reason[256];                       /* why a loop ended */
 };
@@ -147,7 +151,39 @@ static int differs(const uint8_t *found, const uint8_t *expected, const uint8_t 
     return wrong;
 }
 
-static enum counter refusal_reason(const struct context *ctx, const uint8_t *head, uint32_t length) {
+struct vnet_header { uint8_t flags, gso; uint16_t header, segment, start, offset, buffers; };
+
+/* Whether the IP header is of TCP that may be segmented so. */
+static int can_segment(const struct context *ctx, const uint8_t *ip, uint8_t gso) {
+    if (ip[0] >> 4 == 4)
+        return gso == GSO_TCPV4 && ctx->offloads & OFFLOAD_TSO4 && !((ip[6] << 8 | ip[7]) & FRAGMENT) && ip[9] == TCP;
+    return gso == GSO_TCPV6 && ctx->offloads & OFFLOAD_TSO6 && ip[6] == TCP;
+}
+
+/* Whether the kernel may be given a packet of `size` bytes with this vnet header: the rules of vnet_header.py. */
+static int vnet_header_allowed(const struct context *ctx, const uint8_t *head, uint32_t size) {
+    struct vnet_header vnet = {0};
+    const uint8_t *ip = head + ctx->vnet_header;
+    uint32_t packet = size - ctx->vnet_header, ip_header = ip[0] >> 4 == 6 ? 40 : (ip[0] & 15) * 4;
+    if (ctx->vnet_header < offsetof(struct vnet_header, buffers))
+        return 1;
+    memcpy(&vnet, head, ctx->vnet_header < sizeof vnet ? ctx->vnet_header : sizeof vnet);
+    if (vnet.buffers > 1)
+        return 0;
+    if (vnet.flags != NEEDS_CSUM)
+        return (vnet.flags == 0 || vnet.flags == DATA_VALID)
+               && !(vnet.gso | vnet.header | vnet.segment | vnet.start | vnet.offset);
+    if (!(ctx->offloads & OFFLOAD_CSUM) || ip_header < 20 || vnet.start < ip_header
+        || vnet.start + vnet.offset + 2u > packet || vnet.header > packet)
+        return 0;
+    if (!vnet.gso)
+        return !vnet.segment;
+    return vnet.start == ip_header && vnet.offset == TCP_CHECKSUM && vnet.start + TCP_HEADER <= vnet.header
+           && vnet.segment >= LEAST_SEGMENT && vnet.start + TCP_HEADER + vnet.segment <= MOST_SEGMENT
+           && can_segment(ctx, ip, vnet.gso);
+}
+
+static enum counter refusal_reason(const struct context *ctx, const uint8_t *head, uint32_t length, uint32_t size) {
     uint32_t half = ctx->addresses_length / 2;
     if (length < ctx->addresses_at + ctx->addresses_length || (head[ctx->vnet_header] & 0xF0) != ctx->version_bits)
         return MALFORMED;
@@ -155,7 +191,7 @@ static enum counter refusal_reason(const struct context *ctx, const uint8_t *hea
         return FOREIGN_SOURCE;
     if (differs(head + ctx->addresses_at + half, ctx->addresses + half, ctx->mask + half, half))
         return FOREIGN_DESTINATION;
-    return PACKETS;
+    return vnet_header_allowed(ctx, head, size) ? PACKETS : MALFORMED;
 }
 
 static int deliver(struct context *ctx, uint8_t *buffer, uint32_t size) {
@@ -167,7 +203,7 @@ static int deliver(struct context *ctx, uint8_t *buffer, uint32_t size) {
     if (length > size)
         length = size;
     copy_private(head, buffer, length);
-    enum counter verdict = refusal_reason(ctx, head, length);
+    enum counter verdict = refusal_reason(ctx, head, length, size);
     if (verdict == PACKETS) {
         struct iovec parts[2] = {{head, length}, {buffer + length, size - length}};
         ssize_t done;

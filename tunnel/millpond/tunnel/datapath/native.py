@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 ENGINES = ("auto", "python", "c")
 LIBRARY = Path(__file__).with_name("_datapath.so")
 
-_VERSION = 3
+_VERSION = 4
 _VIOLATION, _INTERFACE_GONE = 1, 2
 _LOOPS = {"host": ("submit_packets", "deliver_receives"), "device": ("answer_receives", "execute_sends")}
 
@@ -43,7 +43,10 @@ class _NativeContext(ctypes.Structure):
             for name in ("notifier_value", "buffer_size", "entries", "queue", "weakly_ordered")
         ),
         *((name, ctypes.c_int32) for name in ("wake", "notifier", "interface")),
-        *((name, ctypes.c_uint32) for name in ("vnet_header", "addresses_at", "addresses_length", "version")),
+        *(
+            (name, ctypes.c_uint32)
+            for name in ("vnet_header", "offloads", "addresses_at", "addresses_length", "version")
+        ),
         ("addresses", ctypes.c_uint8 * 32),
         ("mask", ctypes.c_uint8 * 32),
         ("reason", ctypes.c_char * 256),
@@ -94,7 +97,8 @@ def _arguments(context: QueueContext) -> _NativeContext:
         *(context.wake, notifier.descriptor, datapath.interface.descriptor),
     )
     expected = datapath.filter.expected
-    arguments.vnet_header, arguments.version = datapath.params.vnet_header, datapath.filter.version << 4
+    arguments.vnet_header, arguments.version = datapath.filter.vnet_header, datapath.filter.version << 4
+    arguments.offloads = datapath.filter.offloads
     arguments.addresses_at, arguments.addresses_length = datapath.filter.start, len(expected)
     arguments.addresses[: len(expected)], arguments.mask[: len(expected)] = expected, datapath.filter.mask
     return arguments

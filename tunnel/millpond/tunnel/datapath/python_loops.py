@@ -148,15 +148,15 @@ def _deliverer(state: LoopState) -> Callable[[memoryview, int], None]:
     """
     allowed, stats, count, room = state.filter, state.stats, state.stats.count, state.room
     descriptor, interface, most = state.interface.descriptor, state.interface, allowed.head
-    start, wanted, bits, number = allowed.start, allowed.wanted, allowed.bits, int.from_bytes
-    version_at, version = allowed.vnet_header, allowed.version << 4
+    version_at, verdict = allowed.vnet_header, allowed.verdict
 
     def deliver(buffer: memoryview, size: int) -> None:
         if not version_at < size <= room:
             raise LinkViolation(f"a packet of {size} bytes; {version_at + 1} to {room} are possible")
         head = bytes(buffer[: most if size > most else size])
-        if size < most or number(head[start:]) & bits != wanted or head[version_at] & 0xF0 != version:
-            stats.drop(allowed.verdict(head) or "malformed")
+        cause = verdict(head, size)
+        if cause is not None:
+            stats.drop(cause)
             return
         try:
             writev(descriptor, (head, buffer[most:size]))

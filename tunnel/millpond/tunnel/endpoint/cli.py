@@ -14,7 +14,7 @@ from millpond.base.errors import LocalError
 from millpond.linux.signals import stop_descriptor
 from millpond.linux.syscalls import CAP_SYS_ADMIN
 from millpond.tunnel.addresses import check_peers, peer_of
-from millpond.tunnel.datapath.confinement import confine_endpoint
+from millpond.tunnel.datapath.confinement import CONFINEMENTS, confine_endpoint
 from millpond.tunnel.datapath.native import ENGINES
 from millpond.tunnel.datapath.stats_shm import make_stats
 from millpond.tunnel.endpoint.status import StatusWriter
@@ -80,6 +80,12 @@ def _parser() -> argparse.ArgumentParser:
         "--offload", choices=("all", "none"), default="all", help="segmentation and checksum offloads"
     )
     parser.add_argument("--engine", choices=ENGINES, default="auto", help="what runs the pumps")
+    parser.add_argument(
+        "--confinement",
+        choices=CONFINEMENTS,
+        default="required",
+        help="whether to run where the pumps cannot have a filter of system calls",
+    )
     parser.add_argument("--name", default="", help="this endpoint's name in the peer's status")
     parser.add_argument("--status-fd", type=int, help="descriptor that gets a JSON line per change")
     parser.add_argument("--counters-fd", type=int, help="memory file that gets the counters")
@@ -114,6 +120,7 @@ def _config(arguments: argparse.Namespace) -> EndpointConfig:
         peers=ipaddress.ip_network(arguments.peers) if arguments.peers else None,
         offer=_offer(arguments),
         engine=arguments.engine,
+        confinement=arguments.confinement,
         stop=stop_descriptor(),
         counters=make_stats() if arguments.counters_fd is None else arguments.counters_fd,
     )

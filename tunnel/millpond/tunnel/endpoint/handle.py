@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -23,6 +24,8 @@ from millpond.tunnel.ring.link_params import DEFAULT_MTU
 
 log = logging.getLogger(__name__)
 
+START_SECONDS = 90.0
+"""Longer than a zygote may take for an answer, and another in its place."""
 _STOP_SECONDS = 3.0
 
 
@@ -48,22 +51,29 @@ class EndpointHandle:
 
     def __init__(self, start: Starter) -> None:
         self._start = start
-        descriptor = make_stats()
-        try:
-            self._counters = map_stats(descriptor)
-            self._start_following(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _start_following(self, counters: int) -> None:
         self._changed = threading.Condition()
         self._status: dict[str, Any] = {"state": "down", "reason": "starting"}
         self._process: Process | None = None
         self._failure: OSError | None = None
-        self._ended = False
-        threading.Thread(target=self._follow, args=(counters,), name="tunnel-status", daemon=True).start()
+        self._ended = self._given_up = False
+        counters = make_stats()
+        try:
+            self._counters = map_stats(counters)
+            threading.Thread(target=self._follow, args=(counters,), name="tunnel-status", daemon=True).start()
+        except BaseException:
+            os.close(counters)
+            raise
+        self._wait_started()
+
+    def _wait_started(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._process is not None or self._ended)
+            self._given_up = not self._changed.wait_for(
+                lambda: self._process is not None or self._ended, START_SECONDS
+            )
+        if self._given_up:
+            raise LocalError(
+                f"the tunnel endpoint cannot be started: it has not started in {START_SECONDS:g} s"
+            )
         if self._failure is not None:
             raise LocalError(f"the tunnel endpoint cannot be started: {self._failure}")
 
@@ -86,17 +96,20 @@ class EndpointHandle:
                 self._changed.notify_all()
 
     def _run(self, counters: int) -> None:
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        with os.fdopen(reader, encoding="utf-8") as lines:
-            try:
+        with contextlib.ExitStack() as passed_on:
+            passed_on.callback(os.close, counters)
+            reader, writer = os.pipe2(os.O_CLOEXEC)
+            passed_on.callback(os.close, writer)
+            with os.fdopen(reader, encoding="utf-8") as lines:
                 process = self._start(writer, counters)
-            finally:
-                os.close(writer)
-            with self._changed:
-                self._process = process
-                self._changed.notify_all()
-            for line in lines:
-                self._set_status(json.loads(line))
+                passed_on.close()
+                with self._changed:
+                    self._process = process
+                    self._changed.notify_all()
+                    if self._given_up:
+                        return
+                for line in lines:
+                    self._set_status(json.loads(line))
         process.wait()
 
     def _set_status(self, status: dict[str, Any]) -> None:
@@ -163,17 +176,20 @@ def spawn_endpoint(
     peers: str = "",
     transport: Literal["socket", "ivshmem", "nvme"] = "socket",
     zygote: EndpointZygote | None = None,
+    confinement: Literal["required", "best-effort"] = "required",
 ) -> EndpointHandle:
     """Start an endpoint in this process's network namespace. Raises LocalError.
 
     ``role`` is ``host`` or ``device``; ``where`` tells the ``transport`` how to reach the peer, as for
     ``python -m millpond.tunnel``; ``interface`` and ``address`` (such as 10.77.0.1/30) are of its TUN
     interface, ``mtu`` is in bytes; ``peers`` is the network that the device may speak with, if that is more
-    than the host. Without a ``zygote`` the endpoint is a program of its own; as a fork of one it starts at
-    once, and shares memory with the other forks.
+    than the host; ``confinement`` "best-effort" runs where pumps cannot be confined too. Without a ``zygote``
+    the endpoint is a program of its own; as a fork of one it starts at once, and shares memory with the other
+    forks.
     """
     arguments = [role, f"--{transport}", str(where), "--interface", interface, "--address", address]
     arguments += ["--mtu", str(mtu), "--name", name, *(["--peers", peers] if peers else [])]
+    arguments += ["--confinement", confinement]
     return EndpointHandle(functools.partial(zygote.start if zygote else _start_program, arguments))
 
 

@@ -13,8 +13,9 @@ from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, MillpondError, VersionMismatch
 from millpond.tunnel.addresses import Address, Network
 from millpond.tunnel.datapath import native
-from millpond.tunnel.datapath.address_filter import AddressFilter
+from millpond.tunnel.datapath.confinement import check_confinement
 from millpond.tunnel.datapath.context import DatapathContext
+from millpond.tunnel.datapath.packet_filter import PacketFilter
 from millpond.tunnel.datapath.stats_shm import map_stats
 from millpond.tunnel.endpoint.status import StatusWriter
 from millpond.tunnel.endpoint.workers import LinkWorkers
@@ -39,7 +40,8 @@ class EndpointConfig:
     """Configuration of one endpoint.
 
     ``stop`` is a descriptor that is readable once it shall stop; ``counters`` is a memory file of
-    ``stats_shm.make_stats``; ``peers``: see AddressFilter; ``engine`` is one of ``native.ENGINES``.
+    ``stats_shm.make_stats``; ``peers``: see PacketFilter; ``engine`` is one of ``native.ENGINES``,
+    ``confinement`` of ``confinement.CONFINEMENTS``.
     """
 
     role: str
@@ -50,6 +52,7 @@ class EndpointConfig:
     engine: str
     stop: int
     counters: int
+    confinement: str = "required"
 
 
 class Endpoint:
@@ -58,9 +61,9 @@ class Endpoint:
     def __init__(self, config: EndpointConfig, transport: Transport, status: StatusWriter) -> None:
         self._config, self._transport, self._status = config, transport, status
         self._generation, self._resets = 0, 0
+        self._confinement = check_confinement(config.confinement)
         self._pause = _FIRST_PAUSE
         self._counters = map_stats(config.counters)
-        self._filter = AddressFilter(config.address, config.offer.vnet_header, config.role, config.peers)
         self._tun = Tun(config.interface, config.offer.vnet_header, Deadline.after(_INTERFACE_SECONDS))
         self._tun.set_blocking()
         self._tun.set_offloads(config.offer.offloads)
@@ -124,8 +127,9 @@ class Endpoint:
 
     def _supervise(self, connection: Connection, params: LinkParameters, peer: str) -> None:
         """Run the pumps until something ends; always raises the error that tells what."""
-        outward, inward = self._counters
-        datapath = DatapathContext(params, self._tun, self._filter, outward, inward, self._config.engine)
+        config, (outward, inward) = self._config, self._counters
+        passing = PacketFilter(config.address, params.vnet_header, config.role, config.peers, params.offloads)
+        datapath = DatapathContext(params, self._tun, passing, outward, inward, config.engine)
         with LinkWorkers(connection, datapath) as workers:
             self._status.up(
                 generation=params.generation,
@@ -134,6 +138,7 @@ class Endpoint:
                 depth=params.depth,
                 offloads=params.offloads,
                 engine=native.resolve(self._config.engine),
+                confinement=self._confinement,
                 **self._figures(),
             )
             listener = self._transport.readiness()

@@ -10,9 +10,11 @@ import signal
 from dataclasses import dataclass
 
 from millpond.base.errors import ConnectionLost, LocalError, MillpondError
+from millpond.base.text import printable
+from millpond.linux import child
 from millpond.linux.child import fork
 from millpond.tunnel.datapath.confinement import confine_pump
-from millpond.tunnel.datapath.context import DatapathContext, Loop
+from millpond.tunnel.datapath.context import DatapathContext, Loop, PumpNeeds
 from millpond.tunnel.errors import InterfaceGone, LinkViolation
 from millpond.tunnel.transports.base import Connection
 
@@ -32,7 +34,8 @@ class LinkWorker:
     def verdict(self) -> MillpondError:
         """Return the error that ended the pump; call it when ``report`` is readable."""
         text = os.read(self.report, _MAX_REPORT)
-        kind, reason = text[:1], text[1:].decode(errors="replace")
+        # a pump may have been taken over by what its peer has sent
+        kind, reason = text[:1], printable(text[1:].decode(errors="replace"))
         if kind == _VIOLATION:
             return LinkViolation(reason)
         if kind == _INTERFACE_GONE:
@@ -53,8 +56,7 @@ class LinkWorker:
 
     def kill(self) -> None:
         """Kill and reap the pump."""
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        child.end(self.pid)
         os.close(self.report)
 
 
@@ -63,9 +65,10 @@ class LinkWorkers:
 
     def __init__(self, connection: Connection, datapath: DatapathContext) -> None:
         self.pumps: list[LinkWorker] = []
+        needs, interface = connection.needs, datapath.interface.descriptor
         try:
             for loop in connection.loops(datapath):
-                self.pumps.append(LinkWorker(*fork(functools.partial(_run, connection, loop))))
+                self.pumps.append(LinkWorker(*fork(functools.partial(_run, needs, interface, loop))))
         except OSError:
             self.__exit__()
             raise
@@ -78,9 +81,9 @@ class LinkWorkers:
             self.pumps.pop().kill()
 
 
-def _run(connection: Connection, loop: Loop, report: int) -> None:
+def _run(needs: PumpNeeds, interface: int, loop: Loop, report: int) -> None:
     try:
-        confine_pump(connection.calls, privileged=connection.privileged)
+        confine_pump(needs, (interface, report))
         loop()
     except LinkViolation as error:
         os.write(report, _VIOLATION + str(error).encode())

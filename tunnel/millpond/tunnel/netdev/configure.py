@@ -7,8 +7,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from millpond.base.errors import LocalError
-from millpond.linux import rtnetlink
 from millpond.linux.child import NO_LOCAL_ADDRESS, in_child
+from millpond.linux.netlink import rtnetlink
 from millpond.tunnel.addresses import Address, Network
 from millpond.tunnel.errors import InterfaceGone
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from millpond.tunnel.datapath.context import DatapathContext, Loop
+from millpond.tunnel.datapath.context import DatapathContext, Loop, PumpNeeds
 from millpond.tunnel.ring.link_params import LinkParameters
 
 Wait = Callable[[Sequence[int], float | None], set[int]]
@@ -23,10 +23,12 @@ class Connection(Protocol):
     """A descriptor that is readable once the peer is known to be dead."""
     check_seconds: float | None
     """Seconds between calls of ``check`` while the link is up; None for no calls."""
-    calls: frozenset[str]
-    """System calls of its loops beyond those for packets and notifications, as ``seccomp`` names them."""
-    privileged: bool
-    """Whether its loops need the endpoint's capabilities."""
+
+    @property
+    def needs(self) -> PumpNeeds:
+        """The needs of its pumps, once it is open. An endpoint is gone for its peer only when its pumps are
+        gone too, so they keep the descriptors by whose end the peer knows that.
+        """
 
     def open(self, own: LinkParameters, wait: Wait) -> tuple[LinkParameters, str]:
         """Open the link; returns the negotiated parameters and the peer's name. Raises VersionMismatch,

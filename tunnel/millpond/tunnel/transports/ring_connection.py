@@ -11,7 +11,7 @@ from typing import Self
 from millpond.base.deadline import Deadline
 from millpond.base.errors import ConnectionLost, DeadlineExceeded
 from millpond.tunnel.datapath import native
-from millpond.tunnel.datapath.context import DatapathContext, Loop, QueueContext
+from millpond.tunnel.datapath.context import DatapathContext, Loop, PumpNeeds, QueueContext
 from millpond.tunnel.datapath.notifier import Notifier
 from millpond.tunnel.datapath.stats_shm import SharedStats
 from millpond.tunnel.ring import handshake
@@ -33,8 +33,6 @@ class RingConnection:
     """
 
     check_seconds: float | None = None
-    calls: frozenset[str] = frozenset()
-    privileged = False
 
     def __init__(
         self,
@@ -52,6 +50,12 @@ class RingConnection:
         """Enable the controller, IDENTIFY and OPEN, within 2 s."""
         opener = handshake.open_as_host if self.role == "host" else handshake.open_as_device
         return opener(self.region, own, self._waiter(wait))
+
+    @property
+    def needs(self) -> PumpNeeds:
+        """The eventfds of both directions, and the socket whose end tells the peer of a death."""
+        notifiers = (notifier.descriptor for notifier in self.notifiers if notifier.descriptor >= 0)
+        return PumpNeeds(frozenset((self.gone, *self.wakes, *notifiers)))
 
     def check(self) -> None:
         """Do nothing: the descriptor ``gone`` reports the death of the peer."""

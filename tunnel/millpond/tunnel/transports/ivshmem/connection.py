@@ -10,11 +10,12 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
 from millpond.base.errors import ConnectionLost
-from millpond.tunnel.datapath.context import DatapathContext, Loop
+from millpond.tunnel.datapath.context import DatapathContext, Loop, PumpNeeds
 from millpond.tunnel.ring.link_params import LinkParameters
 from millpond.tunnel.ring.region import Region
 from millpond.tunnel.transports.base import Wait
@@ -46,8 +47,6 @@ class IvshmemConnection(abc.ABC):
     """A link of an endpoint of ``role``. ``open`` finds the peer, which may change until then."""
 
     check_seconds: float | None = HEARTBEAT_SECONDS
-    calls: frozenset[str] = RingConnection.calls
-    privileged = RingConnection.privileged
 
     def __init__(self, role: str, device: IvshmemDevice) -> None:
         self._role, self.device = role, device
@@ -112,6 +111,12 @@ class IvshmemConnection(abc.ABC):
             raise ConnectionLost("the peer left the doorbell server")
         if not self.session.intact:
             raise ConnectionLost("the peer ended the link, or began anew")
+
+    @property
+    def needs(self) -> PumpNeeds:
+        """The needs of the rings, and the connection with the doorbell server, whose end tells the peer."""
+        needs = self._ring.needs
+        return replace(needs, descriptors=needs.descriptors | {*self.device.events})
 
     def loops(self, datapath: DatapathContext) -> tuple[Loop, Loop]:
         """Return the loops of the configured engine, one per queue pair."""

@@ -12,7 +12,6 @@ import logging
 import mmap
 import os
 import select
-import signal
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import NoReturn
 
 from millpond.base.deadline import Deadline
 from millpond.base.errors import LocalError
+from millpond.linux import child
 from millpond.linux.child import fork
 from millpond.tunnel.datapath.notifier import Notifier
 from millpond.tunnel.ring import nvme_defs
@@ -94,8 +94,7 @@ class PolledDevice:
 
     def _stop_watching(self) -> None:
         if self.events:
-            os.kill(self._watcher, signal.SIGKILL)
-            os.waitpid(self._watcher, 0)
+            child.end(self._watcher)
             os.close(self.events[0])
         self.events = ()
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import mmap
 import os
@@ -23,6 +24,7 @@ _DEVICES = Path("/sys/bus/pci/devices")
 _IVSHMEM = ("0x1af4", "0x1110")
 _DRIVER = Path("/sys/bus/pci/drivers/vfio-pci")
 _CPUS = Path("/proc/cpuinfo")
+_MODPROBE_SECONDS = 30.0
 
 
 def open_device(address: str) -> IvshmemDevice:
@@ -76,7 +78,9 @@ def _map_memory(path: Path) -> memoryview:
     try:
         return memoryview(mmap.mmap(bar, os.fstat(bar).st_size))
     except OSError as error:
-        raise LocalError(f"cannot map {path}: {error.strerror}") from None
+        locked = ": a kernel that is locked down, as under Secure Boot, gives no program PCI memory"
+        hint = locked if error.errno == errno.EPERM else ""
+        raise LocalError(f"cannot map {path}: {error.strerror}{hint}") from None
     finally:
         os.close(bar)
 
@@ -91,8 +95,10 @@ def _unbind_from_vfio(device: Path) -> None:
 def _bind_to_vfio(device: Path) -> None:
     """Bind the device to vfio-pci. Raises VfioMissing."""
     if not _DRIVER.exists():
-        with suppress(OSError):
-            subprocess.run(["/sbin/modprobe", "vfio-pci"], check=False, capture_output=True)
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                ["/sbin/modprobe", "vfio-pci"], check=False, capture_output=True, timeout=_MODPROBE_SECONDS
+            )
     if not (device / "iommu_group").exists():
         raise VfioMissing("the machine has no IOMMU")
     if not _DRIVER.exists():

@@ -19,7 +19,9 @@ from millpond.base.errors import ConnectionLost
 
 _CLASS = Path("/sys/class/nvme-generic")
 _MODEL = "millpond"
-_IDENTIFIER, _ADMIN64, _IO64 = 0x4E40, 0xC0504E47, 0xC0504E48
+IO_REQUEST = 0xC0504E48
+"""NVME_IOCTL_IO64_CMD, the one request that carries packets."""
+_IDENTIFIER, _ADMIN64 = 0x4E40, 0xC0504E47
 _ADMIN_TIMEOUT_MS = 10_000
 _COMMAND = struct.Struct("<BBHIIIQQIIIIIIIIIIQ")
 """``struct nvme_passthru_cmd64`` of linux/nvme_ioctl.h, 80 bytes."""
@@ -54,6 +56,7 @@ class NvmeDevice:
             self._namespace = fcntl.ioctl(self._descriptor, _IDENTIFIER)
         except OSError as error:
             raise ConnectionLost(f"{path}: {error.strerror}") from None
+        self.descriptors = frozenset((self._descriptor,))
 
     def buffer(self, size: int) -> memoryview:
         """Allocate zeroed memory for data, aligned to a page."""
@@ -65,7 +68,7 @@ class NvmeDevice:
 
     def io(self, command: VendorCommand) -> CommandOutcome:
         """Submit to an I/O queue of the kernel's choice and wait. Raises ConnectionLost."""
-        return self._submit(_IO64, self._namespace, command, 0)
+        return self._submit(IO_REQUEST, self._namespace, command, 0)
 
     def _submit(
         self, request: int, namespace: int, command: VendorCommand, timeout_ms: int

@@ -17,13 +17,20 @@ from typing import NoReturn, Protocol, Self
 
 from millpond.base.errors import ConnectionLost, Refused, VersionMismatch
 from millpond.linux.confinement.seccomp import THREADS
-from millpond.tunnel.datapath.context import DatapathContext, Loop
+from millpond.linux.syscalls import CAP_SYS_ADMIN
+from millpond.tunnel.datapath.context import DatapathContext, Loop, PumpNeeds
 from millpond.tunnel.errors import LinkViolation
 from millpond.tunnel.ring.layout import ADMIN_BUFFER
 from millpond.tunnel.ring.link_params import MAX_MTU, LinkParameters, check_negotiated, parse
 from millpond.tunnel.ring.nvme_defs import Opcode, Status
 from millpond.tunnel.transports.base import Wait
-from millpond.tunnel.transports.nvme.ioctl import CommandOutcome, NvmeDevice, VendorCommand, find_device
+from millpond.tunnel.transports.nvme.ioctl import (
+    IO_REQUEST,
+    CommandOutcome,
+    NvmeDevice,
+    VendorCommand,
+    find_device,
+)
 from millpond.tunnel.transports.nvme.resequencer import MODULUS
 
 SENDERS, RECEIVERS = 4, 8
@@ -41,6 +48,9 @@ _PAGED = 4096
 class CommandDevice(Protocol):
     """A device that executes commands, such as ``ioctl.NvmeDevice``."""
 
+    descriptors: frozenset[int]
+    """The open device, as descriptors that commands are submitted by."""
+
     def buffer(self, size: int) -> memoryview:
         """Allocate memory for data."""
 
@@ -56,9 +66,6 @@ class CommandDevice(Protocol):
 
 class NvmeConnection:
     """A ``transports.base.Connection`` with the controller behind ``device``."""
-
-    calls = THREADS | {"ioctl"}
-    privileged = True  # vendor commands take CAP_SYS_ADMIN
 
     def __init__(self, device: CommandDevice) -> None:
         self._device = device
@@ -81,6 +88,13 @@ class NvmeConnection:
         negotiated = parse(bytes(buffer), "device", own.version)
         check_negotiated(negotiated, own)
         return negotiated, negotiated.name
+
+    @property
+    def needs(self) -> PumpNeeds:
+        """Threads, and I/O commands by ioctl. The kernel asks for CAP_SYS_ADMIN at each vendor command, not
+        when the device is opened (``nvme_cmd_allowed`` in drivers/nvme/host/ioctl.c), so pumps keep it.
+        """
+        return PumpNeeds(self._device.descriptors, THREADS, frozenset((IO_REQUEST,)), (CAP_SYS_ADMIN,))
 
     def check(self) -> None:
         """Do nothing: outstanding RECVs fail when the controller is gone."""
@@ -232,7 +246,7 @@ class _Receiving:
     def _deliver(self, buffer: memoryview, size: int) -> None:
         datapath = self._datapath
         head = bytes(buffer[: min(size, datapath.filter.head)])
-        cause = datapath.filter.verdict(head)
+        cause = datapath.filter.verdict(head, size)
         if cause is None and not datapath.interface.write(head, buffer[len(head) : size]):
             cause = "refused"
         if cause is None:

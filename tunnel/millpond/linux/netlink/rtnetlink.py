@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import errno
 import ipaddress
-import os
 import socket
 import struct
 
-_HEADER, _ATTRIBUTE, _ERROR = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("=i")
+from millpond.linux.netlink.messages import (
+    ACKNOWLEDGE,
+    CREATE,
+    EXCLUSIVE,
+    acknowledged,
+    attribute,
+    message,
+    nested,
+    text,
+)
+
 _LINK, _RULE, _ROUTE = struct.Struct("=BxHiII"), struct.Struct("=8BI"), struct.Struct("=8BI")
 _RTM_SETLINK, _RTM_NEWROUTE, _RTM_DELROUTE, _RTM_NEWRULE, _RTM_DELRULE = 19, 24, 25, 32, 33
-_NLM_REQUEST, _NLM_ACK, _NLM_EXCL, _NLM_CREATE = 0x1, 0x4, 0x200, 0x400
-_NLMSG_ERROR = 2
-_NESTED = 0x8000
 _IFLA_AF_SPEC, _IFLA_INET_CONF, _DEVCONF_FORWARDING = 26, 1, 1
 _FRA_IIFNAME, _FRA_PRIORITY, _FRA_TABLE, _FRA_IP_PROTO, _FRA_DPORT_RANGE = 3, 6, 15, 22, 24
 _TO_TABLE, _PROHIBIT = 1, 8
@@ -29,9 +35,9 @@ _PROTOCOL_STATIC, _SCOPE_LINK, _UNICAST = 4, 253, 1
 def set_forwarding(interface: str, *, on: bool) -> None:
     """Set whether packets that come in by an interface may go out by others. Raises OSError."""
     index = socket.if_nametoindex(interface)
-    setting = _attribute(_DEVCONF_FORWARDING, struct.pack("=I", on))
+    setting = attribute(_DEVCONF_FORWARDING, struct.pack("=I", on))
     for kind in (_IFLA_INET_CONF, socket.AF_INET, _IFLA_AF_SPEC):
-        setting = _attribute(kind | _NESTED, setting)
+        setting = nested(kind, setting)
     _request(_RTM_SETLINK, 0, _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0) + setting)
 
 
@@ -44,8 +50,8 @@ def prohibit(interface: str, priority: int) -> None:
 
 def allow_tcp(interface: str, priority: int, ports: range, table: int) -> None:
     """Add a rule that routes TCP from an interface to these ports as ``table`` says. Raises OSError."""
-    match = _matching(interface, priority) + _attribute(_FRA_IP_PROTO, bytes([socket.IPPROTO_TCP]))
-    match += _attribute(_FRA_DPORT_RANGE, struct.pack("=HH", ports.start, ports.stop - 1))
+    match = _matching(interface, priority) + attribute(_FRA_IP_PROTO, bytes([socket.IPPROTO_TCP]))
+    match += attribute(_FRA_DPORT_RANGE, struct.pack("=HH", ports.start, ports.stop - 1))
     _add_rule(_TO_TABLE, table, match)
 
 
@@ -57,8 +63,8 @@ def delete_rules(interface: str, priority: int) -> None:
 
 def add_route(network: ipaddress.IPv4Network, interface: str, table: int) -> None:
     """Add a route to ``table``; it goes away with the interface. Raises OSError."""
-    way = _attribute(_RTA_OIF, struct.pack("=I", socket.if_nametoindex(interface)))
-    _request(_RTM_NEWROUTE, _NLM_CREATE | _NLM_EXCL, _route(network, table) + way)
+    way = attribute(_RTA_OIF, struct.pack("=I", socket.if_nametoindex(interface)))
+    _request(_RTM_NEWROUTE, CREATE | EXCLUSIVE, _route(network, table) + way)
 
 
 def delete_route(network: ipaddress.IPv4Network, table: int) -> None:
@@ -68,13 +74,13 @@ def delete_route(network: ipaddress.IPv4Network, table: int) -> None:
 
 def _route(network: ipaddress.IPv4Network, table: int) -> bytes:
     fields = (socket.AF_INET, network.prefixlen, 0, 0, 0, _PROTOCOL_STATIC, _SCOPE_LINK, _UNICAST)
-    head = _ROUTE.pack(*fields, 0) + _attribute(_RTA_DST, network.network_address.packed)
+    head = _ROUTE.pack(*fields, 0) + attribute(_RTA_DST, network.network_address.packed)
     return head + _number(_RTA_TABLE, table)
 
 
 def _add_rule(action: int, table: int, match: bytes) -> None:
     body = _rule(action) + match + (_number(_FRA_TABLE, table) if table else b"")
-    _request(_RTM_NEWRULE, _NLM_CREATE | _NLM_EXCL, body)
+    _request(_RTM_NEWRULE, CREATE | EXCLUSIVE, body)
 
 
 def _rule(action: int) -> bytes:
@@ -82,16 +88,11 @@ def _rule(action: int) -> bytes:
 
 
 def _matching(interface: str, priority: int) -> bytes:
-    return _attribute(_FRA_IIFNAME, interface.encode() + b"\0") + _number(_FRA_PRIORITY, priority)
+    return text(_FRA_IIFNAME, interface) + _number(_FRA_PRIORITY, priority)
 
 
 def _number(kind: int, value: int) -> bytes:
-    return _attribute(kind, struct.pack("=I", value))
-
-
-def _attribute(kind: int, data: bytes) -> bytes:
-    size = _ATTRIBUTE.size + len(data)
-    return _ATTRIBUTE.pack(size, kind) + data + bytes(-size % 4)
+    return attribute(kind, struct.pack("=I", value))
 
 
 def _done(kind: int, body: bytes, nothing_left: int) -> bool:
@@ -107,11 +108,7 @@ def _done(kind: int, body: bytes, nothing_left: int) -> bool:
 
 def _request(kind: int, flags: int, body: bytes) -> None:
     """Send one message and wait for its acknowledgement. Raises OSError."""
-    message = _HEADER.pack(_HEADER.size + len(body), kind, _NLM_REQUEST | _NLM_ACK | flags, 1, 0) + body
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
-        sock.sendto(message, (0, 0))
-        answer = sock.recv(65536)
-    if _HEADER.unpack_from(answer)[1] != _NLMSG_ERROR:
-        raise OSError(errno.EPROTO, "the kernel gave no answer to a routing request")
-    if code := -_ERROR.unpack_from(answer, _HEADER.size)[0]:
-        raise OSError(code, os.strerror(code))
+        sock.sendto(message(kind, ACKNOWLEDGE | flags, body), (0, 0))
+        if not acknowledged(sock.recv(65536)):
+            raise OSError(errno.EPROTO, "the kernel gave no answer to a routing request")

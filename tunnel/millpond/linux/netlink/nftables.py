@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge: filter packets by nftables of the kernel (nf_tables, Linux 3.13 and later).
+
+It speaks netlink itself, as ``rtnetlink`` does: the program ``nft`` need not be installed. Numbers in
+messages are big endian (linux/netfilter/nf_tables.h).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+
+from millpond.linux.netlink.messages import (
+    ACKNOWLEDGE,
+    APPEND,
+    CREATE,
+    acknowledged,
+    attribute,
+    message,
+    nested,
+    text,
+)
+
+TCP, ICMP = socket.IPPROTO_TCP, socket.IPPROTO_ICMP
+ECHO_REPLY, ECHO_REQUEST = 0, 8
+
+_FAMILY_HEADER = struct.Struct(">BBH")
+_NETLINK_NETFILTER, _NFTABLES, _IPV4 = 12, 10, 2
+_BATCH_BEGIN, _BATCH_END = 0x10, 0x11
+_NEW_TABLE, _DEL_TABLE, _NEW_CHAIN, _NEW_RULE, _NEW_SET, _NEW_ELEMENT, _DEL_ELEMENT = 0, 2, 3, 6, 9, 12, 14
+_LOCAL_IN, _ACCEPT, _DROP = 1, 1, 0
+_IFNAME_SIZE, _IFNAME_TYPE = 16, 41
+_META_IIFNAME, _META_L4PROTO = 6, 16
+_EQUAL, _NOT_EQUAL, _AT_MOST, _AT_LEAST = 0, 1, 3, 5
+_TRANSPORT, _INVERTED = 2, 1
+_SYN, _SYN_ORACKNOWLEDGE = b"\x02", b"\x12"
+_OWNER = 2
+_AT_ONCE = 1000
+"""Most interfaces in one message: an attribute has less than 64 KiB."""
+_SECONDS = 10.0
+
+Message = tuple[int, int, bytes]
+"""Type, flags and body of a message within a batch."""
+
+
+class InputGuard:
+    """Two IPv4 tables, each of which drops what comes in by some interfaces for this machine. Thread-safe.
+
+    They pass TCP of connections that this machine has begun, ICMP echoes, and, from interfaces that were
+    opened by ``open_to``, new TCP connections to ``ports``. The table ``name`` stays where this process is
+    killed, and goes, with all others, at a reload of the machine's rules (nft flush ruleset). The other,
+    ``name``-PORT, belongs to a netlink socket of this process, with that port (NFT_TABLE_F_OWNER, Linux
+    5.12): no other program can change or delete it, and the kernel deletes it when this process is killed.
+    """
+
+    def __init__(self, name: str, priority: int, interfaces: Sequence[str], ports: range) -> None:
+        """Make the tables, in place of those of this name that were left. Raises OSError."""
+        self._lock = threading.Lock()
+        self._socket = _connect()
+        self._lasting, self._owned = name, f"{name}-{self._socket.getsockname()[0]}"
+        try:
+            for table, flags in ((self._lasting, 0), (self._owned, _OWNER)):
+                _send(self._socket, _guard(table, flags, priority, ports))
+                for first in range(0, len(interfaces), _AT_ONCE):
+                    some = interfaces[first : first + _AT_ONCE]
+                    _send(self._socket, [_elements(_NEW_ELEMENT, table, "guarded", some)])
+        except BaseException:
+            self.close()
+            raise
+
+    def open_to(self, interface: str) -> None:
+        """Let an interface begin connections to the ports. Raises OSError."""
+        self._change_opened(_NEW_ELEMENT, interface)
+
+    def close_to(self, interface: str) -> None:
+        """Undo ``open_to`` for connections to come. Raises OSError."""
+        self._change_opened(_DEL_ELEMENT, interface)
+
+    def _change_opened(self, kind: int, interface: str) -> None:
+        with self._lock:
+            for table in (self._lasting, self._owned):
+                # a reload of the machine's rules has deleted the table, or the interface was not opened
+                with contextlib.suppress(FileNotFoundError):
+                    _send(self._socket, [_elements(kind, table, "opened", [interface])])
+
+    def close(self) -> None:
+        """Delete the tables."""
+        with self._lock, self._socket:
+            for table in (self._lasting, self._owned):
+                with contextlib.suppress(OSError):
+                    _send(self._socket, _deletion(table))
+
+
+def delete(name: str) -> None:
+    """Delete what a process that was killed has left of its InputGuard. Raises OSError."""
+    with _connect() as sock:
+        _send(sock, _deletion(name))
+
+
+def _guard(table: str, flags: int, priority: int, ports: range) -> list[Message]:
+    """Return the messages that replace a table by one which guards no interface yet."""
+    chain = text(1, table) + text(3, "input") + text(7, "filter") + _number(5, _ACCEPT)
+    chain += nested(4, _number(1, _LOCAL_IN) + _number(2, priority))
+    rules = [
+        _lookup("guarded", inverted=True) + _verdict(_ACCEPT),
+        _protocol(TCP) + _flags(_NOT_EQUAL) + _verdict(_ACCEPT),
+        _lookup("opened") + _protocol(TCP) + _destination(ports) + _verdict(_ACCEPT),
+        *(_protocol(ICMP) + _load(0, 1) + _compare(_EQUAL, bytes([kind])) + _verdict(_ACCEPT)
+          for kind in (ECHO_REPLY, ECHO_REQUEST)),
+        _expression("counter", b"") + _verdict(_DROP),
+    ]  # fmt: skip
+    batch = [*_deletion(table), (_NEW_TABLE, CREATE, text(1, table) + _number(2, flags))]
+    batch += [_set(table, "guarded", 1), _set(table, "opened", 2), (_NEW_CHAIN, CREATE, chain)]
+    return batch + [(_NEW_RULE, CREATE | APPEND, _rule(table, expressions)) for expressions in rules]
+
+
+def _deletion(table: str) -> list[Message]:
+    """Return messages that delete a table with all that it has, made first: it may not be there."""
+    return [(_NEW_TABLE, CREATE, text(1, table)), (_DEL_TABLE, 0, text(1, table))]
+
+
+def _set(table: str, name: str, number: int) -> Message:
+    body = text(1, table) + text(2, name) + _number(3, 0) + _number(4, _IFNAME_TYPE)
+    return _NEW_SET, CREATE, body + _number(5, _IFNAME_SIZE) + _number(10, number)
+
+
+def _elements(kind: int, table: str, name: str, interfaces: Sequence[str]) -> Message:
+    keys = (attribute(1, interface.encode().ljust(_IFNAME_SIZE, b"\0")) for interface in interfaces)
+    elements = b"".join(nested(1, nested(1, key)) for key in keys)
+    flags = CREATE if kind == _NEW_ELEMENT else 0
+    return kind, flags, text(1, table) + text(2, name) + nested(3, elements)
+
+
+def _rule(table: str, expressions: bytes) -> bytes:
+    return text(1, table) + text(2, "input") + nested(4, expressions)
+
+
+def _lookup(name: str, *, inverted: bool = False) -> bytes:
+    body = text(1, name) + _number(2, 1) + _number(5, _INVERTED if inverted else 0)
+    return _meta(_META_IIFNAME) + _expression("lookup", body)
+
+
+def _protocol(number: int) -> bytes:
+    return _meta(_META_L4PROTO) + _compare(_EQUAL, bytes([number]))
+
+
+def _flags(comparison: int) -> bytes:
+    """Compare TCP's SYN and ACK with those of a connection's first segment."""
+    mask = nested(4, attribute(1, _SYN_ORACKNOWLEDGE)) + nested(5, attribute(1, b"\0"))
+    bitwise = _number(1, 1) + _number(2, 1) + _number(3, 1) + mask
+    return _load(13, 1) + _expression("bitwise", bitwise) + _compare(comparison, _SYN)
+
+
+def _destination(ports: range) -> bytes:
+    first, last = ports.start.to_bytes(2), (ports.stop - 1).to_bytes(2)
+    return _load(2, 2) + _compare(_AT_LEAST, first) + _compare(_AT_MOST, last)
+
+
+def _meta(key: int) -> bytes:
+    return _expression("meta", _number(1, 1) + _number(2, key))
+
+
+def _load(offset: int, size: int) -> bytes:
+    """Load bytes of the transport header into the register."""
+    body = _number(1, 1) + _number(2, _TRANSPORT) + _number(3, offset) + _number(4, size)
+    return _expression("payload", body)
+
+
+def _compare(comparison: int, value: bytes) -> bytes:
+    return _expression("cmp", _number(1, 1) + _number(2, comparison) + nested(3, attribute(1, value)))
+
+
+def _verdict(code: int) -> bytes:
+    return _expression("immediate", _number(1, 0) + nested(2, nested(2, _number(1, code))))
+
+
+def _expression(name: str, data: bytes) -> bytes:
+    return nested(1, text(1, name) + nested(2, data))
+
+
+def _number(kind: int, value: int) -> bytes:
+    return attribute(kind, (value & 0xFFFFFFFF).to_bytes(4))
+
+
+def _message(kind: int, flags: int, family: int, resource: int, body: bytes = b"") -> bytes:
+    return message(kind, flags, _FAMILY_HEADER.pack(family, 0, resource) + body)
+
+
+def _connect() -> socket.socket:
+    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
+    sock.bind((0, 0))  # has the kernel choose a port that no other socket of the namespace has
+    return sock
+
+
+def _send(sock: socket.socket, batch: Sequence[Message]) -> None:
+    """Send messages that take effect together or not at all. Raises OSError."""
+    whole = _message(_BATCH_BEGIN, 0, 0, _NFTABLES)
+    for number, (kind, flags, body) in enumerate(batch, 1):
+        last = ACKNOWLEDGE if number == len(batch) else 0  # errors of the others come before its answer
+        whole += _message(_NFTABLES << 8 | kind, flags | last, _IPV4, 0, body)
+    whole += _message(_BATCH_END, 0, 0, _NFTABLES)
+    _forget_answers(sock)
+    sock.settimeout(_SECONDS)
+    sock.sendto(whole, (0, 0))
+    acknowledged(sock.recv(1 << 16))
+
+
+def _forget_answers(sock: socket.socket) -> None:
+    """Drop what came behind the error of an earlier batch."""
+    sock.settimeout(0)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.recv(1 << 16)
